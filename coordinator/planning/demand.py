@@ -12,7 +12,7 @@ from itertools import accumulate
 from sealring.mesh.errors import ModelError
 from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.ring.composition import MAX_DRAFTS
-from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS, MAX_RUNS
+from sealring.mesh.ring.limits import DRAFT_MARKS, MAX_CONTEXT, MAX_LAYERS, MAX_RUNS
 from sealring.v1 import model_pb2
 
 HEADROOM_PERCENT = 10
@@ -206,10 +206,18 @@ def draft_kv_bits(profile: model_pb2.ModelProfile, kv_bits: int) -> int:
 
 
 def draft_bytes(profile: model_pb2.ModelProfile, context: int, kv_bits: int, chunk: int) -> int:
-    """Bytes of the whole draft model, with the caches of one row as long as any."""
+    """Bytes of the whole draft model, with the caches of one row as long as any, and DRAFT_MARKS times the
+    windows and states of a row (`node/engine/drafter.py`)."""
+    draft, most = profile.draft, draft_context(profile, context)
     bits = draft_kv_bits(profile, kv_bits)
-    whole = Demand.of(profile.draft, draft_context(profile, context), bits, chunk, LEAST_CHUNK)
-    return sum(whole.per_layer) + sum(whole.outer_weights(1))
+    whole = Demand.of(draft, most, bits, chunk, LEAST_CHUNK)
+    mark = sum(
+        per_token * (min(most, window + chunk) if 0 < window < most else 0) + state
+        for per_token, window, state in zip(
+            kv_bytes_per_token(draft, bits), draft.kv_max_tokens, draft.state_bytes, strict=True
+        )
+    )
+    return sum(whole.per_layer) + sum(whole.outer_weights(1)) + DRAFT_MARKS * mark
 
 
 def longest_chunk_in(memory_usable: int, profile: model_pb2.ModelProfile, context: int, kv_bits: int) -> int:

@@ -20,6 +20,10 @@ MAX_STAGES = 256
 MAX_SPANS = 32768
 """Spans of one process in one answer to a trace (protos/sealring/v1/trace.proto)."""
 
+DRAFT_MARKS = 16
+"""Marks that a draft model keeps of its rows where its caches cannot be cut. Policy: 8 of the row that it
+guesses for, and 2 or 3 of each of the last rows before."""
+
 MAX_RUNS = 4
 """Runs of drafts of all rows together that are not settled, where caches cannot be cut, however many stages
 there are: what takes them back needs memory, a state for each run. A member that says more can cut its

@@ -7,6 +7,10 @@ is through.
 
 The caches of rows that are gone are kept, newest first, as far as they fit. A row that begins with the same
 tokens goes on from there, so that an agent's conversation is not computed again with every turn.
+
+Wrong guesses are cut off its caches. Windows and states cannot be cut. So a row with such caches is marked
+every few tokens (`staging/undo.py`). It goes back to the mark before the wrong guess, and the tokens since
+then are computed again in the pass that makes the next guess.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -24,13 +28,16 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from sealring.mesh.ring.limits import DRAFT_MARKS
+from sealring.mesh.ring.prefix_marks import thinned
 from sealring.node.engine import params
-from sealring.node.engine.drafts import CAUGHT_UP, Guesses
+from sealring.node.engine.drafts import CAUGHT_UP, Feed, Guesses
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage, caches
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.layout import TOKENS
+from sealring.node.engine.staging.undo import Mark, cut_to, go_back, mark
 from sealring.node.engine.transfer import Transfer, through_record, transfer
 from sealring.v1 import control_pb2 as control
 
@@ -49,6 +56,14 @@ _TRIALS = 8
 _MOVED = 0.9
 """A row takes a kept cache over if it has this part of its tokens. Else it gets a copy of that part."""
 
+_APART = 8
+"""Tokens between two marks, and so the most that are computed again. On a Mac a pass of 8 tokens takes two
+to three times as long as one of a single token."""
+
+_ALONE, _BESIDE = (3, 2, 3), (1, 1, 1)
+"""Marks of a row for which the model guesses, at most, alone and beside others: in its prompt, in its answer,
+and behind that in guesses. With the caches of three rows more, those of four rows are DRAFT_MARKS at most."""
+
 Tokens = npt.NDArray[np.uint32]
 
 
@@ -59,6 +74,13 @@ class _Kept:
     scope: bytes
     tokens: Tokens
     cache: Cache
+    marks: Mapping[int, Mark]
+    """By length; none where caches can be cut."""
+
+    def common(self, tokens: Tokens) -> int:
+        """The number of these tokens that the cache can be cut to."""
+        same = _common(self.tokens, tokens)
+        return max((length for length in self.marks if length <= same), default=0) if self.marks else same
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +119,8 @@ class Drafter:
         self._begun = 0  # tokens of the row's prompt
         self._cache: Cache = []
         self._computed = 0  # tokens in the cache
+        self._cuts = caches.trimmable(stage.make_cache())
+        self._marks: dict[int, Mark] = {}
         self._resting = True
         self.seconds = self._timed()
         """How long a guess takes."""
@@ -142,15 +166,16 @@ class Drafter:
 
     def leave(self) -> None:
         """Keeps what was computed of the row, which is gone."""
-        guesses, cache, computed = self._guesses, self._cache, self._computed
-        self.row, self._guesses, self._cache, self._computed = 0, None, [], 0
-        if guesses is None or not guesses.scope:
-            return
-        tokens = guesses.text[: min(computed, guesses.held)]
-        if len(tokens):
-            caches.trim(cache, computed - len(tokens))
-            self._kept.insert(0, _Kept(guesses.scope, tokens, cache))
-            self._make_room(0)
+        guesses = self._guesses
+        if guesses is not None and guesses.scope and guesses.held:
+            self._back(min(guesses.held, guesses.known))
+            if not self._cuts:
+                self._marks = self._thinned(self._begun, 2, 1) | {self._computed: mark(self._cache)}
+            if self._computed:
+                kept = _Kept(guesses.scope, guesses.text[: self._computed], self._cache, self._marks)
+                self._kept.insert(0, kept)
+        self._forget()
+        self._make_room(0)
 
     def gone(self, row: int) -> None:
         """Notes that a row was evicted."""
@@ -159,13 +184,16 @@ class Drafter:
 
     def reset(self) -> None:
         """Forgets its row."""
-        self.row, self._guesses, self._cache, self._computed = 0, None, [], 0
+        self._forget()
         self._resting = True
 
     def clear(self) -> None:
         """Forgets its row and all that is kept."""
         self.reset()
         self._kept.clear()
+
+    def _forget(self) -> None:
+        self.row, self._guesses, self._cache, self._computed, self._marks = 0, None, [], 0, {}
 
     def work(self, spare: float = math.inf) -> bool:
         """Computes a guess, or a part of the row's prompt that takes at most `spare` seconds; False if there
@@ -202,9 +230,9 @@ class Drafter:
 
         def compute() -> None:
             feed = guesses.feed(tokens)
-            buffer = self._moves.receive_buffer(self._stage.spec.receives, 1, len(feed.tokens))
-            buffer.fill(memoryview(self._fed(feed.tokens)))
-            self._cut(feed.start)
+            missing = self._missing(guesses, feed)
+            buffer = self._moves.receive_buffer(self._stage.spec.receives, 1, len(missing))
+            buffer.fill(memoryview(self._fed(missing)))
             self._stage(buffer.arrays, self._cache)
             self._computed = feed.end
             mx.eval([part.state for entry in self._cache for part in caches.parts_of(entry)])
@@ -219,8 +247,7 @@ class Drafter:
 
         def compute() -> None:
             feed = guesses.feed(2 * CAUGHT_UP)
-            self._cut(feed.start)
-            guesses.guess(feed, self._next(feed.tokens, feed.end))
+            guesses.guess(feed, self._next(self._missing(guesses, feed), feed.end))
             self._computed = feed.end
 
         return self._try(compute)
@@ -248,11 +275,41 @@ class Drafter:
         """Tokens as the model reads them; an id that it lacks, as padding has, would read other memory."""
         return np.where(tokens < self._vocabulary, tokens, 0).astype(np.uint32).tobytes()
 
-    def _cut(self, tokens: int) -> None:
-        """Cuts the row's caches to its first tokens."""
-        if self._computed > tokens:
-            caches.trim(self._cache, self._computed - tokens)
-            self._computed = tokens
+    def _missing(self, guesses: Guesses, feed: Feed) -> Tokens:
+        """The tokens up to the end of `feed` that the row's caches lack, once wrong guesses are out of
+        them."""
+        self._back(feed.start)
+        again = guesses.taken(self._computed, feed.start - self._computed) or []
+        self._mark(guesses.known)
+        return np.concatenate([np.array(again, np.uint32), feed.tokens])
+
+    def _back(self, tokens: int) -> None:
+        """Takes the row's caches back to its first `tokens` tokens, or to the last mark before."""
+        if self._computed <= tokens:
+            return
+        left = tokens if self._cuts else max(length for length in self._marks if length <= tokens)
+        self._marks = {length: one for length, one in self._marks.items() if length <= left}
+        go_back(self._cache, self._computed - left, self._marks.get(left, {}))
+        self._computed = left
+
+    def _mark(self, known: int) -> None:
+        """Marks the row where it is, if it could not be taken back to here, and here is far enough from the
+        last mark. The newest mark among the `known` tokens always stays."""
+        if self._cuts or (self._marks and self._computed - max(self._marks) < _APART):
+            return
+        of_prompt, of_answer, most = self._limits
+        if self._computed > known and sum(length > known for length in self._marks) >= most:
+            return
+        self._marks[self._computed] = mark(self._cache)
+        ahead = {length: one for length, one in self._marks.items() if length > known}
+        self._marks = self._thinned(known, of_prompt, of_answer) | ahead
+
+    def _thinned(self, known: int, of_prompt: int, of_answer: int) -> dict[int, Mark]:
+        """Some of the marks among the `known` tokens."""
+        prompt = [length for length in self._marks if length <= self._begun]
+        answer = [length for length in self._marks if self._begun < length <= known]
+        chosen = thinned(prompt, of_prompt) + sorted(answer)[-of_answer:]
+        return {length: self._marks[length] for length in chosen}
 
     def _reserve(self, guesses: Guesses, tokens: int) -> bool:
         """Whether the row may have more tokens in its caches; drops what is kept for that."""
@@ -262,8 +319,19 @@ class Drafter:
         self._make_room(wanted)
         return True
 
+    @property
+    def _limits(self) -> tuple[int, int, int]:
+        """Marks of this row, at most: in its prompt, in its answer, and behind that in guesses."""
+        return _ALONE if len(self._shared.desks) == 1 else _BESIDE
+
     def _make_room(self, wanted: int) -> None:
-        while self._kept and sum(len(one.tokens) for one in self._kept) + self._beside + wanted > self._room:
+        """Drops the oldest kept rows until `wanted` tokens of a row have room, and its marks."""
+        rows = len(self._shared.desks)
+        marks = rows * sum(self._limits) + rows - 1
+        while self._kept and (
+            sum(len(one.tokens) for one in self._kept) + self._beside + wanted > self._room
+            or sum(len(one.marks) for one in self._kept) + marks > DRAFT_MARKS
+        ):
             self._kept.pop()
 
     @property
@@ -275,19 +343,22 @@ class Drafter:
         """Begins the row's caches with the longest kept beginning of these tokens; the length of that."""
         found, length = None, 0
         for one in self._kept if scope else ():
-            same = _common(one.tokens, tokens)
-            if one.scope == scope and same > length:
+            same = one.common(tokens) if one.scope == scope else 0
+            if same > length:
                 found, length = one, same
         if found is None:
             self._cache = self._stage.make_cache()
+            self._marks = {} if self._cuts else {0: mark(self._cache)}
             return 0
+        marked = found.marks.get(length, {})
         if length >= _MOVED * len(found.tokens):
             self._kept.remove(found)
             self._cache = found.cache
-            caches.trim(self._cache, len(found.tokens) - length)
+            go_back(self._cache, len(found.tokens) - length, marked)
         else:
             self._make_room(length)
-            self._cache = caches.first_tokens(found.cache, length)
+            self._cache = cut_to(found.cache, length, marked)
+        self._marks = {at: one for at, one in found.marks.items() if at <= length}
         return length
 
     def _try(self, compute: Callable[[], None]) -> bool:

@@ -15,7 +15,7 @@ import structlog
 
 from sealring.mesh.errors import ModelError
 from sealring.mesh.ring.composition import MAX_DRAFTS
-from sealring.mesh.ring.limits import MAX_RUNS
+from sealring.mesh.ring.limits import DRAFT_MARKS, MAX_RUNS
 from sealring.node.engine import device, sampling_kinds
 from sealring.node.engine.blocks import Layout, layout_of, provenance
 from sealring.node.engine.drafter import Drafter
@@ -27,7 +27,8 @@ from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect, full_cache, not_runnable
 from sealring.node.engine.staging.caches import trimmable
 from sealring.node.engine.staging.rows import BLOCK, extra_bytes
-from sealring.node.engine.text.alike import check_alike, not_trimmable
+from sealring.node.engine.staging.undo import can_go_back
+from sealring.node.engine.text.alike import cannot_go_back, check_alike
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.transfer import shares_memory
@@ -219,7 +220,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
 def _drafter(path: Path, command: engine.LoadStage, words: int) -> Drafter:
     """The draft model of the model at `path`, which has `words` tokens.
 
-    Raises ModelError (also MODEL_DIGEST_MISMATCH, DRAFT_NOT_ALIKE, DRAFT_NOT_TRIMMABLE).
+    Raises ModelError (also MODEL_DIGEST_MISMATCH, DRAFT_NOT_ALIKE, DRAFT_NOT_REVERSIBLE).
     """
     asked = command.draft
     folder = Path(asked.path)
@@ -230,13 +231,15 @@ def _drafter(path: Path, command: engine.LoadStage, words: int) -> Drafter:
     measured = with_kv_bits(measure(folder, model, config, anatomy), asked.kv_bits)
     layers = len(anatomy.layers)
     stage = cut_stage(model, anatomy, 0, layers, asked.kv_bits)
-    if not trimmable(stage.make_cache()):
-        raise not_trimmable(folder.name)
+    if not can_go_back(stage.make_cache()):
+        raise cannot_go_back(folder.name)
     read_weights(stage, folder, lambda part: None)
     warm_up(stage, _DRAFT_CHUNK)
     times = timed(stage, _DRAFT_CHUNK, 1, _DRAFT_SECONDS)
     per_token, per_row = kv_bytes(measured, 0, layers, asked.context, _DRAFT_CHUNK)
     memory = stage.weight_bytes + per_row + per_token * asked.context
+    if not trimmable(stage.make_cache()):
+        memory += DRAFT_MARKS * mark_bytes(measured, 0, layers, asked.context)
     made = Drafter(stage, words, asked.context, times, memory)
     log.info("draft_model_loaded", weight_bytes=stage.weight_bytes, guess_ms=round(1e3 * made.seconds, 2))
     return made
@@ -341,12 +344,12 @@ def profile_message(path: str, ranks: int = 1) -> model.ModelProfile:
 def draft_message(path: str, draft: str) -> model.ModelProfile:
     """The profile of the folder `draft`, whose model is to guess for that at `path`.
 
-    Raises ModelError (also DRAFT_NOT_ALIKE, DRAFT_NOT_TRIMMABLE).
+    Raises ModelError (also DRAFT_NOT_ALIKE, DRAFT_NOT_REVERSIBLE).
     """
     check_alike(Path(path), Path(draft))
     model_of_it, _ = load_lazily(Path(draft), parts=True)
-    if not trimmable(full_cache(model_of_it)):
-        raise not_trimmable(Path(draft).name)
+    if not can_go_back(full_cache(model_of_it)):
+        raise cannot_go_back(Path(draft).name)
     return profile_message(draft)
 
 

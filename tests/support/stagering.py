@@ -205,6 +205,12 @@ class Prompts:
             row: Guesses(np.array(prompt, np.uint32), b"scope") for row, (prompt, _) in rows.items()
         }
 
+    def add(self, row: int, prompt: list[int], parameters: RowParameters) -> None:
+        """Opens another row."""
+        self._rows[row] = prompt, parameters
+        self.answers[row], self.logprobs[row] = [], []
+        self.modelled[row] = Guesses(np.array(prompt, np.uint32), b"scope")
+
     def drafts(self, row: int, last: int, count: int) -> list[int]:
         return self.guess(last, count)
 
@@ -378,11 +384,13 @@ def stages_of(family: str, size: int) -> list[Stage]:
     return made_stages(config_of(family), setting(family, "num_hidden_layers"), size, kv_bits_of(family)[1])
 
 
-def made_stages(config: dict[str, Any], layers: int, size: int, kv_bits: int = 0) -> list[Stage]:
+def made_stages(
+    config: dict[str, Any], layers: int, size: int, kv_bits: int = 0, seed: int = SEED
+) -> list[Stage]:
     edges = [layers * rank // size for rank in range(size + 1)]
 
     def make(lo: int, hi: int) -> Stage:
-        stage = random_stage(config, lo, hi, seed=SEED, kv_bits=kv_bits)
+        stage = random_stage(config, lo, hi, seed=seed, kv_bits=kv_bits)
         warm_up(stage, 512)
         return stage
 

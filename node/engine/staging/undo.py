@@ -38,6 +38,11 @@ def runs_of(cache: Cache, stages: int, adapter: Adapter) -> int:
     return MAX_UNSETTLED // 2 if set(kinds) <= {_Keys} else min(MAX_RUNS, stages)
 
 
+def can_go_back(cache: Cache) -> bool:
+    """Whether a row's last tokens can be taken out of caches of this kind; `cache` is an empty one."""
+    return None not in [_kind(part) for part in _parts(cache)]
+
+
 class _Keys:
     """Keys and values of all tokens, of which the last are cut."""
 
@@ -170,6 +175,15 @@ def cut_to(cache: Cache, tokens: int, at: Mark) -> Cache:
         else:
             caches.cut(part, tokens)
     return copies
+
+
+def go_back(cache: Cache, tokens: int, at: Mark) -> None:
+    """Takes the last `tokens` tokens out of a row's cache, which was marked at the length that is left."""
+    for place, part in enumerate(_parts(cache)):
+        if place in at:
+            at[place].back(part, (), 0)
+        else:
+            caches.trim([part], tokens)
 
 
 def _parts(cache: Cache) -> list[Any]:

@@ -31,12 +31,12 @@ def check_alike(model: Path, draft: Path) -> None:
         )
 
 
-def not_trimmable(name: str) -> ModelError:
-    """The error of a draft model whose caches cannot be cut behind a wrong guess."""
+def cannot_go_back(name: str) -> ModelError:
+    """The error of a draft model with caches of a kind that wrong guesses cannot be taken out of."""
     return ModelError(
-        f"{name} cannot guess: its caches cannot be cut back behind a wrong guess",
-        reason="DRAFT_NOT_TRIMMABLE",
-        hint="take a small model without sliding windows and recurrent states",
+        f"{name} cannot guess: a wrong guess could not be taken out of caches of its kind",
+        reason="DRAFT_NOT_REVERSIBLE",
+        hint="take another small model of the same family",
     )
 
 

@@ -25,6 +25,7 @@ from sealring.mesh.errors import (
     ModelError,
     ResourceExhausted,
 )
+from sealring.mesh.ring.limits import DRAFT_MARKS
 from sealring.node.engine.folder import draft_bytes, kv_bytes
 from sealring.v1 import admin_pb2, model_pb2
 from sealring.v1.membership_pb2 import EpochPrepared, RowsTime
@@ -563,6 +564,16 @@ def test_the_head_has_fewer_layers_by_as_much_as_a_draft_model_takes() -> None:
         assert memory_of(stage) <= capacity(2 * GIB)
     assert made.spec.speculate
     assert made.plan_hash != plan(spec(stages=3, speculate=True), profile(), THREE).plan_hash
+
+
+@pytest.mark.parametrize("kept", [{"kv_max_tokens": [512] * 6}, {"state_bytes": [MIB] * 6}])
+def test_windows_and_states_of_a_draft_model_count_for_each_of_its_marks(kept: dict[str, list[int]]) -> None:
+    small = profile(layers=6, digest="cd" * 32, **kept)
+    made = plan(spec(stages=3, draft="small", prefill_chunk=256), profile(draft=small), THREE)
+    alone = 6 * 100 * MIB + 2 * 50 * MIB
+    each = 6 * (1024 * (512 + 256) if "kv_max_tokens" in kept else MIB)
+    keys = 6 * 1024 * (2048 + 256) if "state_bytes" in kept else 0
+    assert made.rings[0].stages[0].draft_bytes == alone + keys + (1 + DRAFT_MARKS) * each
 
 
 def test_a_ring_of_one_has_no_draft_model() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from stagering import SEED, compute_thread, config_of, expected, prompt_of, setting
 
 from sealring.node.engine import params
@@ -22,11 +24,13 @@ from sealring.v1 import control_pb2 as control
 
 FAMILY, ROOM, MANY = "llama", 400, 100
 PROMPT = prompt_of(FAMILY, 1, MANY)
+MARKED = ["gemma3_text", "mamba2", "kimi_k3", "deepseek_v41"]
+"""Families with windows, with states, and with states, latents and keys side by side."""
 
 
 @cache
-def stage() -> Stage:
-    made = random_stage(config_of(FAMILY), 0, setting(FAMILY, "num_hidden_layers"), seed=SEED)
+def stage(family: str) -> Stage:
+    made = random_stage(config_of(family), 0, setting(family, "num_hidden_layers"), seed=SEED)
     warm_up(made, 64)
     return made
 
@@ -38,9 +42,9 @@ def on_the_compute_thread() -> Iterator[None]:
     compute_thread(0).submit(mx.synchronize).result()
 
 
-def drafter(room: int = ROOM) -> Drafter:
+def drafter(room: int = ROOM, family: str = FAMILY) -> Drafter:
     times = [control.StepTime(rows=1, tokens=tokens, microseconds=1000 * tokens) for tokens in (1, 8, 64)]
-    return Drafter(stage(), setting(FAMILY, "vocab_size"), room, times)
+    return Drafter(stage(family), setting(family, "vocab_size"), room, times)
 
 
 def row(tokens: list[int], scope: bytes = b"mine") -> Guesses:
@@ -60,8 +64,8 @@ def run(made: Drafter, spare: float = 1.0) -> int:
 
 
 @cache
-def said(prompt: tuple[int, ...], tokens: int) -> list[int]:
-    return compute_thread(0).submit(expected, FAMILY, prompt, tokens).result()
+def said(prompt: tuple[int, ...], tokens: int, family: str = FAMILY) -> list[int]:
+    return expected(family, prompt, tokens)
 
 
 def in_compute_thread(test: Any) -> None:
@@ -70,7 +74,7 @@ def in_compute_thread(test: Any) -> None:
 
 def test_a_prompt_is_computed_in_parts_that_fit_and_then_guessed_on() -> None:
     def test() -> None:
-        made, guesses = drafter(), row(PROMPT)
+        made, guesses, answer = drafter(), row(PROMPT), said(tuple(PROMPT), 8)
         follow(made, 1, guesses)
         assert not made.work(0.0005)  # no part of the prompt is as short
         assert made.work(0.01)
@@ -87,7 +91,6 @@ def test_a_prompt_is_computed_in_parts_that_fit_and_then_guessed_on() -> None:
         assert made.taken(2, MANY, 2, lambda: True) == [0, 0]
         assert made.taken(1, MANY + 9, 2, lambda: False) == [0, 0]
 
-    answer = said(tuple(PROMPT), 8)
     in_compute_thread(test)
 
 
@@ -121,6 +124,73 @@ def test_a_row_goes_on_from_what_was_computed_of_rows_before() -> None:
             alone.step(1)
             run(made)
             assert alone.taken(len(prompt), 2) == found
+            made.leave()
+
+    in_compute_thread(test)
+
+
+runs = st.lists(st.tuples(st.integers(1, 24), st.integers(0, 24)), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize(
+    "family", [FAMILY, *MARKED[:2], *(pytest.param(each, marks=pytest.mark.sweep) for each in MARKED[2:])]
+)
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rows=st.lists(st.tuples(runs, st.integers(0, 20)), min_size=1, max_size=3))
+def test_wrong_guesses_are_forgotten(family: str, rows: list[tuple[list[tuple[int, int]], int]]) -> None:
+    """The next guesses are what the model says behind the true tokens, whatever was guessed ahead and
+    wherever it was wrong, also in a row that begins with tokens of an earlier one.
+
+    `rows` are guesses ahead with the number of right ones, and the tokens that the next row does not have.
+    """
+
+    def test() -> None:
+        made, text = drafter(family=family), prompt_of(family, 1, 20)
+        for number, (guessed, less) in enumerate(rows, 1):
+            follow(made, number, guesses := row(text))
+            run(made)
+            for ahead, right in guessed:
+                guesses.step(ahead)
+                guesses.send(len(text))
+                run(made)
+                coming = guesses.taken(len(text), ahead)
+                assert coming == said(tuple(text), ahead, family)
+                answer = coming[:right] + [(coming[min(right, ahead - 1)] + 1) % words] * (right < ahead)
+                for token in answer:
+                    guesses.add(token)
+                text += answer
+            run(made)
+            made.gone(number)
+            text = text[: max(20, len(text) - less)]
+        assert not made.failed
+
+    words = setting(family, "vocab_size")
+    in_compute_thread(test)
+
+
+@pytest.mark.parametrize("family", MARKED[:2])
+def test_a_turn_goes_on_from_a_mark_and_marks_have_a_limit(family: str) -> None:
+    """From near the end of the answer, or near the end of the prompt where the template leaves the thoughts
+    out."""
+
+    def test() -> None:
+        made, answer = drafter(family=family), prompt_of(family, 2, 24)
+        prompts = [prompt_of(family, number, MANY) for number in range(3, 7)]
+        for number, prompt in enumerate(prompts, 1):
+            follow(made, number, guesses := row(prompt))
+            run(made)
+            for token in answer:
+                guesses.add(token)
+                guesses.step(8)
+                run(made)
+            made.gone(number)
+        for turn, least in (
+            (prompts[-1] + answer + [1, 2, 3], MANY + 24 - 8),
+            (prompts[-2] + [1, 2, 3], MANY - 16),
+            (prompts[0] + answer, 0),
+        ):
+            follow(made, 9, guesses := row(turn))
+            assert least <= guesses.held <= least + 16
             made.leave()
 
     in_compute_thread(test)
@@ -175,12 +245,12 @@ def test_a_draft_model_that_fails_guesses_no_more() -> None:
     def test() -> None:
         made, guesses = drafter(), row([1, 2, 3])
         follow(made, 1, guesses)
-        whole = stage().model
-        stage().model = None  # type: ignore[assignment]
+        whole = stage(FAMILY).model
+        stage(FAMILY).model = None  # type: ignore[assignment]
         try:
             assert not made.work()
         finally:
-            stage().model = whole
+            stage(FAMILY).model = whole
         assert made.failed
         follow(made, 1, guesses)
         assert not made.work()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache
 from small_models import tiny
@@ -32,12 +33,12 @@ from stagering import (
 
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.drafter import Drafter
+from sealring.node.engine.drafts import Lookup
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage, build_skeleton, random_stage
 from sealring.node.engine.text.piecewise import as_json
 from sealring.node.engine.text.tokenizer import load_tokenizer
-from sealring.node.engine.warm_up import timed, warm_up
 from sealring.node.engine.weights import load_stage
 from sealring.v1 import control_pb2 as control
 
@@ -108,41 +109,77 @@ class Gateway:
 ADMIT = control.Change(admit=control.Admit(row=1, lane=0))
 
 
+Guess = Callable[[Sequence[int], int], list[int]]
+"""A source of drafts: of the answer so far and the number of drafts, what comes next."""
+
+
+def by_chance(coming: list[int], right: float, words: int) -> Guess:
+    """Drafts of an answer that is known; each is right with this probability."""
+    choices = random.Random(2)
+
+    def guess(answer: Sequence[int], count: int) -> list[int]:
+        found = coming[len(answer) :][:count]
+        found += [0] * (count - len(found))
+        return [token if choices.random() < right else (token + 1) % words for token in found]
+
+    return guess
+
+
+def looked_up(prompt: Sequence[int], predicted: Sequence[int] = ()) -> Guess:
+    """Drafts as a head looks them up, in prompt and answer, and in a prediction."""
+    lookup, heard = Lookup(np.array(prompt, np.uint32), predicted), 0
+
+    def guess(answer: Sequence[int], count: int) -> list[int]:
+        nonlocal heard
+        for token in answer[heard:]:
+            lookup.add(token)
+        heard = len(answer)
+        return lookup.drafts(answer[-1], count)
+
+    return guess
+
+
+def prompt_for(stages: list[Stage], seed: int = 1) -> list[int]:
+    """A prompt of a chunk, some of whose tokens come twice."""
+    chance, words = random.Random(seed), stages[-1].spec.hands_on[0].tail[0]
+    return [chance.randrange(words) for _ in range(CHUNK - 1)]
+
+
 def answered(
     stages: list[Stage],
     row: RowParameters,
-    guess: list[int] | None,
-    right: float,
+    guess: Guess | None = None,
+    *,
+    drafter: Drafter | None = None,
     grammars: Grammars | None = None,
+    seed: int = 1,
 ) -> Prompts:
-    """An answer by chains of steps with drafts, and steps without; `guess` is what it will be, and drafts are
-    right by chance."""
-    size, words = len(stages), stages[-1].spec.hands_on[0].tail[0]
-    chance = random.Random(1)
-    prompt = [chance.randrange(words) for _ in range(CHUNK - 1)]
-    prompts = Prompts({1: (prompt, row)})
-    ring = Ring(stages, prompts, grammars=grammars)
-    gateway, choices = Gateway(ring), random.Random(2)
+    """An answer by chains of steps with drafts, and steps without, in an order that `seed` chooses; without
+    drafts if there is neither a `guess` nor a draft model."""
+    size = len(stages)
+    prompts = Prompts({1: (prompt_for(stages, seed), row)})
+    ring = Ring(stages, prompts, drafter=drafter, grammars=grammars)
+    gateway, choices = Gateway(ring), random.Random(1 + seed)
 
     def drafts(last: int, count: int) -> list[int]:
         assert guess is not None
         assert last == gateway.answer[-1]
-        coming = guess[len(gateway.answer) :][:count]
-        coming += [0] * (count - len(coming))
-        return [token if choices.random() < right else (token + 1) % words for token in coming]
+        return guess(gateway.answer, count)
 
     prompts.guess = drafts
     try:
         gateway.prefill()
-        gateway.decode(ADMIT)
+        gateway.decode(ADMIT, asks=drafter is not None)
         settling: list[control.Change] = []
         while len(gateway.answer) < TOKENS:
-            many = choices.choice([0, 1, 3, 3]) if guess is not None else 0
+            many = choices.choice([0, 1, 3, 3]) if guess is not None or drafter is not None else 0
             runs = choices.choice([1, 2, 3, 4]) if many else 1
-            gateway.decode(*settling, drafts=many, runs=runs, at_once=min(runs, size))
+            asked = {"modelled": many > 0, "asks": True} if drafter is not None else {}
+            gateway.decode(*settling, drafts=many, runs=runs, at_once=min(runs, size), **asked)
             settling = [gateway.settle()] if many else []
     finally:
         ring.close()
+    assert not ring.faults
     return prompts
 
 
@@ -160,13 +197,24 @@ def test_answers_are_the_same(family: str, size: int, name: str) -> None:
     check_answers(stages_of(family, size), PARAMETERS[name])
 
 
-def check_answers(stages: list[Stage], row: RowParameters) -> None:
-    plain = answered(stages, row, None, 0)
-    for right in (0.0, 0.7, 1.0):
-        drafted = answered(stages, row, plain.answers[1] + [0] * 12, right)
-        assert drafted.answers[1][:TOKENS] == plain.answers[1][:TOKENS]
-        if right == 1.0:
-            assert len(drafted.steps) < len(plain.steps)
+def check_answers(
+    stages: list[Stage], row: RowParameters, drafters: Mapping[str, Drafter] | None = None, seed: int = 1
+) -> None:
+    """The answer is the same with drafts of every source, right and wrong; `drafters` are draft models."""
+    plain, prompt = answered(stages, row, seed=seed), prompt_for(stages, seed)
+    wanted, words = plain.answers[1][:TOKENS], stages[-1].spec.hands_on[0].tail[0]
+    edited = [*wanted[:4], 1, *wanted[5:]]
+    guesses = {f"{right} right": by_chance(wanted, right, words) for right in (0.0, 0.7, 1.0)}
+    guesses |= {"looked up": looked_up(prompt), "predicted": looked_up(prompt, edited)}
+    found = {name: answered(stages, row, guess, seed=seed) for name, guess in guesses.items()}
+    for name, drafter in (drafters or {}).items():
+        found[name] = answered(stages, row, drafter=drafter, seed=seed)
+        assert not drafter.failed
+    assert {name: drafted.answers[1][:TOKENS] for name, drafted in found.items()} == dict.fromkeys(
+        found, wanted
+    )
+    assert len(found["1.0 right"].steps) < len(plain.steps)
+    for drafted in found.values():
         for one, other in zip(drafted.logprobs[1][:TOKENS], plain.logprobs[1], strict=False):
             assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
             assert [token for token, _ in one.top] == [token for token, _ in other.top]
@@ -243,9 +291,10 @@ def test_answers_that_are_held_to_a_grammar_are_the_same(row: RowParameters) -> 
         "required": ["number", "names"],
     }
     held = dataclasses.replace(row, grammar=f"start: {as_json(schema)}")
-    plain = answered(stages, held, None, 0, grammars)
+    plain = answered(stages, held, grammars=grammars)
     for right in (0.0, 0.6, 1.0):
-        drafted = answered(stages, held, plain.answers[1] + [0] * 12, right, grammars)
+        guess = by_chance(plain.answers[1], right, stages[-1].spec.hands_on[0].tail[0])
+        drafted = answered(stages, held, guess, grammars=grammars)
         assert drafted.answers[1][:TOKENS] == plain.answers[1][:TOKENS]
     matcher = grammars.compile(held.grammar).deep_copy()
     assert all(matcher.consume_token(token) for token in plain.answers[1])
@@ -365,14 +414,23 @@ def narrow(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("seed", "size", "name"), [(1, 2, "greedy"), (2, 3, "told"), (3, 2, "penalties")])
 @pytest.mark.parametrize("key", SERVED)
 @pytest.mark.sweep
-def test_answers_of_every_architecture_are_the_same(key: str, size: int) -> None:
+def test_answers_of_every_architecture_are_the_same(key: str, seed: int, size: int, name: str) -> None:
+    """By drafts of every source. The draft models are of the same architecture, so that their caches are of
+    every kind as well."""
     config = narrow(tiny(ALL[key], key))
-    stages = made_stages(config, len(build_skeleton(config).layers), size)
-    for name in ("greedy", "told", "penalties"):
-        check_answers(stages, PARAMETERS[name])
+    layers = len(build_skeleton(config).layers)
+    stages = made_stages(config, layers, size, seed=seed)
+    words = stages[-1].spec.hands_on[0].tail[0]
+    drafters = {
+        name: draft_model(config, layers, words, of)
+        for name, of in (("the same model", seed), ("another model", seed + 1))
+    }
+    check_answers(stages, PARAMETERS[name], drafters, seed)
+    same = answered(stages, PARAMETERS[name], drafter=drafters["the same model"], seed=seed)
+    assert same.modelled[1].likely() > 0.9
 
 
 def faults_of(stages: list[Stage], work: control.Decode, *, speculate: bool = True) -> list[BaseException]:
@@ -452,48 +510,37 @@ DRAFT_ROOM = 1 << 12
 @cache
 def drafter(family: str, seed: int = SEED) -> Drafter:
     """A whole model at the head: of the ring's own seed it guesses what the ring will say."""
-    bits = kv_bits_of(family)[1]
+    layers, bits = setting(family, "num_hidden_layers"), kv_bits_of(family)[1]
+    return draft_model(config_of(family), layers, setting(family, "vocab_size"), seed, bits)
+
+
+def draft_model(config: dict[str, Any], layers: int, words: int, seed: int, kv_bits: int = 0) -> Drafter:
+    """A whole model of random weights that guesses."""
 
     def make() -> Drafter:
-        config = config_of(family)
-        stage = random_stage(config, 0, setting(family, "num_hidden_layers"), seed=seed, kv_bits=bits)
-        warm_up(stage, 512)
-        return Drafter(stage, setting(family, "vocab_size"), DRAFT_ROOM, timed(stage, 64, 1, 0.1))
+        stage = random_stage(config, 0, layers, seed=seed, kv_bits=kv_bits)
+        times = [control.StepTime(rows=1, tokens=tokens, microseconds=100 * tokens) for tokens in (1, 64)]
+        return Drafter(stage, words, DRAFT_ROOM, times)
 
     return compute_thread(0).submit(make).result(PATIENCE_SECONDS)
 
 
-def modelled(family: str, size: int, row: RowParameters, seed: int) -> Prompts:
-    """An answer to the prompt of `answered` by chains of runs that a draft model makes."""
-    chance, words = random.Random(1), setting(family, "vocab_size")
-    prompt = [chance.randrange(words) for _ in range(CHUNK - 1)]
-    prompts = Prompts({1: (prompt, row)})
-    ring = Ring(stages_of(family, size), prompts, drafter=drafter(family, seed))
-    gateway, choices = Gateway(ring), random.Random(3)
-    try:
-        gateway.prefill()
-        gateway.decode(ADMIT, asks=True)
-        settling: list[control.Change] = []
-        while len(gateway.answer) < TOKENS:
-            many = choices.choice([0, 1, 1, 3])
-            runs = choices.choice([1, 2, 3]) if many else 1
-            at_once, ways = min(runs, size), {"modelled": many > 0, "asks": True}
-            gateway.decode(*settling, drafts=many, runs=runs, at_once=at_once, **ways)
-            settling = [gateway.settle()] if many else []
-    finally:
-        ring.close()
-    assert not ring.faults
-    return prompts
-
-
 @pytest.mark.parametrize(
-    ("family", "size", "name"), [*(("llama", 3, name) for name in PARAMETERS), ("qwen3:8", 2, "drawn")]
+    ("family", "size", "name"),
+    [
+        *(("llama", 3, name) for name in PARAMETERS),
+        ("qwen3:8", 2, "drawn"),
+        ("gemma3_text", 2, "penalties"),
+        ("mamba2", 2, "drawn"),
+        ("kimi_k3", 2, "greedy"),
+    ],
 )
 def test_answers_are_the_same_with_a_draft_model(family: str, size: int, name: str) -> None:
-    """One that is right nearly always, since it is the same model, and one that is hardly ever."""
-    row = PARAMETERS[name]
-    plain = answered(stages_of(family, size), row, None, 0)
-    same, other = (modelled(family, size, row, seed) for seed in (SEED, SEED + 1))
+    """One that is right nearly always, since it is the same model, and one that is hardly ever. Also where
+    its own caches cannot be cut behind a wrong guess."""
+    row, stages = PARAMETERS[name], stages_of(family, size)
+    plain = answered(stages, row)
+    same, other = (answered(stages, row, drafter=drafter(family, seed)) for seed in (SEED, SEED + 1))
     for prompts in (same, other):
         assert prompts.answers[1][:TOKENS] == plain.answers[1][:TOKENS]
         assert not drafter(family, SEED).failed

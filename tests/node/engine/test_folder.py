@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from stagering import config_of
 
 from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.mesh.ring.limits import DRAFT_MARKS
 from sealring.node.engine import folder
 from sealring.node.engine.profile import digest, profile
 from sealring.v1 import engine_pb2 as engine
@@ -141,4 +144,25 @@ def test_a_disk_goes_on_in_the_next_epoch_unless_its_key_is_another(
     assert opened(b"k" * 32) is not first
     assert loaded.open_disk(engine.OpenEngineEpoch()) is None
     assert opened(b"k" * 32) is not None
+    loaded.free()
+
+
+DEMO = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "mamba2"])
+def test_a_draft_model_may_have_windows_and_states(family: str, model_folder: Write) -> None:
+    """Both where it is profiled and where the head loads it, whose memory counts its marks."""
+    small = model_folder(config_of(family) | {"vocab_size": 1536})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, small)
+    message = folder.draft_message(str(DEMO), str(small))
+    layers = zip(message.kv_bytes_per_token, message.kv_max_tokens, message.state_bytes, strict=True)
+    mark = sum(state + growth * window for growth, window, state in layers)
+    assert mark > 0
+    draft = engine.DraftModel(path=str(small), digest=message.digest, context=64)
+    loaded = load(command(DEMO, 0, 4, draft=draft))
+    assert loaded.drafter is not None
+    assert loaded.drafter.memory > sum(message.layer_bytes) + DRAFT_MARKS * mark
+    assert loaded.message(1).draft_us > 0
     loaded.free()

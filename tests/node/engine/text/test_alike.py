@@ -52,3 +52,13 @@ def test_another_token_under_an_id_is_refused_by_name(other: Path) -> None:
     assert caught.value.message.startswith(f"small cannot guess for {DEMO.name}")
     assert "2 are other tokens" in caught.value.message
     assert caught.value.hint
+
+
+def test_one_id_that_is_another_token_is_enough(other: Path) -> None:
+    file = other / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["never said before"] = vocabulary.pop("#")
+    file.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="1 are other tokens"):
+        check_alike(DEMO, other)
