@@ -95,12 +95,19 @@ async def lies_in_parts(admin: Admin, model: str) -> bool:
 
 
 async def lacks_parts(admin: Admin, plan: Any) -> bool:
-    """Whether a node of the plan does not have all of the model, where nodes have it in their models folders.
+    """Whether a node of the plan lacks a part of the model, or a head a part of the draft model, where nodes
+    have these in their models folders.
 
     What lies elsewhere, as in the Hugging Face cache or at a path, they do not list."""
-    held = await _held(admin, plan.spec.model)
-    members = {stage.member for ring in plan.rings for stage in ring.stages}
-    return bool(held) and not all(one in held and _is_there(held[one], False) for one in members)
+    stages = [stage for ring in plan.rings for stage in ring.stages]
+    needed = {plan.spec.model: stages}
+    if plan.spec.draft:
+        needed[plan.spec.draft] = [stage for stage in stages if stage.draft_bytes]
+    for model, having in needed.items():
+        held = await _held(admin, model)
+        if held and not all(one.member in held and _is_there(held[one.member], False) for one in having):
+            return True
+    return False
 
 
 async def _held(admin: Admin, model: str) -> dict[str, Any]:

@@ -351,21 +351,30 @@ def create(
 
 
 async def create_deployment(admin: Admin, spec: Any, shown: Callable[[str], None]) -> tuple[Any, bool]:
-    """Creates the deployment; of a model that no node has one of them fetches first what planning needs. The
-    answer, and whether its nodes fetch what they lack of the model now, which takes as long as it does."""
+    """Creates the deployment; of a model that no node has one of them fetches first what planning needs, and
+    likewise of its draft model. The answer, and whether its nodes fetch what they lack of these models now,
+    which takes as long as it does."""
     # Each node of the one ring fetches its own part; where several need the same, one fetches it for all.
     apart = spec.strategy == "pipeline" and spec.replicas <= 1
-    if apart or not await lies_in_parts(admin, spec.model):
+    if not apart and await lies_in_parts(admin, spec.model):
+        await pull(admin, spec.model, spec.members[:1], shown)
+        shown(f"planning {spec.name}")
+    left = {"model", "draft"}
+    while True:
         try:
             answer = await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
             return answer, await lacks_parts(admin, answer.plan)
         except NotFound as error:
-            if error.metadata.get("fetchable") != "yes":
+            param = error.metadata.get("param", "model")
+            if error.metadata.get("fetchable") != "yes" or param not in left:
                 raise
-    await pull(admin, spec.model, spec.members[:1], shown, to_plan=apart)
-    shown(f"planning {spec.name}")
-    answer = await admin.call("CreateDeployment", spec=spec, seconds=PLAN_SECONDS)
-    return answer, await lacks_parts(admin, answer.plan)
+            left.remove(param)
+            lacking = error
+        if lacking.metadata.get("param") == "draft":
+            await pull(admin, spec.draft, [lacking.metadata["node"]], shown, to_plan=True)
+        else:
+            await pull(admin, spec.model, spec.members[:1], shown, to_plan=apart)
+        shown(f"planning {spec.name}")
 
 
 command(
@@ -592,7 +601,7 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
                     ring.get("epoch", ""),
                     ", ".join(suites),
                     moment(one["created"]),
-                    ring.get("reason", "") or _load(one) or _no_drafts(one["plan"]) or _drafts(ring),
+                    ring.get("reason", "") or _load(one) or _guessing(one["plan"], ring),
                 ]
             )
     print_table(["name", "model", "ring", "phase", "epoch", "suite", "created", "reason"], rows)
@@ -610,18 +619,23 @@ def _load(deployment: dict[str, Any]) -> str:
     return ": ".join(part for part in (waiting, load["reason"]) if part) or expires
 
 
+def _guessing(plan: dict[str, Any], ring: dict[str, Any]) -> str:
+    """The draft model, and how many of the tokens that the head has guessed in this epoch were right; or a
+    warning."""
+    if warning := _no_drafts(plan):
+        return warning
+    drafted, accepted = (int(ring.get(part, 0)) for part in ("drafted", "accepted"))
+    draft = plan["spec"]["draft"]
+    right = f"{accepted} of {drafted} guessed tokens right" if drafted else ""
+    return ", ".join(part for part in (draft and f"{draft} guesses", right) if part)
+
+
 def _no_drafts(plan: dict[str, Any]) -> str:
     """A warning if --speculate has no effect on this plan, whose reasons say why; else nothing."""
     if not plan["spec"]["speculate"]:
         return ""
     able = plan["profile"]["trimmable"] and plan["spec"]["stages"] > 1
     return "" if able else "cannot guess tokens"
-
-
-def _drafts(ring: dict[str, Any]) -> str:
-    """How many of the tokens that its head has guessed in this epoch were right."""
-    drafted, accepted = (int(ring.get(part, 0)) for part in ("drafted", "accepted"))
-    return f"{accepted} of {drafted} guessed tokens right" if drafted else ""
 
 
 def _phase(ring: dict[str, Any]) -> str:

@@ -127,7 +127,9 @@ function ringCard(deployment, ring) {
   const phase = slowest ? `${ring.phase}, ${slowest.what} ${Math.floor(100 * slowest.fraction)} %` : ring.phase;
   card.append(title, make("span", phase, ring.phase), make("span", ` ${epoch} `));
   card.append(make("div", `ring ${ring.ring}${links ? `, links ${links}` : ""}`, "small"));
-  if (ring.drafted) card.append(make("div", `${ring.accepted} of ${ring.drafted} guessed tokens right`, "small"));
+  const guessing = deployment.plan.spec.draft ? [`${deployment.plan.spec.draft} guesses`] : [];
+  if (ring.drafted) guessing.push(`${ring.accepted} of ${ring.drafted} guessed tokens right`);
+  if (guessing.length) card.append(make("div", guessing.join(", "), "small"));
   if (deployment.load) card.append(...loadLines(deployment.load));
   if (ring.phase === "serving" && ring.reason) card.append(make("div", `last change: ${ring.reason}`, "small"));
   const stages = make("div", "", "stages");

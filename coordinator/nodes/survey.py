@@ -227,17 +227,22 @@ def _draft(
 ) -> model_pb2.ModelProfile | None:
     """The profile of the draft model that most memory has; None if the deployment asks for none.
 
-    Raises NotFound (UNKNOWN_MODEL) if no node has it.
+    Raises NotFound (UNKNOWN_MODEL) if no node has it. The metadata `fetchable` says that the member `node`
+    would fetch it.
     """
     if not spec.draft:
         return None
     having = {member: one.draft for member, one in agreeing.items() if one.HasField("draft")}
     if not having and agreeing:
+        fetching = [member for member, one in agreeing.items() if one.fetches_draft and "/" in spec.draft]
+        node = max(fetching, key=lambda member: (memory.get(member, 0), member), default="")
         raise NotFound(
             f"no node that has {spec.model} has the draft model {spec.draft}",
-            hint=f"fetch it: sealring model pull {spec.draft}, or copy it to the node that is to be the head",
+            hint=f"fetch it to one of these: sealring model pull {spec.draft} --node NODE",
             reason="UNKNOWN_MODEL",
             param="draft",
+            node=node,
+            fetchable="yes" if node else "",
         )
     weight = Counter[str]()
     for member, one in having.items():

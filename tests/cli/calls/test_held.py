@@ -170,6 +170,38 @@ def test_deploy_fetches_what_planning_needs_where_each_node_fetches_its_own_part
         quickly(create_deployment(admin, spec, lambda text: None))  # type: ignore[arg-type]
 
 
+def test_deploy_fetches_a_draft_model_that_no_node_has_to_one_that_has_the_model() -> None:
+    """What planning needs of it; the head fetches the rest, for which the command waits longer."""
+
+    class Drafting(Admin):
+        async def call(self, method: str, **asked: Any) -> Any:
+            if method == "CreateDeployment" and MODEL in [model for _, _, model in self.ordered]:
+                if len(self.ordered) == 1 or not self.helps:
+                    raise NotFound("no draft model", param="draft", node="big", fetchable="yes")
+                spec = asked["spec"]
+                stages = [admin_pb2.StagePlan(member="b", draft_bytes=1), admin_pb2.StagePlan(member="a")]
+                plan = admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(stages=stages)])
+                return admin_pb2.CreateDeploymentResponse(plan=plan)
+            return await super().call(method, **asked)
+
+        helps = True
+
+    small = Held(name="org/small", size=10, done=1, fetched=True)
+    spec = admin_pb2.DeploymentSpec(name="m", model=MODEL, strategy="pipeline", draft="org/small")
+    admin = Drafting([*WHOLE, small], small=WHOLE)
+    assert (quickly(create_deployment(admin, spec, lambda text: None)))[1]  # type: ignore[arg-type]
+    assert admin.ordered == [("PullModel", "b", MODEL), ("PullModel", "b", "org/small")]
+    assert admin.to_plan
+    whole = Held(name="org/small", size=10, done=10, fetched=True)
+    admin = Drafting([*WHOLE, whole], small=WHOLE)
+    assert not (quickly(create_deployment(admin, spec, lambda text: None)))[1]  # type: ignore[arg-type]
+    admin = Drafting([*WHOLE, whole], small=WHOLE)
+    admin.helps = False
+    with pytest.raises(NotFound, match="no draft model"):
+        quickly(create_deployment(admin, spec, lambda text: None))  # type: ignore[arg-type]
+    assert len(admin.ordered) == 2, "each is fetched once"
+
+
 def test_of_the_members_that_are_named_the_first_fetches_it() -> None:
     spec = admin_pb2.DeploymentSpec(name="m", model=MODEL, strategy="pipeline", members=["small", "big"])
     said: list[str] = []

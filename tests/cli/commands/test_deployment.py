@@ -236,6 +236,13 @@ def test_deployments_are_listed_with_the_state_of_each_ring(told: Any) -> None:
         "m org/m m-2 serving 1 - - -",
         f"n - - - - - {moment(1_800_000_000)} -",
     ]
+    one.plan.spec.draft = "org/small"
+    deployment.print_deployments([plain(one)])
+    assert [line.split("- ")[-1] for line in told()[1:]] == [
+        "org/small guesses, 3 of 4 guessed tokens right",
+        "it broke",
+        "org/small guesses",
+    ]
     for change in ("stages", "trimmable"):
         other = admin_pb2.Deployment.FromString(one.SerializeToString())
         if change == "stages":

@@ -334,6 +334,12 @@ async def test_a_ring_begins_at_a_node_with_the_draft_model() -> None:
     with pytest.raises(NotFound) as caught:
         await made.plan(spec, drafting(0) | drafting(1))
     assert "draft model small" in caught.value.message
+    assert "model pull small" in caught.value.hint
+    assert not caught.value.metadata["fetchable"]
+    other = admin_pb2.DeploymentSpec(name="demo", model="demo", draft="org/small", stages=2, speculate=True)
+    with pytest.raises(NotFound) as caught:
+        await made.plan(other, drafting(0) | drafting(1, fetches=True))
+    assert (caught.value.metadata["fetchable"], caught.value.metadata["node"]) == ("yes", IDS[1])
     spec.members.extend([IDS[0], IDS[1]])
     spec.split.extend([1, small_profile("ab" * 32).layers - 1])
     spec.stages = 0
