@@ -43,7 +43,7 @@ def reasons(
     if made.speculate and stages == 1:
         lines.append("no tokens are guessed: a ring of one node has no stages that are idle meanwhile")
     elif made.speculate and not trimmable:
-        lines.append("no tokens are guessed: a wrong one could not be taken out of caches of this kind")
+        lines.append("no tokens are guessed: wrong ones would change the answers of this model")
     elif made.draft:
         heads = ", ".join(ring[0][0].name for ring in rings)
         lines.append(f"{made.draft} guesses at {heads}, with {size(demand.draft)} of weights and caches")

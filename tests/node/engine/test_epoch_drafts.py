@@ -433,6 +433,36 @@ def test_answers_of_every_architecture_are_the_same(key: str, seed: int, size: i
     assert same.modelled[1].likely() > 0.9
 
 
+@pytest.mark.parametrize("name", ["greedy", "told"])
+def test_lengths_of_records_do_not_depend_on_what_was_guessed(name: str) -> None:
+    """Neither on what was right: steps alone set them, which a gateway announces before it knows. A step with
+    drafts has records of the length that as many steps without have together."""
+    stages = stages_of("llama", 3)
+    words, plain = setting("llama", "vocab_size"), answered(stages, PARAMETERS[name])
+    seen = []
+    for right in (0.0, 0.5, 1.0, None):
+        prompts = Prompts({1: (prompt_for(stages), PARAMETERS[name])})
+        ring = Ring(stages, prompts, drafter=drafter("llama") if right is None else None)
+        gateway, guess = Gateway(ring), by_chance(plain.answers[1], right or 0.0, words)
+        prompts.guess = lambda last, count, guess=guess, prompts=prompts: guess(prompts.answers[1], count)
+        try:
+            gateway.prefill()
+            gateway.decode(ADMIT)
+            for drafts in (1, 3, 2):
+                settling = [gateway.settle()] if drafts > 1 else []
+                decode = control.Decode(lane=0, drafts=drafts, modelled=right is None)
+                gateway.step(*settling, decode=decode)
+        finally:
+            ring.close()
+        seen.append(
+            [[(one.kind, one.step, one.shape, one.length) for one in link.seen] for link in ring.links]
+        )
+    assert all(one == seen[0] for one in seen)
+    for records in seen[0]:
+        *_, alone, two, four, three = [length for *_, length in records]
+        assert (two, four, three) == (2 * alone, 4 * alone, 3 * alone)
+
+
 def faults_of(stages: list[Stage], work: control.Decode, *, speculate: bool = True) -> list[BaseException]:
     """What the members say of a step that comes once a row decodes."""
     ring = Ring(stages, Prompts({1: ([1, 2, 3], RowParameters())}), speculate=speculate)
