@@ -322,12 +322,16 @@ class Drafter:
     @property
     def _limits(self) -> tuple[int, int, int]:
         """Marks of this row, at most: in its prompt, in its answer, and behind that in guesses."""
-        return _ALONE if len(self._shared.desks) == 1 else _BESIDE
+        return _ALONE if self._rows == 1 else _BESIDE
+
+    @property
+    def _rows(self) -> int:
+        """Rows for which the model guesses, at least one."""
+        return max(1, sum(one.row > 0 for one in self._shared.desks))
 
     def _make_room(self, wanted: int) -> None:
         """Drops the oldest kept rows until `wanted` tokens of a row have room, and its marks."""
-        rows = len(self._shared.desks)
-        marks = rows * sum(self._limits) + rows - 1
+        marks = self._rows * sum(self._limits) + self._rows - 1
         while self._kept and (
             sum(len(one.tokens) for one in self._kept) + self._beside + wanted > self._room
             or sum(len(one.marks) for one in self._kept) + marks > DRAFT_MARKS
