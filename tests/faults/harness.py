@@ -19,6 +19,7 @@ from typing import Any
 import hasty
 import psutil
 from answering import ASKED_SECONDS, Answer, Progress, ask_all, ask_clear
+from capture import paths_in
 from cases import Case
 from following import follow
 from namespaces import joined
@@ -211,22 +212,12 @@ class Things:
     def of(cls, cluster: LocalCluster) -> Things:
         made = cls()
         for name, pid in cluster.processes.items():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                own = psutil.Process(pid)
-                for one in (own, *own.children(recursive=True)):
-                    words = " ".join(one.cmdline())
-                    if HELPER in words:  # a head has a few, each begun when a prompt finds the others busy
-                        made.descriptors["engine"] -= _HELPERS_PIPES
-                        continue
-                    component = "node" if name in cluster.node_names else name
-                    component = "coordinator" if name == "standby" else component
-                    kind = next((kind for kind in ("engine", "carrier") if MODULES[kind] in words), component)
-                    made.processes[kind] += 1
-                    made.descriptors[kind] += one.num_fds()
-                    made.listening[kind] += sum(
-                        each.status == psutil.CONN_LISTEN for each in one.net_connections()
-                    )
-        for file in cluster.state_dir.rglob("*"):
+            component = "node" if name in cluster.node_names else name
+            component = "coordinator" if name == "standby" else component
+            for one in family(pid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    made._add(one, component)
+        for file in paths_in(cluster.state_dir):
             place = file.relative_to(cluster.state_dir)
             if place.parts[0] == "standby":
                 place = Path("coordinator", *place.parts[1:])
@@ -236,6 +227,18 @@ class Things:
                 made.files[re.sub(r"-[a-z0-9_]{8}\b|-\d\b", "-*", str(place))] += 1
         return made
 
+    def _add(self, one: psutil.Process, component: str) -> None:
+        """Counts a process of a component, unless it ends meanwhile."""
+        words = " ".join(one.cmdline())
+        if HELPER in words:  # a head has a few, each begun when a prompt finds the others busy
+            self.descriptors["engine"] -= _HELPERS_PIPES
+            return
+        kind = next((kind for kind in ("engine", "carrier") if MODULES[kind] in words), component)
+        descriptors, connections = one.num_fds(), one.net_connections()
+        self.processes[kind] += 1
+        self.descriptors[kind] += descriptors
+        self.listening[kind] += sum(each.status == psutil.CONN_LISTEN for each in connections)
+
     def beyond(self, before: Things) -> list[str]:
         """What there is more than before. A descriptor or two may be a connection that is being replaced."""
         found = [f"process: {name}" for name in self.processes - before.processes]
@@ -243,6 +246,14 @@ class Things:
         more = self.descriptors - before.descriptors
         found += [f"{count} descriptors: {name}" for name, count in more.items() if count > 2]
         return found + [f"file: {name}" for name in sorted(self.files - before.files)]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and its descendants; none of one that has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        own = psutil.Process(pid)
+        return [own, *own.children(recursive=True)]
+    return []
 
 
 async def suffer(place: Place, case: Case) -> Outcome:

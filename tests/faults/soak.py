@@ -29,7 +29,7 @@ from pathlib import Path
 import psutil
 from acts import ACTS
 from answering import Answer, Progress, ask_clear, ask_sealed
-from harness import MODULES, Outcome, SeparatePlace, separate_place
+from harness import MODULES, Outcome, SeparatePlace, family, separate_place
 
 FAULTS = (
     *(f"kill {part} {rank}" for part in ("engine", "carrier", "daemon") for rank in range(3)),
@@ -148,8 +148,8 @@ def sizes(place: SeparatePlace) -> Counter[str]:
     """Bytes of memory of every process, by what it is."""
     found = Counter[str]()
     for name, pid in place.cluster.processes.items():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for one in (own := psutil.Process(pid), *own.children(recursive=True)):
+        for one in family(pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 words = " ".join(one.cmdline())
                 kind = next((kind for kind in ("engine", "carrier") if MODULES[kind] in words), "process")
                 found[f"{name}'s {kind}"] += one.memory_info().rss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import secrets
 import socket
@@ -65,10 +66,16 @@ def found_in_files(folder: Path, forms: Mapping[str, bytes]) -> set[tuple[str, s
 def files_of(folder: Path) -> Iterator[tuple[Path, bytes]]:
     """Path and content of every file below a folder in which others work: one that has gone since it was
     listed is left out."""
-    for path in folder.rglob("*"):
+    for path in paths_in(folder):
         with contextlib.suppress(FileNotFoundError):
             if path.is_file():
                 yield path, path.read_bytes()
+
+
+def paths_in(folder: Path) -> Iterator[Path]:
+    """Everything below a folder in which others work. `rglob` fails where a folder goes that it listed."""
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def ports_of(pids: Iterable[int]) -> set[int]:

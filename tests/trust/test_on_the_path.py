@@ -221,17 +221,14 @@ def _family(ring: Ring) -> list[psutil.Process]:
 
 
 def _carrier(ring: Ring) -> psutil.Process:
-    return next(one for one in _family(ring) if "sealring.node.carrier.main" in " ".join(one.cmdline()))
+    return next(one for name in ring.cluster.node_names for one in ring.parts(name, "carrier.main"))
 
 
 def _ports(ring: Ring) -> list[int]:
     own = int(ring.cluster.grpc_address.rsplit(":", 1)[1])
-    return sorted(
-        {
-            connection.laddr.port
-            for process in _family(ring)
-            for connection in process.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-        }
-        | {own}
-    )
+    found = {own}
+    for process in _family(ring):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            connections = process.net_connections("tcp")
+            found |= {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+    return sorted(found)

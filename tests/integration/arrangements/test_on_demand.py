@@ -151,7 +151,9 @@ async def test_models_that_do_not_fit_together_answer_by_turns_in_clear_and_seal
 SWEPT = pytest.mark.sweep
 
 
-@pytest.mark.parametrize("part", ["engine", "coordinator", "gateway", pytest.param("node-0", marks=SWEPT)])
+@pytest.mark.parametrize(
+    "part", ["engine", "gateway", *(pytest.param(one, marks=SWEPT) for one in ("node-0", "coordinator"))]
+)
 async def test_nothing_is_lost_when_a_part_is_killed_while_a_model_is_loaded(house, part):
     ring = house.rings[0]
     await house.unload()
