@@ -6,7 +6,8 @@ twelfth token (an edit), or is sampled uniformly from the cycle. The last prompt
 tokens, so drafts are offered and are wrong. Four requests take all rows of the ring, which then drafts
 nothing. The same requests take turns on one ring, with drafts and with `num_draft_tokens` 0.
 
-With `--draft` a small model guesses too, and nothing repeats (bench.drafted).
+With `--draft` a small model guesses too, and nothing repeats (bench.drafted). With `--held` the demo model
+answers in a JSON schema's form: the names of members are forced, so they are guessed before they are said.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import json
 import random
 from typing import Any
 
 from bench import drafted
 from bench.clusters import Deployment, cluster
 from bench.frame import Result, Table, progress
-from bench.models import SAID, SHAPES, printable, random_model
+from bench.models import DEMO, SAID, SHAPES, printable, random_model
 from bench.verdict import Check, ratios
 from sealring.cli.calls.gateway import inference
 from sealring.v1 import inference_pb2
@@ -37,13 +39,30 @@ DRAFTED_SHOWN = {
     "wrong": "drafts of a small model that are wrong",
     "full": "a small model, all rows taken",
 }
+_HELD: dict[str, Any] = {
+    "type": "array",
+    "minItems": 4,
+    "maxItems": 4,
+    "items": {
+        "type": "object",
+        "properties": {
+            "city_name": {"type": "string", "maxLength": 12},
+            "temperature": {"type": "integer", "minimum": 0, "maximum": 60},
+            "condition": {"enum": ["sunny", "rainy", "cloudy"]},
+            "is_daytime": {"type": "boolean"},
+        },
+        "required": ["city_name", "temperature", "condition", "is_daytime"],
+        "additionalProperties": False,
+    },
+}
 SHOWN = {
+    "held": "drafts, one answer held to a schema",
     "quotes": "drafts, one answer that quotes",
     "edits": "drafts, one that edits",
     "wrong": "drafts that are wrong",
     "full": "drafts, all rows taken",
 }
-TARGETS = {"quotes": 2.0, "edits": 2.0, "wrong": 0.97, "full": 0.99}
+TARGETS = {"held": 1.2, "quotes": 2.0, "edits": 2.0, "wrong": 0.97, "full": 0.99}
 GAINS = {2: 1.9, 3: 2.2}
 """The wanted gain by stages, with a draft model whose guesses are right with probability 0.7."""
 
@@ -51,11 +70,13 @@ GAINS = {2: 1.9, 3: 2.2}
 async def run(options: argparse.Namespace) -> Result:
     """Tokens a second of each round, by kind, with and without; tokens guessed and right; whether the answers
     were the same."""
-    kinds = DRAFTED if options.draft else KINDS
+    kinds = ("held",) if options.held else DRAFTED if options.draft else KINDS
     spec: dict[str, Any] = {"speculate": True, "max_rows": ROWS}
     if options.draft:
         model, small = drafted.models(SHAPES[options.model], SHAPES[options.draft])
         spec["draft"] = str(small)
+    elif options.held:
+        model = DEMO
     else:
         model = random_model(dataclasses.replace(SHAPES[options.model], says=SAYS))
     deployment = Deployment("bench", model, options.stages, spec=spec)
@@ -96,6 +117,8 @@ def _request(
     if options.draft:
         right = 0.0 if kind == "wrong" else options.right
         return drafted.request("bench", number, options.tokens, right, drafts=drafts)
+    if kind == "held":
+        return _held(options, drafts=drafts)
     said = printable(SAYS)
     sampling = inference_pb2.Sampling(seed=1)
     ids = said * 2
@@ -107,6 +130,18 @@ def _request(
     if not drafts:
         sampling.num_draft_tokens = 0
     prompt = inference_pb2.Prompt(tokens=inference_pb2.TokenIds(ids=ids), sampling=sampling)
+    envelope = inference_pb2.Envelope(clear=prompt)
+    return inference_pb2.GenerateRequest(model="bench", envelope=envelope, max_tokens=options.tokens)
+
+
+def _held(options: argparse.Namespace, *, drafts: bool) -> inference_pb2.GenerateRequest:
+    sampling = inference_pb2.Sampling()
+    if not drafts:
+        sampling.num_draft_tokens = 0
+    asked = "What is the weather in four cities? Answer in JSON."
+    message = inference_pb2.ChatMessage(role="user", content=asked)
+    chat = inference_pb2.Chat(messages=[message])
+    prompt = inference_pb2.Prompt(chat=chat, schema=json.dumps(_HELD), sampling=sampling)
     envelope = inference_pb2.Envelope(clear=prompt)
     return inference_pb2.GenerateRequest(model="bench", envelope=envelope, max_tokens=options.tokens)
 
@@ -137,6 +172,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="12x256", choices=[name for name in SHAPES if "qwen" not in name])
     small = [name for name, shape in SHAPES.items() if shape.kind == "llama"]
     parser.add_argument("--draft", default="", choices=["", *small], help="a model that guesses, too")
+    parser.add_argument("--held", action="store_true", help="the demo model in a schema's form")
     parser.add_argument("--right", type=float, default=0.7, help="probability that its guesses are right")
     parser.add_argument("--stages", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
