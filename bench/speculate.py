@@ -56,7 +56,6 @@ _HELD: dict[str, Any] = {
     },
 }
 SHOWN = {
-    "held": "drafts, one answer held to a schema",
     "quotes": "drafts, one answer that quotes",
     "edits": "drafts, one that edits",
     "wrong": "drafts that are wrong",
@@ -151,7 +150,7 @@ def _gains(result: Result, kind: str) -> list[float | None]:
 
 
 def checks(result: Result) -> list[Check]:
-    targets, shown = TARGETS, SHOWN
+    targets, shown = TARGETS, SHOWN | {"held": "drafts, one answer held to a schema"}
     if result.get("draft"):
         targets = TARGETS | {"drafted": GAINS.get(result["stages"], 1.0), "wrong": 0.98}
         shown = DRAFTED_SHOWN

@@ -325,3 +325,20 @@ def test_a_model_without_a_vocabulary_has_no_grammars() -> None:
         with pytest.raises(FailedPrecondition) as caught:
             refuse(grammar_for(NUMBER))
         assert caught.value.reason == "NO_GRAMMARS"
+
+
+def test_what_a_grammar_leaves_no_choice_about_is_known_to_the_head() -> None:
+    """Up to the first token at which the answer has one."""
+    schema = {
+        "type": "object",
+        "properties": {"number": {"type": "integer"}},
+        "required": ["number"],
+        "additionalProperties": False,
+    }
+    follower = Follower(grammars().compile(grammar_for(schema)), frozenset({2}))
+    assert follower.allows(tokenizer().encode_answer("{")[-1])
+    forced = follower.forced()
+    assert "".join(tokenizer().spelling(token).decode() for token in forced) == '"number":'
+    for token in forced:
+        assert follower.allows(token)
+    assert follower.forced() == []

@@ -151,15 +151,6 @@ def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: De
                 assert desk.front.drafts(row, ord("c"), 2) == list(b"zb")
 
 
-def test_what_a_schema_leaves_no_choice_about_is_guessed_first(calling: Desk) -> None:
-    calling.front.begin_epoch([], speculate=True)
-    schema = {"type": "object", "properties": {"name": {"type": "boolean"}}, "required": ["name"]}
-    opened = calling.open(1, text_prompt("abc", schema=json.dumps(schema))).opened
-    assert opened.drafts == 15
-    guessed = calling.front.drafts(1, ord("c"), 4)
-    assert bytes(guessed[:2]) == b'{"'
-
-
 def test_a_clients_prediction_is_guessed_first_also_where_an_answer_goes_on(desk: Desk) -> None:
     desk.front.begin_epoch([], speculate=True)
     desk.open(1, text_prompt("abc ab", prediction="xyz!"))
