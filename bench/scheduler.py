@@ -5,7 +5,7 @@ seems that a decode step takes 10 ms and prefill nothing.
 
 With `--virtual` the scheduler has Macs that are not here, in virtual time (bench.paced.virtual):
 
-    python -m bench scheduler --virtual 2xm4max:qwen38-27b-4bit --loads static,mixed,beside,agents --seeds 1,2
+    python -m bench scheduler --virtual 2xm4max:qwen38-27b-4bit --loads static,mixed,beside,agents,sessions
 """
 
 from __future__ import annotations
@@ -117,13 +117,12 @@ def run(options: argparse.Namespace) -> Result:
 
 
 def _simulated(load: str, options: argparse.Namespace) -> Iterator[Result]:
-    counts = {"mixed": options.at_once, "chat": options.at_once, "agents": options.agents}.get(
-        load, options.rows
-    )
+    many, few = ("mixed", "chat"), ("agents", "sessions")
+    counts = options.at_once if load in many else options.agents if load in few else options.rows
     for ring in options.virtual:
         cluster, _, model = ring.partition(":")
         for count in counts:
-            for seed in options.seeds if load in ("mixed", "chat", "agents") else options.seeds[:1]:
+            for seed in options.seeds if load in (*many, *few) else options.seeds[:1]:
                 progress(f"simulated: {ring}, {load} {count}")
                 found = _LOADS[load](cluster, model, count, seed)
                 yield {
@@ -140,6 +139,7 @@ _LOADS: dict[str, Callable[[str, str, int, int], Result]] = {
     "chat": lambda cluster, model, count, seed: virtual.mixed(cluster, model, count, seed, name="sharegpt"),
     "beside": lambda cluster, model, rows, seed: virtual.beside(cluster, model, rows),
     "agents": lambda cluster, model, count, seed: virtual.agents(cluster, model, virtual.Agents(count), seed),
+    "sessions": virtual.sessions,
 }
 
 

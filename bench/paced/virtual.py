@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import mean
 
+from bench.agents import ANSWER, PROGRAMS, RESULT, TURNS
 from bench.frame import Result
 from bench.mixed import LISTS
 from bench.paced.figures import StageTime, cluster, figures
@@ -32,6 +33,7 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 MOST_ROWS = 64
+CONTEXT = 65_536
 
 _OPEN_SECONDS, _ANNOUNCE_SECONDS = 0.002, 0.0003
 _RECORD_RATE = 1.9e9
@@ -88,12 +90,23 @@ class Head:
 class VirtualMacs:
     """A ring of one request list. `arrivals` are the moments of each request's tokens."""
 
-    def __init__(self, text: str, model: str, link: str = "tb5", *, prefixes: bool = False) -> None:
+    def __init__(
+        self,
+        text: str,
+        model: str,
+        link: str = "tb5",
+        *,
+        support: control.PrefixSupport.ValueType = control.PREFIX_SUPPORT_UNSPECIFIED,
+        rows: int = MOST_ROWS,
+        memory: int = 1 << 30,
+    ) -> None:
+        """`memory`: tokens of which each stage has the caches."""
         known, names = figures(), cluster(text)
         self.now = 0.0
         self.asked: dict[str, float] = {}
         self.arrivals: dict[str, list[float]] = {}
         self.ended: deque[str] = deque()
+        self.cached: dict[str, int] = {}
         self._model, many = known.models[model], len(names)
         self._stages = [
             StageTime(known.machines[name], self._model, 1 / many, place == many - 1)
@@ -111,10 +124,9 @@ class VirtualMacs:
         self._events: list[tuple[float, int, Callable[[], list[Action]]]] = []
         self._sequence = itertools.count()
         self._scheduler = Scheduler(queue_limit=1000)
-        support = control.PREFIX_SUPPORT_ANY if prefixes else control.PREFIX_SUPPORT_UNSPECIFIED
         costs = StepCosts.of([list(_timed(stage)) for stage in self._stages])
-        member = MemberMemory(1024, 4096, 1 << 40)
-        self._do(self._scheduler.attach(RingFacts((member,) * many, MOST_ROWS, CHUNK, support, costs=costs)))
+        member = MemberMemory(1024, 0, 1024 * memory)
+        self._do(self._scheduler.attach(RingFacts((member,) * many, rows, CHUNK, support, costs=costs)))
 
     def ask(self, name: str, prompt: int, answer: int, tokens: bytes = b"") -> None:
         """Sends a request. `tokens`, 4 bytes each, are of prompt and answer, which are then kept."""
@@ -170,6 +182,7 @@ class VirtualMacs:
                     self.arrivals.setdefault(request.id, []).append(self.now)
             elif isinstance(action, Finish):
                 self.ended.append(action.request.id)
+                self.cached[action.request.id] = action.finished.cached_tokens
 
     def _opened(self, row: int) -> list[Action]:
         request = self._rows[row]
@@ -302,7 +315,7 @@ def beside(text: str, model: str, rows: int, prompt: int = 4096) -> Result:
 def agents(text: str, model: str, given: Agents, seed: int) -> Result:
     """A closed loop of agents. `first` are times of what a turn takes alone to its first token, and `between`
     times of what is usual between two of its tokens."""
-    ring = VirtualMacs(text, model, prefixes=True)
+    ring = VirtualMacs(text, model, support=control.PREFIX_SUPPORT_ANY)
     generator = random.Random(seed)
 
     def tokens(agent: int, count: int) -> bytes:
@@ -345,6 +358,65 @@ def agents(text: str, model: str, given: Agents, seed: int) -> Result:
         "between_most": max(between) / quiet,
         "turn": mean(map(ring.whole, ids)),
         "tokens_per_second": len(ids) * given.answer / (ring.now - begun),
+    }
+
+
+def sessions(text: str, model: str, count: int, seed: int, room: float = 0.0, turns: int = TURNS) -> Result:
+    """Agents as those of `bench.agents`, at once, without a pause between their turns.
+
+    The ring has memory for `room` rows of CONTEXT tokens, by default for one of each agent. `again` is the
+    share of the tokens of each turn's last prompt that were computed again, and `dropped` the share of turns
+    in which those were more than lie between two boundaries. `answers` is the share of answers' tokens.
+    """
+    support = control.PREFIX_SUPPORT_ANY
+    ring = VirtualMacs(text, model, support=support, rows=count, memory=round((room or count) * CONTEXT))
+    generators = [random.Random(f"agent {seed} {number}") for number in range(count)]
+    spelt: dict[int, bytes] = {}
+    prompts: dict[tuple[int, int], tuple[int, int]] = {}
+    first: set[tuple[int, int]] = set()
+
+    def turn(agent: int, number: int) -> None:
+        generator = generators[agent]
+        program = PROGRAMS[-1 - agent % len(PROGRAMS)]
+        result, answer = RESULT.draw(generator), ANSWER.draw(generator)
+        before = spelt.get(agent, b"")
+        if not before or len(before) // 4 + result + answer > CONTEXT:  # it begins anew, as agents do then
+            before = f"{program % 9999:4}".encode() * program
+            first.add((agent, number))
+        prompt = before + f"{agent:4}".encode() * result
+        spelt[agent] = prompt + f"{-1 - agent:4}".encode() * answer
+        prompts[agent, number] = len(prompt) // 4, answer
+        ring.ask(f"a{agent}.{number}", len(prompt) // 4, answer, spelt[agent])
+
+    for agent in range(count):
+        turn(agent, 0)
+    left = count * turns
+    while left:
+        ring.run(until=lambda: bool(ring.ended))
+        agent, number = map(int, ring.ended.popleft()[1:].split("."))
+        left -= 1
+        if number + 1 < turns:
+            turn(agent, number + 1)
+    again = dropped = whole = said = answers = longest = 0
+    firsts = []
+    for place in prompts.keys() - first:
+        agent, number = place
+        before, answer = prompts[agent, number - 1]
+        name = f"a{agent}.{number}"
+        missing = before + answer - ring.cached[name]
+        again += max(0, missing - answer)
+        dropped += missing - answer > before // 32
+        said += min(answer, max(0, missing))
+        whole, answers, longest = whole + before, answers + answer, max(longest, before)
+        firsts.append(ring.first(name))
+    return {
+        "again": again / whole,
+        "dropped": dropped / len(firsts),
+        "answers": said / answers,
+        "first_p50": percentile(firsts, 0.5),
+        "first_p95": percentile(firsts, 0.95),
+        "longest": longest,
+        "seconds": ring.now,
     }
 
 

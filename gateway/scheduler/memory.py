@@ -159,6 +159,10 @@ class Ledger:
         self._kept -= 1
         self._marks -= marks
 
+    def mark(self, marks: int) -> None:
+        """Counts marks of a row."""
+        self._marks += marks
+
     def has_room(self, tokens: int = 0, marks: int = 0) -> bool:
         """Whether rows, kept prefixes and one more prefix of `tokens` tokens (0: none), with `marks` marks
         besides its end, fit on every member."""

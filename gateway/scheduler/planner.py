@@ -100,7 +100,11 @@ class StepPlanner:
 
     def start(self, row: Row) -> bool:
         """Reserves memory and puts the row in line; False when it has to wait."""
-        self.pressed = self.pressed or not self.ledger.reserve_all(row.group, row.reserved, self.waiting)
+        self.pressed = (
+            self.pressed
+            or self.prefixes.waits_for(row)
+            or not self.ledger.reserve_all(row.group, row.reserved, self.waiting)
+        )
         if not self.pressed:
             self._line.add(row)
         return not self.pressed
@@ -117,6 +121,7 @@ class StepPlanner:
         self._line.discard(row)
         lane = self._lane(row)
         if not row.begun:
+            self.prefixes.forget(row)
             self.ledger.release(row.number)
         elif row.number not in lane.rows:  # else it leaves with a step of its lane
             lane.ready = [each for each in lane.ready if each is not row]
@@ -242,7 +247,7 @@ class StepPlanner:
         step = self._step([])  # before the chunk is taken: it may drop the prefix that the chunk begins with
         pausing = self._budget.pausing
         row, chunk = self._line.take(tokens, pausing=pausing, planned=not pausing and bool(self._running()))
-        self.prefixes.chunk(row, chunk.start)
+        chunk.takes = self.prefixes.chunk(row, chunk.start)
         step.prefill.chunks.append(chunk)
         steps, prefill = self._before
         seconds = self._ring.costs.chunk(chunk.end - chunk.start)
@@ -298,7 +303,7 @@ class StepPlanner:
         if way is None:
             return None
         leaving, joining = lane.leaving(), lane.ready
-        if lane.must_change(leaving, self.pressed):
+        if lane.must_change(leaving, self.pressed or self.prefixes.waits):
             lane.ready = []
             lane.change(leaving, joining)
         else:
@@ -326,9 +331,9 @@ class StepPlanner:
         """The next step, with the changes that are due: settles, prefixes, evictions, admissions."""
         self._number += 1
         step = control.Step(number=self._number, changes=self._drafting.settling())
-        step.changes.extend(self.prefixes.changes())
         for row in leaving:
-            self._drop(row)
+            self._drop(row)  # first: what is kept of it takes its place
+        step.changes.extend(self.prefixes.changes())
         for number in self._dropped:
             step.changes.add().evict.row = number
         self._dropped.clear()
@@ -345,4 +350,5 @@ class StepPlanner:
 
     def _drop(self, row: Row) -> None:
         self.ledger.release(row.number)
+        self.prefixes.left(row)
         self._dropped.append(row.number)

@@ -218,6 +218,7 @@ class Row:
     names: tuple[tuple[int, bytes], ...] = ()
     prefix: int = 0
     reused: int = 0
+    continues: bool = False  # the conversation that its prefix was kept of
     cuts: tuple[int, ...] = ()
     marks: tuple[tuple[int, bytes], ...] = ()
     stored: int = 0  # tokens of its prompt that the head has on disk

@@ -42,7 +42,8 @@ MAX_UNSETTLED = 128
 class Chunk:
     """Tokens [start, end) of a row's prompt; `last` when they end it and a token is sampled.
 
-    A row's first chunk that starts above 0 takes the first `start` tokens from the kept `prefix`.
+    A row's first chunk that starts above 0 has the first `start` tokens of the kept `prefix`. If it `takes`
+    that, nothing else can begin with it any more.
     """
 
     row: int
@@ -52,6 +53,7 @@ class Chunk:
     params_bytes: int
     prefix: int = 0
     choices: int = 1
+    takes: bool = False
 
     @property
     def sampled(self) -> range:
@@ -374,9 +376,7 @@ class Composition:
             adopt = change.adopt
             return self._adopt(adopt.prefix, Origin(adopt.epoch, adopt.row, adopt.tokens))
         if kind == "drop":
-            if self._prefixes.pop(change.drop.prefix, None) is None:
-                raise _bad(f"prefix {change.drop.prefix} cannot be dropped: it is not kept")
-            self._restored.pop(change.drop.prefix, None)
+            self._give_up(change.drop.prefix)
             return Dropping(change.drop.prefix)
         if kind == "restore":
             return self._restore(change.restore)
@@ -418,6 +418,11 @@ class Composition:
             raise _bad(f"prefix {prefix} is one more than {MAX_PREFIXES}")
         self._highest_prefix = prefix
         self._prefixes[prefix] = origin
+
+    def _give_up(self, prefix: int) -> None:
+        if self._prefixes.pop(prefix, None) is None:
+            raise _bad(f"prefix {prefix} cannot be given up: it is not kept")
+        self._restored.pop(prefix, None)
 
     def _admit(self, row: int, lane: int) -> Admission:
         place = self._prefilling.pop(row, None)
@@ -467,8 +472,8 @@ class Composition:
     def _chunk(self, chunk: control.Chunk) -> Chunk:
         if chunk.start == 0 or chunk.prefix:
             self._begin(chunk)
-        elif chunk.params_bytes or chunk.choices:
-            raise _bad("parameters and choices travel with the first chunk only")
+        elif chunk.params_bytes or chunk.choices or chunk.takes:
+            raise _bad("parameters, choices and a prefix come with the first chunk only")
         total = chunk.prompt_tokens
         if self._prefilling.get(chunk.row) != (chunk.start, total):
             raise _bad(f"chunk of row {chunk.row} does not continue its prompt")
@@ -481,7 +486,9 @@ class Composition:
         choices = self._choices.get(chunk.row, 1)
         if last:
             self._copy(chunk.row, total)
-        return Chunk(chunk.row, chunk.start, chunk.end, last, chunk.params_bytes, chunk.prefix, choices)
+        return Chunk(
+            chunk.row, chunk.start, chunk.end, last, chunk.params_bytes, chunk.prefix, choices, chunk.takes
+        )
 
     def _copy(self, row: int, total: int) -> None:
         choices = self._choices.pop(row, 1)
@@ -499,6 +506,11 @@ class Composition:
             raise _bad(f"prefix {chunk.prefix} does not hold the first tokens of row {chunk.row}")
         if not self._unused.take(chunk.row, chunk.row + choices - 1):
             raise _bad(f"row {chunk.row} is not a new row")
+        if chunk.takes and not chunk.prefix:
+            raise _bad(f"row {chunk.row} takes no prefix")
+        if chunk.takes:
+            self._digest_of_prefixes = None
+            self._give_up(chunk.prefix)
         self._choices[chunk.row] = choices
         self._copies += choices - 1
         self._prefilling[chunk.row] = (chunk.start, chunk.prompt_tokens)

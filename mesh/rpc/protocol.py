@@ -16,12 +16,12 @@ from importlib import metadata
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.v1 import proof_pb2
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """The newest that this release speaks. Raised with every change that old and new machines cannot share."""
 
-OLDEST_PROTOCOL = 8
+OLDEST_PROTOCOL = 9
 """The oldest that it speaks, which the previous release spoke: machines can be updated one after the other.
-Protocol 8 is the first release's. A tail of 7 reads other parameter records, and none that name blocks."""
+Protocol 9 is the first release's. A member of 8 keeps a prefix that a row takes."""
 
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,64}")
 

@@ -46,6 +46,7 @@ from sealring.node.engine.seats import Prompts, seat_of
 from sealring.node.engine.seats.results import StageCall, behind, launch, states
 from sealring.node.engine.seats.sources import Input, no_drafts
 from sealring.node.engine.staging import ShardSpec, Stage
+from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.undo import UndoLog
 from sealring.node.engine.threads import LAUNCHES, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
@@ -356,20 +357,25 @@ class StageEpoch:
         for changes in settled.values():
             if again := self._lanes.settle(changes, self._stage):
                 launch(behind(states(again)))  # while the step's input is on its way
-        self._keep_and_drop(step)
+        kept = self._keep_and_drop(step)
         self._lanes.apply(change for change in step.changes if isinstance(change, Admission | Eviction))
         for change in step.changes:
             if isinstance(change, Eviction):
                 self._source.forget(change.row)
+        for change, cache in kept:  # now: an evicted row's arrays go as they are copied, layer by layer
+            launch(states(cache))
+            self._prefixes.write_behind(change)
+        for change in step.changes:
+            if isinstance(change, Eviction):
                 self._prefixes.forget(change.row)
 
-    def _keep_and_drop(self, step: ResolvedStep) -> None:
-        """The source checks a change before the caches follow."""
+    def _keep_and_drop(self, step: ResolvedStep) -> list[tuple[Keeping, Cache]]:
+        """The source checks a change before the caches follow. Returns copies that are still to be made."""
+        kept = []
         for change in step.changes:
             if isinstance(change, Keeping):
                 self._source.keep(change)
-                launch(states(self._prefixes.keep(change, self._lanes.cache_of(change))))
-                self._prefixes.write_behind(change)
+                kept.append((change, self._prefixes.keep(change, self._lanes.cache_of(change))))
             elif isinstance(change, Restoring):
                 self._source.restore(change)
                 launch(states(self._prefixes.restore(change, self._stage.make_cache)))
@@ -379,6 +385,7 @@ class StageEpoch:
             elif isinstance(change, Dropping):
                 self._source.drop_prefix(change.prefix)
                 self._prefixes.drop(change.prefix)
+        return kept
 
     def _decode(self, step: ResolvedStep) -> None:
         times = StepTimes(step.number, time.perf_counter(), decode=True)
@@ -441,6 +448,9 @@ class StageEpoch:
         if chunk.prefix:
             self._source.reuse(chunk)
         row = Row(chunk.row, self._prefixes.start(chunk) if chunk.prefix else self._stage.make_cache())
+        if chunk.takes:
+            self._source.drop_prefix(chunk.prefix)
+            self._prefixes.drop(chunk.prefix)
         self._lanes.start(row)
         record = self._source.parameters(chunk)
         self._results.begin(step, chunk, row, record)

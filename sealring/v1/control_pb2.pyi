@@ -1037,6 +1037,7 @@ class Chunk(_message.Message):
     PARAMS_BYTES_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    TAKES_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     start: _builtins.int
     end: _builtins.int
@@ -1053,6 +1054,8 @@ class Chunk(_message.Message):
     and those of the next numbers; 0: 1. The others are prefilled then, as copies of this one, each with its seed
     plus its distance from this row.
     """
+    takes: _builtins.bool
+    """With the row's first chunk: the prefix is given up, and the row has its memory."""
     def __init__(
         self,
         *,
@@ -1063,10 +1066,11 @@ class Chunk(_message.Message):
         params_bytes: _builtins.int = ...,
         prefix: _builtins.int = ...,
         choices: _builtins.int = ...,
+        takes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "end", b"end", "params_bytes", b"params_bytes", "prefix", b"prefix", "prompt_tokens", b"prompt_tokens", "row", b"row", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "end", b"end", "params_bytes", b"params_bytes", "prefix", b"prefix", "prompt_tokens", b"prompt_tokens", "row", b"row", "start", b"start", "takes", b"takes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,10 +28,19 @@ def test_a_turn_of_an_agent_alone_takes_what_it_takes_alone():
     assert found["alone"] < 0.3 * virtual.beside("2xm4max", "qwen38-27b-4bit", 1, 4096)["alone"]
 
 
+@pytest.mark.parametrize(("count", "room"), [(1, 1.0), (2, 2.0), (4, 3.0)])
+def test_an_agents_turn_finds_all_of_its_prompt_and_answer(count, room):
+    """In memory for one row of each, or less: no conversation is held twice, or dropped for another's."""
+    found = virtual.sessions("2xm4max", "qwen3-4b-4bit", count, 1, room=room, turns=12)
+    assert found["longest"] > 40_000
+    assert found["again"] == found["dropped"] == 0
+    assert found["answers"] < 0.02, "the last token of each, which no step has computed"
+
+
 def test_all_loads_are_simulated_and_say_so():
     asked = ["--virtual", "1xm3ultra:qwen3-4b-4bit", "--rows", "2", "--at-once", "2", "--agents", "1"]
     result = scheduler.run(parse(find("scheduler"), [*asked, "--seeds", "1"]))
     tables = scheduler.tables(result)
-    assert len(tables) == 5
+    assert len(tables) == 6
     assert all("simulated" in table.title and len(table.rows) == 1 for table in tables)
     assert scheduler.checks(result) == []

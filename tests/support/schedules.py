@@ -208,8 +208,11 @@ class PrefixSteps:
         end = min(total, start + self.choices.randint(1, CHUNK))
         if prefix:
             self.marks[row] = [mark for mark in self.kept_marks[prefix] if mark <= start]
+        takes = prefix > 0 and self.choices.random() < 0.3
+        if takes:
+            del self.kept[prefix]
         step.prefill.chunks.add(
-            row=row, start=start, end=end, prompt_tokens=total, params_bytes=size, prefix=prefix
+            row=row, start=start, end=end, prompt_tokens=total, params_bytes=size, prefix=prefix, takes=takes
         )
         self.held[row] = end
 

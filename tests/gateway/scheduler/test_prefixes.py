@@ -16,6 +16,7 @@ from sealring.mesh.ring.prefix_names import OPENING, PrefixNames, split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
+LIMIT = 40
 ANY, EXACT = control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT
 
 
@@ -38,14 +39,16 @@ class Desk:
         self.named: dict[int, PrefixNames] = {}
 
     def row(self, text: str, stored: int = 0) -> Row:
-        """A row about to begin. The head has the first `stored` tokens of its prompt on disk."""
+        """A row about to begin, which has no memory. The head has the first `stored` tokens of its prompt on
+        disk."""
         self.count += 1
-        row = Row(self.count, Request(f"r{self.count}", "k", 1, inference.Envelope()))
+        row = Row(self.count, Request(f"r{self.count}", "k", 1, inference.Envelope()), limit=LIMIT)
         named = self.named[row.number] = PrefixNames(bytes(32), b"c")
         names, ends = self.ends.extend(named, text.encode("utf-32-le"))
         row.prompt_tokens, row.names = len(text), split(names, len(text), ends=ends)
         row.stored = stored
         self.cache.prepare(row)
+        self.cache.forget(row)
         return row
 
     def prefill(self, text: str) -> tuple[Row, list[str]]:
@@ -58,6 +61,25 @@ class Desk:
             self.cache.chunk(row, start)
             brought += self.changes()
         return row, brought
+
+    def start(self, text: str) -> Row:
+        """As `row`, with memory of its own."""
+        row = self.row(text)
+        assert self.ledger.reserve_all((row,), row.reserved)
+        self.cache.prepare(row)
+        return row
+
+    def begin(self, row: Row) -> tuple[bool, list[str]]:
+        """Prefills a row in one chunk: whether it takes its prefix, and the changes before and behind."""
+        before = self.changes()
+        row.begun, row.reused, row.prefilled = True, row.prefilled, row.prompt_tokens
+        takes = self.cache.chunk(row, row.reused)
+        return takes, [*before, *self.changes()]
+
+    def leave(self, row: Row) -> list[str]:
+        self.ledger.release(row.number)
+        self.cache.left(row)
+        return self.changes()
 
     def finish(self, row: Row, answer: str) -> list[str]:
         """The row ends with an answer, whose last token no step has computed."""
@@ -135,7 +157,8 @@ def test_rows_come_first_and_the_least_recently_used_goes() -> None:
     desk = Desk(tokens=1024)
     for letter in "abc":
         desk.prefill(letter * 200)
-    desk.prefill("a" * 200)  # uses the first again
+    again, _ = desk.prefill("a" * 200)  # uses the first
+    desk.cache.left(again)
     lane = desk.ledger.place(512)
     assert lane is not None
     desk.ledger.reserve(99, lane, 512)
@@ -220,7 +243,7 @@ def test_a_prefix_is_in_use_from_the_first_chunk_of_a_row_that_begins_with_it() 
     desk = Desk(tokens=1024)
     for letter in "abc":
         desk.prefill(letter * 200)
-    row = desk.row("a" * 200 + "d" * 300)
+    row = desk.row("a" * 150 + "d" * 350)
     row.begun, row.reused, row.prefilled = True, row.prefilled, 250
     desk.cache.chunk(row, row.reused)
     assert desk.changes() == []
@@ -281,12 +304,12 @@ def test_no_more_is_kept_than_members_take() -> None:
 
 
 def test_the_names_seen_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "MAX_SEEN", 8)
+    monkeypatch.setattr(prefixes, "MAX_SEEN", 6)
     desk = Desk(EXACT, tokens=64)  # room for nothing: prompts are seen and not kept
     for letter in "abac":
         desk.prefill(letter * 150)
     end = 200 - OPENING
-    assert desk.row("a" * 150 + "x" * 50).cuts == (150, end)
+    assert desk.row("a" * 150 + "x" * 50).cuts == (134, end)
     assert desk.row("b" * 150 + "x" * 50).cuts == (end,)
     assert desk.row("a" * 70 + "x" * 130).cuts == (64, end)
 
@@ -306,3 +329,131 @@ def test_a_prompt_whose_caches_cannot_be_cut_is_cut_where_its_beginning_can_be_s
     sealed.names, sealed.prompt_tokens = row.names, row.prompt_tokens
     Desk(EXACT, 20_000, stores=True).cache.prepare(sealed)
     assert sealed.cuts == (end,)
+
+
+def test_a_row_takes_the_prefix_that_it_continues_where_there_is_no_room_for_both() -> None:
+    """And what it has computed is kept in its own place, once it leaves."""
+    desk = Desk(tokens=1024)
+    row = desk.start("a" * 600)
+    assert desk.begin(row) == (False, [])
+    assert desk.finish(row, "b" * 20) == []
+    assert desk.leave(row) == ["keep 1: 619 of 1"]
+    follow = desk.start("a" * 600 + "b" * 20 + "c" * 100)
+    assert follow.prefilled == 619
+    assert desk.begin(follow) == (True, [])
+    assert desk.finish(follow, "d" * 20) == []
+    assert desk.leave(follow) == [f"keep 2: 739 of {follow.number}"]
+    assert desk.ledger.kept_tokens == 739
+
+
+def test_a_row_waits_for_the_answer_that_it_continues() -> None:
+    desk = Desk(tokens=1280)
+    row = desk.start("a" * 600)
+    desk.begin(row)
+    assert not desk.cache.waits
+    desk.finish(row, "b" * 20)
+    follow = desk.row("a" * 600 + "b" * 20 + "c" * 100)
+    assert desk.cache.waits
+    assert desk.cache.waits_for(follow)
+    assert not desk.cache.waits_for(desk.row("d" * 500))
+    desk.leave(row)
+    assert not desk.cache.waits
+    assert not desk.cache.waits_for(follow)
+    assert desk.start("a" * 600 + "b" * 20 + "c" * 100).prefilled == 619
+
+
+def test_an_answer_that_is_kept_when_its_row_leaves_has_a_number_above_those_kept_meanwhile() -> None:
+    """Members refuse a number that does not rise (mesh.ring.composition)."""
+    desk = Desk(tokens=1280)
+    row = desk.start("a" * 600)
+    desk.begin(row)
+    assert desk.finish(row, "b" * 20) == []
+    assert desk.prefill("d" * 100)[1] == ["keep 1: 100 of 2"]
+    assert desk.leave(row) == ["keep 2: 619 of 1"]
+
+
+def test_a_row_that_does_not_begin_leaves_its_prefix_to_be_counted() -> None:
+    desk = Desk(tokens=1024)
+    desk.prefill("a" * 600)
+    row = desk.start("a" * 600 + "b")
+    assert desk.changes() == []
+    desk.cache.forget(row)
+    desk.ledger.release(row.number)
+    assert desk.ledger.kept_tokens == 600
+    desk.start("c" * 500)
+    assert desk.changes() == ["drop 1"]
+
+
+def test_two_rows_continue_one_prefix_and_the_last_takes_it() -> None:
+    desk = Desk(tokens=1536)
+    desk.prefill("a" * 600)
+    first, second = desk.start("a" * 600 + "b"), desk.start("a" * 600 + "c")
+    assert desk.begin(first) == (False, [])
+    assert desk.begin(second) == (True, [])
+
+
+def test_others_conversations_are_not_dropped_for_a_rows_copy() -> None:
+    """Neither while it runs, nor when it ends: it has memory for what is kept of it."""
+    desk = Desk(tokens=1280)
+    desk.prefill("a" * 600)
+    row = desk.start("b" * 300)
+    assert desk.begin(row) == (False, [])
+    desk.finish(row, "c" * 30)
+    assert desk.leave(row) == ["keep 2: 329 of 2"]
+    assert desk.row("a" * 601).prefilled == 600
+
+
+def test_first_prompts_go_before_conversations_while_these_are_the_smaller_part() -> None:
+    desk = Desk(tokens=2048)
+    talk, _ = desk.prefill("a" * 300)
+    desk.finish(talk, "b" * 20)
+    follow, _ = desk.prefill("a" * 300 + "b" * 20 + "c" * 100)
+    desk.cache.left(follow)
+    for letter in "defghijklm":
+        row, _ = desk.prefill(letter * 300)
+        desk.cache.left(row)
+    assert desk.row("a" * 300 + "b" * 20 + "c" * 101).prefilled == 420
+    assert desk.row("d" * 301).prefilled == 0
+    for letter in "nop":
+        desk.prefill(letter * 900)
+        turn, _ = desk.prefill(letter * 900 + "q" * 50)
+        desk.cache.left(turn)
+    assert desk.row("a" * 300 + "b" * 20 + "c" * 101).prefilled == 0, "unused, beside larger ones"
+
+
+def test_what_was_computed_of_a_cancelled_prompt_is_kept() -> None:
+    desk = Desk()
+    row = desk.start("a" * 500)
+    row.begun, row.prefilled = True, 300
+    desk.cache.chunk(row, 0)
+    assert desk.leave(row) == ["keep 1: 256 of 1"]
+    assert desk.row("a" * 500).prefilled == 256
+    exact = Desk(EXACT)
+    row = exact.start("a" * 500)
+    row.begun, row.prefilled = True, 300
+    exact.cache.chunk(row, 0)
+    assert exact.leave(row) == []
+
+
+def test_caches_that_cannot_be_cut_give_up_a_turn_for_the_next_one() -> None:
+    """But not a beginning that prompts have in common."""
+    desk = Desk(EXACT, tokens=1100)
+    desk.prefill("s" * 150 + "a" * 100)
+    _, changes = desk.prefill("s" * 150 + "b" * 100)
+    assert changes == ["keep 2: 128 of 2", "keep 3: 234 of 2"]
+    turn, changes = desk.prefill("s" * 150 + "b" * 300)
+    assert (turn.reused, changes) == (234, ["keep 4: 434 of 3"])
+    follow, changes = desk.prefill("s" * 150 + "b" * 300 + "c" * 100)
+    assert (follow.reused, changes) == (434, ["drop 3", "drop 1", "keep 5: 534 of 4"])
+    assert desk.row("s" * 150 + "d" * 100).prefilled == 128
+
+
+def test_marks_of_a_prefix_that_a_row_has_taken_count_until_it_leaves() -> None:
+    desk = Desk(EXACT, tokens=1070, marks=10)
+    desk.prefill("a" * 400)
+    row = desk.start("a" * 400 + "b" * 400)
+    assert desk.begin(row) == (True, [])
+    assert row.marks == (desk.row("a" * 400).names[-2],)
+    assert desk.ledger.kept_bytes() == [10]
+    assert desk.leave(row) == []
+    assert desk.ledger.kept_bytes() == [0]

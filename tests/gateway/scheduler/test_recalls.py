@@ -142,10 +142,20 @@ def test_rows_that_need_the_memory_end_a_recall() -> None:
 
 
 def test_nobody_waits_where_nothing_can_be_there() -> None:
-    for desk, stored in ((Desk(), 0), (Desk(), 255), (Desk(recalls=False), 1024), (Desk(budget=2100), 1024)):
+    for desk, stored in ((Desk(), 0), (Desk(), 255), (Desk(recalls=False), 1024)):
         row = desk.ask("one", 2000, stored)
         assert not desk.recalls
         assert desk.begun == {row: 0}
+
+
+def test_what_members_read_takes_the_place_of_its_row() -> None:
+    desk = Desk(budget=2100)
+    row = desk.ask("one", 2000, 1792)
+    desk.answer(1, 1792, 1792)
+    assert desk.begun == {row: 1792}
+    assert desk.steps[-1].prefill.chunks[0].takes
+    desk.finish()
+    assert desk.scheduler.kept()[0] == 1984, "and the row's own is taken by what is kept"
 
 
 @pytest.mark.parametrize("tokens", [(0, 1024), (1024, 0), (255, 1024)])

@@ -116,6 +116,8 @@ class ModelRing:
             assert chunk.end <= self.prompts[chunk.row]
             if chunk.prefix:
                 self.reuse(chunk)
+            if chunk.takes:
+                del self.kept[chunk.prefix]
         for row in resolved.rows:
             self.lengths[row] += 1 + resolved.drafts
             limit = self.limits[row]
@@ -352,8 +354,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         steps=st.integers(1, 30),
     )
     def submit_in_turn(self, text: int, prompts: list[int], steps: int) -> None:
-        """Requests that begin alike, so far apart that they find what earlier ones left."""
-        for prompt in prompts:
+        """Requests that begin alike, so far apart that they find what earlier ones left: mostly all of it."""
+        for prompt in sorted(prompts) if steps % 2 else prompts:
             self.submit("a", prompt, 20, 1000, text, prompt - prompt % 7)
             while self.ring is not None and self.ring.opening:
                 self.answer_open(False)

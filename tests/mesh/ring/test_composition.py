@@ -349,9 +349,12 @@ def kept(number: int, *prefixes: tuple[int, int, int], drop: int = 0) -> control
     return step
 
 
-def with_prefix(number: int, row: int, start: int, end: int, total: int, prefix: int) -> control.Step:
+def with_prefix(
+    number: int, row: int, start: int, end: int, total: int, prefix: int, *, takes: bool = False
+) -> control.Step:
     step = prefill(number, row, start, end, total)
     step.prefill.chunks[0].prefix = prefix
+    step.prefill.chunks[0].takes = takes
     step.prefill.chunks[0].params_bytes = 64
     return step
 
@@ -370,6 +373,18 @@ def test_a_row_begins_with_a_kept_prefix() -> None:
     assert composition.prefixes() == {1: 6}
     assert composition.apply(kept(5, drop=1)).changes == (Dropping(1),)
     assert composition.prefixes() == {}
+
+
+def test_a_row_takes_a_prefix_that_nothing_can_begin_with_any_more() -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 8, 20))
+    composition.apply(kept(2, (1, 1, 6)))
+    assert composition.tokens == 14
+    assert composition.apply(with_prefix(3, 2, 5, 9, 20, 1, takes=True)).chunks[0].takes
+    assert (composition.prefixes(), composition.tokens) == ({}, 17)
+    composition.apply(kept(4, (2, 2, 9)))
+    with pytest.raises(InvalidInput, match="does not hold"):
+        composition.apply(with_prefix(5, 3, 5, 9, 9, 1))
 
 
 def test_a_row_in_a_lane_holds_the_tokens_that_were_computed() -> None:
@@ -405,6 +420,8 @@ def test_a_row_in_a_lane_holds_the_tokens_that_were_computed() -> None:
         with_prefix(3, 2, 5, 9, 9, 2),  # of a prefix that is not there
         with_prefix(3, 2, 1, 9, 9, 2),
         with_prefix(3, 1, 8, 9, 9, 1),  # by a row that is there already
+        with_prefix(3, 2, 0, 9, 9, 0, takes=True),  # takes none
+        with_prefix(3, 1, 8, 9, 9, 0, takes=True),  # not with the first chunk
         prefill(3, 2, 5, 8, 9),
     ],
 )
@@ -737,6 +754,10 @@ PLACES: list[list[tuple[int, int]]] = [
             [prefill(1, 1, 0, 8, 8), kept(2, (1, 1, 5), (2, 1, 5)), with_prefix(3, 2, 5, 8, 8, prefix)]
             for prefix in (1, 2)
         ],
+        [
+            [prefill(1, 1, 0, 8, 8), kept(2, (1, 1, 5)), with_prefix(3, 2, 5, 8, 8, 1, takes=takes)]
+            for takes in (False, True)
+        ],
         [[with_choices(1, 1, 0, 8, 9, choices)] for choices in (0, 2, 3)],
         [[with_choices(1, 1, 0, 8, 9, choices), prefill(2, 5, 0, 4, 8)] for choices in (0, 2, 3)],
         [[two_rows(1), changed(2, *(admit(*place) for place in places))] for places in PLACES],
@@ -746,6 +767,7 @@ PLACES: list[list[tuple[int, int]]] = [
         "a prefix earlier",
         "prefix of another row",
         "row of another prefix",
+        "a prefix that is taken",
         "choices",
         "choices earlier",
         "lanes",
