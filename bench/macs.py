@@ -29,6 +29,7 @@ from bench.mixed import rates
 from bench.models import SHAPES
 from bench.openai_client import Reply
 from bench.paced import check, loads
+from bench.paced.alone import Alone, alone, together
 from bench.paced.clusters import NAME, TINY, Cost, Macs, macs
 from bench.paced.figures import StageTime, cluster, figures
 from bench.paced.node import Pace
@@ -50,7 +51,6 @@ SECTION_SECONDS = 480.0
 """The longest time of one section of --all."""
 
 _WORDS, _TOKENS, _SOLO_TOKENS = 4, 4096, 1024
-_MOST_CHUNKS = 64
 _DRAFTED_LAYERS = 11
 """Layers of the model that is computed, which a head and one or two others share as the large one's."""
 
@@ -240,30 +240,24 @@ async def _agents(text: str, model: str, count: int, options: argparse.Namespace
     )
     replies = [reply for session in sessions for reply in session]
     middle = options.turns // 2 if options.restart else 0
-    later = [one for each in sessions for turn, one in enumerate(each) if turn and turn != middle and one.ok]
-    times = [one.ttft / new_alone(text, model, options.link, one) for one in later]
+    good = [(turn, one) for each in sessions for turn, one in enumerate(each) if one.ok]
+    by_figures = [new_alone(text, model, options.link, one) for _, one in good]
+    least = together((one.begun, taken) for (_, one), taken in zip(good, by_figures, strict=True))
+    later = [place for place, (turn, _) in enumerate(good) if turn and turn != middle]
     return {
         "load": f"{count} agents",
         **_of_replies(replies, 0),
         **agents.figures(sessions, options.restart),
-        "times_new_alone": summary(times),
+        "times_new_alone": summary([good[place][1].ttft / by_figures[place].whole for place in later]),
+        "times_together": summary([least[place] for place in later]),
     }
 
 
-def new_alone(text: str, model: str, link: str, reply: Reply) -> float:
-    """Seconds by figures until the new tokens of a prompt are through a ring that does nothing else, with the
-    best number of equal chunks."""
-    new = reply.prompt_tokens - reply.cached_tokens
+def new_alone(text: str, model: str, link: str, reply: Reply) -> Alone:
+    """What the new tokens of a prompt take a ring that does nothing else, by figures."""
     stages = _stage_times(text, model)
     hops = len(stages) * _way(link) if len(stages) > 1 else 0.0
-
-    def through(chunks: int) -> float:
-        size = -(-new // chunks)
-        behind = [reply.cached_tokens + number * size for number in range(chunks)]
-        longest = [max(one.step(1, size, context) for one in stages) for context in behind]
-        return sum(longest) + (len(stages) - 1) * longest[-1] + hops
-
-    return min(map(through, range(1, min(new, _MOST_CHUNKS) + 1)))
+    return alone(stages, hops, reply.prompt_tokens - reply.cached_tokens, reply.cached_tokens)
 
 
 async def _list(at_once: int, rate: float, options: argparse.Namespace, ring: Macs) -> Result:
@@ -468,7 +462,7 @@ def _list_table(title: str, section: Result) -> Table:
                     *(load["prompt_per_second"], load["cached"]),
                     *(load[key].get(part) for key, part in parts),
                     *(load.get("efficiency"), load.get("computed_again"), load.get("after_restart")),
-                    load.get("times_new_alone", {}).get("p95"),
+                    *(load.get(times, {}).get("p95") for times in ("times_new_alone", "times_together")),
                     *(load[name] for name in ("failed", "own_share", "machine_load")),
                 ]
             )
@@ -480,6 +474,7 @@ def _list_table(title: str, section: Result) -> Table:
         "computed again",
         "after restart",
         "ttft p95, times new alone",
+        "of prompts without answers",
     ]
     return Table(title, [*columns, "failed", "own share", "machine load"], body)
 

@@ -26,6 +26,8 @@ STREAM_SECONDS = 1800.0
 """This limit for streamed answers, which go on slowly beside a long prompt."""
 
 LOOK_SECONDS = 0.02
+_ERROR = 300
+"""Characters of an error's text that are kept."""
 
 
 @dataclass
@@ -82,7 +84,7 @@ async def ask(
     except TimeoutError:
         reply.error = "timeout"
     except (OSError, EOFError, ValueError, asyncio.IncompleteReadError) as error:
-        reply.error = reply.error or type(error).__name__
+        reply.error = reply.error or f"{type(error).__name__}: {error}"[:_ERROR]
     reply.ended = time.perf_counter()
     if not reply.arrivals and not reply.error:
         reply.error = "nothing came"
@@ -155,6 +157,7 @@ async def _events(base_url: str, path: str, body: dict[str, Any], key: str) -> A
         async for part in parts:
             pending += part
             if status != 200:
+                pending = pending[:_ERROR]
                 continue
             *lines, pending = pending.split(b"\n")
             for line in lines:
@@ -165,7 +168,7 @@ async def _events(base_url: str, path: str, body: dict[str, Any], key: str) -> A
                     return
                 yield json.loads(data)
         if status != 200:
-            raise ValueError(f"status {status}")
+            raise ValueError(f"status {status}: {pending.decode(errors='replace')}")
 
 
 @contextlib.asynccontextmanager

@@ -19,6 +19,7 @@ from statistics import mean
 from bench.agents import ANSWER, PROGRAMS, RESULT, TURNS
 from bench.frame import Result
 from bench.mixed import LISTS
+from bench.paced.alone import Alone, alone, together
 from bench.paced.figures import StageTime, cluster, figures
 from bench.summaries import percentile
 from sealring.gateway.scheduler.actions import Action, AnnounceStep, Deliver, Finish, OpenRow
@@ -153,6 +154,10 @@ class VirtualMacs:
     def whole(self, name: str) -> float:
         """Seconds to the last token."""
         return self.arrivals[name][-1] - self.asked[name]
+
+    def alone(self, new: int, cached: int) -> Alone:
+        """What `new` tokens behind `cached` ones take by figures."""
+        return alone(self._stages, len(self._stages) * self._hop, new, cached)
 
     def firsts(self, names: str) -> list[float]:
         """Seconds to the first token of requests whose names begin so."""
@@ -314,7 +319,8 @@ def beside(text: str, model: str, rows: int, prompt: int = 4096) -> Result:
 
 def agents(text: str, model: str, given: Agents, seed: int) -> Result:
     """A closed loop of agents. `first` are times of what a turn takes alone to its first token, and `between`
-    times of what is usual between two of its tokens."""
+    times of what is usual between two of its tokens. `least` are times, by figures, of prompts that come at
+    the same moments to a ring where nothing decodes."""
     ring = VirtualMacs(text, model, support=control.PREFIX_SUPPORT_ANY)
     generator = random.Random(seed)
 
@@ -349,10 +355,14 @@ def agents(text: str, model: str, given: Agents, seed: int) -> Result:
     ids = [f"a{agent}.{number}" for agent in range(given.count) for number in range(given.turns)]
     firsts = [ring.first(name) / alone[int(name.partition(".")[2])] for name in ids]
     between = ring.gaps("a", begun)
+    turns = [int(name.partition(".")[2]) for name in ids]
+    by_figures = [ring.alone(given.new, given.shared + turn * (given.new + given.answer)) for turn in turns]
+    least = together(zip(map(ring.asked.__getitem__, ids), by_figures, strict=True))
     return {
         "alone": mean(alone),
         "first_p50": percentile(firsts, 0.5),
         "first_p95": percentile(firsts, 0.95),
+        "least_p95": percentile(least, 0.95),
         "between_p50": percentile(between, 0.5) / quiet,
         "between_p95": percentile(between, 0.95) / quiet,
         "between_most": max(between) / quiet,

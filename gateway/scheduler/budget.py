@@ -112,6 +112,19 @@ class PrefillBudget:
         enough = NEAR * min(self.alone_seconds(cut, part) for cut in cuts)
         return next(cut.size for cut in cuts if self.alone_seconds(cut, part) <= enough)
 
+    def before(self, rows: int, prompts: int, tokens: int, waiting: int, left: Sequence[int]) -> int:
+        """Tokens of a chunk while nothing decodes and the first tokens of `rows` rows are on their way; the
+        others as in `take`. It is no shorter than in a pause if one has room for a whole prompt."""
+        self.pausing = False
+        if not rows:
+            return self.alone(prompts, tokens)
+        size = self.best([rows], prompts, tokens, waiting)[0]
+        if rows <= FEW and left:
+            shortest = self._soonest(left[0])
+            if shortest.steps * shortest.seconds <= LONGEST:
+                size = max(size, shortest.size)
+        return size
+
     def take(
         self,
         rounds: float,
@@ -143,15 +156,18 @@ class PrefillBudget:
         for. None if not enough pauses are left for the shortest."""
         self._pauses = min(PAUSES, self._pauses + (rounds - self._seen) / SELDOM)
         self._seen = rounds
-        shortest = left[0]
-        size = self.alone(1, shortest)
-        each = self.chunk_factor * self._costs.chunk(min(size, shortest))
-        most = min(MANY, max(1, int(LONGEST / each)))
-        if ceil(ceil(shortest / size) / most) > self._pauses:
+        shortest = self._soonest(left[0])
+        most = min(MANY, max(1, int(LONGEST / shortest.seconds)))
+        if ceil(shortest.steps / most) > self._pauses:
             return None
         self._pauses -= 1
-        steps = accumulate(ceil(tokens / size) for tokens in left)
-        return size, max((total for total in steps if total <= most), default=most)
+        steps = accumulate(ceil(tokens / shortest.size) for tokens in left)
+        return shortest.size, max((total for total in steps if total <= most), default=most)
+
+    def _soonest(self, tokens: int) -> Cut:
+        """How a prompt of `tokens` tokens is through soonest."""
+        size = self.alone(1, tokens)
+        return Cut(size, ceil(tokens / size), self.chunk_factor * self._costs.chunk(min(size, tokens)))
 
     def best(self, lanes: Sequence[int], prompts: int, tokens: int, waiting: int) -> tuple[int, int]:
         """Tokens of a chunk, and steps in a round."""

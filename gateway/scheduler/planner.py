@@ -261,18 +261,14 @@ class StepPlanner:
 
     def _chunk_tokens(self) -> int:
         """The most tokens that a chunk may have now; 0 for no chunk."""
-        prompts, tokens = len(self._line), self._line.tokens
+        prompts, tokens, left = len(self._line), self._line.tokens, self._line.left
         if self._running():
-            left = self._line.left
             return self._budget.take(self._rounds, self._sizes(), prompts, tokens, self.waiting, left)
-        self._budget.pausing = False
         ahead = self._ahead()
         if sum(ahead) >= AHEAD or len(ahead) >= MANY:
             return 0
         soon = sum(not row.closed for step in self._under_way.values() for row in step.first)
-        if soon:
-            return self._budget.best([soon], prompts, tokens, self.waiting)[0]
-        return self._budget.alone(prompts, tokens)
+        return self._budget.before(soon, prompts, tokens, self.waiting, left)
 
     def _ahead(self) -> list[float]:
         """Seconds of each prefill step that the head has not begun.
@@ -287,8 +283,9 @@ class StepPlanner:
 
     def _next_decode(self) -> control.Step | None:
         running = self._running()
+        paused = self._budget.pausing and any(step.lane is None for step in self._under_way.values())
         for lane in running:
-            if lane.outstanding >= ANNOUNCED:
+            if lane.outstanding >= (1 if paused else ANNOUNCED):
                 return None
             step = self._decode(lane, running)
             if step is not None:

@@ -129,7 +129,7 @@ async def test_a_section_that_fails_leaves_the_others(monkeypatch: pytest.Monkey
 def test_new_tokens_alone_take_what_stages_share_and_what_they_look_back_at():
     def seconds(text: str, cached: int = 0) -> float:
         reply = Reply(0.0, prompt_tokens=20_000 + cached, cached_tokens=cached)
-        return macs.new_alone(text, "llama-8b-4bit", "tb5", reply)
+        return macs.new_alone(text, "llama-8b-4bit", "tb5", reply).whole
 
     assert 1.7 < seconds("m3ultra") / seconds("2xm3ultra") < 2.0
     assert seconds("m3ultra", 20_000) > 1.3 * seconds("m3ultra")

@@ -32,6 +32,9 @@ from sealring.mesh.ring.spread import round_seconds
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
+WHOLE = StepCosts(rows=((1, 1e-3),), tokens=((1, 1e-3), (512, 1.5e-3)))
+"""A chunk costs so much whatever its length that a short prompt is one."""
+
 COSTS = StepCosts(rows=((1, 1e-3),), tokens=((1, 2e-6), (10, 1.1e-5), (100, 1.01e-4), (512, 5.13e-4)))
 
 
@@ -47,9 +50,10 @@ class Driver:
         chunk: int = 256,
         budget: int = 1 << 40,
         queue: int = 100,
+        costs: StepCosts = COSTS,
     ) -> None:
         self.scheduler = Scheduler(queue_limit=queue)
-        self.facts = RingFacts((MemberMemory(1, 0, budget),) * stages, max_rows, chunk, costs=COSTS)
+        self.facts = RingFacts((MemberMemory(1, 0, budget),) * stages, max_rows, chunk, costs=costs)
         self.prompts: dict[str, int] = {}
         self.actions: list[Action] = []
         self.steps: list[control.Step] = []
@@ -299,6 +303,35 @@ def test_running_lanes_step_between_chunks() -> None:
     assert all(abs(gap.count("0") - gap.count("1")) <= 1 for gap in gaps)
     longest = max(map(len, work.replace("0", " ").replace("1", " ").split()))
     assert longest == 16, "with them a round of two milliseconds takes one and a half times as long"
+
+
+def test_while_a_pause_lasts_a_lane_has_one_step_behind_it() -> None:
+    """The head would keep a second one until the first one's tokens are back, and with it all behind it."""
+    driver = Driver(2, chunk=512, costs=WHOLE)
+    driver.ask("a", max_tokens=1000)
+    driver.ask("b", max_tokens=1000)
+    driver.done(20)
+    driver.ask("short", prompt=300, max_tokens=100)
+    driver.done(4)
+    assert [step.WhichOneof("work") for step in driver.under_way] == ["prefill", "decode", "decode"]
+    driver.ask("another", prompt=300, max_tokens=100)
+    assert [step.WhichOneof("work") for step in driver.under_way][3:] == ["prefill"]
+    driver.done(10)
+    assert sorted(step.decode.lane for step in driver.under_way) == [0, 0, 1, 1]
+
+
+def test_behind_a_first_token_that_is_on_its_way_a_short_prompt_has_a_pause() -> None:
+    """It has as few chunks as alone."""
+    costs = StepCosts(rows=((1, 1e-3),), tokens=((1, 1e-3), (4, 1.4e-3), (128, 12e-3), (512, 40e-3)))
+    driver = Driver(2, chunk=512, costs=costs)
+    lengths = []
+    for name in ("first", "second"):
+        before = len(driver.steps)
+        driver.ask(name, prompt=300, max_tokens=100)
+        chunks = [chunk for step in driver.steps[before:] for chunk in step.prefill.chunks]
+        lengths.append([chunk.end - chunk.start for chunk in chunks])
+    assert sum(lengths[0]) == sum(lengths[1]) == 300
+    assert len(lengths[1]) == len(lengths[0])
 
 
 def test_changes_are_gathered() -> None:
