@@ -244,6 +244,7 @@ class StepPlanner:
         tokens = self._chunk_tokens() if len(self._line) else 0
         if not tokens:
             return None
+        self._line.prepare()
         step = self._step([])  # before the chunk is taken: it may drop the prefix that the chunk begins with
         pausing = self._budget.pausing
         row, chunk = self._line.take(tokens, pausing=pausing, planned=not pausing and bool(self._running()))

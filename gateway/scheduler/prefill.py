@@ -37,6 +37,13 @@ class PrefillLine:
         self._prepare(row)  # what it lacks by now: its prefix may be dropped before it begins
         self._rows[row.number] = row
 
+    def prepare(self) -> None:
+        """Finds anew where rows begin. Must come before the next step's drops: a row that has found a longer
+        prefix leaves no memory to the one before."""
+        for row in self._rows.values():
+            if not row.begun:
+                self._prepare(row)
+
     def discard(self, row: Row) -> None:
         self._rows.pop(row.number, None)
         self._planned.discard(row.number)

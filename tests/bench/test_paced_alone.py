@@ -1,4 +1,4 @@
-"""What prompts that come together take: the one with the least left goes first."""
+"""The prompt with the least left goes first where several come together."""
 
 import pytest
 

@@ -71,6 +71,7 @@ class Desk:
 
     def begin(self, row: Row) -> tuple[bool, list[str]]:
         """Prefills a row in one chunk: whether it takes its prefix, and the changes before and behind."""
+        self.cache.prepare(row)
         before = self.changes()
         row.begun, row.reused, row.prefilled = True, row.prefilled, row.prompt_tokens
         takes = self.cache.chunk(row, row.reused)
@@ -370,6 +371,21 @@ def test_an_answer_that_is_kept_when_its_row_leaves_has_a_number_above_those_kep
     assert desk.finish(row, "b" * 20) == []
     assert desk.prefill("d" * 100)[1] == ["keep 1: 100 of 2"]
     assert desk.leave(row) == ["keep 2: 619 of 1"]
+
+
+def test_a_row_that_finds_a_longer_prefix_leaves_no_memory_to_the_one_before() -> None:
+    """The first answer to a prompt is in the memory of a row that waits, until another one is kept."""
+    desk = Desk(tokens=1850)
+    first, _ = desk.prefill("a" * 600)
+    desk.finish(first, "b" * 300)
+    row = desk.start("a" * 600 + "c" * 200 + "d" * 150)
+    second = desk.start("a" * 600)
+    desk.begin(second)
+    desk.finish(second, "c" * 200)
+    assert desk.leave(second) == ["keep 3: 799 of 3"]
+    assert desk.begin(row) == (False, ["drop 2"])
+    assert row.reused == 768, "the end that it shares was not known when it was named"
+    assert desk.ledger.has_room()
 
 
 def test_a_row_that_does_not_begin_leaves_its_prefix_to_be_counted() -> None:

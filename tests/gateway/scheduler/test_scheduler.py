@@ -33,7 +33,7 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 WHOLE = StepCosts(rows=((1, 1e-3),), tokens=((1, 1e-3), (512, 1.5e-3)))
-"""A chunk costs so much whatever its length that a short prompt is one."""
+"""Most of the cost of a chunk is fixed, so a short prompt is one chunk."""
 
 COSTS = StepCosts(rows=((1, 1e-3),), tokens=((1, 2e-6), (10, 1.1e-5), (100, 1.01e-4), (512, 5.13e-4)))
 

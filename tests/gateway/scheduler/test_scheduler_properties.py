@@ -87,6 +87,7 @@ class ModelRing:
         self.origins: dict[int, Origin] = {}
         self.marks: dict[int, set[int]] = {}  # of rows
         self.kept_marks: dict[int, set[int]] = {}
+        self.taken: dict[int, int] = {}  # marks of prefixes that rows have taken
         self.named: dict[int, PrefixNames] = {}  # of rows whose prefixes the head names: no copies
         self.ends = Ends()
         self.wrong: set[int] = set()  # rows of which a draft was, since they were settled
@@ -98,6 +99,7 @@ class ModelRing:
         for change in resolved.changes:
             if isinstance(change, Eviction):
                 self.lengths.pop(change.row)
+                self.taken.pop(change.row, None)
             elif isinstance(change, Settling):
                 self.lengths[change.row] -= change.surplus
                 self.wrong.discard(change.row)
@@ -117,7 +119,8 @@ class ModelRing:
             if chunk.prefix:
                 self.reuse(chunk)
             if chunk.takes:
-                del self.kept[chunk.prefix]
+                del self.kept[chunk.prefix], self.kept_marks[chunk.prefix]
+                self.taken[chunk.row] = len(self.marks.get(chunk.row, ()))
         for row in resolved.rows:
             self.lengths[row] += 1 + resolved.drafts
             limit = self.limits[row]
@@ -194,7 +197,8 @@ class ModelRing:
             used = tokens * member.kv_bytes_per_token + self.composition.rows * member.kv_bytes_per_row
             kept = sum(length * member.kv_bytes_per_token for _, length in self.kept.values())
             kept += len(self.kept) * member.kv_bytes_per_row
-            kept += sum(len(marks) - 1 for marks in self.kept_marks.values()) * member.mark_bytes
+            marks = sum(self.taken.values()) + sum(len(marks) - 1 for marks in self.kept_marks.values())
+            kept += marks * member.mark_bytes
             assert used + kept <= member.kv_budget
 
     def finish_one(self) -> control.StepDone:
