@@ -100,8 +100,9 @@ class VirtualMacs:
         support: control.PrefixSupport.ValueType = control.PREFIX_SUPPORT_UNSPECIFIED,
         rows: int = MOST_ROWS,
         memory: int = 1 << 30,
+        mark: int = 0,
     ) -> None:
-        """`memory`: tokens of which each stage has the caches."""
+        """`memory`: tokens of which each stage has the caches. A mark takes as much as `mark` tokens."""
         known, names = figures(), cluster(text)
         self.now = 0.0
         self.asked: dict[str, float] = {}
@@ -126,7 +127,7 @@ class VirtualMacs:
         self._sequence = itertools.count()
         self._scheduler = Scheduler(queue_limit=1000)
         costs = StepCosts.of([list(_timed(stage)) for stage in self._stages])
-        member = MemberMemory(1024, 0, 1024 * memory)
+        member = MemberMemory(1024, 1024 * mark, 1024 * memory, 1024 * mark)
         self._do(self._scheduler.attach(RingFacts((member,) * many, rows, CHUNK, support, costs=costs)))
 
     def ask(self, name: str, prompt: int, answer: int, tokens: bytes = b"") -> None:
@@ -235,8 +236,11 @@ class VirtualMacs:
             output.finish = inference.FINISH_REASON_LENGTH
             if (names := self._names.pop(output.row, None)) is not None:
                 prompt, tokens = self._prompts[request.id]
-                said = tokens[4 * prompt : 4 * (prompt + output.tokens - 1)]
-                output.prefixes, output.ends = self._ends.extend(names, said)
+                whole = 4 * (prompt + output.tokens)
+                for said in (tokens[4 * prompt : whole - 4], tokens[whole - 4 : whole]):
+                    prefixes, ends = self._ends.extend(names, said)
+                    output.prefixes += prefixes
+                    output.ends += ends
 
     def _at(self, when: float, event: Callable[[], list[Action]]) -> None:
         heapq.heappush(self._events, (when, next(self._sequence), event))
@@ -371,15 +375,21 @@ def agents(text: str, model: str, given: Agents, seed: int) -> Result:
     }
 
 
-def sessions(text: str, model: str, count: int, seed: int, room: float = 0.0, turns: int = TURNS) -> Result:
+def sessions(
+    text: str, model: str, count: int, seed: int, room: float = 0.0, turns: int = TURNS, mark: int = 0
+) -> Result:
     """Agents as those of `bench.agents`, at once, without a pause between their turns.
+
+    With `mark` the model has windows or states, which take as much memory as the keys and values of `mark`
+    tokens, and its caches cannot be cut.
 
     The ring has memory for `room` rows of CONTEXT tokens, by default for one of each agent. `again` is the
     share of the tokens of each turn's last prompt that were computed again, and `dropped` the share of turns
     in which those were more than lie between two boundaries. `answers` is the share of answers' tokens.
     """
-    support = control.PREFIX_SUPPORT_ANY
-    ring = VirtualMacs(text, model, support=support, rows=count, memory=round((room or count) * CONTEXT))
+    support = control.PREFIX_SUPPORT_EXACT if mark else control.PREFIX_SUPPORT_ANY
+    memory = round((room or count) * (CONTEXT + mark))
+    ring = VirtualMacs(text, model, support=support, rows=count, memory=memory, mark=mark)
     generators = [random.Random(f"agent {seed} {number}") for number in range(count)]
     spelt: dict[int, bytes] = {}
     prompts: dict[tuple[int, int], tuple[int, int]] = {}

@@ -628,15 +628,24 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
 
 
 def _kept_by_all(attached: Sequence[control.Attached]) -> Iterator[tuple[Origin, Names]]:
-    """Prefixes that every member still has. Malformed names of the head are ignored."""
-    held = [{Origin(kept.epoch, kept.row, kept.tokens) for kept in each.kept} for each in attached]
+    """Prefixes that every member still has; where caches cannot be cut, with the names at the ends and marks
+    that every such member has. Malformed names of the head are ignored."""
+    held = [
+        {Origin(one.epoch, one.row, one.tokens): set(one.marks) for one in each.kept} for each in attached
+    ]
+    cutting = [each.prefixes == control.PREFIX_SUPPORT_ANY for each in attached]
     for kept in attached[0].kept:
         origin = Origin(kept.epoch, kept.row, kept.tokens)
-        if all(origin in others for others in held) and kept.names:
-            with contextlib.suppress(InvalidInput):
-                names = split(kept.names, kept.tokens, ends=kept.ends)
-                if names and names[-1][0] == kept.tokens and origin.epoch < attached[0].epoch:
-                    yield origin, names
+        if not all(origin in others for others in held) or not kept.names:
+            continue
+        marks = [others[origin] for others, cuts in zip(held, cutting, strict=True) if not cuts]
+        with contextlib.suppress(InvalidInput):
+            names = split(kept.names, kept.tokens, ends=kept.ends)
+            if names and names[-1][0] == kept.tokens and origin.epoch < attached[0].epoch:
+                if marks:
+                    common = {kept.tokens}.union(set.intersection(*marks))
+                    names = tuple(pair for pair in names if pair[0] in common)
+                yield origin, names
 
 
 def _fixed(serving: ServingEpoch) -> tuple[list[str], bool]:

@@ -14,7 +14,7 @@ be repeating.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import NamedTuple
@@ -454,8 +454,9 @@ class Drafting:
         else:
             seen.credit = max(seen.credit, min(0.0, seen.credit + LOSS))
 
-    def settling(self) -> list[control.Change]:
-        """The changes that the next step begins with."""
+    def settling(self, keeps: Callable[[Row], bool] = lambda row: False) -> list[control.Change]:
+        """The changes that the next step begins with. A row that leaves is not settled, unless its windows
+        and states are to be kept as they were at its end: `keeps`."""
         found = []
         for number, chain in list(self._chains.items()):
             if chain.live and chain.open:
@@ -463,7 +464,7 @@ class Drafting:
             del self._chains[number]
             lane, rows = chain.lane, chain.open
             lane.unsettled = 0 < len(rows) < len(chain.rows)
-            for row in rows:
+            for row in rows or [row for row in chain.rows if keeps(row)]:
                 held = row.prompt_tokens + row.limit - 1 - lane.left(row)
                 found.append(control.Change(settle=control.Settle(row=row.number, tokens=held)))
         return found

@@ -158,7 +158,7 @@ class RingFacts:
     def mark_every(self) -> int:
         """Tokens from one mark of a prompt to the next, so that marks take no more memory than keys and
         values; 0 for none."""
-        if self.prefixes != control.PREFIX_SUPPORT_EXACT or not any(one.mark_bytes for one in self.members):
+        if self.prefixes != control.PREFIX_SUPPORT_EXACT:
             return 0
         marks, tokens = (
             sum(one.mark_bytes for one in self.members),

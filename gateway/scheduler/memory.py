@@ -41,7 +41,8 @@ class Ledger:
         self._held: dict[int, tuple[int, int]] = {}  # row -> its lane and size
         self.tokens = 0
         self.kept_tokens = 0
-        self._kept = self._marks = 0
+        self._kept = 0
+        self.marks = 0  # of rows and kept prefixes
         self.capacity = self._capacity()
 
     def _capacity(self) -> int:
@@ -148,35 +149,37 @@ class Ledger:
         self.reserve(row, lane, tokens if fits else size)
         return fits
 
-    def keep(self, tokens: int, marks: int = 0) -> None:
-        """Counts a kept prefix that has `marks` marks besides its end. Rows take precedence over it."""
+    def keep(self, tokens: int) -> None:
+        """Counts a kept prefix without its marks. Rows take precedence over it."""
         self.kept_tokens += tokens
         self._kept += 1
-        self._marks += marks
 
-    def give_up(self, tokens: int, marks: int = 0) -> None:
+    def give_up(self, tokens: int) -> None:
         self.kept_tokens -= tokens
         self._kept -= 1
-        self._marks -= marks
-
-    def mark(self, marks: int) -> None:
-        """Counts marks of a row."""
-        self._marks += marks
 
     def has_room(self, tokens: int = 0, marks: int = 0) -> bool:
-        """Whether rows, kept prefixes and one more prefix of `tokens` tokens (0: none), with `marks` marks
-        besides its end, fit on every member."""
-        rows = self.rows + self._kept + (tokens > 0)
-        return self._holds(self.tokens + self.kept_tokens + tokens, rows, self._marks + marks)
+        """Whether rows, kept prefixes, marks and one more prefix of `tokens` tokens (0: none), with `marks`
+        new marks, fit on every member."""
+        kept, tokens = self._kept + (tokens > 0), self.kept_tokens + tokens
+        return all(
+            _bytes(member, self.tokens, self.rows) + _kept_bytes(member, tokens, kept, self.marks + marks)
+            <= member.kv_budget
+            for member in self._distinct
+        )
 
     def fits(self, tokens: int, marks: int = 0) -> bool:
-        """Whether one more row of `tokens` tokens fits beside the others if no prefix is kept, or a prefix of
-        as many with `marks` marks besides its end."""
-        return self._holds(self.tokens + tokens, self.rows + 1, marks)
+        """Whether one more row of `tokens` tokens, or a prefix of as many with `marks` marks, fits beside the
+        rows if nothing else is kept."""
+        tokens, rows = self.tokens + tokens, self.rows + (not marks)
+        return all(
+            _bytes(member, tokens, rows) + member.mark_bytes * marks <= member.kv_budget
+            for member in self._distinct
+        )
 
     def kept_bytes(self) -> list[int]:
-        """Bytes of kept prefixes per member, in the order of ranks."""
-        return [_bytes(member, self.kept_tokens, self._kept, self._marks) for member in self.members]
+        """Bytes of kept prefixes and marks per member, in the order of ranks."""
+        return [_kept_bytes(member, self.kept_tokens, self._kept, self.marks) for member in self.members]
 
     def _growth(self, lane: int, size: int) -> int:
         """Tokens by which a lane grows when a row of this size joins."""
@@ -184,9 +187,12 @@ class Ledger:
         rows, longest = sizes.total(), max(sizes, default=0)
         return (rows + 1) * max(size, longest) - rows * longest
 
-    def _holds(self, tokens: int, rows: int, marks: int = 0) -> bool:
-        return all(_bytes(member, tokens, rows, marks) <= member.kv_budget for member in self._distinct)
+
+def _bytes(member: MemberMemory, tokens: int, rows: int) -> int:
+    return member.kv_bytes_per_token * tokens + member.kv_bytes_per_row * rows
 
 
-def _bytes(member: MemberMemory, tokens: int, rows: int, marks: int = 0) -> int:
-    return member.kv_bytes_per_token * tokens + member.kv_bytes_per_row * rows + member.mark_bytes * marks
+def _kept_bytes(member: MemberMemory, tokens: int, kept: int, marks: int) -> int:
+    """Those of a prefix's windows and states are its mark at the end."""
+    rows = 0 if member.mark_bytes else kept
+    return _bytes(member, tokens, rows) + member.mark_bytes * marks

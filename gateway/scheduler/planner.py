@@ -127,6 +127,14 @@ class StepPlanner:
             lane.ready = [each for each in lane.ready if each is not row]
             self._drop(row)
 
+    def finished(self, row: Row, tokens: int, last: control.RowOutput) -> None:
+        """A row has ended with `tokens` tokens generated; what it has computed is kept. `last` as in
+        RowOutput. Raises InvalidInput (BAD_PREFIXES)."""
+        held = row.prompt_tokens
+        if row.begun and row.number in (lane := self._lane(row)).rows:
+            held += row.limit - 1 - lane.left(row)
+        self.prefixes.finished(row, held, tokens, last)
+
     def due(self, number: int) -> Announced:
         """The step whose outputs come next. Raises InvalidInput (BAD_STEP) unless it has this number."""
         step = self._under_way.get(number)
@@ -328,7 +336,7 @@ class StepPlanner:
     def _step(self, leaving: list[Row], joining: Sequence[Row] = ()) -> control.Step:
         """The next step, with the changes that are due: settles, prefixes, evictions, admissions."""
         self._number += 1
-        step = control.Step(number=self._number, changes=self._drafting.settling())
+        step = control.Step(number=self._number, changes=self._drafting.settling(self.prefixes.cuts))
         for row in leaving:
             self._drop(row)  # first: what is kept of it takes its place
         step.changes.extend(self.prefixes.changes())

@@ -19,13 +19,13 @@ while they hold more than half of what is kept.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.composition import Origin
-from sealring.mesh.ring.prefix_marks import MOST, thinned
+from sealring.mesh.ring.prefix_marks import MOST, Marks, thinned
 from sealring.mesh.ring.prefix_names import OPENING, Chain, Names, edges, split
 from sealring.v1 import control_pb2 as control
 
@@ -80,9 +80,10 @@ class PrefixCache:
         self._named: dict[bytes, set[int]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[int, Names] = {}  # rows whose answers are kept when they leave
-        self._taken: dict[int, int] = {}  # marks of prefixes that rows have taken
+        self._marks = Marks()  # where caches cannot be cut
+        self._marked: dict[int, Row] = {}  # rows that have marks
         self._last = 0
-        self._reserved = 0
+        self._reserved = self._recalling = 0  # tokens, and prefixes with a mark, that are read from disk
         self._moves: list[control.Change] = []
         self._adopting = list(self._adopt(earlier)) if self._any or self._exact else []
 
@@ -122,12 +123,13 @@ class PrefixCache:
             cuts.update(self._to_store(row, common, usable[-1][0]))
             if common > row.prefilled + OPENING:  # fewer tokens are soon computed again
                 cuts.add(common)
+            row.common = common
             row.cuts = tuple(sorted(cut for cut in cuts if cut > row.prefilled))
 
     def _between(self, start: int, usable: Names) -> Iterator[int]:
         """Lengths at which a long prompt is marked on the way."""
         every = max(self._mark_every, usable[-1][0] // MOST)
-        for length, _ in usable if self._mark_every else ():
+        for length, _ in usable:
             if length >= start + every:
                 yield length
                 start = length
@@ -151,27 +153,30 @@ class PrefixCache:
 
     def _expect(self, kept: _Kept, row: Row) -> None:
         if not kept.expect:
-            self._ledger.give_up(kept.tokens, self._marks(kept.names))
+            self._ledger.give_up(kept.tokens)
         kept.expect.add(row.number)
 
     def _unexpect(self, kept: _Kept, row: Row) -> None:
         kept.expect.remove(row.number)
         if not kept.expect:
-            self._ledger.keep(kept.tokens, self._marks(kept.names))
+            self._ledger.keep(kept.tokens)
 
     def chunk(self, row: Row, start: int) -> bool:
         """A chunk of the row is announced, from `start` to `row.prefilled`. Returns whether the row takes its
         prefix, which is then kept no longer."""
         takes = start == row.reused and self._begin(row)
         if row.prefilled in row.cuts:
-            self._keep(row, tuple(pair for pair in row.names if pair[0] == row.prefilled))
+            (pair,) = (pair for pair in row.names if pair[0] == row.prefilled)
+            if row.prefilled in (row.common, row.cuts[-1]):
+                self._keep(row, (pair,))
+            else:
+                self._mark(row, pair)
         elif self._any and not row.remaining:
             self._keep(row, row.names)
         return takes
 
     def _begin(self, row: Row) -> bool:
         self._see(_lasting(row))
-        row.marks = ()
         kept = self._kept.get(row.prefix)
         if kept is None:
             return False
@@ -179,32 +184,44 @@ class PrefixCache:
         self.forget(row)
         self._kept.move_to_end(row.prefix)
         kept.spent = self._any and row.continues
-        if self._mark_every:
+        if self._exact:
             row.marks = tuple(pair for pair in kept.names if pair[0] <= row.reused)
+            self._marks.begin(row.number, row.prefix, row.reused)
+            self._marked[row.number] = row
         takes = expected and not kept.expect and not self._ledger.has_room()
         if takes:
             self._remove(row.prefix)
-            self._ledger.mark(len(row.marks))  # which the row has from now on
-            self._taken[row.number] = len(row.marks)
         return takes
 
-    def finished(self, row: Row, tokens: int, last: control.RowOutput) -> None:
-        """Keeps a row that has ended with `tokens` tokens generated, without the last, which no step
-        computed. `last` has the names of its answer.
+    def finished(self, row: Row, held: int, tokens: int, last: control.RowOutput) -> None:
+        """Keeps a row that has ended with `tokens` tokens generated, and has `held` tokens of prompt and
+        answer in its caches: the last one only if another step was under way. `last` has the names of its
+        answer.
 
         Raises InvalidInput (BAD_PREFIXES).
         """
-        whole = row.prompt_tokens + tokens - 1
-        more = split(last.prefixes, whole, row.prompt_tokens, last.ends)
-        if self._any and more:
-            self._keep(row, row.names + more)
+        more = split(last.prefixes, row.prompt_tokens + tokens, row.prompt_tokens, last.ends)
+        names = row.names + tuple(pair for pair in more if pair[0] <= held)
+        if self._any and len(names) > len(row.names):
+            self._keep(row, names)
+        elif self._exact and more and names[-1][0] == held:
+            self._keep(row, names[-1:])
+
+    def cuts(self, row: Row) -> bool:
+        """Whether a row that has ended is kept, which goes on behind its end and cannot be cut there."""
+        due = any(move.keep.row == row.number for move in self._moves)
+        return self._exact and (due or row.number in self._pending)
 
     def left(self, row: Row) -> None:
         """The next step evicts the row, whose memory is free: what it has computed is kept in its place."""
-        self._ledger.mark(-self._taken.pop(row.number, 0))
         names = self._pending.pop(row.number, ())
         if self._any and row.begun:
             self._keep(row, names or tuple(pair for pair in row.names if pair[0] <= row.prefilled))
+        elif self._exact:
+            self._keep(row, names or row.marks[-1:])
+        self._marks.forget_row(row.number)
+        self._marked.pop(row.number, None)
+        self._count()
 
     def reserve(self, row: Row, tokens: int) -> bool:
         """Counts memory for a prefix that members read from disk, in place of others; False where rows, the
@@ -213,12 +230,16 @@ class PrefixCache:
             return False
         self._ledger.keep(tokens)
         self._reserved += tokens
+        self._recalling += self._exact
+        self._count()
         return True
 
     def free(self, tokens: int) -> None:
         """Gives back what `reserve` has counted."""
         self._ledger.give_up(tokens)
         self._reserved -= tokens
+        self._recalling -= self._exact
+        self._count()
 
     @property
     def crowded(self) -> bool:
@@ -236,6 +257,9 @@ class PrefixCache:
         if not names or names[-1][0] != chain.tokens or not self._make_room(row, chain.tokens):
             return False
         number = self._add(_Kept(names if self._any else names[-1:], chain.tokens))
+        if self._exact:
+            self._marks.add(number, (chain.tokens,))
+            self._count()
         restore = control.Restore(prefix=number, recall=recall, tokens=chain.tokens, name=chain.names[-1])
         self._moves.append(control.Change(restore=restore))
         return True
@@ -249,56 +273,95 @@ class PrefixCache:
 
     def changes(self) -> list[control.Change]:
         """Adoptions, then what is restored, keeps and what is dropped for them."""
-        while not self._ledger.has_room() and (number := self._worst()):
-            self._drop(number)
+        while not self._ledger.has_room() and self._give():
+            pass
         changes, self._adopting, self._moves = [*self._adopting, *self._moves], [], []
         return changes
 
     def _adopt(self, earlier: Sequence[tuple[Origin, Names]]) -> Iterator[control.Change]:
         """Adopts prefixes of an earlier epoch while there is room, the newest first."""
         for origin, names in reversed(earlier):
-            if len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens):
-                number = self._add(_Kept(names[-1:] if self._exact else names, origin.tokens))
+            marks = len(names) if self._exact else 0
+            while marks > 1 and not self._ledger.has_room(origin.tokens, marks):
+                marks //= 2
+            if len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens, marks):
+                names = _thinned(names, marks) if self._exact else names
+                number = self._add(_Kept(names, origin.tokens))
                 self._kept.move_to_end(number, last=False)
                 adopt = control.Adopt(prefix=number, epoch=origin.epoch, row=origin.row, tokens=origin.tokens)
+                if self._exact:
+                    adopt.marks.extend(length for length, _ in names[:-1])
+                    self._marks.add(number, [length for length, _ in names])
+                    self._count()
                 yield control.Change(adopt=adopt)
 
     def _keep(self, row: Row, names: Names) -> None:
         """Keeps a prefix if there is room, in place of the prefixes that it continues.
 
         For a copy of a row that has its memory nothing is dropped but what is spent. If that is not enough,
-        an answer is kept when the row leaves.
+        a prompt is only marked, and an answer is kept when the row leaves.
         """
         if not names:
             return
         length, longest = names[-1]
+        inside = length <= row.prompt_tokens and row.number in self._ledger
         if found := self._named.get(longest):
             self._kept[max(found)].spent = False
             self._kept.move_to_end(max(found))
+            if self._exact and inside:
+                self._mark(row, names[-1])
             return
-        continued = names if self._any else row.marks
-        if self._mark_every:
-            names = _thinned(row.marks + names, MOST)
-        if self._any and row.number in self._ledger and not self._would_hold(length, names):
-            if length > row.prompt_tokens:
+        if row.number in self._ledger and not self._would_hold(length, names):
+            if not inside:
                 self._pending[row.number] = names
+            elif self._exact:
+                self._mark(row, names[-1])
             return
-        while not self._ledger.fits(length, self._marks(names)):
-            if self._any or len(names) == 1:
-                return
-            names = _thinned(names, len(names) - 1)
-        for number in self._continued_by(continued):
+        for number in self._continued_by(names if self._any else row.marks):
             self._drop(number)
-        if not self._free(length, self._marks(names)):
+        if not self._ledger.fits(length, int(self._exact)) or not self._free(length, int(self._exact)):
             return
-        row.marks = names if self._mark_every else ()
+        if self._exact:
+            names = _thinned({*row.marks, *names}, MOST)
         if (before := self._kept.get(row.prefix)) is not None and row.continues:
             before.spent = True
         prompt = row.prompt_tokens if self._exact else min(length, row.prompt_tokens)
         number = self._add(_Kept(names, prompt, row.continues))
         keep = control.Keep(prefix=number, row=row.number, tokens=length)
-        keep.marks.extend(other for other, _ in row.marks[:-1])
+        if self._exact:
+            keep.marks.extend(other for other, _ in names[:-1])
+            whole = not row.marks or length > row.marks[-1][0]
+            self._marks.keep(number, row.number, length, keep.marks, whole=whole)
+            self._count()
+            if whole:
+                row.marks = names
+                self._marked[row.number] = row
         self._moves.append(control.Change(keep=keep))
+
+    def _mark(self, row: Row, pair: tuple[int, bytes]) -> None:
+        """Marks a row where its last chunk ends, in place of what is worth less."""
+        names = _thinned({*row.marks, pair}, MOST)
+        if pair in row.marks or pair not in names:
+            return
+        self._unmark(row, names)
+        while not self._ledger.has_room(marks=1):
+            if not self._give_marks():
+                return
+        self._marks.mark(row.number, pair[0])
+        self._count()
+        row.marks = (*row.marks, pair)
+        self._marked[row.number] = row
+        self._moves.append(control.Change(mark=control.Mark(row=row.number, tokens=pair[0])))
+
+    def _unmark(self, row: Row, left: Names) -> None:
+        """Gives up the marks of a row that are not to be left."""
+        gone = [length for length, name in row.marks if (length, name) not in left]
+        if gone:
+            self._marks.unmark_row(row.number, gone)
+            self._count()
+            row.marks = tuple(pair for pair in row.marks if pair in left)
+            unmark = control.Unmark(row=row.number, marks=gone)
+            self._moves.append(control.Change(unmark=unmark))
 
     def _continued_by(self, names: Names) -> list[int]:
         """The prefixes that end where one with these names goes on."""
@@ -308,20 +371,54 @@ class PrefixCache:
 
     def _would_hold(self, tokens: int, names: Names) -> bool:
         """Whether there is room beside all that is not spent."""
-        gone = {number for number, kept in self._kept.items() if kept.spent}.union(self._continued_by(names))
+        gone = {number for number, kept in self._kept.items() if kept.spent}
+        gone.update(self._continued_by(names))
         gone = {number for number in gone if not self._kept[number].expect}
         freed = sum(self._kept[number].tokens for number in gone)
         full = len(self._kept) - len(gone) >= MAX_KEPT
-        return not full and self._ledger.has_room(tokens - freed)
+        return not full and self._ledger.has_room(tokens - freed, int(self._exact))
 
     def _free(self, tokens: int, marks: int = 0) -> bool:
-        """Drops prefixes for one of this number of tokens, with `marks` marks besides its end."""
+        """Gives up prefixes and marks for a prefix of this number of tokens, with `marks` new marks."""
         while len(self._kept) >= MAX_KEPT or not self._ledger.has_room(tokens, marks):
-            number = self._worst()
-            if not number:
+            if len(self._kept) >= MAX_KEPT and (number := self._worst()):
+                self._drop(number)
+            elif not self._give():
                 return False
-            self._drop(number)
         return True
+
+    def _give(self) -> bool:
+        """Gives up what is worth least; False if nothing is left. Marks go before prefixes: few conversations
+        begin anew in their middle, and each goes on."""
+        if self._give_marks():
+            return True
+        if number := self._worst():
+            self._drop(number)
+            return True
+        row = next((row for row in self._marked.values() if row.marks), None)
+        if row is not None:
+            self._unmark(row, _thinned(row.marks, len(row.marks) // 2))
+        return row is not None
+
+    def _give_marks(self) -> bool:
+        """Gives up a prefix that is spent, or half of the marks of the prefix that is longest unused, but for
+        its end; False if there is nothing like that."""
+        number = self._worst()
+        if number and self._kept[number].spent:
+            self._drop(number)
+            return True
+        for number, kept in self._kept.items():
+            alone = set(self._marks.alone(number)) if self._exact else set()
+            if not alone - {kept.tokens} or number in self._pending.values():
+                continue
+            left = _thinned(kept.names, (1 + len(kept.names)) // 2)
+            gone = [length for length, _ in kept.names if length not in dict(left)]
+            self._marks.unmark(number, gone)
+            self._count()
+            self._rename(number, left)
+            self._moves.append(control.Change(unmark=control.Unmark(prefix=number, marks=gone)))
+            return True
+        return False
 
     def _worst(self) -> int:
         """The prefix that goes first; 0 where each is expected by a row."""
@@ -334,30 +431,41 @@ class PrefixCache:
             candidates.sort(key=lambda number: self._kept[number].continues)
         return candidates[0]
 
+    def _count(self) -> None:
+        self._ledger.marks = self._marks.count + self._recalling
+
     def _add(self, kept: _Kept) -> int:
         self._last += 1
         self._kept[self._last] = kept
-        for _, name in kept.names:
-            self._named.setdefault(name, set()).add(self._last)
-        self._ledger.keep(kept.tokens, self._marks(kept.names))
+        self._rename(self._last, kept.names)
+        self._ledger.keep(kept.tokens)
         return self._last
 
-    def _marks(self, names: Names) -> int:
-        """Marks besides a prefix's end."""
-        return len(names) - 1 if self._exact else 0
+    def _rename(self, number: int, names: Names) -> None:
+        """A prefix can be reused at these lengths from now on."""
+        kept = self._kept[number]
+        for _, name in kept.names:
+            found = self._named.get(name, set())
+            found.discard(number)
+            if not found:
+                self._named.pop(name, None)
+        kept.names = names
+        for _, name in names:
+            self._named.setdefault(name, set()).add(number)
 
     def _drop(self, number: int) -> None:
         self._remove(number)
         self._moves.append(control.Change(drop=control.Drop(prefix=number)))
 
     def _remove(self, number: int) -> None:
-        kept = self._kept.pop(number)
-        for _, name in kept.names:
-            self._named[name].remove(number)
-            if not self._named[name]:
-                del self._named[name]
-        if not kept.expect:
-            self._ledger.give_up(kept.tokens, self._marks(kept.names))
+        kept = self._kept[number]
+        tokens, expected = kept.tokens, bool(kept.expect)
+        self._rename(number, ())
+        del self._kept[number]
+        if not expected:
+            self._ledger.give_up(tokens)
+        self._marks.drop(number)
+        self._count()
 
     def _see(self, names: Names) -> None:
         if self._exact:
@@ -373,6 +481,7 @@ def _lasting(row: Row) -> Names:
     return tuple(pair for pair in row.names if pair[0] <= row.prompt_tokens - OPENING)
 
 
-def _thinned(names: Names, most: int) -> Names:
-    left = set(thinned((length for length, _ in names), most))
-    return tuple(pair for pair in names if pair[0] in left)
+def _thinned(names: Iterable[tuple[int, bytes]], most: int) -> Names:
+    rising = sorted(names) if most else []
+    left = set(thinned((length for length, _ in rising), most))
+    return tuple(pair for pair in rising if pair[0] in left)

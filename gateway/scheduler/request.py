@@ -194,8 +194,8 @@ class Row:
 
     A row has `begun` once its first chunk is announced, a copy with the last one. It may begin with
     the first `reused` tokens of a kept `prefix`; `names` are of its prompt's prefixes, and chunks also end at
-    `cuts`. Of `names`, `marks` are where the row, or that prefix, was kept. The last `answered` of its
-    prompt's tokens are those of its answer that an earlier epoch brought.
+    `cuts`. Of `names`, `marks` are where members have its windows and states as they were. The last
+    `answered` of its prompt's tokens are those of its answer that an earlier epoch brought.
     At most `drafts` tokens may be guessed in a step.
 
     A request for several answers has a row for each: one that is prefilled, and its `copies`, which become
@@ -220,6 +220,7 @@ class Row:
     reused: int = 0
     continues: bool = False  # the conversation that its prefix was kept of
     cuts: tuple[int, ...] = ()
+    common: int = 0  # the cut up to which an earlier prompt was the same
     marks: tuple[tuple[int, bytes], ...] = ()
     stored: int = 0  # tokens of its prompt that the head has on disk
     recalling: int = 0  # the number under which members read its beginning from disk, which it waits for

@@ -348,7 +348,7 @@ class Scheduler:
                 raise InvalidInput(f"the head counts {tokens} tokens of row {row.number}", reason="BAD_STEP")
             self._content(row, output, pieces, large=large)
             if finish := output.finish:
-                self._running_epoch().planner.prefixes.finished(row, tokens - row.answered, output)
+                self._running_epoch().planner.finished(row, tokens - row.answered, output)
                 if untold:
                     row.ended = True
                     self._running_epoch().planner.close(row)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.prefix_marks import MOST
+from sealring.mesh.ring.prefix_marks import MOST, Marks
 from sealring.mesh.ring.prefix_names import NAME_BYTES
 from sealring.v1 import control_pb2 as control
 
@@ -111,7 +111,8 @@ class Keeping:
     """A prefix of the `held` tokens of a row that is kept under a number.
 
     `lane` is None while the row is in prefill, else `index` is its place there. `marks` are shorter lengths
-    at which it can be reused as well, where caches cannot be cut.
+    at which it can be reused as well, where caches cannot be cut. If it is `cut`, the row has a mark at its
+    end.
     """
 
     prefix: int
@@ -120,6 +121,7 @@ class Keeping:
     lane: int | None
     index: int
     marks: tuple[int, ...] = ()
+    cut: bool = False
 
     @property
     def row(self) -> int:
@@ -132,10 +134,28 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
-    """A prefix of an earlier epoch that is kept in this one."""
+    """A prefix of an earlier epoch that is kept in this one, with `marks` as of a Keeping."""
 
     prefix: int
     origin: Origin
+    marks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """A row in prefill is marked at the `tokens` that it holds."""
+
+    row: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unmarking:
+    """The `marks` of a row, or of a kept prefix, are given up; the other is 0."""
+
+    row: int
+    prefix: int
+    marks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +183,11 @@ class Restoring:
 _RECALLED = 1 << 63
 """Origins of restored prefixes have the number of the recall above this one in the place of a row."""
 
-_ORDER = ((Adopting,), (Settling,), (Keeping, Dropping, Restoring), (Admission, Eviction))
-Change: TypeAlias = Admission | Eviction | Keeping | Adopting | Dropping | Settling | Restoring
+_KEPT = (Keeping, Dropping, Restoring, Marking, Unmarking)
+_ORDER = ((Adopting,), (Settling,), _KEPT, (Admission, Eviction))
+Change: TypeAlias = (
+    Admission | Eviction | Keeping | Adopting | Dropping | Settling | Restoring | Marking | Unmarking
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +260,7 @@ class Composition:
         self._drafted: dict[int, int] = {}  # row with open drafts -> tokens since it was settled
         self._prefixes: dict[int, Origin] = {}
         self._restored: dict[int, bytes] = {}  # of these, and their names
+        self._marks = Marks()
         self._unused = _Unused()
         self._highest_prefix = 0
         self._digest_of_rows: bytes | None = None
@@ -248,6 +272,11 @@ class Composition:
         """Tokens in caches: of rows in prefill, of kept prefixes, and of lanes, where each row takes as much
         as the longest of its lane."""
         return self._tokens
+
+    @property
+    def marks(self) -> int:
+        """The marks of rows and of kept prefixes; one that several have counts once."""
+        return self._marks.count
 
     @property
     def last_step(self) -> int:
@@ -373,13 +402,16 @@ class Composition:
         if kind == "keep":
             return self._keep(change.keep)
         if kind == "adopt":
-            adopt = change.adopt
-            return self._adopt(adopt.prefix, Origin(adopt.epoch, adopt.row, adopt.tokens))
+            return self._adopt(change.adopt)
         if kind == "drop":
             self._give_up(change.drop.prefix)
             return Dropping(change.drop.prefix)
         if kind == "restore":
             return self._restore(change.restore)
+        if kind == "mark":
+            return self._mark(change.mark.row, change.mark.tokens)
+        if kind == "unmark":
+            return self._unmark(change.unmark)
         raise _bad("a change is empty")
 
     def _keep(self, keep: control.Keep) -> Keeping:
@@ -391,23 +423,49 @@ class Composition:
             held = self._held(keep.row, lane)
         if not 1 <= keep.tokens <= held:
             raise _bad(f"row {keep.row} does not hold {keep.tokens} tokens")
-        if len(keep.marks) >= MOST:
-            raise _bad(f"prefix {keep.prefix} has {len(keep.marks)} marks")
+        marks, has = _lengths(keep.marks, keep.tokens, keep.prefix), self._marks.of_row(keep.row)
+        if not set(marks).issubset(has):
+            raise _bad(f"row {keep.row} does not have the marks of prefix {keep.prefix}")
         origin = Origin(self._epoch, keep.row, keep.tokens)
         self._add_prefix(keep.prefix, origin)
-        return Keeping(keep.prefix, origin, held, lane, index, tuple(keep.marks))
+        cut = keep.tokens in has
+        self._marks.keep(keep.prefix, keep.row, keep.tokens, marks, whole=keep.tokens == held)
+        return Keeping(keep.prefix, origin, held, lane, index, marks, cut)
 
-    def _adopt(self, prefix: int, origin: Origin) -> Adopting:
+    def _adopt(self, adopt: control.Adopt) -> Adopting:
+        origin = Origin(adopt.epoch, adopt.row, adopt.tokens)
         if self._last_step != 1 or origin.epoch >= self._epoch or not origin.tokens:
-            raise _bad(f"prefix {prefix} cannot be adopted")
-        self._add_prefix(prefix, origin)
-        return Adopting(prefix, origin)
+            raise _bad(f"prefix {adopt.prefix} cannot be adopted")
+        marks = _lengths(adopt.marks, adopt.tokens, adopt.prefix)
+        self._add_prefix(adopt.prefix, origin)
+        self._marks.add(adopt.prefix, (*marks, adopt.tokens))
+        return Adopting(adopt.prefix, origin, marks)
+
+    def _mark(self, row: int, tokens: int) -> Marking:
+        done, _ = self._prefilling.get(row, (0, 0))
+        if not done or done != tokens or len(self._marks.of_row(row)) >= MOST:
+            raise _bad(f"row {row} cannot be marked at {tokens} tokens")
+        self._marks.mark(row, tokens)
+        return Marking(row, tokens)
+
+    def _unmark(self, unmark: control.Unmark) -> Unmarking:
+        marks = tuple(unmark.marks)
+        has = self._marks.of_prefix(unmark.prefix) if unmark.prefix else self._marks.of_row(unmark.row)
+        end = self._prefixes[unmark.prefix].tokens if unmark.prefix in self._prefixes else 0
+        if not marks or len(set(marks)) < len(marks) or not set(marks) <= set(has) or end in marks:
+            raise _bad("marks that are given up are not there")
+        if unmark.prefix:
+            self._marks.unmark(unmark.prefix, marks)
+        else:
+            self._marks.unmark_row(unmark.row, marks)
+        return Unmarking(unmark.row, unmark.prefix, marks)
 
     def _restore(self, restore: control.Restore) -> Restoring:
         if restore.recall >= _RECALLED or not restore.tokens or len(restore.name) != NAME_BYTES:
             raise _bad(f"prefix {restore.prefix} cannot be restored")
         origin = Origin(self._epoch, _RECALLED + restore.recall, restore.tokens)
         self._add_prefix(restore.prefix, origin)
+        self._marks.add(restore.prefix, (restore.tokens,))
         self._restored[restore.prefix] = restore.name
         return Restoring(restore.prefix, origin, restore.recall, restore.name)
 
@@ -423,6 +481,7 @@ class Composition:
         if self._prefixes.pop(prefix, None) is None:
             raise _bad(f"prefix {prefix} cannot be given up: it is not kept")
         self._restored.pop(prefix, None)
+        self._marks.drop(prefix)
 
     def _admit(self, row: int, lane: int) -> Admission:
         place = self._prefilling.pop(row, None)
@@ -441,6 +500,8 @@ class Composition:
         return self._lane_base[row] + self._lane_steps.get(lane, 0)
 
     def _evict(self, row: int) -> Eviction:
+        self._digest_of_prefixes = None
+        self._marks.forget_row(row)
         if row in self._prefilling:
             del self._prefilling[row]
             self._copies -= self._choices.pop(row, 1) - 1
@@ -508,8 +569,10 @@ class Composition:
             raise _bad(f"row {chunk.row} is not a new row")
         if chunk.takes and not chunk.prefix:
             raise _bad(f"row {chunk.row} takes no prefix")
-        if chunk.takes:
+        if chunk.prefix:
             self._digest_of_prefixes = None
+            self._marks.begin(chunk.row, chunk.prefix, chunk.start)
+        if chunk.takes:
             self._give_up(chunk.prefix)
         self._choices[chunk.row] = choices
         self._copies += choices - 1
@@ -518,7 +581,7 @@ class Composition:
     def _digest(
         self, lane: int | None, chunks: tuple[Chunk, ...], drafts: int, changes: tuple[Change, ...]
     ) -> bytes:
-        digest = hashlib.sha256(b"sealring composition v5")
+        digest = hashlib.sha256(b"sealring composition v6")
         settled = [change for change in changes if isinstance(change, Settling)]
         head = (self._epoch, self._last_step, -1 if lane is None else lane, drafts, len(settled), len(chunks))
         digest.update(struct.pack(">QQiIII", *head))
@@ -549,15 +612,34 @@ class Composition:
         return self._digest_of_rows
 
     def _prefixes_digest(self) -> bytes:
-        """Hash of the kept prefixes and their origins: members could otherwise keep different ones
-        unnoticed."""
+        """Hash of the kept prefixes, their origins and marks, and of the marks of rows: members could
+        otherwise keep different ones unnoticed."""
         if self._digest_of_prefixes is None:
             digest = hashlib.sha256(struct.pack(">I", len(self._prefixes)))
             for prefix in sorted(self._prefixes):
                 digest.update(struct.pack(">QQQI", prefix, *self._prefixes[prefix]))
                 digest.update(self._restored.get(prefix, b""))
+                digest.update(_packed(self._marks.of_prefix(prefix)))
+            for row in sorted(self._marks.rows()):
+                digest.update(struct.pack(">Q", row) + _packed(self._marks.of_row(row)))
             self._digest_of_prefixes = digest.digest()
         return self._digest_of_prefixes
+
+
+def _lengths(marks: Sequence[int], tokens: int, prefix: int) -> tuple[int, ...]:
+    """The lengths of a prefix's marks besides its end."""
+    found = tuple(marks)
+    if (
+        len(found) >= MOST
+        or list(found) != sorted(set(found))
+        or (found and not 0 < found[0] <= found[-1] < tokens)
+    ):
+        raise _bad(f"prefix {prefix} has {len(found)} marks that cannot be")
+    return found
+
+
+def _packed(lengths: Collection[int]) -> bytes:
+    return struct.pack(f">I{len(lengths)}I", len(lengths), *sorted(lengths))
 
 
 def _check_order(changes: Sequence[Change]) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from sealring.mesh.ring.prefix_names import PrefixNames, ends
+from sealring.mesh.ring.prefix_names import PrefixNames, boundaries, ends
 
 MOST = 1024
 """Ends that are remembered. A turn of a conversation has four, and the next one needs these."""
@@ -46,9 +46,10 @@ class Ends:
         self._remember(names, own)
         return regular, names.packed([*shared, *own])
 
-    def remember(self, names: PrefixNames) -> None:
-        """Remembers the ends of a sequence that is named already."""
-        self._remember(names, (length for length in ends(names.tokens) if length in names.names))
+    def remember(self, names: PrefixNames, marks: Iterable[int] = ()) -> None:
+        """Remembers the ends of a sequence that is named already, and its marks."""
+        found = {length for length in ends(names.tokens) if length in names.names}
+        self._remember(names, sorted(found.union(marks).difference(boundaries(names.tokens))))
 
     def _remember(self, names: PrefixNames, lengths: Iterable[int]) -> None:
         with self._lock:

@@ -235,13 +235,15 @@ class PrefixNames:
         for length in lengths:
             del self.names[length]
 
-    def told(self) -> tuple[bytes, bytes]:
-        """All names, as `split` takes them: those at boundaries, and ends."""
+    def told(self, ends: Iterable[int] = ()) -> tuple[bytes, bytes]:
+        """All names, as `split` takes them: those at boundaries, and ends, by default all of them."""
         regular = list(boundaries(self.tokens))
-        return b"".join(map(self.names.__getitem__, regular)), self.packed(self.names.keys() - regular)
+        ends = (set(ends) or self.names.keys()) - set(regular)
+        return b"".join(map(self.names.__getitem__, regular)), self.packed(ends)
 
-    def first(self, tokens: int, key: bytes = b"") -> PrefixNames:
-        """The names of the first `tokens` tokens at the same lengths, under this key or another."""
+    def first(self, tokens: int, key: bytes = b"", also: Iterable[int] = ()) -> PrefixNames:
+        """The names of the first `tokens` tokens at the same lengths, and `also` at others, under this key or
+        another."""
         names = PrefixNames(key or self._key, self.scope)
-        names.extend(bytes(self._spelt[: 4 * tokens]), self.names)
+        names.extend(bytes(self._spelt[: 4 * tokens]), self.names.keys() | set(also))
         return names

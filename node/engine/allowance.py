@@ -19,6 +19,7 @@ class Allowance:
     per_token: int
     per_row: int
     budget: int
+    per_mark: int = 0
 
     @property
     def limit(self) -> int:
@@ -33,11 +34,12 @@ class Account:
     memory that it is to have is still in use by what an announced step is about to drop.
     """
 
-    def __init__(self, allowance: Allowance, earlier: int) -> None:
-        """`earlier`: tokens of prefixes that earlier epochs left, which the first step adopts or drops."""
+    def __init__(self, allowance: Allowance, earlier: int, marks: int = 0) -> None:
+        """`earlier`: tokens of prefixes that earlier epochs left, which the first step adopts or drops, and
+        `marks` their marks."""
         self._allowance = allowance
         self._recalled: dict[int, int] = {}  # recall -> its tokens, until a step restores it
-        self._held = self._bytes(earlier)
+        self._held = self._bytes(earlier, marks=marks)
         self._most = self._held  # of all states that the steps which are not computed yet go through
 
     def announced(self, step: ResolvedStep, state: Composition, computed: int) -> None:
@@ -48,7 +50,7 @@ class Account:
         for change in step.changes:
             if isinstance(change, Restoring):
                 self._recalled.pop(change.recall, None)
-        before, self._held = self._held, self._bytes(state.tokens, state.rows)
+        before, self._held = self._held, self._bytes(state.tokens, state.rows, state.marks)
         self._most = max(self._held, before if computed >= step.number - 1 else self._most)
         self._check()
 
@@ -76,8 +78,9 @@ class Account:
         """A recall is not wanted any more."""
         self._recalled.pop(number, None)
 
-    def _bytes(self, tokens: int, rows: int = 0) -> int:
-        return self._allowance.per_token * tokens + self._allowance.per_row * rows
+    def _bytes(self, tokens: int, rows: int = 0, marks: int = 0) -> int:
+        given = self._allowance
+        return given.per_token * tokens + given.per_row * rows + given.per_mark * marks
 
     def _check(self) -> None:
         recalled = self._bytes(sum(self._recalled.values()), len(self._recalled))

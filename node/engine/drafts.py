@@ -455,10 +455,12 @@ class Runs:
         chain.broken = count < len(run) or chain.refuted
         return count
 
-    def settle(self, change: Settling) -> None:
-        """Ends a row's chain. Raises InvalidInput (BAD_STEP) if the gateway counts other tokens."""
+    def settle(self, change: Settling, *, ended: bool = False) -> None:
+        """Ends a row's chain. An answer that has `ended` may have done so before the last token that counts.
+        Raises InvalidInput (BAD_STEP) if the gateway counts other tokens."""
         chain = self._chains.pop(change.row, None)
-        if chain is None or chain.accepted != change.accepted:
+        most = 0 if chain is None else chain.accepted
+        if chain is None or (change.accepted != most and not (ended and change.accepted < most)):
             raise InvalidInput(
                 f"not {change.accepted} tokens of row {change.row} were right",
                 reason="BAD_STEP",

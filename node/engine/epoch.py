@@ -31,9 +31,11 @@ from sealring.mesh.ring.composition import (
     Dropping,
     Eviction,
     Keeping,
+    Marking,
     ResolvedStep,
     Restoring,
     Settling,
+    Unmarking,
 )
 from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.mesh.system.logging import name_with_mlx_message
@@ -113,7 +115,7 @@ class StageEpoch:
         self._stage = stage
         self._channel = channel
         self._on_fault = on_fault
-        self._account = Account(allowance, prefixes.earlier)
+        self._account = Account(allowance, *prefixes.earlier)
         self._speculate = speculate
         self._runs = runs
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
@@ -376,6 +378,11 @@ class StageEpoch:
             if isinstance(change, Keeping):
                 self._source.keep(change)
                 kept.append((change, self._prefixes.keep(change, self._lanes.cache_of(change))))
+            elif isinstance(change, Marking):
+                row = self._lanes.prefilling(change.row).cache
+                launch(states(self._prefixes.mark(change, row)))
+            elif isinstance(change, Unmarking):
+                self._prefixes.unmark(change)
             elif isinstance(change, Restoring):
                 self._source.restore(change)
                 launch(states(self._prefixes.restore(change, self._stage.make_cache)))

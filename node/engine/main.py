@@ -274,7 +274,6 @@ class Engine:
         disk = loaded.open_disk(command)
         runs = loaded.draft_runs(command.size)
         draft_bytes = loaded.draft_bytes(runs) if command.speculate else 0
-        loaded.prefixes.most_marks = command.kv_budget // max(1, loaded.mark_bytes)
         names = {}
         if front is not None:
             named = StoredNames(names_key(disk.store.key), disk.held) if disk is not None else None
@@ -285,7 +284,7 @@ class Engine:
             loaded.stage,
             prefill_chunk=command.prefill_chunk,
             max_rows=command.max_rows,
-            allowance=Allowance(*loaded.kv_bytes, max(0, command.kv_budget - draft_bytes)),
+            allowance=Allowance(*loaded.kv_bytes, max(0, command.kv_budget - draft_bytes), loaded.mark_bytes),
             channel=channel,
             prompts=loaded.front,
             prefixes=loaded.prefixes,
@@ -297,9 +296,9 @@ class Engine:
             on_fault=partial(self._fault, command.epoch),
         )
         kept = []
-        for origin in origins:
+        for origin, marks in origins.items():
             regular, ends = names.get(origin, (b"", b""))
-            kept.append(control.KeptPrefix(**origin._asdict(), names=regular, ends=ends))
+            kept.append(control.KeptPrefix(**origin._asdict(), names=regular, ends=ends, marks=marks))
         opened = engine.EpochOpened(
             id=command.id, kept=kept, recalls=disk is not None, draft_runs=runs, draft_bytes=draft_bytes
         )

@@ -7,18 +7,25 @@ until their first chunk, which writes into arrays of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sealring.mesh.errors import InvalidInput, ResourceExhausted
-from sealring.mesh.ring.composition import MAX_PREFIXES, Adopting, Chunk, Keeping, Origin, Restoring
-from sealring.mesh.ring.prefix_marks import MOST
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.composition import (
+    Adopting,
+    Chunk,
+    Keeping,
+    Marking,
+    Origin,
+    Restoring,
+    Unmarking,
+)
 from sealring.node.engine import params
 from sealring.node.engine.staging import caches
 from sealring.node.engine.staging.caches import Cache
-from sealring.node.engine.staging.undo import Mark, cut_to, mark
+from sealring.node.engine.staging.undo import Mark, cut_to, mark, marked
 from sealring.v1 import control_pb2 as control
 
 if TYPE_CHECKING:
@@ -51,8 +58,6 @@ class Prefixes:
     def __init__(self, allowed: control.PrefixSupport.ValueType) -> None:
         self.cuts = allowed == control.PREFIX_SUPPORT_ANY
         """Whether caches can be cut to any length."""
-        self.most_marks = MAX_PREFIXES * MOST
-        """Marks that may be kept: as many as all the memory for caches has room for."""
         self.disk: Disk | None = None
         """The disk that stores the prefixes as well."""
         self._ring = ""
@@ -60,30 +65,37 @@ class Prefixes:
         self._earlier: dict[Origin, Kept] = {}
         self._marks: dict[int, Mapping[int, Mark]] = {}  # of rows: of the prefix it began with, and its own
 
-    def turn_over(self, ring: str) -> list[Origin]:
-        """Begins an epoch of this ring; the origins of the prefixes that are kept from earlier ones."""
+    def turn_over(self, ring: str) -> dict[Origin, tuple[int, ...]]:
+        """Begins an epoch of this ring; the origins of the prefixes that are kept from earlier ones, in
+        order, and the lengths of their marks besides their ends."""
         earlier = self._earlier | {kept.origin: kept for kept in self._kept.values()}
         self._earlier = earlier if ring == self._ring else {}
         self._ring = ring
         self._kept = {}
-        return sorted(self._earlier)
+        return {
+            origin: tuple(sorted(self._earlier[origin].marks.keys() - {origin.tokens}))
+            for origin in sorted(self._earlier)
+        }
 
     @property
-    def earlier(self) -> int:
-        """Tokens of the prefixes of earlier epochs, until the first step has adopted or dropped them."""
-        return sum(origin.tokens for origin in self._earlier)
+    def earlier(self) -> tuple[int, int]:
+        """Tokens and marks of the prefixes of earlier epochs, until the first step has adopted or dropped
+        them."""
+        marks = {id(mark) for kept in self._earlier.values() for mark in kept.marks.values()}
+        return sum(origin.tokens for origin in self._earlier), len(marks)
 
     def adopt(self, adopting: Adopting) -> None:
-        """Goes on with a prefix of an earlier epoch. Raises InvalidInput (BAD_STEP) unless it is kept."""
+        """Goes on with a prefix of an earlier epoch. Raises InvalidInput (BAD_STEP) unless it is kept with
+        these marks."""
         kept = self._earlier.get(adopting.origin)
-        if kept is None:
+        if kept is None or (not self.cuts and not kept.marks.keys() >= set(adopting.marks)):
             raise InvalidInput(
                 f"prefix {adopting.prefix} was not kept here",
                 reason="BAD_STEP",
                 hint="gateway and member disagree; the epoch must end",
             )
-        whole = adopting.origin.tokens  # at which alone the head has named it
-        marks = {length: mark for length, mark in kept.marks.items() if length == whole}
+        whole = adopting.origin.tokens
+        marks = {length: mark for length, mark in kept.marks.items() if length in (*adopting.marks, whole)}
         self._kept[adopting.prefix] = replace(kept, marks=marks)
 
     def settle(self) -> None:
@@ -93,32 +105,45 @@ class Prefixes:
     def keep(self, keeping: Keeping, row: Cache) -> Cache:
         """Keeps the first tokens of a row's cache; returns the copy, which is lazy.
 
-        Raises InvalidInput (BAD_STEP) for fewer tokens than the row holds if caches cannot be cut, or for
-        marks that it does not have, and ResourceExhausted (KV_BUDGET) for more marks than there may be.
+        Raises InvalidInput (BAD_STEP) for fewer tokens than the row holds if caches cannot be cut and the row
+        has no mark there.
         """
-        if keeping.tokens != keeping.held and not self.cuts:
+        if self.cuts:
+            cache = caches.detached(caches.first_tokens(row, keeping.tokens))
+            self._kept[keeping.prefix] = Kept(keeping.origin, cache)
+            return cache
+        has = self._marks.get(keeping.row, {})
+        if keeping.cut:
+            cache = caches.detached(cut_to(row, keeping.tokens, has[keeping.tokens]))
+            end = has[keeping.tokens]
+        elif keeping.tokens == keeping.held:
+            cache = caches.detached(caches.first_tokens(row, keeping.tokens))
+            end = mark(cache)
+        else:
             raise _not_allowed(keeping.prefix)
-        cache = caches.detached(caches.first_tokens(row, keeping.tokens))
-        marks: Mapping[int, Mark] = {}
-        if not self.cuts:
-            found = self._marks.get(keeping.row, {})
-            if not set(keeping.marks) <= found.keys():
-                raise _not_allowed(keeping.prefix)
-            marks = {length: found[length] for length in keeping.marks} | {keeping.tokens: mark(cache)}
+        marks = {length: has[length] for length in keeping.marks} | {keeping.tokens: end}
+        if keeping.tokens == keeping.held:
             self._marks[keeping.row] = marks
-            self._count(marks)
         self._kept[keeping.prefix] = Kept(keeping.origin, cache, marks)
         return cache
 
-    def _count(self, more: Mapping[int, Mark]) -> None:
-        """Counts the marks of rows and prefixes, each once: the gateway is not trusted to."""
-        held = [more, *self._marks.values(), *(kept.marks for kept in self._kept.values())]
-        if len({id(one) for marks in held for one in marks.values()}) > self.most_marks:
-            raise ResourceExhausted(
-                "the gateway keeps more states than this member has memory for",
-                hint="run the same release on gateway and nodes",
-                reason="KV_BUDGET",
-            )
+    def mark(self, marking: Marking, row: Cache) -> Cache:
+        """Marks a row where it is; returns the copy of its windows and states, which is lazy."""
+        if self.cuts:
+            return []
+        made, copies = marked(row, marking.tokens)
+        self._marks[marking.row] = {**self._marks.get(marking.row, {}), marking.tokens: made}
+        return copies
+
+    def unmark(self, unmarking: Unmarking) -> None:
+        """Gives marks up."""
+        if self.cuts:
+            return
+        if unmarking.prefix:
+            kept = self._kept[unmarking.prefix]
+            self._kept[unmarking.prefix] = replace(kept, marks=_without(kept.marks, unmarking.marks))
+        else:
+            self._marks[unmarking.row] = _without(self._marks[unmarking.row], unmarking.marks)
 
     def restore(self, change: Restoring, empty: Callable[[], Cache]) -> Cache:
         """Keeps what was read from disk; returns its cache, which is lazy. `empty` makes one for a row.
@@ -181,6 +206,10 @@ class Prefixes:
         self.clear()
         if self.disk is not None:
             self.disk.distrust()
+
+
+def _without(marks: Mapping[int, Mark], gone: Sequence[int]) -> dict[int, Mark]:
+    return {length: one for length, one in marks.items() if length not in gone}
 
 
 def _not_allowed(prefix: int) -> InvalidInput:

@@ -359,6 +359,7 @@ class KeptPrefix(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     row: _builtins.int
     tokens: _builtins.int
@@ -366,6 +367,10 @@ class KeptPrefix(_message.Message):
     """of the head: as RowOpened.prefixes, under this epoch's key"""
     ends: _builtins.bytes
     """as RowOpened.ends"""
+    @_builtins.property
+    def marks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rising lengths below `tokens` at which it can be cut, where caches cannot"""
+
     def __init__(
         self,
         *,
@@ -374,10 +379,11 @@ class KeptPrefix(_message.Message):
         tokens: _builtins.int = ...,
         names: _builtins.bytes = ...,
         ends: _builtins.bytes = ...,
+        marks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "epoch", b"epoch", "names", b"names", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "epoch", b"epoch", "marks", b"marks", "names", b"names", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -766,6 +772,8 @@ class Change(_message.Message):
     ADOPT_FIELD_NUMBER: _builtins.int
     SETTLE_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    UNMARK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admit(self) -> Global___Admit: ...
     @_builtins.property
@@ -788,6 +796,14 @@ class Change(_message.Message):
     def restore(self) -> Global___Restore:
         """among keeps and drops"""
 
+    @_builtins.property
+    def mark(self) -> Global___Mark:
+        """among keeps and drops"""
+
+    @_builtins.property
+    def unmark(self) -> Global___Unmark:
+        """among keeps and drops"""
+
     def __init__(
         self,
         *,
@@ -798,12 +814,14 @@ class Change(_message.Message):
         adopt: Global___Adopt | None = ...,
         settle: Global___Settle | None = ...,
         restore: Global___Restore | None = ...,
+        mark: Global___Mark | None = ...,
+        unmark: Global___Unmark | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "restore", b"restore", "settle", b"settle"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "mark", b"mark", "restore", b"restore", "settle", b"settle", "unmark", b"unmark"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "restore", b"restore", "settle", b"settle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admit", b"admit", "adopt", b"adopt", "change", b"change", "drop", b"drop", "evict", b"evict", "keep", b"keep", "mark", b"mark", "restore", b"restore", "settle", b"settle", "unmark", b"unmark"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "adopt", "settle", "restore"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["admit", "evict", "keep", "drop", "adopt", "settle", "restore", "mark", "unmark"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -857,7 +875,7 @@ Global___Evict: _TypeAlias = Evict  # noqa: Y015
 @_typing.final
 class Keep(_message.Message):
     """The first tokens of a row, in prefill or in a lane, are kept beyond its life. At the head their number must be
-    a boundary (mesh.prompt.prefix_names).
+    a boundary (mesh.prompt.prefix_names). Where caches cannot be cut, it is the row's length or one of its marks.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -872,7 +890,7 @@ class Keep(_message.Message):
     tokens: _builtins.int
     @_builtins.property
     def marks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """rising lengths below `tokens` at which the row, or the prefix it began with, was kept"""
+        """rising lengths below `tokens`, of the row's marks"""
 
     def __init__(
         self,
@@ -891,6 +909,64 @@ class Keep(_message.Message):
 Global___Keep: _TypeAlias = Keep  # noqa: Y015
 
 @_typing.final
+class Mark(_message.Message):
+    """The windows and states of a row are kept as they are now, so that what is kept of it can be cut here. A row has
+    the marks up to where it began of the prefix that it began with, and those of what was last kept of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    tokens: _builtins.int
+    """that the row has"""
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Mark: _TypeAlias = Mark  # noqa: Y015
+
+@_typing.final
+class Unmark(_message.Message):
+    """Marks of a row, or of a kept prefix, are given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    prefix: _builtins.int
+    """it keeps the mark at its end"""
+    @_builtins.property
+    def marks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        prefix: _builtins.int = ...,
+        marks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "prefix", b"prefix", "row", b"row"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "marks", b"marks", "prefix", b"prefix", "row", b"row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_holder: _TypeAlias = _typing.Literal["row", "prefix"]  # noqa: Y015
+    _WhichOneofArgType_holder: _TypeAlias = _typing.Literal["holder", b"holder"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_holder) -> _WhichOneofReturnType_holder | None: ...
+
+Global___Unmark: _TypeAlias = Unmark  # noqa: Y015
+
+@_typing.final
 class Adopt(_message.Message):
     """A prefix that all members have kept from an earlier epoch is one of this epoch."""
 
@@ -900,12 +976,15 @@ class Adopt(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     ROW_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
     prefix: _builtins.int
     """as in Keep"""
     epoch: _builtins.int
-    """this and the next two as in KeptPrefix"""
+    """this and the next three as in KeptPrefix"""
     row: _builtins.int
     tokens: _builtins.int
+    @_builtins.property
+    def marks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -913,10 +992,11 @@ class Adopt(_message.Message):
         epoch: _builtins.int = ...,
         row: _builtins.int = ...,
         tokens: _builtins.int = ...,
+        marks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "prefix", b"prefix", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "marks", b"marks", "prefix", b"prefix", "row", b"row", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

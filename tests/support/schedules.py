@@ -151,19 +151,42 @@ class PrefixSteps:
 
     def _keep_and_drop(self, step: control.Step) -> None:
         for row in list(self.held):
+            if self.exact:
+                self._mark(step, row)
             if self.choices.random() < 0.3 and self.held[row] <= len(self.texts[row]):
-                self.prefixes += 1
-                tokens = self.held[row] if self.exact else self.choices.randint(1, self.held[row])
-                before = [mark for mark in self.marks.get(row, ()) if mark < tokens and self.exact]
-                marks = sorted(self.choices.sample(before, self.choices.randint(0, len(before))))
-                keep = control.Keep(prefix=self.prefixes, row=row, tokens=tokens, marks=marks)
-                step.changes.add().keep.CopyFrom(keep)
-                self.kept[self.prefixes] = self.texts[row][:tokens]
-                self.marks[row] = self.kept_marks[self.prefixes] = [*marks, tokens]
+                self._keep(step, row)
         for prefix in list(self.kept):
             if self.choices.random() < 0.1:
                 step.changes.add().drop.prefix = prefix
                 del self.kept[prefix]
+            elif self.choices.random() < 0.1 and len(marks := self.kept_marks[prefix]) > 1:
+                gone = self.choices.choice(marks[:-1])
+                step.changes.add().unmark.CopyFrom(control.Unmark(prefix=prefix, marks=[gone]))
+                self.kept_marks[prefix] = [mark for mark in marks if mark != gone]
+
+    def _mark(self, step: control.Step, row: int) -> None:
+        marks, held = self.marks.get(row, []), self.held[row]
+        in_lane = any(row in rows for rows in self.lanes.values())
+        if not in_lane and held not in marks and self.choices.random() < 0.3:
+            step.changes.add().mark.CopyFrom(control.Mark(row=row, tokens=held))
+            self.marks[row] = [*marks, held]
+        elif marks and self.choices.random() < 0.1:
+            gone = self.choices.choice(marks)
+            step.changes.add().unmark.CopyFrom(control.Unmark(row=row, marks=[gone]))
+            self.marks[row] = [mark for mark in marks if mark != gone]
+
+    def _keep(self, step: control.Step, row: int) -> None:
+        self.prefixes += 1
+        held, has = self.held[row], self.marks.get(row, [])
+        tokens = self.choices.choice([held, held, *has]) if self.exact else self.choices.randint(1, held)
+        before = [mark for mark in has if mark < tokens and self.exact]
+        marks = sorted(self.choices.sample(before, self.choices.randint(0, len(before))))
+        keep = control.Keep(prefix=self.prefixes, row=row, tokens=tokens, marks=marks)
+        step.changes.add().keep.CopyFrom(keep)
+        self.kept[self.prefixes] = self.texts[row][:tokens]
+        self.kept_marks[self.prefixes] = [*marks, tokens]
+        if tokens == held:
+            self.marks[row] = [*marks, tokens]
 
     def _move(self, step: control.Step) -> None:
         laned = {row for rows in self.lanes.values() for row in rows}
@@ -258,7 +281,7 @@ def check_prefixes_over_epochs(family: str, size: int) -> list[int]:
     finally:
         first.close()
     origins = [each.turn_over("") for each in first.prefixes]
-    assert origins == [[Origin(1, 1, CHUNK)]] * size
+    assert origins == [{Origin(1, 1, CHUNK): ()}] * size
     second = Ring(stages, Prompts(rows), number=2, prefixes=first.prefixes)
     reuse = control.Step(number=1)
     reuse.changes.add().adopt.CopyFrom(control.Adopt(prefix=1, epoch=1, row=1, tokens=CHUNK))

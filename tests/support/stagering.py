@@ -199,6 +199,7 @@ class Prompts:
         self.refuted: set[int] = set()
         self.forgotten: list[int] = []
         self.reused: list[int] = []
+        self.over: set[int] = set()
         self.delivered = threading.Condition()
         self.guess: Callable[[int, int], list[int]] = lambda last, count: [last] * count
         self.modelled = {
@@ -222,6 +223,9 @@ class Prompts:
 
     def parameters(self, row: int) -> bytes:
         return params.encode(self._rows[row][1])
+
+    def ended(self, row: int) -> bool:
+        return row in self.over
 
     def prefilled(self, row: int) -> None: ...
 

@@ -36,6 +36,9 @@ class Prompts(Protocol):
     def guesses(self, row: int) -> Guesses | None:
         """The draft model's guesses of the row; None if it is to make none."""
 
+    def ended(self, row: int) -> bool:
+        """Whether the row's answer has ended, so that no further token of it counts."""
+
     def prefilled(self, row: int) -> None:
         """Forgets the row's prompt, which is computed."""
 

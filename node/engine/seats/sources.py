@@ -161,7 +161,7 @@ class _Opened(Source):
         self._prompts.deliver(step, [], {})  # no token would tell the gateway to go on
 
     def settle(self, change: Settling) -> None:
-        self._runs.settle(change)
+        self._runs.settle(change, ended=self._prompts.ended(change.row))
 
     def keep(self, change: Keeping) -> None:
         self._prompts.keep(change)

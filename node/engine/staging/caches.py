@@ -177,9 +177,14 @@ def detached(cache: Cache) -> Cache:
     """The cache, lazily, in arrays that share no memory with what they were cut from."""
     for entry in cache:
         for part in parts_of(entry):
-            if getattr(part, "keys", None) is not None:
-                part.keys, part.values = tree_map(mx.contiguous, (part.keys, part.values))
+            vars(part).update({name: _contiguous(value) for name, value in vars(part).items()})
     return cache
+
+
+def _contiguous(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_contiguous, value))
+    return mx.contiguous(value) if isinstance(value, mx.array) else value
 
 
 class Slots:

@@ -174,7 +174,7 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
 
     def _leaf(self) -> mx.array:
         """One of the arrays that are as long as all of them."""
-        leaf: mx.array = self.keys[0] if isinstance(self.keys, list) else self.keys
+        leaf: mx.array = self.keys if isinstance(self.keys, mx.array) else self.keys[0]
         return leaf
 
     def _row(self, place: int, use: Callable[[mx.array], mx.array]) -> Any:

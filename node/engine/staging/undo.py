@@ -166,6 +166,16 @@ def mark(cache: Cache) -> Mark:
     return found
 
 
+def marked(row: Cache, tokens: int) -> tuple[Mark, Cache]:
+    """A mark of a row that goes on, at its `tokens` tokens, and the lazy copies of caches that it has."""
+    copies = caches.copied(row)
+    uncut = [part for part in _parts(copies) if _kind(part) is not _Keys]
+    for part in uncut:
+        caches.cut(part, tokens)
+    caches.detached(uncut)
+    return mark(copies), uncut
+
+
 def cut_to(cache: Cache, tokens: int, at: Mark) -> Cache:
     """A lazy copy of the first tokens of a row's cache, which was marked at that length."""
     copies = caches.copied(cache)

@@ -409,7 +409,7 @@ class Front:
 
     def begin_epoch(
         self,
-        origins: Sequence[Origin],
+        origins: Mapping[Origin, Sequence[int]],
         *,
         speculate: bool,
         modelled: bool = False,
@@ -418,9 +418,9 @@ class Front:
         """An epoch opens: all rows are forgotten, and names are made under another key from now on.
 
         Returns the new names of kept prefixes (PrefixNames.told), so that nobody can tell by names what two
-        epochs have in common but for what goes on. Nothing is guessed, and nobody told what repeats, unless
-        the deployment wants it to `speculate`. With `modelled` a draft model guesses, too. `disk` names the
-        blocks of prompts in clear.
+        epochs have in common but for what goes on. `origins` has the lengths of their marks. Nothing is
+        guessed, and nobody told what repeats, unless the deployment wants it to `speculate`. With `modelled`
+        a draft model guesses, too. `disk` names the blocks of prompts in clear.
         """
         self.close_rows()
         self._recalled.clear()
@@ -430,14 +430,17 @@ class Front:
         earlier = self._earlier | dict(self._kept.values())
         self._kept.clear()
         self._earlier = {
-            origin: earlier[origin].first(origin.tokens, self._prefix_key)
-            for origin in origins
+            origin: earlier[origin].first(origin.tokens, self._prefix_key, marks)
+            for origin, marks in origins.items()
             if origin in earlier
         }
         self._ends.clear()
-        for names in self._earlier.values():
-            self._ends.remember(names)
-        return {origin: names.told() for origin, names in self._earlier.items()}
+        told = {}
+        for origin, names in self._earlier.items():
+            marks = origins[origin]
+            self._ends.remember(names, marks)
+            told[origin] = names.told((*marks, origin.tokens) if marks else ())
+        return told
 
     # The front's own threads
 
@@ -663,6 +666,10 @@ class Front:
         opened = self._rows.get(row)
         return opened.guesses if opened is not None else None
 
+    def ended(self, row: int) -> bool:
+        opened = self._rows.get(row)
+        return opened is not None and bool(opened.answer.finish)
+
     def prefilled(self, row: int) -> None:
         if (opened := self._rows.get(row)) is not None:
             opened.prompt = None
@@ -672,7 +679,8 @@ class Front:
         names = self._names(keeping.row)
         if names is None or keeping.tokens not in names.names:
             raise _not_kept(keeping.prefix)
-        self._kept[keeping.prefix] = keeping.origin, names.first(keeping.tokens)
+        kept = names.first(keeping.tokens, also=keeping.marks)  # an earlier row's end may be one
+        self._kept[keeping.prefix] = keeping.origin, kept
 
     def adopt(self, adopting: Adopting) -> None:
         names = self._earlier.get(adopting.origin)
@@ -819,10 +827,13 @@ class Front:
         output.token = token
         output.tokens, output.finish = answer.tokens, answer.finish
         if opened.names is not None:
-            if answer.finish:  # the last token was not computed on
-                said = np.array(opened.generated, np.uint32)
-                output.prefixes, output.ends = self._ends.extend(opened.names, said.tobytes())
             opened.generated.append(token)
+            if answer.finish:  # caches may hold the last token, or not
+                said, last = np.split(np.array(opened.generated, np.uint32), [-1])
+                for part in (said, last):
+                    prefixes, ends = self._ends.extend(opened.names, part.tobytes())
+                    output.prefixes += prefixes
+                    output.ends += ends
         return self._whole(row, opened, output)
 
     def _whole(self, row: int, opened: OpenRow, output: control.RowOutput) -> control.RowOutput:

@@ -82,10 +82,14 @@ class Desk:
         self.cache.left(row)
         return self.changes()
 
-    def finish(self, row: Row, answer: str) -> list[str]:
-        """The row ends with an answer, whose last token no step has computed."""
-        names, ends = self.ends.extend(self.named[row.number], answer[:-1].encode("utf-32-le"))
-        self.cache.finished(row, len(answer), control.RowOutput(prefixes=names, ends=ends))
+    def finish(self, row: Row, answer: str, ahead: int = 0) -> list[str]:
+        """The row ends with an answer, whose last token a step `ahead` has computed, or none."""
+        last = control.RowOutput()
+        for part in (answer[:-1], answer[-1]):
+            names, ends = self.ends.extend(self.named[row.number], part.encode("utf-32-le"))
+            last.prefixes += names
+            last.ends += ends
+        self.cache.finished(row, row.prompt_tokens + len(answer) - 1 + ahead, len(answer), last)
         return self.changes()
 
     def changes(self) -> list[str]:
@@ -94,6 +98,12 @@ class Desk:
             if change.HasField("keep"):
                 marks = "".join(f" and {mark}" for mark in change.keep.marks)
                 told.append(f"keep {change.keep.prefix}: {change.keep.tokens} of {change.keep.row}{marks}")
+            elif change.HasField("mark"):
+                told.append(f"mark {change.mark.row}: {change.mark.tokens}")
+            elif change.HasField("unmark"):
+                holder = change.unmark.WhichOneof("holder")
+                number = getattr(change.unmark, holder)
+                told.append(f"unmark {holder} {number}: {' and '.join(map(str, change.unmark.marks))}")
             else:
                 told.append(f"drop {change.drop.prefix}")
         return told
@@ -142,7 +152,7 @@ def test_an_answer_of_one_token_changes_nothing() -> None:
     row, _ = desk.prefill("a" * 100)
     assert desk.finish(row, ".") == []
     with pytest.raises(InvalidInput):
-        desk.cache.finished(row, 1, control.RowOutput(prefixes=bytes(16)))
+        desk.cache.finished(row, 100, 1, control.RowOutput(prefixes=bytes(16)))
 
 
 def test_prompts_with_one_beginning_are_both_kept() -> None:
@@ -190,9 +200,12 @@ def test_caches_that_cannot_be_cut_are_kept_where_prompts_part() -> None:
     first, changes = desk.prefill("s" * 150 + "a" * 100)
     assert (first.cuts, changes) == ((end,), [f"keep 1: {end} of 1"])
     second, changes = desk.prefill("s" * 150 + "b" * 100)
-    assert (second.cuts, changes) == ((128, end), ["keep 2: 128 of 2", f"keep 3: {end} of 2"])
+    assert (second.cuts, changes) == (
+        (128, end),
+        ["keep 2: 128 of 2", "drop 2", f"keep 3: {end} of 2 and 128"],
+    )
     third, changes = desk.prefill("s" * 150 + "c" * 100)
-    assert (third.prefix, third.reused, third.cuts) == (2, 128, (end,))
+    assert (third.prefix, third.reused, third.cuts) == (3, 128, (end,))
     again, changes = desk.prefill("s" * 150 + "a" * 100)
     assert (again.reused, again.cuts, changes) == (end, (), [])
 
@@ -211,16 +224,16 @@ def test_where_members_mark_a_conversation_is_kept_once_and_can_begin_anew_at_ev
     row = desk.row("s" * 200 + "2" * 100 + "x" * 100)  # the third turn is asked again, otherwise
     assert (row.prefix, row.prefilled) == (3, turns[1])
     assert desk.row("s" * 200 + "y" * 100).prefilled == turns[0]
-    kept = turns[-1] + 2 * 10
-    assert desk.ledger.kept_bytes() == [kept]
+    assert desk.ledger.kept_bytes() == [turns[-1] + 3 * 10]
 
 
 @pytest.mark.parametrize(
     ("memory", "mark", "cuts", "marks"),
     [
         (100_000, 10, [4096, 8192, 12_288], [4096, 8192, 12_288]),
-        (22_000, 9000, [9088], [9088]),  # marks take no more than keys and values
-        (13_000, 4000, [4096, 8192, 12_288], []),
+        (31_000, 9000, [9088], [9088]),  # marks take no more than keys and values
+        (22_000, 4000, [4096, 8192, 12_288], [12_288]),
+        (17_000, 4000, [4096, 8192, 12_288], []),
     ],
 )
 def test_a_long_prompt_is_marked_on_the_way_as_far_as_memory_allows(
@@ -230,14 +243,26 @@ def test_a_long_prompt_is_marked_on_the_way_as_far_as_memory_allows(
     row, changes = desk.prefill("a" * 13_000)
     assert row.cuts == (*cuts, end)
     told = "".join(f" and {length}" for length in marks)
-    assert changes[-1] == f"keep {len(row.cuts)}: {end} of 1{told}"
-    assert desk.ledger.kept_bytes() == [end + mark * len(marks)]
+    assert changes[-1] == f"keep 1: {end} of 1{told}"
+    assert desk.ledger.kept_bytes() == [end + mark * (1 + len(marks))]
 
 
-def test_an_answer_is_not_kept_where_its_cache_cannot_be_cut() -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_end_of_an_answer_is_a_mark_like_that_of_a_prompt(ahead: int) -> None:
+    """With the last token if a step that was under way has computed that."""
+    desk = Desk(EXACT, marks=10)
+    row, _ = desk.prefill("a" * 100)
+    end = 139 + ahead
+    assert desk.finish(row, "b" * 39 + ".", ahead) == ["drop 1", f"keep 2: {end} of 1 and 84"]
+    follow = desk.row("a" * 100 + "b" * 39 + "." + "c" * 60)
+    assert (follow.prefix, follow.prefilled) == (2, end)
+    assert desk.row("a" * 100 + "d" * 60).prefilled == 84, "a template may render the answer otherwise"
+
+
+def test_an_answer_that_is_not_where_its_names_are_is_not_kept() -> None:
     desk = Desk(EXACT)
     row, _ = desk.prefill("a" * 100)
-    assert desk.finish(row, "b" * 41) == []
+    assert desk.finish(row, "b" * 41, ahead=2) == []
 
 
 def test_a_prefix_is_in_use_from_the_first_chunk_of_a_row_that_begins_with_it() -> None:
@@ -449,27 +474,49 @@ def test_what_was_computed_of_a_cancelled_prompt_is_kept() -> None:
     row.begun, row.prefilled = True, 300
     exact.cache.chunk(row, 0)
     assert exact.leave(row) == []
+    exact = Desk(EXACT, tokens=800, marks=10)
+    row = exact.start("a" * 500)
+    row.begun, row.prefilled = True, 484
+    exact.cache.chunk(row, 0)
+    assert exact.changes() == ["mark 1: 484"], "there is no room for a copy"
+    row.prefilled = 500
+    exact.cache.chunk(row, 484)
+    assert exact.leave(row) == ["keep 1: 484 of 1"]
 
 
-def test_caches_that_cannot_be_cut_give_up_a_turn_for_the_next_one() -> None:
-    """But not a beginning that prompts have in common."""
-    desk = Desk(EXACT, tokens=1100)
-    desk.prefill("s" * 150 + "a" * 100)
-    _, changes = desk.prefill("s" * 150 + "b" * 100)
-    assert changes == ["keep 2: 128 of 2", "keep 3: 234 of 2"]
-    turn, changes = desk.prefill("s" * 150 + "b" * 300)
-    assert (turn.reused, changes) == (234, ["keep 4: 434 of 3"])
-    follow, changes = desk.prefill("s" * 150 + "b" * 300 + "c" * 100)
-    assert (follow.reused, changes) == (434, ["drop 3", "drop 1", "keep 5: 534 of 4"])
-    assert desk.row("s" * 150 + "d" * 100).prefilled == 128
+def test_marks_go_before_prefixes_and_those_of_the_longest_unused_first() -> None:
+    """But for the ends of prefixes, at which their conversations go on."""
+    desk = Desk(EXACT, tokens=900, marks=60)
+    for letter in "ab":
+        for length in (200, 300):
+            desk.cache.left(desk.prefill(letter * length)[0])
+    assert desk.ledger.kept_bytes() == [2 * 284 + 4 * 60]
+    changes = desk.prefill("c" * 100)[1]
+    assert changes == ["unmark prefix 2: 184", "keep 5: 84 of 5"]
+    assert [desk.row(letter * 300).prefilled for letter in "abc"] == [284, 284, 84]
+    assert desk.row("a" * 200 + "d" * 100).prefilled == 0
+    assert desk.row("b" * 200 + "d" * 100).prefilled == 184
 
 
-def test_marks_of_a_prefix_that_a_row_has_taken_count_until_it_leaves() -> None:
+def test_a_row_has_marks_while_it_runs_and_they_go_last_of_all() -> None:
     desk = Desk(EXACT, tokens=1070, marks=10)
-    desk.prefill("a" * 400)
+    desk.cache.left(desk.prefill("a" * 400)[0])
     row = desk.start("a" * 400 + "b" * 400)
     assert desk.begin(row) == (True, [])
     assert row.marks == (desk.row("a" * 400).names[-2],)
     assert desk.ledger.kept_bytes() == [10]
+    desk.ledger.keep(40)
+    assert desk.changes() == [f"unmark row {row.number}: 384"]
     assert desk.leave(row) == []
-    assert desk.ledger.kept_bytes() == [0]
+    assert desk.ledger.kept_bytes() == [40]
+
+
+def test_what_an_earlier_epoch_marked_is_found_again_as_far_as_there_is_room() -> None:
+    for tokens, found in ((1000, [184, 284]), (320, [0, 284])):
+        desk = Desk(EXACT, tokens=tokens, marks=20)
+        names = [*desk.row("a" * 200).names, *desk.row("a" * 300).names]
+        names = tuple(sorted({pair for pair in names if pair[0] in (64, 184, 284)}))
+        desk.cache = PrefixCache(desk.ledger, EXACT, [(Origin(1, 1, 284), names)], 4096)
+        (change,) = desk.cache.changes()
+        assert change.adopt.tokens == 284
+        assert [desk.row("a" * 200 + "b" * 100).prefilled, desk.row("a" * 300).prefilled] == found

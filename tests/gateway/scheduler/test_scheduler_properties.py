@@ -25,12 +25,14 @@ from sealring.mesh.ring.composition import (
     Dropping,
     Eviction,
     Keeping,
+    Marking,
     Origin,
     ResolvedStep,
     Settling,
+    Unmarking,
 )
 from sealring.mesh.ring.prefix_ends import Ends
-from sealring.mesh.ring.prefix_names import Names, PrefixNames, split
+from sealring.mesh.ring.prefix_names import Names, PrefixNames, ends
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -62,9 +64,16 @@ TOLD_AT_ONCE = 3
 class ModelRing:
     """Executes steps in order with mesh.ring.composition; knows how long every answer is."""
 
-    def __init__(self, facts: RingFacts, seed: int, earlier: dict[Origin, tuple[Content, int]]) -> None:
+    def __init__(
+        self,
+        facts: RingFacts,
+        seed: int,
+        earlier: dict[Origin, tuple[Content, int]],
+        earlier_marks: dict[Origin, set[int]],
+    ) -> None:
         self.facts = facts
         self.earlier = earlier
+        self.earlier_marks = earlier_marks
         self.composition = Composition(epoch=seed, max_rows=facts.max_rows, prefill_chunk=facts.prefill_chunk)
         self.seed = seed
         self.opening: deque[OpenRow] = deque()
@@ -85,9 +94,8 @@ class ModelRing:
         self.contents: dict[int, Content] = {}
         self.kept: dict[int, tuple[Content, int]] = {}
         self.origins: dict[int, Origin] = {}
-        self.marks: dict[int, set[int]] = {}  # of rows
-        self.kept_marks: dict[int, set[int]] = {}
-        self.taken: dict[int, int] = {}  # marks of prefixes that rows have taken
+        self.marks: dict[int, dict[int, object]] = {}  # of rows
+        self.kept_marks: dict[int, dict[int, object]] = {}
         self.named: dict[int, PrefixNames] = {}  # of rows whose prefixes the head names: no copies
         self.ends = Ends()
         self.wrong: set[int] = set()  # rows of which a draft was, since they were settled
@@ -98,6 +106,7 @@ class ModelRing:
         resolved = self.composition.apply(step)
         for change in resolved.changes:
             if isinstance(change, Eviction):
+                self.marks.pop(change.row, None)
                 self.lengths.pop(change.row)
                 self.taken.pop(change.row, None)
             elif isinstance(change, Settling):
@@ -110,7 +119,14 @@ class ModelRing:
             elif isinstance(change, Adopting):
                 self.kept[change.prefix] = self.earlier[change.origin]
                 self.origins[change.prefix] = change.origin
-                self.kept_marks[change.prefix] = {change.origin.tokens}
+                lengths = (*change.marks, change.origin.tokens)
+                assert set(lengths) <= self.earlier_marks[change.origin]
+                self.kept_marks[change.prefix] = {length: object() for length in lengths}
+            elif isinstance(change, Marking):
+                assert change.tokens == self.lengths[change.row]
+                self.marks.setdefault(change.row, {})[change.tokens] = object()
+            elif isinstance(change, Unmarking):
+                self.unmark(change)
             elif isinstance(change, Dropping):
                 del self.kept[change.prefix], self.kept_marks[change.prefix]
         for chunk in resolved.chunks:
@@ -120,7 +136,6 @@ class ModelRing:
                 self.reuse(chunk)
             if chunk.takes:
                 del self.kept[chunk.prefix], self.kept_marks[chunk.prefix]
-                self.taken[chunk.row] = len(self.marks.get(chunk.row, ()))
         for row in resolved.rows:
             self.lengths[row] += 1 + resolved.drafts
             limit = self.limits[row]
@@ -156,13 +171,25 @@ class ModelRing:
 
     def keep(self, keeping: Keeping) -> None:
         assert self.facts.prefixes != control.PREFIX_SUPPORT_UNSPECIFIED
+        has = self.marks.get(keeping.row, {})
         if self.facts.prefixes == control.PREFIX_SUPPORT_EXACT:
-            assert keeping.tokens == keeping.held
+            assert keeping.tokens == keeping.held or keeping.tokens in has
+            assert keeping.tokens == self.lengths[keeping.row] or keeping.tokens in has
         self.kept[keeping.prefix] = (self.contents[keeping.row], keeping.tokens)
         self.origins[keeping.prefix] = keeping.origin
-        assert set(keeping.marks) <= self.marks.get(keeping.row, set())
-        marks = {*keeping.marks, keeping.tokens}
-        self.marks[keeping.row] = self.kept_marks[keeping.prefix] = marks
+        marks = {length: has[length] for length in keeping.marks}
+        marks[keeping.tokens] = has.get(keeping.tokens) or object()
+        self.kept_marks[keeping.prefix] = marks
+        if keeping.tokens == keeping.held:
+            self.marks[keeping.row] = marks
+
+    def unmark(self, change: Unmarking) -> None:
+        holder = self.kept_marks[change.prefix] if change.prefix else self.marks[change.row]
+        left = {length: mark for length, mark in holder.items() if length not in change.marks}
+        if change.prefix:
+            self.kept_marks[change.prefix] = left
+        else:
+            self.marks[change.row] = left
 
     def reuse(self, chunk: Chunk) -> None:
         """As the head and the engines check it."""
@@ -172,7 +199,7 @@ class ModelRing:
         if self.facts.prefixes == control.PREFIX_SUPPORT_EXACT:
             marks = self.kept_marks[chunk.prefix]
             assert chunk.start in marks
-            self.marks[chunk.row] = {mark for mark in marks if mark <= chunk.start}
+            self.marks[chunk.row] = {length: mark for length, mark in marks.items() if length <= chunk.start}
 
     def names(self, row: int, tokens: int, after: int = 0) -> tuple[bytes, bytes]:
         """As the head names a row whose tokens behind `after` have come."""
@@ -184,10 +211,22 @@ class ModelRing:
         found = []
         for origin, (content, tokens) in sorted(self.earlier.items()):
             named = PrefixNames(KEY, b"c")
-            regular, more = Ends().extend(named, tokens_of(content, tokens))
-            self.ends.remember(named)
-            found.append((origin, split(regular, tokens, ends=more)))
+            marks = self.earlier_marks[origin]
+            named.extend(tokens_of(content, tokens), {*ends(tokens), *marks})
+            self.ends.remember(named, marks)
+            exact = self.facts.prefixes == control.PREFIX_SUPPORT_EXACT
+            pairs = sorted(named.names.items())
+            found.append((origin, tuple(pair for pair in pairs if not exact or pair[0] in marks)))
         return tuple(found)
+
+    def count_marks(self) -> int:
+        """Marks of rows and prefixes, each once."""
+        if self.facts.prefixes != control.PREFIX_SUPPORT_EXACT:
+            return 0
+        holders = (*self.marks.values(), *self.kept_marks.values())
+        found = len({mark for marks in holders for mark in marks.values()})
+        assert found == self.composition.marks
+        return found
 
     def check_memory(self) -> None:
         lanes = [[rounded(self.lengths[row]) for row in rows] for rows in self.composition.lanes().values()]
@@ -196,9 +235,8 @@ class ModelRing:
         for member in self.facts.members:
             used = tokens * member.kv_bytes_per_token + self.composition.rows * member.kv_bytes_per_row
             kept = sum(length * member.kv_bytes_per_token for _, length in self.kept.values())
-            kept += len(self.kept) * member.kv_bytes_per_row
-            marks = sum(self.taken.values()) + sum(len(marks) - 1 for marks in self.kept_marks.values())
-            kept += marks * member.mark_bytes
+            kept += 0 if member.mark_bytes else len(self.kept) * member.kv_bytes_per_row
+            kept += self.count_marks() * member.mark_bytes
             assert used + kept <= member.kv_budget
 
     def finish_one(self) -> control.StepDone:
@@ -215,8 +253,11 @@ class ModelRing:
             if self.generated[row] >= self.stops[row]:
                 output.finish = inference.FINISH_REASON_STOP
                 if row in self.named:
-                    length = self.prompts[row] + output.tokens - self.answered[row] - 1
-                    output.prefixes, output.ends = self.names(row, length, self.prompts[row])
+                    end = self.prompts[row] + output.tokens - self.answered[row]
+                    for start, length in ((self.prompts[row], end - 1), (end - 1, end)):
+                        prefixes, more = self.names(row, length, start)
+                        output.prefixes += prefixes
+                        output.ends += more
                 self.finished.add(row)
             self.tell(output)
         return done
@@ -248,6 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ring: ModelRing | None = None
         self.epoch = 0
         self.earlier: dict[Origin, tuple[Content, int]] = {}
+        self.earlier_marks: dict[Origin, set[int]] = {}
         self.now = 0.0
         self.count = 0
         self.open_requests: dict[str, Request] = {}
@@ -295,7 +337,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.facts_of is not None
         self.epoch += 1
         facts = self.facts_of
-        self.ring = ModelRing(facts, self.epoch, self.earlier)
+        self.ring = ModelRing(facts, self.epoch, self.earlier, self.earlier_marks)
         facts = replace(facts, kept=self.ring.adoptable())
         self.perform(self.scheduler.attach(facts))
 
@@ -390,7 +432,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ring.prompts[row], ring.limits[row], ring.stops[row] = prompt, limit, max(1, stop - choice % 2)
             ring.answered[row] = ring.generated[row] = answered
             ring.held[row] = list(resume.held) if resume else []
-        names, ends = ring.names(number, prompt)
+        names, named = ring.names(number, prompt)
         self.perform(
             self.scheduler.row_opened(
                 control.RowOpened(
@@ -399,7 +441,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     params_bytes=64,
                     max_tokens=limit,
                     prefixes=names,
-                    ends=ends,
+                    ends=named,
                     answered=answered,
                     drafts=15,
                 )
@@ -450,6 +492,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.ring.composition.last_step:
             origins = self.ring.origins
             self.earlier = {origins[prefix]: kept for prefix, kept in self.ring.kept.items()}
+            marks = self.ring.kept_marks
+            self.earlier_marks = {origins[prefix]: set(marks[prefix]) for prefix in self.ring.kept}
         self.ring = None
 
     @precondition(lambda self: self.ring is not None)
@@ -501,11 +545,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                     alone = inference.FinishedChoice(
                         reason=told.reason, completion_tokens=told.completion_tokens
                     )
-                    ends = list(told.choices) if request.choices > 1 else [alone]
-                    assert told.reason == ends[0].reason
-                    assert told.completion_tokens == sum(end.completion_tokens for end in ends)
-                    assert len(ends) == request.choices == max(1, len(told.choices))
-                    for choice, end in enumerate(ends):
+                    told_ends = list(told.choices) if request.choices > 1 else [alone]
+                    assert told.reason == told_ends[0].reason
+                    assert told.completion_tokens == sum(end.completion_tokens for end in told_ends)
+                    assert len(told_ends) == request.choices == max(1, len(told.choices))
+                    for choice, end in enumerate(told_ends):
                         self.check_end(request, choice, end, stop - choice % 2)
                 case Fail(request, error):
                     self.end(request, action)
@@ -595,8 +639,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.ring.composition.rows == 0
         assert planner.ledger.kept_bytes() == [
             sum(length * member.kv_bytes_per_token for _, length in self.ring.kept.values())
-            + len(self.ring.kept) * member.kv_bytes_per_row
-            + sum(len(marks) - 1 for marks in self.ring.kept_marks.values()) * member.mark_bytes
+            + (0 if member.mark_bytes else len(self.ring.kept) * member.kv_bytes_per_row)
+            + self.ring.count_marks() * member.mark_bytes
             for member in self.facts_of.members
         ]
         assert self.ring.composition.prefixes().keys() == self.ring.kept.keys()

@@ -28,6 +28,7 @@ from sealring.mesh.ring.composition import (
     Restoring,
     Settling,
 )
+from sealring.mesh.ring.prefix_marks import MOST
 from sealring.v1 import control_pb2 as control
 
 CHUNK = 8
@@ -287,7 +288,65 @@ def test_digests_are_of_rows_and_prefixes_as_other_releases_compute_them() -> No
         changed(10, evict(1)),
     ):
         digests.update(composition.apply(step).digest)
-    assert digests.hexdigest() == "831b110ce3eb6baa690104ee18edf8063cf8e8590a2b8b75043b6c52dcf2495e"
+    assert digests.hexdigest() == "31736fdb2286ca7af6c619f2d511d08a0728a8be43667a54d7fc3ebbee158e21"
+
+
+def test_marks_are_counted_once_and_in_the_digest() -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 4, 12))
+    composition.apply(changed(2, control.Change(mark=control.Mark(row=1, tokens=4))))
+    composition.apply(prefill(3, 1, 4, 8, 12))
+    twin = copy.deepcopy(composition)
+    keep = control.Keep(prefix=1, row=1, tokens=8, marks=[4])
+    (change,) = composition.apply(changed(4, control.Change(keep=keep))).changes
+    assert change == Keeping(1, Origin(1, 1, 8), 8, None, 0, (4,))
+    assert composition.marks == 2, "the row has both, too"
+    digest = composition.apply(prefill(5, 1, 8, 12, 12)).digest
+    twin.apply(changed(4, control.Change(keep=control.Keep(prefix=1, row=1, tokens=8))))
+    assert twin.apply(prefill(5, 1, 8, 12, 12)).digest != digest
+    composition.apply(changed(6, evict(1)))
+    assert composition.marks == 2
+    unmark = control.Unmark(prefix=1, marks=[4])
+    composition.apply(changed(7, control.Change(unmark=unmark)))
+    assert composition.marks == 1
+    composition.apply(kept(8, drop=1))
+    assert composition.marks == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        control.Change(mark=control.Mark(row=1, tokens=3)),
+        control.Change(mark=control.Mark(row=2, tokens=4)),
+        control.Change(keep=control.Keep(prefix=2, row=1, tokens=8, marks=[3])),
+        control.Change(keep=control.Keep(prefix=2, row=1, tokens=4, marks=[4])),
+        control.Change(keep=control.Keep(prefix=2, row=1, tokens=8, marks=[4, 4])),
+        control.Change(unmark=control.Unmark(row=1, marks=[3])),
+        control.Change(unmark=control.Unmark(row=1)),
+        control.Change(unmark=control.Unmark(prefix=1, marks=[8])),  # its end
+        control.Change(unmark=control.Unmark(prefix=7, marks=[4])),
+    ],
+)
+def test_marks_that_are_not_there_end_the_epoch(change: control.Change) -> None:
+    composition = make()
+    composition.apply(prefill(1, 1, 0, 4, 12))
+    composition.apply(changed(2, control.Change(mark=control.Mark(row=1, tokens=4))))
+    composition.apply(prefill(3, 1, 4, 8, 12))
+    keep = control.Keep(prefix=1, row=1, tokens=8, marks=[4])
+    composition.apply(changed(4, control.Change(keep=keep)))
+    with pytest.raises(InvalidInput):
+        composition.apply(changed(5, change))
+
+
+def test_a_row_has_no_more_marks_than_a_prefix() -> None:
+    composition = make()
+    for number in range(MOST + 1):
+        composition.apply(prefill(1 + 2 * number, 1, number, number + 1, 100))
+        mark = changed(2 + 2 * number, control.Change(mark=control.Mark(row=1, tokens=number + 1)))
+        if number < MOST:
+            composition.apply(mark)
+    with pytest.raises(InvalidInput):
+        composition.apply(mark)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), max_size=30))

@@ -513,6 +513,53 @@ def test_a_gateway_that_goes_back_too_far_ends_the_epoch() -> None:
     assert any("further than this member can" in str(fault) for fault in ring.faults)
 
 
+@pytest.mark.parametrize(("family", "size"), [("gpt_oss", 2), ("mamba2", 2), ("kimi_k3", 3)])
+@pytest.mark.parametrize("tokens", [4, 6, 8])
+def test_an_answer_that_ended_within_a_run_is_kept_as_it_was_at_its_end(
+    family: str, size: int, tokens: int
+) -> None:
+    """Runs behind its end are under way, and are taken back before it is kept."""
+    prompt = prompt_of(family, 0, 7)
+    said = expected(family, (*prompt,), 16)
+    follow = prompt + said[:tokens] + prompt_of(family, 1, 3)
+    prompts = Prompts({1: (prompt, RowParameters()), 2: (follow, RowParameters())})
+    ring = Ring(stages_of(family, size), prompts)
+    gateway = Gateway(ring)
+    prompts.guess = lambda last, count: said[len(gateway.answer) :][:count]
+    held = len(prompt) + tokens - 1
+    try:
+        gateway.prefill()
+        gateway.decode(ADMIT)
+        gateway.announce(decode=control.Decode(lane=0, drafts=3))
+        gateway.announce(decode=control.Decode(lane=0, drafts=2))
+        ring.wait_for(3 if tokens <= 6 else 4)  # that brings the last token of the answer
+        prompts.over.add(1)
+        chunk = control.Chunk(
+            row=2,
+            start=held,
+            end=len(follow),
+            prompt_tokens=len(follow),
+            params_bytes=len(prompts.parameters(2)),
+            prefix=1,
+        )
+        gateway.step(
+            control.Change(settle=control.Settle(row=1, tokens=held)),
+            control.Change(keep=control.Keep(prefix=1, row=1, tokens=held)),
+            control.Change(evict=control.Evict(row=1)),
+            prefill=control.Prefill(chunks=[chunk]),
+        )
+        gateway.follow(2)
+        gateway.decode(control.Change(admit=control.Admit(row=2, lane=0)))
+        for _ in range(3):
+            gateway.decode()
+    finally:
+        ring.close()
+    assert ring.faults == []
+    assert prompts.answers[1][:tokens] == said[:tokens]
+    assert prompts.reused == [held]
+    assert prompts.answers[2] == expected(family, (*follow,), 5)
+
+
 def test_a_gateway_that_miscounts_ends_the_epoch() -> None:
     prompts = Prompts({1: ([1, 2, 3], RowParameters())})
     ring = Ring(stages_of("llama", 2), prompts)

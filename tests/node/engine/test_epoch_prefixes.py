@@ -65,6 +65,66 @@ def test_a_row_begins_at_a_mark_of_a_longer_prefix_whose_caches_cannot_be_cut(fa
     assert done.answers[2] == expected(family, tuple(other), 4)
 
 
+@pytest.mark.parametrize(("family", "size"), [("gemma3_text", 2), ("mamba2", 1), ("kimi_k3", 2)])
+def test_a_row_goes_on_with_a_kept_answer_or_at_a_mark_of_its_prompt_in_the_next_epoch(
+    family: str, size: int
+) -> None:
+    """The answer is kept while its row is in a lane with another one and has computed one token more."""
+    asked, beside = prompt_of(family, 0, 12), prompt_of(family, 3, 9)
+    said = expected(family, (*asked,), 6)
+    follow = asked + said + prompt_of(family, 1, 5)
+    otherwise = asked[:8] + prompt_of(family, 2, 7)
+    rows = {1: asked, 2: beside, 3: follow, 4: otherwise}
+    known = {row: (text, RowParameters()) for row, text in rows.items()}
+    first = Ring(stages_of(family, size), Prompts(known))
+    steps = [control.Step(number=number) for number in range(1, 11)]
+    for step, (row, start, end) in zip(steps, [(1, 0, 8), (1, 8, 12), (2, 0, 8), (2, 8, 9)], strict=False):
+        size_of = 0 if start else params.BLOCK
+        total = len(rows[row])
+        step.prefill.chunks.add(row=row, start=start, end=end, prompt_tokens=total, params_bytes=size_of)
+    steps[1].changes.add().mark.CopyFrom(control.Mark(row=1, tokens=8))
+    for step in steps[4:9]:
+        step.decode.lane = 0
+    for row in (1, 2):
+        steps[4].changes.add().admit.CopyFrom(control.Admit(row=row, lane=0))
+    steps[9].changes.add().keep.CopyFrom(control.Keep(prefix=1, row=1, tokens=17, marks=[8]))
+    steps[9].changes.add().evict.row = 1
+    steps[9].decode.lane = 0
+    try:
+        for step in steps:
+            first.announce(step)
+        first.wait_for(10)
+        first.break_off()
+    finally:
+        first.close()
+    assert [each.turn_over("") for each in first.prefixes] == [{Origin(1, 1, 17): (8,)}] * size
+    second = Ring(stages_of(family, size), Prompts(known), number=2, prefixes=first.prefixes)
+    begin, other = control.Step(number=1), control.Step(number=2)
+    adopt = control.Adopt(prefix=1, epoch=1, row=1, tokens=17, marks=[8])
+    begin.changes.add().adopt.CopyFrom(adopt)
+    for step, row, start in ((begin, 3, 17), (other, 4, 8)):
+        step.prefill.chunks.add(
+            row=row,
+            start=start,
+            end=len(rows[row]),
+            prompt_tokens=len(rows[row]),
+            params_bytes=params.BLOCK,
+            prefix=1,
+        )
+    decode = [control.Step(number=number, decode=control.Decode(lane=0)) for number in range(3, 7)]
+    for row in (3, 4):
+        decode[0].changes.add().admit.CopyFrom(control.Admit(row=row, lane=0))
+    try:
+        for step in (begin, other, *decode):
+            second.announce(step)
+        second.wait_for(6)
+    finally:
+        second.close()
+    assert second.prompts.reused == [17, 8]
+    assert second.prompts.answers[3] == expected(family, (*follow,), 5)
+    assert second.prompts.answers[4] == expected(family, (*otherwise,), 5)
+
+
 def test_a_mark_that_a_row_does_not_have_ends_the_epoch() -> None:
     ring = Ring(stages_of("mamba2", 1), Prompts({1: ([1, 2, 3], RowParameters())}))
     try:
@@ -90,16 +150,16 @@ def test_a_stage_that_failed_keeps_nothing() -> None:
     ring.prefixes[0].keep(KEPT, [])
     ring.epochs[0].fail(RuntimeError("the device is gone"))
     ring.close()
-    assert ring.prefixes[0].turn_over("") == []
+    assert ring.prefixes[0].turn_over("") == {}
 
 
 def test_another_ring_finds_nothing() -> None:
     prefixes = Prefixes(control.PREFIX_SUPPORT_ANY)
     prefixes.turn_over("one")
     prefixes.keep(KEPT, [])
-    assert prefixes.turn_over("one") == [KEPT.origin]
-    assert prefixes.turn_over("one") == [KEPT.origin], "nothing was computed yet"
-    assert prefixes.turn_over("two") == []
+    assert prefixes.turn_over("one") == {KEPT.origin: ()}
+    assert prefixes.turn_over("one") == {KEPT.origin: ()}, "nothing was computed yet"
+    assert prefixes.turn_over("two") == {}
     with pytest.raises(InvalidInput):
         prefixes.adopt(Adopting(1, KEPT.origin))
 

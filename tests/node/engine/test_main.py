@@ -464,7 +464,7 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
         front=None,
         drafter=SimpleNamespace(memory=70),
         kv_bytes=(1, 1),
-        prefixes=SimpleNamespace(turn_over=lambda ring: []),
+        prefixes=SimpleNamespace(turn_over=lambda ring: {}),
     )
     ours, theirs = socket.socketpair()
     with ours, contextlib.closing(FrameSocket(theirs)) as frames:

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.mesh.prompt.validate import MAX_STOP_CHARACTERS
 from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep, Restoring
-from sealring.mesh.ring.prefix_names import Chain, split
+from sealring.mesh.ring.prefix_names import OPENING, Chain, split
 from sealring.node.engine import params
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.node.engine.text import front as front_module
@@ -138,7 +138,7 @@ def test_a_row_is_opened_and_told(desk: Desk) -> None:
 def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: Desk) -> None:
     off = inference.Sampling(num_draft_tokens=0)
     for speculate in (True, False):
-        desk.front.begin_epoch([], speculate=speculate)
+        desk.front.begin_epoch({}, speculate=speculate)
         drafts = [
             desk.open(row, text_prompt("abc ab", sampling=sampling)).opened.drafts
             for row, sampling in enumerate([None, off], start=1)
@@ -152,7 +152,7 @@ def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: De
 
 
 def test_a_clients_prediction_is_guessed_first_also_where_an_answer_goes_on(desk: Desk) -> None:
-    desk.front.begin_epoch([], speculate=True)
+    desk.front.begin_epoch({}, speculate=True)
     desk.open(1, text_prompt("abc ab", prediction="xyz!"))
     assert desk.front.drafts(1, ord("b"), 3) == list(b"xyz")
     resume = inference.Resume(tokens=b"xy")
@@ -356,7 +356,7 @@ def test_prefixes_are_named_by_scope_and_not_across(long_desk: Desk) -> None:
     assert mine[1] != again[1]
     assert not set(mine) & set(theirs)
     assert names_of(long_desk.open(4, text_prompt(begin))) == ()
-    long_desk.front.begin_epoch([], speculate=False)
+    long_desk.front.begin_epoch({}, speculate=False)
     assert not set(mine) & set(names_of(long_desk.open(1, text_prompt(begin + "b" * 60), scope=b"me")))
 
 
@@ -381,7 +381,7 @@ def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> 
 
 
 def on_disk(front: Front, key: bytes = b"k" * 32) -> None:
-    front.begin_epoch([], speculate=False, disk=StoredNames(key, lambda chain: chain))
+    front.begin_epoch({}, speculate=False, disk=StoredNames(key, lambda chain: chain))
 
 
 def stored_of(desk: Desk, row: int, text: str, scope: bytes, **fields: object) -> Chain:
@@ -452,7 +452,9 @@ def test_what_goes_on_into_the_next_epoch_has_other_names_there(long_desk: Desk)
     before = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
     for number, origin in enumerate(origins[:2], 1):
         front.keep(Keeping(number, origin, 140, None, 0))
-    told = front.begin_epoch([origins[0], origins[2]], speculate=False)  # the caches of the second are gone
+    told = front.begin_epoch(
+        {origins[0]: (), origins[2]: ()}, speculate=False
+    )  # the caches of the second are gone
     with pytest.raises(InvalidInput):
         front.reuse(Chunk(1, 64, 70, False, 0, 1))
     assert list(told) == origins[:1]
@@ -469,6 +471,24 @@ def test_what_goes_on_into_the_next_epoch_has_other_names_there(long_desk: Desk)
         front.reuse(Chunk(2, 128, 140, True, 0, 1))
 
 
+def test_a_mark_is_known_at_the_end_of_an_early_turn_in_every_later_epoch(long_desk: Desk) -> None:
+    """The prompts of later turns are not named there any more."""
+    front = long_desk.front
+    for turn in range(1, 7):
+        names_of(long_desk.open(turn, text_prompt("a" * (50 + 50 * turn)), scope=b"me"))
+    names_of(long_desk.open(7, text_prompt("a" * 100 + "b" * 50), scope=b"me"))
+    early, origin = 100 - OPENING, Origin(1, 6, 350)
+    front.keep(Keeping(1, origin, 350, None, 0, (early,)))
+    front.reuse(Chunk(7, early, 120, False, 0, 1))
+    told = front.begin_epoch({origin: (early,)}, speculate=False)[origin]
+    named = split(told[0], 350, ends=told[1])
+    assert {length for length, _ in named if length % 64} == {early, 350}
+    front.adopt(Adopting(1, origin, (early,)))
+    opened = long_desk.open(1, text_prompt("a" * 100 + "b" * 50), scope=b"me").opened
+    assert set(split(opened.prefixes, 150, ends=opened.ends)) >= {pair for pair in named if pair[0] <= early}
+    front.reuse(Chunk(1, early, 120, False, 0, 1))
+
+
 def test_only_named_lengths_of_named_rows_are_kept(long_desk: Desk) -> None:
     long_desk.open(1, text_prompt("a" * 140), scope=b"me")
     long_desk.open(2, text_prompt("a" * 140))
@@ -483,7 +503,7 @@ def test_only_named_lengths_of_named_rows_are_kept(long_desk: Desk) -> None:
 
 
 def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
-    """No cache has the last token yet, so 64 tokens are named only once there is a 65th."""
+    """Also with its last token: caches hold it if another step was under way."""
     front = long_desk.front
     long_desk.open(1, text_prompt("a" * 60), 6, scope=b"me")
     step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
@@ -498,9 +518,10 @@ def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
     front.reuse(Chunk(2, 64, 66, True, 0, 1))
     front.keep(Keeping(2, Origin(1, 1, 65), 66, 0, 0))
     front.reuse(Chunk(2, 65, 66, True, 0, 2))
-    answer = split(output.prefixes, 65, 60, output.ends)
-    assert [length for length, _ in answer] == [64, 65]
-    assert set(answer) < set(split(follow.opened.prefixes, 66, ends=follow.opened.ends))
+    answer = dict(split(output.prefixes, 66, 60, output.ends))
+    assert list(answer) == [64, 65, 66]
+    named = dict(split(follow.opened.prefixes, 66, ends=follow.opened.ends))
+    assert [answer[length] == named[length] for length in answer] == [True, True, False]
 
 
 def told_of(token: int, *top: int) -> TokenLogprobs:
