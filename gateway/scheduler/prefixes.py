@@ -4,16 +4,18 @@ Rows come first: prefixes are kept in memory that no row uses. If caches can be 
 prompt is kept when it is prefilled and, with its answer, when that ends; any number of its tokens can be
 reused. If they cannot (PREFIX_SUPPORT_EXACT), a chunk ends at each length that is worth keeping. One is
 before the last tokens, for the next turn of the conversation; one is the longest prefix that an earlier
-prompt had in common. Where members mark prefixes, a longer one takes the place of those that it continues and
-can be reused up to where these ended, and a long prompt has further lengths between.
+prompt had in common. There members mark it (mesh.ring.prefix_marks): they keep its windows and states. A row
+that ends is kept where it is, behind its last token or before it. A longer prefix takes the place of those
+that it continues, and can be reused at their marks. If there is no room for a copy, a prompt is only marked.
 
 **One conversation is held once.** A row that continues a prefix has its tokens, too. While the row waits for
 its first chunk, the prefix is in the memory that is reserved for the row. If there is no more, the row takes
 it with its first chunk, and what it has computed is kept with the step that evicts it, in its own place.
 
-**What goes** when rows need the room: first a prefix that a row or another prefix continues, then one that no
-later prompt has continued, then the least recently used. Conversations go before others' first prompts only
-while they hold more than half of what is kept.
+**What goes** when rows need the room: first a prefix that a row or another prefix continues, then marks, then
+a prefix that no later prompt has continued, then the least recently used. Of marks, the last to go is that
+behind what the user has asked. A template that leaves out what was thought goes on there. Conversations go
+before others' first prompts only while they hold more than half of what is kept.
 """
 
 from __future__ import annotations
@@ -42,9 +44,10 @@ and this part of those before, are stored then: at most that is computed again a
 class _Kept:
     """A prefix whose last name is of all of its tokens.
 
-    Its first `prompt` tokens were a prompt, and a row that begins with all of them but for OPENING continues
-    it. `continues` is whether it was made by such a row. It is `spent` once what continues it is kept, or is
-    in a row that runs. It counts nothing while rows `expect` it, which have memory for it.
+    Its first `prompt` tokens were a prompt. A row continues it that begins with all of them but for OPENING,
+    or behind what the user has asked last: `turn` is the name there, if it is known. `continues` is whether
+    it was made by such a row. It is `spent` once what continues it is kept, or is in a row that runs. It
+    counts nothing while rows `expect` it, which have memory for it.
     """
 
     names: Names
@@ -52,10 +55,16 @@ class _Kept:
     continues: bool = False
     spent: bool = False
     expect: set[int] = field(default_factory=set)
+    turn: tuple[int, bytes] = (0, b"")
 
     @property
     def tokens(self) -> int:
         return self.names[-1][0]
+
+    @property
+    def begin(self) -> int:
+        """The length from which on a row continues it."""
+        return min(self.prompt - OPENING, self.turn[0] or self.prompt)
 
 
 class PrefixCache:
@@ -113,7 +122,7 @@ class PrefixCache:
         row.cuts = ()
         row.prefilled, row.prefix = self.longest(row)
         kept = self._kept.get(row.prefix)
-        row.continues = kept is not None and row.prefilled >= kept.prompt - OPENING
+        row.continues = kept is not None and row.prefilled >= kept.begin
         if kept is not None and row.continues and kept.tokens <= row.reserved:
             self._expect(kept, row)
         usable = _lasting(row)
@@ -178,6 +187,10 @@ class PrefixCache:
     def _begin(self, row: Row) -> bool:
         self._see(_lasting(row))
         kept = self._kept.get(row.prefix)
+        if row.request.asks:
+            row.turn = next(reversed(_lasting(row)), row.turn)
+        elif kept is not None and kept.turn[0] <= row.reused:
+            row.turn = kept.turn
         if kept is None:
             return False
         expected = row.number in kept.expect
@@ -322,11 +335,11 @@ class PrefixCache:
         if not self._ledger.fits(length, int(self._exact)) or not self._free(length, int(self._exact)):
             return
         if self._exact:
-            names = _thinned({*row.marks, *names}, MOST)
+            names = _thinned({*row.marks, *names}, MOST, row.turn)
         if (before := self._kept.get(row.prefix)) is not None and row.continues:
             before.spent = True
         prompt = row.prompt_tokens if self._exact else min(length, row.prompt_tokens)
-        number = self._add(_Kept(names, prompt, row.continues))
+        number = self._add(_Kept(names, prompt, row.continues, turn=row.turn))
         keep = control.Keep(prefix=number, row=row.number, tokens=length)
         if self._exact:
             keep.marks.extend(other for other, _ in names[:-1])
@@ -340,7 +353,7 @@ class PrefixCache:
 
     def _mark(self, row: Row, pair: tuple[int, bytes]) -> None:
         """Marks a row where its last chunk ends, in place of what is worth less."""
-        names = _thinned({*row.marks, pair}, MOST)
+        names = _thinned({*row.marks, pair}, MOST, row.turn)
         if pair in row.marks or pair not in names:
             return
         self._unmark(row, names)
@@ -397,21 +410,25 @@ class PrefixCache:
             return True
         row = next((row for row in self._marked.values() if row.marks), None)
         if row is not None:
-            self._unmark(row, _thinned(row.marks, len(row.marks) // 2))
+            self._unmark(row, _thinned(row.marks, len(row.marks) // 2, row.turn))
         return row is not None
 
     def _give_marks(self) -> bool:
-        """Gives up a prefix that is spent, or half of the marks of the prefix that is longest unused, but for
-        its end; False if there is nothing like that."""
+        """Gives up a prefix that is spent, or half of the marks of the prefix that is longest unused. False
+        if there is neither. Its end stays and, while others have marks, that behind what the user asked."""
         number = self._worst()
         if number and self._kept[number].spent:
             self._drop(number)
             return True
-        for number, kept in self._kept.items():
-            alone = set(self._marks.alone(number)) if self._exact else set()
-            if not alone - {kept.tokens} or number in self._pending.values():
+        choice = list(self._kept) if self._exact else []
+        for number, last in [(number, last) for last in (False, True) for number in choice]:
+            kept, alone = self._kept[number], set(self._marks.alone(number))
+            stays = {kept.tokens}
+            if kept.turn in kept.names and not last:
+                stays.add(kept.turn[0])
+            if not alone - stays:
                 continue
-            left = _thinned(kept.names, (1 + len(kept.names)) // 2)
+            left = _thinned(kept.names, max(len(stays), (1 + len(kept.names)) // 2), kept.turn)
             gone = [length for length, _ in kept.names if length not in dict(left)]
             self._marks.unmark(number, gone)
             self._count()
@@ -481,7 +498,11 @@ def _lasting(row: Row) -> Names:
     return tuple(pair for pair in row.names if pair[0] <= row.prompt_tokens - OPENING)
 
 
-def _thinned(names: Iterable[tuple[int, bytes]], most: int) -> Names:
+def _thinned(names: Iterable[tuple[int, bytes]], most: int, turn: tuple[int, bytes] = (0, b"")) -> Names:
+    """At most `most` of these, as `prefix_marks.thinned`; `turn` is among several, if it is one."""
     rising = sorted(names) if most else []
-    left = set(thinned((length for length, _ in rising), most))
+    left = {turn[0]} if most > 1 and turn in rising else set()
+    if rising and rising[-1][0] in left:
+        left.clear()
+    left.update(thinned((length for length, _ in rising if length not in left), most - len(left)))
     return tuple(pair for pair in rising if pair[0] in left)

@@ -1,6 +1,6 @@
 """A request in the gateway: what its client asked for, how far its answer has come, and its rows in a ring.
 
-Nothing here looks into a prompt or an answer.
+Nothing here looks into a prompt or an answer, but for whose message is the last of a prompt in clear.
 """
 
 from __future__ import annotations
@@ -178,6 +178,12 @@ class Request:
         )
 
     @property
+    def asks(self) -> bool:
+        """Whether a user asks, as far as is known: the prompt does not end with a tool's result."""
+        messages = self.envelope.clear.chat.messages
+        return not messages or messages[-1].role != "tool"
+
+    @property
     def sealed(self) -> bool:
         return self.envelope.WhichOneof("content") == "sealed"
 
@@ -223,6 +229,7 @@ class Row:
     common: int = 0  # the cut up to which an earlier prompt was the same
     marks: tuple[tuple[int, bytes], ...] = ()
     stored: int = 0  # tokens of its prompt that the head has on disk
+    turn: tuple[int, bytes] = (0, b"")  # of its names, that behind what the user has asked last
     recalling: int = 0  # the number under which members read its beginning from disk, which it waits for
     limit: int = 0
     ceiling: int = 0

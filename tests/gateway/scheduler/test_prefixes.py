@@ -12,6 +12,7 @@ from sealring.gateway.scheduler.request import Request, Row
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_PREFIXES, Origin
 from sealring.mesh.ring.prefix_ends import Ends
+from sealring.mesh.ring.prefix_marks import MOST
 from sealring.mesh.ring.prefix_names import OPENING, PrefixNames, split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -38,11 +39,14 @@ class Desk:
         self.ends = Ends()
         self.named: dict[int, PrefixNames] = {}
 
-    def row(self, text: str, stored: int = 0) -> Row:
-        """A row about to begin, which has no memory. The head has the first `stored` tokens of its prompt on
-        disk."""
+    def row(self, text: str, stored: int = 0, role: str = "") -> Row:
+        """A row about to begin, which has no memory. The head has the first `stored` tokens on disk. `role`
+        is that of the last message, if there are any."""
         self.count += 1
-        row = Row(self.count, Request(f"r{self.count}", "k", 1, inference.Envelope()), limit=LIMIT)
+        envelope = inference.Envelope()
+        if role:
+            envelope.clear.chat.messages.add(role=role)
+        row = Row(self.count, Request(f"r{self.count}", "k", 1, envelope), limit=LIMIT)
         named = self.named[row.number] = PrefixNames(bytes(32), b"c")
         names, ends = self.ends.extend(named, text.encode("utf-32-le"))
         row.prompt_tokens, row.names = len(text), split(names, len(text), ends=ends)
@@ -51,9 +55,9 @@ class Desk:
         self.cache.forget(row)
         return row
 
-    def prefill(self, text: str) -> tuple[Row, list[str]]:
+    def prefill(self, text: str, role: str = "") -> tuple[Row, list[str]]:
         """A row's whole prompt, in chunks that end at its cuts, and the changes that this brings."""
-        row = self.row(text)
+        row = self.row(text, role=role)
         row.begun, row.reused = True, row.prefilled
         brought: list[str] = []
         for end in (*row.cuts, len(text)):
@@ -347,14 +351,14 @@ def test_a_prompt_whose_caches_cannot_be_cut_is_cut_where_its_beginning_can_be_s
     first = system + "a" * 2000
     for stores, stored, edges in ((True, 0, [4864]), (True, 3840, [4864]), (True, 4096, []), (False, 0, [])):
         row = Desk(EXACT, 20_000, stores=stores).row(first, stored)
-        assert row.cuts == (*edges, end)
+        assert row.cuts == (4096, *edges, end)
     desk = Desk(EXACT, 20_000, stores=True)
     desk.prefill(first)
-    assert desk.row(system + "b" * 2000).cuts == (2816, 2944, 4864, end)
+    assert desk.row(system + "b" * 2000).cuts == (2816, 2944, 4096, 4864, end)
     sealed = Row(9, Request("sealed", "k", 1, inference.Envelope(sealed=b"sealed")))
     sealed.names, sealed.prompt_tokens = row.names, row.prompt_tokens
     Desk(EXACT, 20_000, stores=True).cache.prepare(sealed)
-    assert sealed.cuts == (end,)
+    assert sealed.cuts == (4096, end)
 
 
 def test_a_row_takes_the_prefix_that_it_continues_where_there_is_no_room_for_both() -> None:
@@ -520,3 +524,33 @@ def test_what_an_earlier_epoch_marked_is_found_again_as_far_as_there_is_room() -
         (change,) = desk.cache.changes()
         assert change.adopt.tokens == 284
         assert [desk.row("a" * 200 + "b" * 100).prefilled, desk.row("a" * 300).prefilled] == found
+
+
+def test_where_the_user_has_asked_a_conversation_goes_on_after_many_turns_of_tools() -> None:
+    """A template may leave out there what was thought since. That is still the same conversation."""
+    desk = Desk(EXACT, tokens=1 << 20, marks=10)
+    text = "a" * 100
+    row, _ = desk.prefill(text, "user")
+    for turn in range(40):
+        answer = chr(200 + turn) * 20
+        desk.finish(row, answer, ahead=1)
+        desk.cache.left(row)
+        text += answer + chr(300 + turn) * 30
+        row, changes = desk.prefill(text, "tool")
+    assert len(changes[-1].split(" and ")) == MOST
+    follow, changes = desk.prefill("a" * 100 + "b" * 100, "user")
+    assert (follow.reused, follow.continues) == (100 - OPENING, True)
+
+
+def test_of_marks_that_behind_what_the_user_has_asked_goes_last() -> None:
+    desk = Desk(EXACT, tokens=1000, marks=60)
+    row, text = desk.prefill("a" * 100, "user")[0], "a" * 100
+    for letter in "bcd":
+        desk.cache.left(row)
+        text += letter * 70
+        row, _ = desk.prefill(text, "tool")
+    desk.cache.left(row)
+    desk.ledger.keep(500)
+    assert desk.changes() == ["unmark prefix 4: 154 and 224"]
+    desk.ledger.keep(120)
+    assert desk.changes() == ["unmark prefix 4: 84"]

@@ -108,7 +108,6 @@ class ModelRing:
             if isinstance(change, Eviction):
                 self.marks.pop(change.row, None)
                 self.lengths.pop(change.row)
-                self.taken.pop(change.row, None)
             elif isinstance(change, Settling):
                 self.lengths[change.row] -= change.surplus
                 self.wrong.discard(change.row)
