@@ -228,6 +228,7 @@ class PrefixCache:
     def left(self, row: Row) -> None:
         """The next step evicts the row, whose memory is free: what it has computed is kept in its place."""
         names = self._pending.pop(row.number, ())
+        self._marked.pop(row.number, None)  # its marks are not given up for what is kept of it
         if self._any and row.begun:
             self._keep(row, names or tuple(pair for pair in row.names if pair[0] <= row.prefilled))
         elif self._exact:

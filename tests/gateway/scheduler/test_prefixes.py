@@ -515,6 +515,17 @@ def test_a_row_has_marks_while_it_runs_and_they_go_last_of_all() -> None:
     assert desk.ledger.kept_bytes() == [40]
 
 
+def test_a_row_that_leaves_is_not_kept_at_a_mark_that_is_given_up_for_it() -> None:
+    desk = Desk(EXACT, tokens=1200, marks=10)
+    row = desk.start("a" * 500)
+    row.begun, row.prefilled = True, 484
+    desk.ledger.keep(400)
+    desk.cache.chunk(row, 0)
+    assert desk.changes() == ["mark 1: 484"]
+    desk.ledger.keep(300)
+    assert desk.leave(row) == []
+
+
 def test_what_an_earlier_epoch_marked_is_found_again_as_far_as_there_is_room() -> None:
     for tokens, found in ((1000, [184, 284]), (320, [0, 284])):
         desk = Desk(EXACT, tokens=tokens, marks=20)
