@@ -635,6 +635,22 @@ def test_what_every_member_has_kept_goes_on() -> None:
     assert ring_facts(serving, [attached((1, 2, 128)), other]).kept == ()
 
 
+def test_what_cannot_be_cut_goes_on_at_the_marks_that_every_such_member_has() -> None:
+    def attached(*marks: int, cuts: bool = False) -> control.Attached:
+        kept = control.KeptPrefix(epoch=1, row=1, tokens=256, names=bytes(16 * 4), marks=marks)
+        support = control.PREFIX_SUPPORT_ANY if cuts else control.PREFIX_SUPPORT_EXACT
+        return control.Attached(epoch=3, kept=[kept], prefixes=support)
+
+    serving = ServingEpoch("demo-0", 3, "demo", (), 8, 64, 512, False, 10, 1, False, False)
+    for members, lengths in (
+        ([attached(64, 128), attached(128, 192), attached(cuts=True)], [128, 256]),
+        ([attached(64), attached(128)], [256]),
+        ([attached(cuts=True)], [64, 128, 192, 256]),
+    ):
+        ((_, names),) = ring_facts(serving, members).kept
+        assert [length for length, _ in names] == lengths
+
+
 def guest() -> tuple[Serving, Answer]:
     """A ring that another gateway schedules, with a request that has waited for it."""
     ring = Serving(None)
