@@ -50,6 +50,10 @@ ROWS = 4
 """Rows that a draft model guesses for at once. Policy: of more, a step of all takes as long as their guesses
 would save."""
 
+_BEHIND, _RESTED = 12, 64
+"""Tokens that a row may be behind until it is computed though the head is not idle, and until it is left to
+idle times again. Policy: a pass of 12 tokens once in 12 steps is 1 or 2 % of them."""
+
 _TRIALS = 8
 """Guesses that are timed when the model is loaded."""
 
@@ -205,6 +209,19 @@ class Drafter:
         if behind > CAUGHT_UP:
             return self._fill(guesses, min(behind - 1, self._fitting(min(spare, _UNIT))))
         return guesses.wanting and self._guess(guesses)
+
+    def keep_up(self) -> None:
+        """Guesses once before the row is too far behind: a head that is never idle would else not know how
+        often guesses are right. If the row is behind already because nothing was guessed for a while, it
+        computes those tokens."""
+        guesses = self._guesses
+        if guesses is None or not self.following:
+            return
+        behind = guesses.known - guesses.held
+        if _BEHIND <= behind <= CAUGHT_UP:
+            self._guess(guesses)
+        elif CAUGHT_UP < behind <= _RESTED:
+            self._fill(guesses, behind - 1)
 
     def taken(self, row: int, first: int, count: int, alive: Callable[[], bool]) -> list[int]:
         """The row's guesses of `count` tokens from place `first` on, made now as far as they are missing.
@@ -423,6 +440,12 @@ class Desks:
                 self._desks.append(self._desks.pop(place))
                 return True
         return False
+
+    def keep_up(self, row: int) -> None:
+        """As `Drafter.keep_up`."""
+        desk = self._of(row)
+        if desk is not None:
+            desk.keep_up()
 
     def taken(self, row: int, first: int, count: int, alive: Callable[[], bool]) -> list[int]:
         """As `Drafter.taken`."""

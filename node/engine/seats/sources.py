@@ -241,6 +241,8 @@ class Head(_Opened):
         if step.asks:
             for row in step.rows:
                 self._follow(row)
+                if self._desks is not None:
+                    self._desks.keep_up(row)
         elif self._desks is not None:
             self._desks.rest(step.rows)
         buffer = self._transfer.receive_buffer(self._spec.receives, len(step.rows), 1)

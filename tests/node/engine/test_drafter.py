@@ -94,6 +94,34 @@ def test_a_prompt_is_computed_in_parts_that_fit_and_then_guessed_on() -> None:
     in_compute_thread(test)
 
 
+def test_a_row_is_kept_up_with_though_the_head_is_never_idle() -> None:
+    """Not the tokens of a long prompt: these would hold up the head's steps."""
+
+    def test() -> None:
+        made, prompt = drafter(), PROMPT[:4]
+        guesses, answer = row(prompt), iter(said(tuple(prompt), 60))
+        follow(made, 1, guesses)
+        for _ in range(30):
+            made.keep_up()
+            guesses.add(next(answer))
+        assert guesses.likely() > 0.5
+        made.rest()
+        for _ in range(20):
+            made.keep_up()
+            guesses.add(next(answer))
+        assert guesses.likely() == 0
+        follow(made, 1, guesses)
+        made.keep_up()
+        assert guesses.likely() > 0.5
+        made.leave()
+        long = row(list(range(100)))
+        follow(made, 2, long)
+        made.keep_up()
+        assert long.held == 0
+
+    in_compute_thread(test)
+
+
 def test_a_row_goes_on_from_what_was_computed_of_rows_before() -> None:
     """As far as it begins with the same tokens, and in the same scope only."""
 
