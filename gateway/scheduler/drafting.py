@@ -36,7 +36,7 @@ LOSS, AT_ONCE = 0.01, 4.0
 """The cost that wrong drafts may have: a part of the steps that an answer takes without them, and a number of
 steps at once."""
 
-_SUREST = 0.99
+_SUREST, _GOOD = 0.99, 0.9
 _FURTHEST = 2.0  # times the expected seconds: a longer run is an accident, unless the next one is as long
 _DOUBT, _SEEN = 2, 7  # chains that are assumed to take the table's seconds, and chains that count in all
 _AGAIN = 32  # rounds without drafts after which the measured ones are doubted
@@ -197,6 +197,7 @@ class Together:
         self._plains = deque([1.0] * _DOUBT, maxlen=_SEEN)
         self._drafted = deque([1.0] * _DOUBT, maxlen=_SEEN)
         self._slower, self._since = 1.0, 0
+        self._pays: dict[tuple[int, tuple[int, ...]], bool] = {}
 
     def begin(self) -> None:
         """Doubts what was measured: other rows are there."""
@@ -216,6 +217,21 @@ class Together:
 
     def best(self, rows: int, most: int, likely: Likely, others: Sequence[Step], credit: float) -> Way:
         """The way of a lane of `rows` rows that brings most tokens a second in all lanes together."""
+        return self._best(rows, most, likely, others, credit, self._slower)
+
+    def pays(self, rows: int, others: Sequence[int]) -> bool:
+        """Whether any drafts of a lane of `rows` rows would pay beside lanes of `others` if nearly all were
+        right."""
+        key = (rows, tuple(sorted(others)))
+        if key not in self._pays:
+            likely = Likely(_GOOD, _GOOD if self._draft else 0.0)
+            plain = [Step(size, Way(), 0.0) for size in others]
+            self._pays[key] = self._best(rows, TOGETHER[-1], likely, plain, 0.0, 1.0) != Way()
+        return self._pays[key]
+
+    def _best(
+        self, rows: int, most: int, likely: Likely, others: Sequence[Step], credit: float, slower: float
+    ) -> Way:
         plain = Step(rows, Way(), 0.0)
         alone = self.round([plain, *others])
         best, gain = Way(), 1.0
@@ -228,8 +244,8 @@ class Together:
                 more = sum(one.tokens for one in (step, *others)) / sum(
                     one.tokens for one in (plain, *others)
                 )
-                if takes / alone - 1 <= credit + AT_ONCE and more * alone / takes / self._slower > gain:
-                    best, gain = step.way, more * alone / takes / self._slower
+                if takes / alone - 1 <= credit + AT_ONCE and more * alone / takes / slower > gain:
+                    best, gain = step.way, more * alone / takes / slower
         return best
 
     def took(self, steps: Sequence[Step], seconds: float) -> None:
@@ -366,6 +382,10 @@ class Drafting:
             and rows == sum(len(other.rows) for other in lanes)
             and (len(there) == 1 or self._together)
             and all(row.drafts for row in there)
+            and (
+                rows == 1
+                or self._rounds.pays(len(there), [len(one.rows) for one in lanes if one is not lane])
+            )
         )
 
     def announced(self, lane: Lane, way: Way) -> None:

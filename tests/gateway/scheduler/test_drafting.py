@@ -323,3 +323,6 @@ def test_what_takes_longer_than_the_table_says_is_given_up() -> None:
     assert together.best(2, 15, likely, [plain], -4.0) == Way(), "what was lost is paid back first"
     assert together.best(2, 0, likely, [plain], 0.0) == Way()
     assert together.best(16, 15, likely, [], 0.0) == Way(), "a step has 16 tokens at most"
+    assert together.pays(2, [2])
+    dear = Together(ring(2, StepCosts(DEAR.tokens, DEAR.tokens)))
+    assert not dear.pays(2, [2]), "a token more costs as much as a step"
