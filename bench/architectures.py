@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sealring.node.engine.staging.mtp_head import FORMATS
+
 DOCS = Path(__file__).parents[1] / "docs"
 FOUND, PAGE = DOCS / "models.json", DOCS / "models.md"
 
@@ -53,7 +55,8 @@ them.
   it.
 - **drafts**: whether `deploy --speculate` guesses tokens ahead ([how](sampling.md#drafts)) on rings of two
   or more. Wrong guesses are taken back out of every kind of cache here ([decision
-  59](decisions/0059-drafts-taken-back.md)).
+  59](decisions/0059-drafts-taken-back.md)). *MTP* if a head for multi-token prediction that the model ships
+  guesses too ([decision 57](decisions/0057-an-mtp-head-is-one-layer-of-its-model.md)).
 """
 
 TENSOR = """\
@@ -141,7 +144,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     refused = [name for name in names if name not in exact]
     served = _table(
         ["architecture", "hook", "rows", "kv-bits", "prefixes", "drafts", "tensor"],
-        [[name, *_abilities(found[name])] for name in exact],
+        [[name, *_abilities(name, found[name])] for name in exact],
     )
     why = _table(
         ["architecture", "reason", "why", "tensor"],
@@ -151,13 +154,14 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join([INTRODUCTION, count, served, REAL, TENSOR, REFUSED, why, GRAMMARS])
 
 
-def _abilities(one: dict[str, Any]) -> list[str]:
+def _abilities(name: str, one: dict[str, Any]) -> list[str]:
+    drafts = "yes, MTP" if name in FORMATS else "yes"
     return [
         "yes" if one["adapter"] else "",
         "together" if one["rows_together"] else "in turn",
         "yes" if one["kv_bits"] else "no",
         one["prefixes"],
-        "yes" if one["drafts"] else "no",
+        drafts if one["drafts"] else "no",
         _ranks(one),
     ]
 

@@ -1,4 +1,5 @@
-"""Answers of which a small model is right about each token with a given probability, by construction.
+"""Answers of which a small model, or an MTP head, is right about each token with a given probability, by
+construction.
 
 The large model goes through a cycle of tokens that is longer than an answer, so that nothing repeats. It
 draws: the cycle's next token with that probability, else any other. The small model is sure of the next one.
@@ -37,6 +38,11 @@ def models(large: Shape, small: Shape) -> tuple[Path, Path]:
         random_model(dataclasses.replace(large, vocabulary=0, says=CYCLE)),
         random_model(dataclasses.replace(small, vocabulary=0, says=CYCLE, said=_SURE)),
     )
+
+
+def model_with_head(shape: Shape) -> Path:
+    """The folder of a model with an MTP head."""
+    return random_model(dataclasses.replace(shape, kind="mimo", vocabulary=0, says=CYCLE, guessed=_SURE))
 
 
 def request(

@@ -54,6 +54,9 @@ _WORDS, _TOKENS, _SOLO_TOKENS = 4, 4096, 1024
 _DRAFTED_LAYERS = 11
 """Layers of the model that is computed, which a head and one or two others share as the large one's."""
 
+MTP = "mtp"
+"""The source of drafts that is no model of its own."""
+
 _DRAFTED_ROWS = 4
 _OPEN_ROWS = 16
 """Rows of a ring in an open loop, where requests arrive at a rate of their own."""
@@ -111,10 +114,17 @@ async def _run(text: str, model: str, options: argparse.Namespace) -> Result:
     found: Result = {"cluster": text, "model": model, "macs": len(cluster(text)), "loads": []}
     computed = None
     if options.list == "drafts":
-        pace = dataclasses.replace(pace, draft=options.draft)
-        computed, small = drafted.models(dataclasses.replace(TINY, layers=_DRAFTED_LAYERS), TINY)
-        split = layers_beside(text, model, options.draft)
-        spec = {"speculate": True, "draft": str(small), "split": split, "max_rows": _DRAFTED_ROWS}
+        large = dataclasses.replace(TINY, layers=_DRAFTED_LAYERS)
+        spec = {"speculate": True, "max_rows": _DRAFTED_ROWS}
+        if options.draft == MTP:
+            computed = drafted.model_with_head(large)
+            split = spread_evenly(_DRAFTED_LAYERS, len(cluster(text)))
+        else:
+            pace = dataclasses.replace(pace, draft=options.draft)
+            computed, small = drafted.models(large, TINY)
+            split = layers_beside(text, model, options.draft)
+            spec["draft"] = str(small)
+        spec["split"] = split
         found |= {"draft": options.draft, "split": split}
     async with macs(cluster(text), pace, spec, computed) as ring:
         found["network"] = ring.network
@@ -179,8 +189,12 @@ def layers_beside(text: str, model: str, draft: str) -> list[int]:
     known, count = figures().models, len(cluster(text))
     small = known[draft].bytes_of(known[draft].active) / known[model].bytes_of(known[model].active)
     head = max(1, round(_DRAFTED_LAYERS * ((1 + small) / count - small)))
-    others = _DRAFTED_LAYERS - head
-    return [head, *(others // (count - 1) + (rank < others % (count - 1)) for rank in range(count - 1))]
+    return [head, *spread_evenly(_DRAFTED_LAYERS - head, count - 1)]
+
+
+def spread_evenly(layers: int, count: int) -> list[int]:
+    """The layers of each of `count` Macs."""
+    return [layers // count + (rank < layers % count) for rank in range(count)]
 
 
 def _reachable(text: str, model: str, options: argparse.Namespace, rows: int) -> float:
@@ -511,7 +525,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--faults", action="store_true", help="then kill a carrier, and an engine")
     parser.add_argument("--efficiency", action="store_true", help="of closed loops, by the ring's own rates")
-    parser.add_argument("--draft", choices=list(known.models), default="llama-3b-4bit", help="of drafts")
+    parser.add_argument(
+        "--draft", choices=[*known.models, MTP], default="llama-3b-4bit", help="of drafts; mtp: an MTP head"
+    )
     parser.add_argument("--right", type=float, default=0.7, help="of drafts: how often it is right")
     parser.add_argument("--tokens", type=int, default=256, help="of drafts: of each answer")
     parser.add_argument("--rounds", type=int, default=3, help="of drafts")

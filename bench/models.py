@@ -25,13 +25,16 @@ OWN_PROMPTS = 512
 DEMO = Path(__file__).resolve().parents[1] / "examples" / "demo_model" / "model"
 
 
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mimo": "MiMoForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+
 SAID = 3.0
 """The logit of the token whose turn it is, in a model that `says` some; those of the others are near 0."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A llama, or a qwen2: one with biases, which mlx_lm.server can pipeline. `dtype` is a name of mlx's."""
+    """A llama, or a qwen2: one with biases, which mlx_lm.server can pipeline, or a mimo: a qwen2 with an MTP
+    head. `dtype` is a name of mlx's."""
 
     kind: str = "llama"
     layers: int = 12
@@ -48,6 +51,8 @@ class Shape:
     are sampled, others come up by chance."""
 
     said: float = SAID
+    guessed: float = SAID
+    """The logit of that token by the MTP head."""
 
 
 SHAPES = {
@@ -131,7 +136,7 @@ def configuration(shape: Shape) -> dict[str, Any]:
     demo: dict[str, Any] = json.loads((DEMO / "config.json").read_text())
     return demo | {
         "model_type": shape.kind,
-        "architectures": ["Qwen2ForCausalLM" if shape.kind == "qwen2" else "LlamaForCausalLM"],
+        "architectures": [_ARCHITECTURES[shape.kind]],
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.layers,
@@ -193,9 +198,16 @@ def _write_weights(shape: Shape, folder: Path) -> None:
         **{f"mlp.{part}_proj": (shape.intermediate, hidden) for part in ("gate", "up")},
         "mlp.down_proj": (hidden, shape.intermediate),
     }
-    biased = [f"self_attn.{part}_proj" for part in "qkv" if shape.kind == "qwen2"]
-    for layer in range(shape.layers):
-        name = f"model.layers.{layer}"
+    biased = [f"self_attn.{part}_proj" for part in "qkv" if shape.kind != "llama"]
+    layers = [f"model.layers.{layer}" for layer in range(shape.layers)]
+    if shape.kind == "mimo":
+        layers.append("model.mtp_layers.0")
+        ones, sure = mx.ones((hidden,), dtype), shape.guessed / shape.said
+        norms = {"token_layernorm": ones, "hidden_layernorm": ones, "final_layernorm": sure * ones}
+        weights |= {f"{layers[-1]}.{norm}.weight": value for norm, value in norms.items()}
+        # of the hidden state and the embedding, the latter
+        weights[f"{layers[-1]}.input_proj.weight"] = mx.eye(hidden, 2 * hidden, hidden).astype(dtype)
+    for name in layers:
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{name}.{norm}.weight"] = mx.ones((hidden,), dtype)
         for part, (rows, columns) in projections.items():

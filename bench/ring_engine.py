@@ -64,7 +64,7 @@ class Front:
     def close_rows(self) -> None: ...
 
     def begin_epoch(
-        self, origins: Sequence[Origin], *, speculate: bool, modelled: bool, disk: None
+        self, origins: Sequence[Origin], *, speculate: bool, modelled: bool, tail_reads: bool, disk: None
     ) -> dict[Origin, bytes]:
         return {}
 

@@ -6,8 +6,9 @@ twelfth token (an edit), or is sampled uniformly from the cycle. The last prompt
 tokens, so drafts are offered and are wrong. Four requests take all rows of the ring, which then drafts
 nothing. The same requests take turns on one ring, with drafts and with `num_draft_tokens` 0.
 
-With `--draft` a small model guesses too, and nothing repeats (bench.drafted). With `--held` the demo model
-answers in a JSON schema's form: the names of members are forced, so they are guessed before they are said.
+With `--draft` a small model or an MTP head guesses too, and nothing repeats (bench.drafted). With `--held`
+the demo model answers in a JSON schema's form: the names of members are forced, so they are guessed before
+they are said.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ SHOWN = {
     "full": "drafts, all rows taken",
 }
 TARGETS = {"held": 1.2, "quotes": 2.0, "edits": 2.0, "wrong": 0.97, "full": 0.99}
+MTP = "mtp"
 GAINS = {2: 1.9, 3: 2.2}
 """The wanted gain by stages, with a draft model whose guesses are right with probability 0.7."""
 
@@ -72,8 +74,11 @@ async def run(options: argparse.Namespace) -> Result:
     kinds = ("held",) if options.held else DRAFTED if options.draft else KINDS
     spec: dict[str, Any] = {"speculate": True, "max_rows": ROWS}
     if options.draft:
-        model, small = drafted.models(SHAPES[options.model], SHAPES[options.draft])
-        spec["draft"] = str(small)
+        if options.draft == MTP:
+            model = drafted.model_with_head(SHAPES[options.model])
+        else:
+            model, small = drafted.models(SHAPES[options.model], SHAPES[options.draft])
+            spec["draft"] = str(small)
     elif options.held:
         model = DEMO
     else:
@@ -170,7 +175,9 @@ def tables(result: Result) -> list[Table]:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="12x256", choices=[name for name in SHAPES if "qwen" not in name])
     small = [name for name, shape in SHAPES.items() if shape.kind == "llama"]
-    parser.add_argument("--draft", default="", choices=["", *small], help="a model that guesses, too")
+    parser.add_argument(
+        "--draft", default="", choices=["", *small, MTP], help="a model that guesses, too; mtp: an MTP head"
+    )
     parser.add_argument("--held", action="store_true", help="the demo model in a schema's form")
     parser.add_argument("--right", type=float, default=0.7, help="probability that its guesses are right")
     parser.add_argument("--stages", type=int, default=3)

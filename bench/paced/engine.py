@@ -29,6 +29,7 @@ from bench.paced.timed import StepTable, StepTimes
 from sealring.node.engine import device as engine_device
 from sealring.node.engine import main, transfer
 from sealring.node.engine.staging import Stage, StageSpec, caches
+from sealring.node.engine.staging.mtp_head import MtpHead
 from sealring.node.wire.channel import EngineChannel, RecordHeader
 
 _TOKEN_BYTES, _NUMBER_BYTES = 4, 2
@@ -59,6 +60,23 @@ class Hooked:
         """Has the product call this object."""
         mx.eval, mx.async_eval = self.eval, self.async_eval
         Stage.__call__ = lambda stage, inputs, cache: self.call(stage, inputs, cache)  # type: ignore[method-assign]
+        fill, guess = MtpHead.fill, MtpHead.__call__
+        guesses: list[bool] = []
+
+        def filled(head: MtpHead, tokens: mx.array, hidden: mx.array, cache: caches.Cache) -> mx.array:
+            self.guessed(tokens.shape[1], tokens_in(cache), fills=not guesses)
+            return fill(head, tokens, hidden, cache)
+
+        def called(
+            head: MtpHead, tokens: mx.array, hidden: mx.array, cache: caches.Cache
+        ) -> tuple[mx.array, mx.array]:
+            guesses.append(True)
+            try:
+                return guess(head, tokens, hidden, cache)
+            finally:
+                guesses.clear()
+
+        MtpHead.fill, MtpHead.__call__ = filled, called  # type: ignore[method-assign]
         transfer.register(lambda: HookedTransfer(self))
 
     def call(self, stage: Stage, inputs: list[mx.array], cache: caches.Batch) -> list[mx.array]:
@@ -82,6 +100,9 @@ class Hooked:
     def built(self, spec: StageSpec, rows: int, tokens: int, context: int) -> None:
         """Notes a step whose graph is complete."""
         raise NotImplementedError
+
+    def guessed(self, tokens: int, context: int, *, fills: bool) -> None:
+        """Notes a step of the tail's MTP head, which with `fills` makes no logits."""
 
     def launch(self) -> Any:
         """Notes that what was built is launched; what `done` gets."""
@@ -156,6 +177,12 @@ class PacedEngine(Hooked):
             seconds, self._native = seconds - (spent - (self._native or spent)), spent
         self._step = max(0.0, seconds)
         self._device.build(seconds)
+
+    def guessed(self, tokens: int, context: int, *, fills: bool) -> None:
+        if self._model is not None:
+            machine = figures().machines[self.pace.machine]
+            one = StageTime(machine, self._model, 1 / self._model.layers, not fills)
+            self._device.build(one.step(1, tokens, context) * self.pace.slower)
 
     def _times(self, spec: StageSpec) -> StageTime | StepTable:
         share = (spec.hi - spec.lo) / spec.layers

@@ -508,7 +508,7 @@ def print_plan(plan: Any) -> None:
                 stage.member_name or stage.member[:16],
                 layers_of(ring, stage),
                 size(stage.weight_bytes)
-                + (f" + {size(stage.draft_bytes)} draft" if stage.draft_bytes else ""),
+                + (f" + {size(stage.draft_bytes)} {_source(plan)}" if stage.draft_bytes else ""),
                 size(stage.kv_bytes),
                 size(stage.memory_usable),
                 level_of(stage.trust),
@@ -620,12 +620,14 @@ def _load(deployment: dict[str, Any]) -> str:
 
 
 def _guessing(plan: dict[str, Any], ring: dict[str, Any]) -> str:
-    """The draft model, and how many of the tokens that the head has guessed in this epoch were right; or a
-    warning."""
+    """The draft model, or mtp for the model's MTP head, and how many of the tokens that were guessed in this
+    epoch were right; or a warning."""
     if warning := _no_drafts(plan):
         return warning
     drafted, accepted = (int(ring.get(part, 0)) for part in ("drafted", "accepted"))
-    draft = plan["spec"]["draft"]
+    stages = [stage for one in plan["rings"] if one["ring"] == ring.get("ring") for stage in one["stages"]]
+    headed = stages and int(stages[-1].get("draft_bytes", 0))
+    draft = plan["spec"]["draft"] or ("mtp" if headed else "")
     right = f"{accepted} of {drafted} guessed tokens right" if drafted else ""
     return ", ".join(part for part in (draft and f"{draft} guesses", right) if part)
 
@@ -636,6 +638,11 @@ def _no_drafts(plan: dict[str, Any]) -> str:
         return ""
     able = plan["profile"]["trimmable"] and plan["spec"]["stages"] > 1
     return "" if able else "cannot guess tokens"
+
+
+def _source(plan: Any) -> str:
+    """What guesses tokens besides the lookup."""
+    return "draft" if plan.spec.draft else "mtp"
 
 
 def _phase(ring: dict[str, Any]) -> str:

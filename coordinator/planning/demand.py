@@ -67,7 +67,7 @@ class Demand:
     `logits` are the bytes of a row's logits and their copies. `rows` is the number of rows whose logits have
     to fit, as all may be in one step. `drafts` are the bytes per layer that take one row's drafts back, and
     `inputs` those that each stage keeps besides. `draft` are those of the draft model with its caches, at the
-    head.
+    head, and `mtp` those of the model's MTP head, at the tail.
     """
 
     weights: tuple[int, ...]
@@ -80,6 +80,7 @@ class Demand:
     drafts: tuple[int, ...] = ()
     inputs: int = 0
     draft: int = 0
+    mtp: int = 0
 
     @classmethod
     def of(
@@ -118,7 +119,8 @@ class Demand:
             )
         )
         inputs = DRAFTED * profile.handoff_bytes_per_token * any(profile.state_bytes)
-        return replace(made, drafts=drafts, inputs=inputs)
+        mtp = 0 if draft else profile.mtp_bytes + profile.mtp_kv_bytes_per_token * context
+        return replace(made, drafts=drafts, inputs=inputs, mtp=mtp if profile.mtp_bytes else 0)
 
     @cached_property
     def per_layer(self) -> list[int]:
@@ -163,8 +165,10 @@ class Demand:
         return [self.embedding, *[0] * (stages - 2), tail]
 
     def draft_at(self, rank: int, stages: int) -> int:
-        """Bytes that the draft model takes at this rank. A ring of one has no use for it."""
-        return self.draft if rank == 0 and stages > 1 else 0
+        """Bytes that the draft model or the MTP head takes at this rank. A ring of one has no use for it."""
+        if stages == 1:
+            return 0
+        return self.draft * (rank == 0) + self.mtp * (rank == stages - 1)
 
     def row_logits(self, rank: int, stages: int) -> int:
         """Bytes that a row's logits and their copies take at this rank: none before the tail."""
@@ -275,6 +279,8 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
             raise _bad(what)
     if max(profile.embed_bytes, profile.head_bytes, profile.handoff_bytes_per_token) > _MAX_BYTES:
         raise _bad("embedding or head size")
+    if max(profile.mtp_bytes, profile.mtp_kv_bytes_per_token * MAX_CONTEXT) > _MAX_BYTES:
+        raise _bad("size of an MTP head")
     if profile.max_context > MAX_CONTEXT:
         raise _bad("context")
     if profile.vocab_size > MAX_VOCABULARY:

@@ -47,6 +47,11 @@ def reasons(
     elif made.draft:
         heads = ", ".join(ring[0][0].name for ring in rings)
         lines.append(f"{made.draft} guesses at {heads}, with {size(demand.draft)} of weights and caches")
+    elif made.speculate and demand.mtp:
+        tails = ", ".join(ring[-1][0].name for ring in rings)
+        lines.append(
+            f"the model's MTP head guesses at {tails}, with {size(demand.mtp)} of weights and caches"
+        )
     if made.context < wanted:
         lines.append(
             f"a context of {made.context} tokens, for {wanted} do not fit (--kv-bits 8 or more nodes help)"

@@ -9,6 +9,9 @@ sees how many tokens each run brought, and none of them.
 Rows of one lane have drafts together, each the same number, in one run that is settled before the next.
 Nothing is drafted while a prompt is computed or waits, nor while the head finds no text that the answer may
 be repeating.
+
+The guesses of an MTP head come round with the tokens that a step samples. So a run of them has to follow that
+step, and no other is under way with it. It guesses for a row that is alone.
 """
 
 from __future__ import annotations
@@ -40,6 +43,11 @@ _SUREST, _GOOD = 0.99, 0.9
 _FURTHEST = 2.0  # times the expected seconds: a longer run is an accident, unless the next one is as long
 _DOUBT, _SEEN = 2, 7  # chains that are assumed to take the table's seconds, and chains that count in all
 _AGAIN = 32  # rounds without drafts after which the measured ones are doubted
+
+
+_PROBE = 16
+"""Most steps from one guess of an MTP head to the next while its guesses do not pay: they show whether they
+would. There are twice as many after each."""
 
 
 class Likely(NamedTuple):
@@ -81,9 +89,12 @@ class Depth:
         runs: int = 0,
         draft: float = 0.0,
         head: StepCosts | None = None,
+        mtp: bool = False,
     ) -> None:
         """`runs`: how many may be under way at once, by default one for each stage. `draft`: seconds in which
-        the draft model guesses a token; 0: there is none. `head`: the head's own cost table."""
+        the draft model guesses a token; 0: there is none. `head`: the head's own cost table. `mtp`: the draft
+        model is the tail's MTP head."""
+        self._mtp = mtp
         self._stages, self._draft, self._most_runs = stages, draft, runs or stages
         self._costs, self._head = costs, head or costs
         self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in (0, *DEPTHS)}
@@ -106,16 +117,27 @@ class Depth:
                 self._see(*kind, 1.0)
         self._unseen = True
 
-    def best(self, most: int, likely: Likely, modelled: bool | None = None) -> Way:
+    @property
+    def ready(self) -> bool:
+        """Whether it is known how long a step without drafts takes."""
+        return self._plain > 0
+
+    def best(
+        self, most: int, likely: Likely, modelled: bool | None = None, guessed: int = MAX_UNSETTLED
+    ) -> Way:
         """The way that brings most tokens a second, with at most `most` drafts in a run; `Way()` for none.
-        A chain goes on with its own source of drafts, which `modelled` names."""
+        A chain goes on with its own source of drafts, which `modelled` names. `guessed` tokens of an MTP head
+        are there."""
         best, gain = Way(), 1.0
         lost = self._credit + AT_ONCE
         for source, right in enumerate(likely):
             if not (self._plain and right) or modelled not in (None, bool(source)):
                 continue
+            at_tail = self._mtp and bool(source)
             for depth in DEPTHS:
-                for runs in range(1, 1 + self._most_runs):
+                if at_tail and depth > guessed:
+                    break
+                for runs in range(1, 2 if at_tail else 1 + self._most_runs):
                     way = Way(depth, runs, bool(source))
                     if depth <= most and self._loss(way) <= lost and self._gain(right, way) > gain:
                         best, gain = way, self._gain(right, way)
@@ -288,6 +310,7 @@ class _Run:
     chain: _Chain
     drafts: int
     first: bool
+    guesses: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -327,6 +350,9 @@ class _Seen:
     waits: bool = False
     way: Way = _PLAIN
     credit: float = 0.0
+    guessed: int = 0  # tokens of the MTP head that came with those of the last step
+    pause: int = 1  # steps from one guess of it to the next, while none pays
+    unguessed: int = 1  # steps since the last
 
     @property
     def step(self) -> Step:
@@ -340,7 +366,10 @@ class Drafting:
     def __init__(self, ring: RingFacts) -> None:
         self._possible = ring.speculates
         self._together, self._most_runs = ring.drafts_together, ring.draft_runs
-        self._depth = Depth(ring.costs, ring.stages, runs=ring.runs, draft=ring.draft, head=ring.head)
+        self._mtp = ring.mtp
+        self._depth = Depth(
+            ring.costs, ring.stages, runs=ring.runs, draft=ring.draft, head=ring.head, mtp=ring.mtp
+        )
         self._rounds = Together(ring)
         self._seen: dict[int, _Seen] = {}
         self._chains: dict[int, _Chain] = {}
@@ -353,19 +382,22 @@ class Drafting:
         if chain is not None and chain.live and chain.open:
             if len(chain.rows) > 1 or rows > 1:
                 return None
-            way = self._depth.best(chain.most, self._of(lane).likely, chain.modelled) if may else Way()
+            way, seen = Way(), self._of(lane)
+            if may:
+                way = self._depth.best(chain.most, seen.likely, chain.modelled, seen.guessed)
             return way if len(chain.live) < way.runs else None
         if not may or any(row.closed for row in lane.rows.values()):
             return Way()
         seen = self._of(lane)
         most = _Chain(lane, tuple(lane.rows.values())).most
         if rows == 1:
-            way = self._depth.best(most, seen.likely)
+            way = self._depth.best(most, seen.likely, guessed=seen.guessed)
         elif len(self._chains) >= self._most_runs:
             way = Way()
         else:
             others = [self._of(other).step for other in lanes if other is not lane]
-            way = self._rounds.best(len(lane.rows), most, seen.likely, others, seen.credit)
+            likely = seen.likely._replace(modelled=0.0) if self._mtp else seen.likely
+            way = self._rounds.best(len(lane.rows), most, likely, others, seen.credit)
         # The first run of a chain waits until no other step can bring a token of the rows. For that run the
         # head calls `Lookup.drafts` in its compute loop, for tokens that come `Lookup.add` and `likely` in
         # its receiving thread: by this rule never at once, so node.engine.drafts.Lookup has no lock.
@@ -388,32 +420,64 @@ class Drafting:
             )
         )
 
-    def announced(self, lane: Lane, way: Way) -> None:
+    def guesses(self, lane: Lane, lanes: Sequence[Lane], rows: int, way: Way) -> int:
+        """The number of tokens that the MTP head is to guess behind those of the lane's next step, which goes
+        that way; the other arguments are those of `wanted`. The tail cannot tell behind which to guess if the
+        head's looked-up drafts may be wrong."""
+        able = self._mtp and rows == 1 and self._depth.ready and self.asks(lane, lanes, rows)
+        if not able or (way.drafts and not way.modelled):
+            return 0
+        (row,) = lane.rows.values()
+        most = 0 if row.closed else min(row.drafts, lane.left(row) - way.drafts - 3)
+        if most <= 0:
+            return 0
+        seen = self._of(lane)
+        best = self._depth.best(most, seen.likely)
+        if best.modelled:
+            seen.pause = 1
+            return best.drafts
+        if best.drafts or seen.unguessed < seen.pause:
+            seen.unguessed += 1
+            return 0
+        seen.pause, seen.unguessed = min(2 * seen.pause, _PROBE), 1
+        return 1
+
+    def announced(self, lane: Lane, way: Way, guesses: int = 0) -> None:
         first = lane.number not in self._chains
         if first:
             self._chains[lane.number] = _Chain(lane, tuple(lane.rows.values()), way.modelled)
         chain = self._chains[lane.number]
-        run = _Run(chain, way.drafts, first)
+        run = _Run(chain, way.drafts, first, guesses)
         self._runs.append(run)
         chain.live.append(run)
         chain.tokens += 1 + way.drafts
         for row in chain.rows:
             row.request.progress.drafted += way.drafts + (not first)
 
-    def plain(self, lane: Lane, lanes: Sequence[Lane], now: float, *, follows: bool, likely: Likely) -> None:
+    def plain(
+        self,
+        lane: Lane,
+        lanes: Sequence[Lane],
+        now: float,
+        *,
+        follows: bool,
+        likely: Likely,
+        guesses: int = 0,
+    ) -> None:
         """A step without drafts is done. `follows`: only one other step of the ring's one lane was under way
-        with it, or of this lane."""
+        with it, or of this lane. `guesses` of an MTP head came with it."""
         if not self._possible or not lane.rows:
             return
         seen = self._of(lane)
         if seen.at is not None:
             if len(lane.rows) > 1 or len(lanes) > 1:
                 self._round(lane, lanes, Way(), 1.0, now)
-            elif follows:
+            elif follows and not guesses:
                 self._depth.plain(now - seen.at)
             else:
                 self._depth.took(Way(), 1, now - seen.at)
         seen.at, seen.likely, seen.waits, seen.way = now, likely, False, Way()
+        seen.guessed = guesses
 
     def done(
         self,
@@ -456,6 +520,7 @@ class Drafting:
             seconds = 0.0 if seen.at is None else now - seen.at
             self._depth.took(way, least, seconds, first=run.first)
         seen.at, seen.waits, seen.way = now, True, way
+        seen.guessed = run.guesses
         seen.likely = likely if least else seen.likely
 
     def _round(self, lane: Lane, lanes: Sequence[Lane], way: Way, tokens: float, now: float) -> None:

@@ -117,8 +117,8 @@ class RingFacts:
     `costs`: the cost table. `kept` are the prefixes of earlier epochs that every member still has, with their
     names in this epoch. `recalls`: all members store prefixes on disk. `sharing`: the number of stages that
     compute on one GPU, at most. `draft`: seconds in which the head's draft model guesses a token, 0 where it
-    has none. `head`: the head's own cost table. `draft_runs`: the number of runs of drafts that every member
-    can take back.
+    has none; with `mtp` those of the tail's MTP head. `head`: the head's own cost table. `draft_runs`: the
+    number of runs of drafts that every member can take back.
     """
 
     members: tuple[MemberMemory, ...]
@@ -134,6 +134,7 @@ class RingFacts:
     draft: float = 0.0
     head: StepCosts | None = None
     draft_runs: int = 0
+    mtp: bool = False
 
     @property
     def stages(self) -> int:

@@ -49,6 +49,7 @@ class Announced:
     first: Sequence[Row] = ()
     follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
     drafts: int = 0
+    guesses: int = 0  # of an MTP head, that come with its tokens
     seconds: float = 0.0  # of a prefill step in a stage, by the table
     brought: dict[int, int] = field(default_factory=dict)  # tokens by row, with drafts
     before: tuple[int, float] = (0, 0.0)  # prefill steps that were announced, and their seconds by the table
@@ -180,7 +181,8 @@ class StepPlanner:
         prefills, seconds = step.before[0] - lane.before[0], step.before[1] - lane.before[1]
         lane.outstanding -= 1
         alone = step.follows and not prefills and self.ledger.rows == 1
-        self._drafting.plain(lane, self._running(), now, follows=alone, likely=likely)
+        guesses = step.guesses
+        self._drafting.plain(lane, self._running(), now, follows=alone, likely=likely, guesses=guesses)
         if step.follows:
             self._budget.measure(max(0.0, now - lane.done_at), prefills, seconds, self._sizes())
 
@@ -318,16 +320,18 @@ class StepPlanner:
         step.decode.lane, step.decode.drafts = lane.number, way.drafts
         step.decode.modelled = way.modelled
         step.decode.asks = self._drafting.asks(lane, running, rows)
+        step.decode.guesses = guesses = self._drafting.guesses(lane, running, rows, way)
         self._under_way[step.number] = Announced(
             step.number,
             lane,
             dict.fromkeys(lane.rows, 1 + way.drafts),
             follows=lane.outstanding > 0,
             drafts=way.drafts,
+            guesses=guesses,
             before=self._before,
         )
         if way.drafts:
-            self._drafting.announced(lane, way)
+            self._drafting.announced(lane, way, guesses)
         else:
             lane.steps += 1
             lane.outstanding += 1

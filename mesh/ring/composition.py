@@ -198,9 +198,9 @@ class ResolvedStep:
     `rows` is non-empty. `sampled` are the rows that get a token, in the order of the token record on the
     closing edge (uint32 [len(sampled)]); a row with `drafts` appears once more for each, row by row. A step
     that `continues` computes a draft in place of its one row's last token. With `asks`, the gateway requests
-    the likelihood that the head guesses the rows' next tokens. Where it is `modelled`, the head's draft model
-    makes the drafts: no other member needs to know. `digest` is 32 bytes over the composition after the
-    changes and this step's work.
+    the likelihood that the head guesses the rows' next tokens. Where it is `modelled`, a model made the
+    drafts. Behind the tokens of a step's one row the tail guesses as many as `guesses` says, which come round
+    with them. `digest` is 32 bytes over the composition after the changes and this step's work.
     """
 
     number: int
@@ -214,6 +214,7 @@ class ResolvedStep:
     continues: bool = False
     asks: bool = False
     modelled: bool = False
+    guesses: int = 0
 
 
 class _Unused:
@@ -331,6 +332,8 @@ class Composition:
             if not rows:
                 raise _bad(f"lane {lane} has no rows to decode")
             drafts, asks = step.decode.drafts, step.decode.asks
+            if step.decode.guesses > (MAX_DRAFTS if len(rows) == 1 else 0):
+                raise _bad(f"{step.decode.guesses} guesses for {len(rows)} rows are too many")
             if drafts:
                 continues = rows[0] in self._drafted
                 sampled = self._draft(rows, drafts)
@@ -353,6 +356,7 @@ class Composition:
             continues,
             asks,
             step.decode.modelled,
+            step.decode.guesses,
         )
 
     def _draft(self, rows: tuple[int, ...], drafts: int) -> tuple[int, ...]:

@@ -64,6 +64,8 @@ class StageKey:
     ranks: int = 0
     """The number of ranks: above 1 in a tensor ring, where each loads its share of every layer."""
     draft: DraftKey | None = None
+    mtp: bool = False
+    """Whether the ring's tail guesses by the model's MTP head."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ class EpochPlan:
     """Whether steps may have drafts."""
     draft: DraftPlan | None = None
     """A model by which this member, the head, guesses tokens."""
+    mtp: bool = False
+    """Whether the tail guesses tokens by the model's MTP head."""
     releases: tuple[bytes, ...] = ()
     """The hashes of its members' software, each once, in order."""
 
@@ -113,6 +115,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         hub_files=prepare.hub_files,
         speculate=prepare.speculate,
         draft=_draft(prepare, own),
+        mtp=prepare.mtp and prepare.speculate and not prepare.backend and len(ring.members) > 1,
         releases=tuple(sorted({roster.member(each.id).manifest_hash for each in ring.members})),
     )
 

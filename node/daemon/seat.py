@@ -154,6 +154,8 @@ class Seat:
         path = await self._around.engines.for_stage(plan.model, some, plan.commit, plan.hub_files, progress)
         most = plan.prefill_chunk, plan.max_rows
         stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, *most)
+        if plan.mtp:
+            stage = dataclasses.replace(stage, mtp=True)
         if plan.backend:
             stage = dataclasses.replace(stage, rank=plan.rank, ranks=plan.size)
         if (draft := plan.draft) is not None:

@@ -247,6 +247,7 @@ class Guesses:
         """Tokens of the row, from its first, that the model has computed."""
         self._text = bytearray(prompt.tobytes())
         self._ahead: list[int] = []
+        self._offered: tuple[int, list[int]] | None = None
         self._refuted = 0
         self._sent = 0  # tokens, from the row's first, that steps compute or have computed
         self._run = 1  # tokens of the last step
@@ -291,6 +292,14 @@ class Guesses:
                     self._sent = 0
                     self.held = min(self.held, self.known)
             self._text += _spelt(token)
+            if self._offered is not None and self._offered[0] == self.known:
+                self.held, self._ahead, self._offered = self.known, self._offered[1], None
+
+    def offer(self, first: int, guesses: list[int]) -> None:
+        """Takes guesses that come with the row's next tokens, for the place `first` tokens behind the
+        last."""
+        with self._lock:
+            self._offered = self.known + first, guesses
 
     def _count(self, right: bool) -> None:
         self._tally.add(right)

@@ -50,6 +50,7 @@ from sealring.node.engine.seats.sources import Input, no_drafts
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.undo import UndoLog
+from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.threads import LAUNCHES, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
 from sealring.node.wire.channel import EngineChannel
@@ -84,10 +85,11 @@ class StageEpoch:
     """One life of a ring, on one member: its rows, its lanes and its place on the links.
 
     `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail, `drafter`
-    at a head that has a draft model. Unless the deployment has `speculate`, steps with drafts are refused,
-    because drafts reveal what repeats. `runs` is the number of runs of drafts that the stage can take back,
-    as `staging.undo.runs_of` says. `times` are those of the stage's steps.
-    `on_fault` is called once, by any thread, when the epoch cannot go on, and never after `end`.
+    at a head that has a draft model, `tail_drafter` at a tail that has an MTP head. `mtp`: the deployment
+    guesses by such a head. Unless the deployment has `speculate`, steps with drafts are refused, because
+    drafts reveal what repeats. `runs` is the number of runs of drafts that the stage can take back, as
+    `staging.undo.runs_of` says. `times` are those of the stage's steps. `on_fault` is called once, by any
+    thread, when the epoch cannot go on, and never after `end`.
     """
 
     def __init__(
@@ -106,6 +108,8 @@ class StageEpoch:
         runs: int = 0,
         times: Sequence[control.StepTime] = (),
         drafter: Drafter | None = None,
+        tail_drafter: TailDrafter | None = None,
+        mtp: bool = False,
         on_fault: Callable[[BaseException], None],
         deadline: float = RECORD_DEADLINE,
     ) -> None:
@@ -117,6 +121,8 @@ class StageEpoch:
         self._on_fault = on_fault
         self._account = Account(allowance, *prefixes.earlier)
         self._speculate = speculate
+        self._mtp = mtp and speculate
+        self._tail_drafter = tail_drafter if self._mtp else None
         self._runs = runs
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
         decoding = [one for one in times if one.tokens == 1 and not one.context]
@@ -133,6 +139,8 @@ class StageEpoch:
             prompts=prompts,
             grammars=grammars,
             drafter=drafter if speculate else None,
+            tail_drafter=self._tail_drafter,
+            mtp=self._mtp,
             deadline=deadline,
             fail=self.fail,
         )
@@ -188,8 +196,10 @@ class StageEpoch:
             return None
         try:
             resolved = self._composition.apply(step)
-            if resolved.drafts or step.decode.asks:
+            if resolved.drafts or step.decode.asks or resolved.guesses:
                 self._check_drafts(resolved)
+            if resolved.guesses and not self._mtp:
+                raise InvalidInput("the deployment has no MTP head that guesses", reason="BAD_STEP")
             self._account.announced(resolved, self._composition, self.steps)
             self._check_ahead(resolved.number)
             self._source.announce(resolved)
@@ -305,6 +315,10 @@ class StageEpoch:
         self._source.drop()
         if self._failed:
             self._prefixes.distrust()
+        if self._tail_drafter is not None:
+            if self._failed:
+                self._tail_drafter.distrust()
+            self._tail_drafter.end_epoch()
         self._prefixes.end_epoch()
         if self._failed and not self._waits_for_ranks:  # sums wait for other ranks, maybe for ever
             self._forget_errors()
@@ -355,6 +369,8 @@ class StageEpoch:
         for change in step.changes:
             if isinstance(change, Settling):
                 self._source.settle(change)
+                if self._tail_drafter is not None:
+                    self._tail_drafter.settle(change)
                 settled.setdefault(change.lane, []).append(change)
         for changes in settled.values():
             if again := self._lanes.settle(changes, self._stage):
@@ -370,11 +386,15 @@ class StageEpoch:
         for change in step.changes:
             if isinstance(change, Eviction):
                 self._prefixes.forget(change.row)
+                if self._tail_drafter is not None:
+                    self._tail_drafter.gone(change.row)
 
     def _keep_and_drop(self, step: ResolvedStep) -> list[tuple[Keeping, Cache]]:
         """The source checks a change before the caches follow. Returns copies that are still to be made."""
         kept = []
         for change in step.changes:
+            if self._tail_drafter is not None:
+                self._tail_drafter.change(change)
             if isinstance(change, Keeping):
                 self._source.keep(change)
                 kept.append((change, self._prefixes.keep(change, self._lanes.cache_of(change))))
@@ -397,6 +417,7 @@ class StageEpoch:
     def _decode(self, step: ResolvedStep) -> None:
         times = StepTimes(step.number, time.perf_counter(), decode=True)
         lane = self._lane(step)
+        self._results.watch(step)
         call, outputs = self._call(step, lane, self._source.decode(step), times)
         self._results.decode(call, lane, outputs)
         lane.age += 1
@@ -410,6 +431,7 @@ class StageEpoch:
             lane.undo = UndoLog(lane.cache, self._runs)
         if lane.undo is not None:
             lane.undo.begin(given.arrays)
+        self._results.watch(step)
         call, outputs = self._call(step, lane, given, times)
         if lane.undo is not None:
             lane.undo.end()

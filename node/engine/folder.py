@@ -26,14 +26,23 @@ from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect, full_cache, not_runnable
 from sealring.node.engine.staging.caches import trimmable
+from sealring.node.engine.staging.mtp_head import keeps_embedding
 from sealring.node.engine.staging.rows import BLOCK, extra_bytes
 from sealring.node.engine.staging.undo import can_go_back
+from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.text.alike import cannot_go_back, check_alike
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.transfer import shares_memory
 from sealring.node.engine.warm_up import patience, timed, warm_up
-from sealring.node.engine.weights import cut_stage, load_lazily, load_shard, read_weights
+from sealring.node.engine.weights import (
+    cut_stage,
+    load_lazily,
+    load_mtp_head,
+    load_shard,
+    read_arrays,
+    read_weights,
+)
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2 as model
@@ -68,6 +77,7 @@ class Loaded:
     times: Sequence[control.StepTime] = ()
     layout: Layout | None = None
     drafter: Drafter | None = None
+    tail_drafter: TailDrafter | None = None
     prefixes: Prefixes = field(init=False)
     stored_at: engine.PrefixDisk | None = None
 
@@ -77,7 +87,10 @@ class Loaded:
     def serves(self, command: engine.LoadStage) -> bool:
         """Whether `command` asks for what is loaded; chunks of another size change no weight."""
         mine, theirs = (
-            (one.path, one.digest, one.lo, one.hi, one.context, one.kv_bits, one.rank, one.ranks, one.draft)
+            (
+                *(one.path, one.digest, one.lo, one.hi, one.context, one.kv_bits),
+                *(one.rank, one.ranks, one.draft, one.mtp),
+            )
             for one in (self.command, command)
         )
         return mine == theirs
@@ -110,6 +123,11 @@ class Loaded:
         asked = self.command
         return draft_bytes(self.measured, asked.lo, asked.hi, asked.context, runs)
 
+    @property
+    def drafters(self) -> list[Drafter | TailDrafter]:
+        """What guesses here: at most one."""
+        return [each for each in (self.drafter, self.tail_drafter) if each is not None]
+
     def message(self, number: int) -> engine.StageLoaded:
         per_token, per_row = self.kv_bytes
         return engine.StageLoaded(
@@ -123,7 +141,7 @@ class Loaded:
             metal=device.metal(),
             device=device.identity(),
             capabilities=self.front.capabilities if self.front is not None else (),
-            draft_us=round(1e6 * self.drafter.seconds) if self.drafter is not None else 0,
+            draft_us=round(1e6 * sum(each.seconds for each in self.drafters)),
         )
 
     def open_disk(self, command: engine.OpenEngineEpoch) -> Disk | None:
@@ -162,7 +180,7 @@ class Loaded:
             self.grammars.close()
         self.close_disk()
         self.prefixes.clear()
-        self.drafter = None
+        self.drafter = self.tail_drafter = None
         del self.stage
         gc.collect()
         mx.clear_cache()
@@ -201,6 +219,8 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             sampling_kinds.warm_up(stage)
             times = timed(stage, longest, max(_LEAST_ROWS, command.max_rows))
             drafter = _drafter(path, command, words) if is_head and command.draft.path else None
+            guesses_here = command.mtp and stage.spec.is_tail and command.ranks <= 1
+            tail_drafter = _tail_drafter(path, command, stage) if guesses_here else None
         except (RuntimeError, ValueError) as error:
             raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:
@@ -214,7 +234,21 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             grammars.close()
         raise
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
-    return Loaded(stage, front, command, measured, grammars, times, _layout(stage, path), drafter)
+    layout = _layout(stage, path)
+    return Loaded(stage, front, command, measured, grammars, times, layout, drafter, tail_drafter)
+
+
+def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> TailDrafter:
+    """The MTP head of the model at `path`, behind its last stage.
+
+    Raises ModelError (NO_MTP_HEAD, WEIGHTS_MISMATCH, WEIGHTS_CORRUPT).
+    """
+    head = load_mtp_head(path, stage.model, shares=keeps_embedding(stage.model, stage.kept))
+    read_arrays(path, head.kept)
+    memory = head.weight_bytes + command.context * head.kv_bytes_per_token
+    made = TailDrafter(head, stage, command.context, memory)
+    log.info("mtp_head_loaded", weight_bytes=head.weight_bytes, guess_ms=round(1e3 * made.seconds, 2))
+    return made
 
 
 def _drafter(path: Path, command: engine.LoadStage, words: int) -> Drafter:

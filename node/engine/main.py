@@ -266,10 +266,12 @@ class Engine:
 
     def _open_epoch(self, command: engine.OpenEngineEpoch) -> None:
         loaded = self._stage_for(command)
-        draft = loaded.drafter.memory if loaded.drafter is not None else 0
+        draft = sum(each.memory for each in loaded.drafters)
         device.wire(loaded.stage.weight_bytes + command.kv_budget + draft)
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
         origins = loaded.prefixes.turn_over(command.ring)
+        if loaded.tail_drafter is not None:
+            loaded.tail_drafter.turn_over(origins)
         front = loaded.front
         disk = loaded.open_disk(command)
         runs = loaded.draft_runs(command.size)
@@ -277,8 +279,13 @@ class Engine:
         names = {}
         if front is not None:
             named = StoredNames(names_key(disk.store.key), disk.held) if disk is not None else None
-            modelled = loaded.drafter is not None
-            names = front.begin_epoch(origins, speculate=command.speculate, modelled=modelled, disk=named)
+            names = front.begin_epoch(
+                origins,
+                speculate=command.speculate,
+                modelled=loaded.drafter is not None or loaded.command.mtp,
+                tail_reads=loaded.command.mtp and command.size == 2,
+                disk=named,
+            )
         self._epoch = StageEpoch(
             command.epoch,
             loaded.stage,
@@ -293,6 +300,8 @@ class Engine:
             runs=runs,
             times=loaded.times,
             drafter=loaded.drafter,
+            tail_drafter=loaded.tail_drafter,
+            mtp=loaded.command.mtp,
             on_fault=partial(self._fault, command.epoch),
         )
         kept = []

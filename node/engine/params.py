@@ -32,6 +32,10 @@ BLOCK = 256
 DEFAULT_CONTEXT_SIZE = 20
 """Tokens that a repetition penalty looks at unless the request says otherwise; mlx-lm's own default."""
 
+MOST_COMPUTED = 1 << 17
+"""Tokens of a prompt that is sent to the tail for its MTP head, at most: half of a record. Behind a longer
+one it guesses by the answer alone."""
+
 MAX_MASKED = 1024
 """Most masked tokens of a row. A request names few, and a model has some dozens that end an answer."""
 
@@ -46,6 +50,8 @@ class RowParameters:
     at 0 are off. `logit_bias` has rising token ids. `prompt_tail` holds the prompt's last tokens, as many as
     the repetition penalty looks at. `logprobs` is the number of likeliest tokens beside each token, or
     None without log-probabilities. `scored` is the prompt if it asks for log-probabilities of its tokens too.
+    `prompt` is all that is computed before the first token is sampled, where the tail guesses by an MTP head
+    and follows the head of the ring, so that no other member sees it.
 
     `masked` are tokens that must not occur before the answer has `masked_until` tokens, and `masked_always`
     those that never may (node.engine.penalties); both rise. `stored` is the packed chain of the prompt
@@ -71,6 +77,7 @@ class RowParameters:
     answered: tuple[int, ...] = ()
     logprobs: int | None = None
     scored: tuple[int, ...] = ()
+    prompt: tuple[int, ...] = ()
     masked_until: int = 0
     masked: tuple[int, ...] = ()
     masked_always: tuple[int, ...] = ()
@@ -149,7 +156,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(RowParame
 _PLAIN = tuple(options.PLAIN.keys() & _DEFAULTS.keys())
 """The request's options that the record has as the request has them."""
 
-_TUPLES = ("prompt_tail", "answered", "scored", "masked", "masked_always")
+_TUPLES = ("prompt_tail", "answered", "scored", "masked", "masked_always", "prompt")
 
 
 def encode(parameters: RowParameters) -> bytes:
@@ -224,7 +231,10 @@ _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     lambda row: row.repeats == (row.repetition_context_size > 0),
     lambda row: len(row.prompt_tail) <= row.repetition_context_size,
     lambda row: len(row.logit_bias) <= limits.MAX_LOGIT_BIASES,
-    lambda row: max(row.prompt_tail + row.answered + row.scored, default=0) <= limits.MAX_TOKEN_ID,
+    lambda row: (
+        max(map(max, filter(None, (row.prompt_tail, row.answered, row.scored, row.prompt))), default=0)
+        <= limits.MAX_TOKEN_ID
+    ),
     lambda row: len(row.answered) == (row.position if row.counts or row.grammar else 0),
     lambda row: len(row.stored) <= MAX_CHAIN_BYTES and len(row.stored) % NAME_BYTES == 0,
     lambda row: len(row.masked + row.masked_always) <= MAX_MASKED,

@@ -18,6 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import structlog
 
 from sealring.mesh.errors import ModelError
 from sealring.mesh.system.start import forbid_core_files
@@ -27,7 +28,16 @@ from sealring.node.engine.staging.interception import leaves, own_arrays
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
 from sealring.node.engine.staging.shards import sharded
 from sealring.node.engine.staging.undo import runs_of
-from sealring.node.engine.weights import check_folder, load_lazily, read_header, weight_files
+from sealring.node.engine.weights import (
+    check_folder,
+    has_mtp_head,
+    load_lazily,
+    load_mtp_head,
+    read_header,
+    weight_files,
+)
+
+log = structlog.get_logger()
 
 _LENGTHS = (256, 512)
 """Tokens of the two runs: whole blocks of mlx-lm's caches, which grow by 256."""
@@ -74,6 +84,9 @@ def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
     many numbers the whole model has, and `precision` that of most of them: bfloat16, or int4, mxfp8 and the
     like where they are quantized.
 
+    `mtp_bytes`: parameters of an MTP head that the tail needs besides its own, and `mtp_kv_bytes_per_token`
+    those of its caches; 0 where the folder has no head, or one that is of no use.
+
     With several `ranks`, layers and caches are what one of them holds. Raises ModelError as
     `weights.load_stage` and `weights.load_shard` do.
     """
@@ -103,6 +116,7 @@ def _precision(model: nn.Module) -> dict[str, Any]:
 def measure(path: Path, model: nn.Module, config: dict[str, Any], anatomy: Anatomy) -> dict[str, Any]:
     """The profile of a model that is mapped lazily from the folder `path`, as `profile` has it."""
     report = _weights(model, anatomy) | _caches(model, anatomy)
+    report |= _mtp_head(path, model, config, tied=report["tied"])
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     handoffs = [
         sum(math.prod(spec.tail) * getattr(mx, spec.dtype).size for spec in boundary.specs)
@@ -145,6 +159,17 @@ def _weights(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
         "head_bytes": after if tied else after + both,
         "tied": tied,
     }
+
+
+def _mtp_head(path: Path, model: nn.Module, config: dict[str, Any], *, tied: bool) -> dict[str, int]:
+    found = {"mtp_bytes": 0, "mtp_kv_bytes_per_token": 0}
+    if has_mtp_head(path, config):
+        try:
+            head = load_mtp_head(path, model, shares=tied)
+            found = {"mtp_bytes": head.weight_bytes, "mtp_kv_bytes_per_token": head.kv_bytes_per_token}
+        except ModelError as error:
+            log.warning("mtp_head_unusable", model=path.name, error=error.message)
+    return found
 
 
 def _arrays(module: nn.Module) -> list[mx.array]:

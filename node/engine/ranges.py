@@ -26,7 +26,14 @@ from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect
-from sealring.node.engine.weights import load_lazily, read_header, weight_files
+from sealring.node.engine.staging.mtp_head import keeps_embedding
+from sealring.node.engine.weights import (
+    has_mtp_head,
+    load_lazily,
+    load_mtp_head,
+    read_header,
+    weight_files,
+)
 from sealring.node.models.kept import note_of, parts_between
 from sealring.node.models.manifest import blank_parts
 
@@ -42,15 +49,19 @@ _OUTPUT = re.compile(r'(\d+) -> "(\w+)"')
 
 
 def needed(path: Path, lo: int, hi: int) -> list[Range]:
-    """The bytes of files that the layers [lo, hi) need, with embedding, norm and head if they need them.
+    """The bytes of files that the layers [lo, hi) need, with embedding, norm and head if they need them. The
+    last have the MTP head with them, if there is one.
 
     Only the headers of the weights have to be in the folder. Raises ModelError as `weights.load_stage`.
     """
     with _recorded() as loaded:
         model, config = load_lazily(path, parts=True)
-    stage = Stage(model, dissect(model, config["model_type"]), lo, hi)
+        stage = Stage(model, dissect(model, config["model_type"]), lo, hi)
+        made = list(stage.kept)
+        if stage.spec.is_tail and has_mtp_head(path, config):
+            made += load_mtp_head(path, model, shares=keeps_embedding(model, stage.kept)).kept
     found: list[Range] = []
-    wanted = _sources(stage.kept, [array for _, _, array in loaded])
+    wanted = _sources(made, [array for _, _, array in loaded])
     by_file: dict[str, list[tuple[int, int]]] = {}
     headers: dict[str, tuple[int, dict[str, Any]]] = {}
     for index in wanted:

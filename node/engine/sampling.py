@@ -130,8 +130,22 @@ class Sampler:
         for row, kept_of_row in zip(self._rows, tokens, strict=True):
             if row.matcher is not None:
                 row.matcher.take_back(run.count - kept_of_row)
+        self.go_on_behind(run, tokens)
+
+    def ahead(self, tokens: int) -> Sampler:
+        """A sampler of the only row that goes on behind the first `tokens` tokens of the runs, if there are
+        runs; this one is not changed. It knows nothing of a grammar."""
+        (row,) = self._rows
+        one = Sampler([dataclasses.replace(row, matcher=None)], [int(self._now()[0])])
+        one._history = self._history_of([0])
+        if self._run is not None:
+            one.go_on_behind(self._run, [tokens])
+        return one
+
+    def go_on_behind(self, run: _Run, tokens: Sequence[int]) -> None:
+        """Goes on behind the first `tokens` tokens of each row in `run`."""
         if run.behind is not None and self._adjusting:
-            self._history = run.behind
+            self._history = dataclasses.replace(run.behind)
             kept = [tokens[index] - 1 for index in self._adjusting]
             self._history.add_all(mx.concatenate(run.sampled, axis=1)[:, 1:], kept)
         self._restart(run.first + np.array(tokens, dtype=_U64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,16 @@ from sealring.mesh.errors import ModelError
 from sealring.node.engine import device, mlx_lm_import, relaying
 from sealring.node.engine.staging import Shard, Stage, build_skeleton
 from sealring.node.engine.staging.anatomy import Anatomy, dissect
+from sealring.node.engine.staging.caches import trimmable
+from sealring.node.engine.staging.mtp_head import (
+    MtpHead,
+    classes_of_one,
+    classes_without,
+    format_of,
+    has_head,
+    no_head,
+    one_layer,
+)
 from sealring.node.engine.staging.quantization import cache_quantization
 from sealring.node.engine.staging.skeleton import check_layers, model_classes
 from sealring.node.models.kept import is_part
@@ -97,11 +107,7 @@ def _fill(stage: Stage, path: Path, progress: Callable[[float], None]) -> None:
     try:
         _read(stage, progress)
     except (RuntimeError, ValueError) as error:
-        raise ModelError(
-            f"the weights of {path.name} could not be read: {_first_words(error)}",
-            reason="WEIGHTS_CORRUPT",
-            hint=_REDOWNLOAD,
-        ) from error
+        raise _unreadable(path, error) from error
 
 
 def _read(stage: Stage, progress: Callable[[float], None]) -> None:
@@ -130,12 +136,14 @@ def load_lazily(path: Path, *, parts: bool = False) -> tuple[nn.Module, dict[str
             hint="fetch the rest: sealring model pull",
             reason="MODEL_PART_MISSING",
         )
-    model_classes(config)
+    classes = classes_without(config, *model_classes(config))
     check_layers(config)
     for file in weight_files(path):
         read_header(file)
     try:
-        model, loaded = mlx_lm_import.import_utils().load_model(path, lazy=True, strict=True)
+        model, loaded = mlx_lm_import.import_utils().load_model(
+            path, lazy=True, strict=True, get_model_classes=lambda config: classes
+        )
     except Exception as error:  # sanitize functions may raise anything on weights that they don't know
         build_skeleton(config)  # raises if the configuration is what is wrong
         raise ModelError(
@@ -256,6 +264,59 @@ def read_header(file: Path) -> bytes:
     if not isinstance(end, int) or 8 + length + end != size:
         raise corrupt("truncated" if isinstance(end, int) and 8 + length + end > size else "damaged")
     return header
+
+
+def load_mtp_head(path: Path, whole: nn.Module, *, shares: bool) -> MtpHead:
+    """The MTP head of the model in the folder `path`, with lazy weights; arguments as `MtpHead` has them.
+
+    Raises ModelError: NO_MTP_HEAD for a folder that has none, WEIGHTS_MISMATCH for one that lacks a part of
+    it.
+    """
+    whole_config = read_config(path)
+    if not has_mtp_head(path, whole_config):
+        raise no_head(whole_config["model_type"])
+    classes = model_classes(whole_config)
+    try:
+        model, _ = mlx_lm_import.import_utils().load_model(
+            path,
+            lazy=True,
+            strict=True,
+            model_config=one_layer(whole_config),
+            get_model_classes=lambda config: classes_of_one(whole_config, *classes),
+        )
+        head = MtpHead(model, whole, shares=shares)
+        if not trimmable(head.make_cache()):
+            raise ValueError("its caches cannot be cut")
+        return head
+    except Exception as error:  # sanitize functions may raise anything on weights that they don't know
+        raise ModelError(
+            f"the MTP head of {path.name} does not fit its configuration: {_first_words(error)}",
+            reason="WEIGHTS_MISMATCH",
+            hint=_REDOWNLOAD,
+        ) from error
+
+
+def has_mtp_head(path: Path, config: dict[str, Any]) -> bool:
+    """Whether the folder has weights of an MTP head, by the headers of its files."""
+    names = (json.loads(read_header(file)) for file in weight_files(path))
+    return format_of(config) is not None and any(has_head(config, set(found)) for found in names)
+
+
+def read_arrays(path: Path, arrays: Sequence[mx.array]) -> None:
+    """Reads and converts arrays that are mapped lazily. Raises ModelError (WEIGHTS_CORRUPT)."""
+    try:
+        for array in arrays:
+            mx.eval(array)
+    except (RuntimeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    return ModelError(
+        f"the weights of {path.name} could not be read: {_first_words(error)}",
+        reason="WEIGHTS_CORRUPT",
+        hint=_REDOWNLOAD,
+    )
 
 
 def _first_words(error: Exception) -> str:

@@ -826,7 +826,7 @@ class StagePlan(_message.Message):
     logits_bytes: _builtins.int
     """at the tail: logits of max_rows rows, and the copies that sampling makes of them"""
     draft_bytes: _builtins.int
-    """at the head: weights and caches of the draft model"""
+    """weights and caches: at the head of the draft model, at the tail of the MTP head"""
     def __init__(
         self,
         *,

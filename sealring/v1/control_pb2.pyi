@@ -268,7 +268,7 @@ class Attached(_message.Message):
     recalls: _builtins.bool
     """it stores prefixes on disk"""
     draft_us: _builtins.int
-    """head only: microseconds in which its draft model guesses a token; 0: it has none"""
+    """microseconds in which the head's draft model, or the tail's MTP head, guesses a token; 0: it has none"""
     mark_bytes: _builtins.int
     """A mark of a kept prefix, bytes: what members keep to cut it at one more length; 0: they keep none, or can cut."""
     draft_runs: _builtins.int
@@ -1166,16 +1166,21 @@ class Decode(_message.Message):
     DRAFTS_FIELD_NUMBER: _builtins.int
     ASKS_FIELD_NUMBER: _builtins.int
     MODELLED_FIELD_NUMBER: _builtins.int
+    GUESSES_FIELD_NUMBER: _builtins.int
     lane: _builtins.int
     drafts: _builtins.int
-    """The number of tokens that the head guesses and that are computed along with each row's last one; a token is sampled
+    """This number of tokens that the head guesses are computed along with each row's last one, and a token is sampled
     behind each. StepDone has an output for each that counts. In a lane of one row of which drafts are not settled,
     the step goes on behind them with one draft more, and counts only if all of them were right.
     """
     asks: _builtins.bool
     """StepDone is to say how likely the head could guess the rows' next tokens, in the mean"""
     modelled: _builtins.bool
-    """the head's draft model guesses, else the head looks up what followed the same tokens before"""
+    """a model guesses, else the head looks up what followed the same tokens before"""
+    guesses: _builtins.int
+    """The number of tokens that the tail guesses behind the last one that counts, by the model's MTP head, in a lane of
+    one row. They come round with the sampled tokens. The next step that is `modelled` has the first of them as drafts.
+    """
     def __init__(
         self,
         *,
@@ -1183,10 +1188,11 @@ class Decode(_message.Message):
         drafts: _builtins.int = ...,
         asks: _builtins.bool = ...,
         modelled: _builtins.bool = ...,
+        guesses: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "drafts", b"drafts", "lane", b"lane", "modelled", b"modelled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "drafts", b"drafts", "guesses", b"guesses", "lane", b"lane", "modelled", b"modelled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1213,7 +1219,7 @@ class StepDone(_message.Message):
     likely: _builtins.int
     """where the step asks: the percentage of looked up guesses that are right; 0: none can be made"""
     modelled: _builtins.int
-    """likewise, of guesses of the draft model"""
+    """likewise, of guesses of the draft model or the MTP head"""
     refuted: _builtins.bool
     """of a step with drafts: a guess behind its tokens is wrong, so steps behind it bring none"""
     @_builtins.property

@@ -318,6 +318,7 @@ class LoadStage(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
+    MTP_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -335,6 +336,8 @@ class LoadStage(_message.Message):
     """above 1: of every layer what this rank holds"""
     max_rows: _builtins.int
     """at once; steps of more are not timed"""
+    mtp: _builtins.bool
+    """the tail guesses by the model's MTP head"""
     @_builtins.property
     def draft(self) -> Global___DraftModel:
         """at a head that is to guess by a draft model"""
@@ -354,10 +357,11 @@ class LoadStage(_message.Message):
         ranks: _builtins.int = ...,
         max_rows: _builtins.int = ...,
         draft: Global___DraftModel | None = ...,
+        mtp: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "mtp", b"mtp", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -445,7 +449,7 @@ class StageLoaded(_message.Message):
     device: _builtins.bytes
     """names the GPU that computes; empty: none does"""
     draft_us: _builtins.int
-    """microseconds in which the draft model guesses a token; 0: there is none"""
+    """as in Attached"""
     @_builtins.property
     def times(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.StepTime]: ...
     @_builtins.property
@@ -1257,6 +1261,7 @@ class RowParameters(_message.Message):
     MASKED_FIELD_NUMBER: _builtins.int
     MASKED_ALWAYS_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """tokens of the answer that an earlier epoch has generated"""
@@ -1294,6 +1299,10 @@ class RowParameters(_message.Message):
     def masked_always(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """rising"""
 
+    @_builtins.property
+    def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """where the tail guesses by an MTP head, which computes the prompt too"""
+
     def __init__(
         self,
         *,
@@ -1308,11 +1317,12 @@ class RowParameters(_message.Message):
         masked: _abc.Iterable[_builtins.int] | None = ...,
         masked_always: _abc.Iterable[_builtins.int] | None = ...,
         stored: _builtins.bytes = ...,
+        prompt: _abc.Iterable[_builtins.int] | None = ...,
         grammar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "grammar", b"grammar", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "position", b"position", "prompt_tail", b"prompt_tail", "sampling", b"sampling", "scored", b"scored", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "grammar", b"grammar", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "position", b"position", "prompt", b"prompt", "prompt_tail", b"prompt_tail", "sampling", b"sampling", "scored", b"scored", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

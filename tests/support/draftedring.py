@@ -31,14 +31,15 @@ _NO_TOKEN = 1 << 20
 class Machine:
     """Stages on a number of processors. A stage computes one token in 1 and eight in `eight`; other numbers
     lie on the line through both, or on the `stairs` given. A step whose input was there already takes `late`
-    longer. A draft model at the head guesses a token in `draft`. The head's stage takes `head`, the others
-    what is left of as many as there are `stages`."""
+    longer. A draft model at the head guesses a token in `draft`, or with `mtp` an MTP head at the tail. The
+    head's stage takes `head`, the others what is left of as many as there are `stages`."""
 
     processors: int
     eight: float
     late: float = 0.0
     stages: int = 3
     draft: float = 0.0
+    mtp: bool = False
     head: float = 1.0
     stairs: Times = ()
 
@@ -57,7 +58,7 @@ class Machine:
         facts = RingFacts(
             members, 4, 4096, prefixes=control.PREFIX_SUPPORT_ANY, speculate=True, costs=slowest
         )
-        return replace(facts, draft=self.draft, head=one, draft_runs=len(members))
+        return replace(facts, draft=self.draft, mtp=self.mtp, head=one, draft_runs=len(members))
 
     def _table(self, share: float) -> StepCosts:
         times = tuple((tokens, share * self.takes(tokens)) for tokens in (1, 2, 4, 8, 16, 32))
@@ -170,7 +171,7 @@ class DraftedRing:
     def _drafted(self, step: ResolvedStep) -> bool:
         """Whether the draft model has what a step needs of it; else it guesses for it next."""
         self._guesses.step(step.drafts * step.modelled)
-        if not step.modelled:
+        if not step.modelled or self._machine.mtp:
             return True
         if step.continues and self._runs.broken(self._row):
             return True
@@ -183,8 +184,17 @@ class DraftedRing:
         self._guess()
         return False
 
+    def _guessed_by_mtp(self, count: int, tokens: int) -> list[int]:
+        """Guesses behind the next `tokens` tokens; behind a wrong one all are wrong."""
+        found: list[int] = []
+        while len(found) < count and self._chance.random() < self._right:
+            found += self._answer[self._said + tokens + len(found) :][:1] or [_NO_TOKEN]
+        return found + [_NO_TOKEN] * (count - len(found))
+
     def _begin(self, step: ResolvedStep) -> None:
         last = self._answer[self._said - 1]
+        if self._machine.mtp:
+            self._chained = self._guesses.known
         begun = self._chained if step.modelled else 0
         looked_up = [] if step.modelled else self._lookup.drafts(last, MAX_UNSETTLED)
 
@@ -218,8 +228,10 @@ class DraftedRing:
                 took = self._machine.takes(tokens) * self._slower(tokens) + self._machine.late * job.late
                 self._busy.add(stage)
                 took *= self._machine.share(stage)
+                if stage == self._machine.stages - 1:
+                    took += job.step.guesses * self._machine.draft
                 self._later(took, lambda stage=stage, job=job: self._worked(stage, job))  # type: ignore[misc]
-        if self._machine.draft and self._said and self._guesses.wanting:
+        if self._machine.draft and not self._machine.mtp and self._said and self._guesses.wanting:
             self._guess()
 
     def _worked(self, stage: int, job: _Job) -> None:
@@ -239,6 +251,8 @@ class DraftedRing:
         if job.step.drafts:
             tokens += [_NO_TOKEN] * (len(job.step.sampled) - len(tokens))
             tokens = [tokens[at] for at in self._runs.came(job.step, tokens)]
+        if job.step.guesses:
+            self._guesses.offer(len(tokens), self._guessed_by_mtp(job.step.guesses, len(tokens)))
         done = control.StepDone(step=job.step.number)
         done.refuted = bool(job.step.drafts) and self._runs.broken(self._row)
         for token in tokens:

@@ -33,6 +33,7 @@ from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.staging import Stage, random_model, random_stage
+from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.wire.channel import RecordHeader
 from sealring.v1 import control_pb2 as control
@@ -282,6 +283,7 @@ class Ring:
         grammars: Grammars | None = None,
         speculate: bool = True,
         drafter: Drafter | None = None,
+        tail_drafter: TailDrafter | None = None,
     ) -> None:
         size = len(stages)
         links = [Link() for _ in stages]
@@ -308,6 +310,8 @@ class Ring:
                 runs=compute_thread(rank).submit(runs_in, stage, size).result(PATIENCE_SECONDS),
                 times=FREE_PLACES if rank % 2 else (),
                 drafter=drafter if rank == 0 else None,
+                tail_drafter=tail_drafter if rank == size - 1 else None,
+                mtp=tail_drafter is not None,
                 on_fault=self._fault,
                 deadline=deadline,
             )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.staging import ShardSpec, Stage
+from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.transfer import Transfer, transfer
 from sealring.node.wire.channel import EngineChannel
 
@@ -46,6 +47,8 @@ def seat_of(
     prompts: Prompts | None,
     grammars: Grammars | None,
     drafter: Drafter | None,
+    tail_drafter: TailDrafter | None = None,
+    mtp: bool = False,
     deadline: float,
     fail: Callable[[BaseException], None],
 ) -> Seat:
@@ -67,11 +70,11 @@ def seat_of(
             source = ShardNeighbour(spec, channel, moves, deadline, link)
     elif spec.is_head:
         assert prompts is not None
-        source = Head(spec, prompts, channel, moves, deadline, fail, drafter)
+        source = Head(spec, prompts, channel, moves, deadline, fail, drafter, mtp)
     else:
         source = Neighbour(spec, channel, moves, deadline)
     if spec.is_tail:
-        results: Results = Sampling(stage, source, link, moves, grammars)
+        results: Results = Sampling(stage, source, link, moves, grammars, tail_drafter)
     elif isinstance(spec, ShardSpec):
         results = Alike(stage, source, link, moves)
     else:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten
 
 from sealring.mesh.errors import Internal
@@ -20,6 +21,7 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.threads import StepTimes
 from sealring.node.engine.transfer import SendBuffer, Transfer
 from sealring.node.wire.channel import RecordHeader
@@ -85,6 +87,9 @@ class Results(ABC):
         if self._chunk is not None:
             self._exit.wait_for(self._chunk)
         self._chunk = times
+
+    def watch(self, step: ResolvedStep) -> None:  # noqa: B027
+        """The stage is about to be called for a step of rows in a lane."""
 
     @abstractmethod
     def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
@@ -252,16 +257,35 @@ class Sampling(_Logits):
         way_out: Exit,
         transfer: Transfer,
         grammars: Grammars | None,
+        drafter: TailDrafter | None = None,
     ) -> None:
         super().__init__(stage, source, way_out, transfer)
         self._grammars = grammars
+        self._drafter = drafter
+        self._watching = False
+
+    def watch(self, step: ResolvedStep) -> None:
+        asked = step.asks or step.drafts > 0 or step.guesses > 0
+        self._watching = self._drafter is not None and self._drafter.watch(step.rows, asked=asked)
 
     def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
         parameters = params.decode(record)
         if parameters.grammar and self._grammars is not None:
             matcher = self._grammars.start(parameters.grammar, parameters.answered)
             parameters = dataclasses.replace(parameters, matcher=matcher)
+        if parameters.prompt:
+            if self._drafter is not None:
+                self._drafter.begin(chunk, parameters.prompt)
+            parameters = dataclasses.replace(parameters, prompt=())
         row.parameters = parameters
+
+    def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array | None:
+        drafter = self._drafter
+        if drafter is None or not (drafter.follows(row.number) and drafter.watch([row.number])):
+            return super().chunk(call, row, chunk)
+        logits = super().chunk(call, row, chunk)
+        drafter.fill(chunk)
+        return logits
 
     def first_tokens(
         self, step: ResolvedStep, prompts: Sequence[tuple[Row, mx.array]], times: StepTimes
@@ -270,9 +294,10 @@ class Sampling(_Logits):
         sampler = Sampler(parameters, [row.position for row in parameters])
         logits = [logits for _, logits in prompts]
         prompt_scores = [words for row, _ in prompts for words in row.scores]
-        tokens, results = self._sampled(
+        tokens, *report = self._sampled(
             sampler, logits[0] if len(logits) == 1 else mx.concatenate(logits), prompt_scores
         )
+        results = self._transfer.send_buffer([tokens, *report])
         times.built = time.perf_counter()
         scored = (
             len(each.scored) - 1 if row.scores else 0
@@ -284,6 +309,8 @@ class Sampling(_Logits):
         for index, (row, _) in enumerate(prompts):
             row.sampler = sampler.extract(index)
             row.scores = []
+            if self._drafter is not None:
+                self._drafter.first(row.number, tokens[index : index + 1])
 
     def decode(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
         sampler = lane.sampler
@@ -293,9 +320,8 @@ class Sampling(_Logits):
             call.wait()
         if looks or (call.input.buffer is None and not sampler.greedy):
             launch(outputs)  # the device starts while masks and the sampler's many operations are made
-        tokens, results = self._sampled(sampler, outputs[0][:, -1, :])
-        call.built()
-        self._launch(call.step, sampler.asking, tokens, results, call.times)
+        tokens, *report = self._sampled(sampler, outputs[0][:, -1, :])
+        self._deliver(call, sampler, sampler.asking, tokens, report)
 
     def verify(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
         sampler = lane.sampler
@@ -303,18 +329,48 @@ class Sampling(_Logits):
         if sampler.looks(outputs[0].shape[-1]):
             call.wait()
         tokens, report, asking = sampler.run(outputs[0])
-        results = self._transfer.send_buffer([tokens] if report is None else [tokens, report])
-        call.built()
-        self._launch(call.step, asking, tokens, results, call.times)
+        self._deliver(call, sampler, asking, tokens, [] if report is None else [report])
 
+    def _deliver(
+        self, call: StageCall, sampler: Sampler, asking: Asking, tokens: mx.array, report: list[mx.array]
+    ) -> None:
+        """Sends tokens of a lane's rows, with guesses behind those of the only row if the step wants some."""
+        step, drafter, watching = call.step, self._drafter, self._watching
+        hidden = drafter.seen(len(step.sampled)) if drafter is not None and watching else None
+        guesses = []
+        if step.guesses:
+            call.wait()  # a model's code may evaluate arrays
+            guesses = [self._guesses(step, sampler, tokens, hidden)]
+        results = self._transfer.send_buffer([tokens, *guesses, *report])
+        call.built()
+        self._launch(step, asking, tokens, results, call.times)
+        if drafter is not None and hidden is not None and not step.guesses:
+            drafter.follow(step.rows[0], hidden, tokens, unsettled=step.drafts > 0)
+
+    def _guesses(
+        self, step: ResolvedStep, sampler: Sampler, tokens: mx.array, hidden: mx.array | None
+    ) -> mx.array:
+        """What is guessed behind the last token that counts, uint32 [step.guesses].
+
+        Which one that is the tail knows of drafts of its own. Behind others it guesses as if all were right.
+        """
+        drafter, count = self._drafter, len(step.sampled)
+        if drafter is None or hidden is None:
+            return mx.zeros((step.guesses,), mx.uint32)
+        if step.drafts and step.modelled:
+            self._wait_for(tokens)
+            count = drafter.right(step.rows[0], np.array(tokens).tolist())
+        given = hidden[:, :count], tokens[:count], step.guesses, sampler.ahead(count)
+        return drafter.guess(step.rows[0], *given, unsettled=step.drafts > 0)
+
+    @staticmethod
     def _sampled(
-        self, sampler: Sampler, logits: mx.array, prompt_scores: Sequence[mx.array] = ()
-    ) -> tuple[mx.array, SendBuffer]:
-        """Tokens, uint32 [rows], and a buffer of them and of the log-probabilities that rows ask for."""
+        sampler: Sampler, logits: mx.array, prompt_scores: Sequence[mx.array] = ()
+    ) -> list[mx.array]:
+        """Tokens, uint32 [rows], and the log-probabilities that rows ask for."""
         tokens = sampler(logits)
         report = sampler.report(logits, tokens)
-        arrays = [tokens] if report is None else [tokens, report, *prompt_scores]
-        return tokens, self._transfer.send_buffer(arrays)
+        return [tokens] if report is None else [tokens, report, *prompt_scores]
 
     def _launch(
         self, step: ResolvedStep, asking: Asking, tokens: mx.array, results: SendBuffer, times: StepTimes

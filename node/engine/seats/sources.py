@@ -218,8 +218,11 @@ class Head(_Opened):
         deadline: float,
         fail: Callable[[BaseException], None],
         drafter: Drafter | None = None,
+        mtp: bool = False,
     ) -> None:
+        """`mtp`: the tail guesses by an MTP head."""
         super().__init__(prompts)
+        self._mtp = mtp
         self._spec = spec
         self._transfer = moves
         self._feedback = RingFeedback(deadline, self.work)
@@ -278,9 +281,12 @@ class Head(_Opened):
         if not step.modelled:
             return self._runs.begin(step, row, last, self._prompts.drafts(row, last, MAX_UNSETTLED))
         guesses, desks = self._prompts.guesses(row), self._desks
-        if guesses is None or desks is None:
+        if guesses is None or (desks is None and not self._mtp):
             raise no_draft_model(row)
         begun = guesses.known
+        if desks is None:
+            there = guesses.taken(begun, step.drafts) or [0] * step.drafts
+            return self._runs.begin(step, row, last, there)
         return self._runs.begin(
             step,
             row,
@@ -330,10 +336,11 @@ class Head(_Opened):
         """Passes a record of tokens on to the next step and to the prompts. The inbox's thread."""
         words = np.frombuffer(data, np.uint32)
         step, tokens = record.step, words[: record.rows].tolist()
+        guessed, report = words[record.rows :][: step.guesses], words[record.rows + step.guesses :]
         launched = self._launched.pop(step.number, None)
         if launched is not None:
             self._rounds.append(time.perf_counter() - launched)
-        logprobs = unpack(record.asking, words[record.rows :]) if record.asking else {}
+        logprobs = unpack(record.asking, report) if record.asking else {}
         refuted = False
         if step.drafts:
             counted = self._runs.came(step, tokens)
@@ -341,6 +348,10 @@ class Head(_Opened):
             tokens = [tokens[at] for at in counted]
             logprobs = {place: logprobs[at] for place, at in enumerate(counted) if at in logprobs}
             step = dataclasses.replace(step, sampled=tuple(step.sampled[at] for at in counted))
+        if len(guessed) and (step.modelled or len(tokens) == record.rows):
+            guesses = self._prompts.guesses(step.rows[0])
+            if guesses is not None:
+                guesses.offer(len(tokens), guessed.tolist())
         self._feedback.arrived(step, tokens)
         self._prompts.deliver(step, tokens, logprobs, refuted=refuted)
         if self._desks is not None and self._desks.following:

@@ -82,6 +82,9 @@ class Stage:
         self.gpu_code = anatomy.adapter.gpu_code
         """Whether only such a trial can show whether rows batch."""
         self._last: int | None = None
+        self.hidden: list[mx.array] | None = None
+        """At a tail whose hidden states are wanted: what the last layer returned in each call, which may be
+        padded."""
         self.computed_as = device.computed_as
         """The number of tokens that a chunk is padded to, from its own number."""
         self._can_pad = trimmable(self.make_cache())
@@ -148,6 +151,8 @@ class Stage:
     def _cut(self, original: Call, *args: Any, **kwargs: Any) -> Any:
         """The last layer."""
         output = original(*args, **kwargs)
+        if self.hidden is not None:
+            self.hidden.append(output[0] if isinstance(output, tuple) else output)
         if self._last is None:
             return output
         if isinstance(output, tuple):

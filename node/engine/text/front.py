@@ -9,6 +9,7 @@ read beside it, by turns of the clients, too: what a row says from a call on is 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hmac
 import os
 import threading
@@ -315,7 +316,7 @@ class Front:
         self._discarded: set[int] = set()  # of these
         self._generation = 0
         self._speculate = False
-        self._modelled = False
+        self._modelled = self._tail_reads = False
         self._lock = threading.Lock()
         self._telling = threading.Lock()  # outputs leave in their order; taken before the other lock
         self._unread_calls: Turns[tuple[int, OpenRow, int]] = Turns()
@@ -413,6 +414,7 @@ class Front:
         *,
         speculate: bool,
         modelled: bool = False,
+        tail_reads: bool = False,
         disk: StoredNames | None = None,
     ) -> dict[Origin, tuple[bytes, bytes]]:
         """An epoch opens: all rows are forgotten, and names are made under another key from now on.
@@ -420,12 +422,13 @@ class Front:
         Returns the new names of kept prefixes (PrefixNames.told), so that nobody can tell by names what two
         epochs have in common but for what goes on. `origins` has the lengths of their marks. Nothing is
         guessed, and nobody told what repeats, unless the deployment wants it to `speculate`. With `modelled`
-        a draft model guesses, too. `disk` names the blocks of prompts in clear.
+        a model guesses, too. With `tail_reads` that is the tail's MTP head, which is sent prompts: the tail
+        comes next there, and no other member may see tokens. `disk` names the blocks of prompts in clear.
         """
         self.close_rows()
         self._recalled.clear()
         self._disk = disk
-        self._speculate, self._modelled = speculate, modelled
+        self._speculate, self._modelled, self._tail_reads = speculate, modelled, tail_reads and speculate
         self._prefix_key = os.urandom(KEY_BYTES)
         earlier = self._earlier | dict(self._kept.values())
         self._kept.clear()
@@ -529,6 +532,9 @@ class Front:
         sampled = params.from_sampling(
             prompt.sampling, ids, answered, resume.choice, grammar, end_tokens, chain.packed()
         )
+        guessed_for = self._tail_reads and not grammar and _drafts(prompt.sampling) > 0
+        if guessed_for and len(tokens) <= params.MOST_COMPUTED:
+            sampled = dataclasses.replace(sampled, prompt=tuple(tokens.tolist()))
         record = params.encode(sampled)
         if len(record) > MAX_PARAMS_BYTES or len(answered) >= max_tokens:
             raise _bad_resume("the answer was longer than it may be")

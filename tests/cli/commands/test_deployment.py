@@ -243,6 +243,11 @@ def test_deployments_are_listed_with_the_state_of_each_ring(told: Any) -> None:
         "it broke",
         "org/small guesses",
     ]
+    headed = admin_pb2.Deployment.FromString(one.SerializeToString())
+    headed.plan.spec.draft = ""
+    headed.plan.rings.add(ring="m-0").stages.add(draft_bytes=1)
+    deployment.print_deployments([plain(headed)])
+    assert any(line.endswith("mtp guesses, 3 of 4 guessed tokens right") for line in told())
     for change in ("stages", "trimmable"):
         other = admin_pb2.Deployment.FromString(one.SerializeToString())
         if change == "stages":

@@ -580,3 +580,19 @@ def test_a_ring_of_one_has_no_draft_model() -> None:
     made = plan(spec(draft="small"), profile(draft=profile(layers=2)), THREE)
     assert [stage.draft_bytes for stage in made.rings[0].stages] == [0]
     assert any("a ring of one node" in reason for reason in made.reasons)
+
+
+def test_the_tail_has_fewer_layers_by_as_much_as_an_mtp_head_takes() -> None:
+    """It is counted if tokens are guessed and no draft model does it."""
+    head = {"mtp_bytes": 700 * MIB, "mtp_kv_bytes_per_token": 1024, "trimmable": True}
+    *others, tail = plan(spec(stages=3, speculate=True), profile(**head), THREE).rings[0].stages
+    assert tail.draft_bytes > 700 * MIB
+    assert not any(stage.draft_bytes for stage in others)
+    assert tail.end_layer - tail.first_layer < others[0].end_layer - others[0].first_layer
+    small = profile(layers=2)
+    unused = [
+        plan(spec(stages=3), profile(**head), THREE),
+        plan(spec(stages=3, draft="small"), profile(**head, draft=small), THREE),
+        plan(spec(stages=1, speculate=True), profile(**head), THREE),
+    ]
+    assert not any(made.rings[0].stages[-1].draft_bytes for made in unused)

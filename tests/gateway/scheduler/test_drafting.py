@@ -326,3 +326,22 @@ def test_what_takes_longer_than_the_table_says_is_given_up() -> None:
     assert together.pays(2, [2])
     dear = Together(ring(2, StepCosts(DEAR.tokens, DEAR.tokens)))
     assert not dear.pays(2, [2]), "a token more costs as much as a step"
+
+
+HEADS = {(2, 0.1, 0.8): 1.85, (3, 0.15, 0.8): 1.85, (2, 0.1, 0.3): 1.1, (2, 0.2, 0.8): 1.65}
+"""By stages, the time in which an MTP head guesses, in those of a stage's step of one token, and the
+probability that a guess is right: gains."""
+
+
+@pytest.mark.parametrize(("stages", "draft", "right"), HEADS)
+def test_an_mtp_head_gains_on_a_simulated_ring_and_costs_next_to_nothing_where_it_is_wrong(
+    stages: int, draft: float, right: float
+) -> None:
+    stairs = ((1, 1.0), (2, 1.0), (4, 1.28), (6, 2.04), (8, 2.5), (10, 3.95), (32, 3.95))
+    machine = Machine(stages, 1.8, stages=stages, draft=draft, mtp=True, stairs=stairs)
+    text = random.Random(1).sample(range(1 << 19), 644)
+    plain = DraftedRing(machine).answer(text[:44], text[44:], drafts=0)
+    assert (
+        plain / DraftedRing(machine, right=right).answer(text[:44], text[44:]) > HEADS[stages, draft, right]
+    )
+    assert plain / DraftedRing(machine).answer(text[:44], text[44:]) > 0.985

@@ -134,3 +134,10 @@ def test_a_member_outside_the_ring_has_no_plan(cluster) -> None:
     with pytest.raises(SealringError) as raised:
         plan_epoch(prepare(roster), roster, outside.id)
     assert raised.value.reason == "NOT_IN_RING"
+
+
+def test_an_mtp_head_guesses_only_where_tokens_are_guessed(cluster) -> None:
+    parties = [cluster.party() for _ in range(2)]
+    _, roster = cluster.roster(parties)
+    asked = [prepare(roster, mtp=True, speculate=speculate) for speculate in (True, False)]
+    assert [plan_epoch(one, roster, parties[1].id).mtp for one in asked] == [True, False]

@@ -462,7 +462,8 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
     loaded: Any = SimpleNamespace(
         stage=SimpleNamespace(weight_bytes=1000, spec=spec),
         front=None,
-        drafter=SimpleNamespace(memory=70),
+        drafters=[SimpleNamespace(memory=70)],
+        tail_drafter=None,
         kv_bytes=(1, 1),
         prefixes=SimpleNamespace(turn_over=lambda ring: {}),
     )
@@ -477,7 +478,7 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_epoch_whose_channel_does_not_come_is_refused(gone: bool) -> None:
     """Its daemon is too busy, or has ended."""
     stage = SimpleNamespace(weight_bytes=0, spec=SimpleNamespace(is_head=True, is_tail=False))
-    loaded: Any = SimpleNamespace(stage=stage, drafter=None)
+    loaded: Any = SimpleNamespace(stage=stage, drafters=[])
     command = engine.OpenEngineEpoch(id=1, epoch=3, rank=0, size=2)
     (ours, theirs), (daemon, handoff) = socket.socketpair(), socket.socketpair()
     with (

@@ -47,6 +47,8 @@ def test_fields(llama: dict[str, Any], model_folder: Folder) -> None:
         "not_quantizable": "the KV cache of llama cannot be quantized: its keys or values are 8 wide, "
         "which no 32 divides",
         "trimmable": True,
+        "mtp_bytes": 0,
+        "mtp_kv_bytes_per_token": 0,
         "max_context": 512,
         "eos_token_ids": [2],
         "handoff_bytes_per_token": 64,

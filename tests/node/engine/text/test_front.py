@@ -151,6 +151,17 @@ def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: De
                 assert desk.front.drafts(row, ord("c"), 2) == list(b"zb")
 
 
+def test_a_tail_that_guesses_gets_the_prompt(desk: Desk) -> None:
+    off = inference.Sampling(num_draft_tokens=0)
+    for mtp in (True, False):
+        desk.front.begin_epoch({}, speculate=True, modelled=mtp, tail_reads=mtp)
+        for row, sampling in enumerate([None, off], start=1):
+            desk.open(row, text_prompt("abc ab", sampling=sampling))
+            sent = params.decode(desk.front.parameters(row)).prompt
+            assert sent == (tuple(b"abc ab") if mtp and row == 1 else ())
+            assert (desk.front.guesses(row) is not None) == (mtp and row == 1)
+
+
 def test_a_clients_prediction_is_guessed_first_also_where_an_answer_goes_on(desk: Desk) -> None:
     desk.front.begin_epoch({}, speculate=True)
     desk.open(1, text_prompt("abc ab", prediction="xyz!"))

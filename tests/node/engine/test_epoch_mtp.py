@@ -1,0 +1,243 @@
+"""Answers with an MTP head's guesses are those without, and the guesses are right where they can be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mtpheads import save
+from patience import PATIENCE_SECONDS
+from small_models import tiny
+from stagering import CHUNK, Prompts, Ring, compute_thread, config_of
+
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.staging import Stage
+from sealring.node.engine.staging.mtp_head import FORMATS
+from sealring.node.engine.staging.skeleton import build_skeleton
+from sealring.node.engine.tail_drafter import TailDrafter
+from sealring.node.engine.warm_up import warm_up
+from sealring.node.engine.weights import load_mtp_head, load_stage
+from sealring.v1 import control_pb2 as control
+
+TOKENS = 16
+DATA = Path(__file__).parents[2] / "data"
+ALL: dict[str, dict[str, Any]] = {
+    key: config
+    for file in ("archs.json", "archs-more.json")
+    for key, config in json.loads((DATA / file).read_bytes()).items()
+}
+ROOM = 1 << 12
+
+
+PARAMETERS = {
+    "greedy": RowParameters(),
+    "drawn": RowParameters(temperature=1.0, top_p=0.9, seed=5, logprobs=2),
+    "penalties": RowParameters(
+        temperature=0.8, seed=9, repetition_penalty=1.5, repetition_context_size=6, frequency_penalty=0.5
+    ),
+}
+
+
+class Gateway:
+    """Steps rows as a gateway would, one step after the other."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring, self._number = ring, 0
+
+    def step(self, *changes: control.Change, **work: Any) -> None:
+        self._number += 1
+        self._ring.announce(control.Step(number=self._number, changes=changes, **work))
+        self._ring.wait_for(self._number)
+
+    def prefill(self, row: int = 1, *, prefix: int = 0, start: int = 0, keep: bool = False) -> None:
+        prompts = self._ring.prompts
+        record, total = len(prompts.parameters(row)), len(prompts.prompt(row))
+        for begin in range(start, total, CHUNK):
+            chunk = control.Chunk(row=row, start=begin, end=min(begin + CHUNK, total), prompt_tokens=total)
+            if begin == start:
+                chunk.params_bytes, chunk.prefix = record, prefix
+            step = control.Step(prefill=control.Prefill(chunks=[chunk]))
+            self._number += 1
+            step.number = self._number
+            self._ring.announce(step)
+        self._ring.wait_for(self._number)
+
+    def decode(self, *changes: control.Change, asked: bool = True, **work: Any) -> None:
+        self.step(*changes, decode=control.Decode(lane=0, asks=asked, **work))
+
+    def settle(self, row: int = 1) -> control.Change:
+        prompts = self._ring.prompts
+        tokens = len(prompts.prompt(row)) + len(prompts.answers[row]) - 1
+        return control.Change(settle=control.Settle(row=row, tokens=tokens))
+
+
+def admit(row: int = 1) -> control.Change:
+    return control.Change(admit=control.Admit(row=row, lane=0))
+
+
+class Made:
+    def __init__(self, folder: Path, config: dict[str, Any], size: int) -> None:
+        layers = len(build_skeleton(config).layers)
+        edges = [layers * rank // size for rank in range(size + 1)]
+
+        def make(lo: int, hi: int) -> Stage:
+            stage = load_stage(folder, lo, hi)
+            warm_up(stage, 512)
+            return stage
+
+        def head() -> TailDrafter:
+            tied = (config.get("text_config") or config).get("tie_word_embeddings", False)
+            found = load_mtp_head(folder, self.stages[-1].model, shares=tied)
+            mx.eval(found.kept)
+            return TailDrafter(found, self.stages[-1], ROOM)
+
+        made = [compute_thread(rank).submit(make, *edges[rank : rank + 2]) for rank in range(size)]
+        self.stages = [stage.result(PATIENCE_SECONDS) for stage in made]
+        self.drafter = compute_thread(size - 1).submit(head).result(PATIENCE_SECONDS)
+        self.words = self.stages[-1].spec.hands_on[0].tail[0]
+
+
+def answered(made: Made, row: RowParameters, *, mtp: bool) -> Prompts:
+    """An answer by steps with and without guesses, and with and without drafts of them."""
+    chance = random.Random(1)
+    prompt = [chance.randrange(made.words) for _ in range(2 * CHUNK + 3)]
+    given = dataclasses.replace(row, prompt=tuple(prompt)) if mtp else row
+    prompts = Prompts({1: (prompt, given)})
+    ring = Ring(made.stages, prompts, tail_drafter=made.drafter if mtp else None)
+    gateway, choices = Gateway(ring), random.Random(2)
+    try:
+        gateway.prefill()
+        changes, guessed = [admit()], 0
+        while len(prompts.answers[1]) < TOKENS:
+            drafts = choices.choice([0, guessed]) if mtp else 0
+            guessed = choices.choice([0, 1, 3, 3]) * mtp
+            gateway.decode(*changes, drafts=drafts, modelled=drafts > 0, guesses=guessed)
+            changes = [gateway.settle()] if drafts else []
+    finally:
+        ring.close()
+    assert not ring.faults
+    return prompts
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize(("family", "size"), [("qwen3_next", 2), ("deepseek_v3", 3)])
+def test_answers_are_the_same(family: str, size: int, name: str, tmp_path: Path) -> None:
+    """With a head that is hardly ever right, and with one that often is."""
+    config, row = tiny(config_of(family), family), PARAMETERS[name]
+    rates = []
+    for kept in (None, 0.03):
+        save(tmp_path / str(kept), config, kept=kept)
+        made = Made(tmp_path / str(kept), config, size)
+        plain, drafted = answered(made, row, mtp=False), answered(made, row, mtp=True)
+        assert drafted.answers[1][:TOKENS] == plain.answers[1][:TOKENS]
+        assert not made.drafter.failed
+        rates.append(drafted.modelled[1].likely())
+        steps = len(plain.steps) - len(drafted.steps)
+    assert rates[1] > 0.3 > rates[0]
+    assert steps > 3
+
+
+def said(made: Made, prompts: dict[int, list[int]]) -> dict[int, list[int]]:
+    """What the rows say alone and without guesses."""
+    found = {}
+    for row, prompt in prompts.items():
+        ring = Ring(made.stages, Prompts({1: (prompt, RowParameters())}))
+        try:
+            gateway = Gateway(ring)
+            gateway.prefill()
+            gateway.decode(admit())
+            while len(ring.prompts.answers[1]) < 3 * TOKENS:
+                gateway.decode()
+        finally:
+            ring.close()
+        found[row] = ring.prompts.answers[1]
+    return found
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
+def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family: str, tmp_path: Path) -> None:
+    """The head goes on with what it has of a row, and with what it kept of the prefix."""
+    config = tiny(config_of(family), family)
+    save(tmp_path, config, kept=0.03)
+    made = Made(tmp_path, config, 2)
+    chance = random.Random(4)
+    text = [chance.randrange(made.words) for _ in range(2 * CHUNK)]
+    texts = {1: text, 2: text[::-1], 3: [*text, 5, 6, 7], 4: text}
+    coming = said(made, texts)
+    prompts = Prompts({row: (one, RowParameters(prompt=tuple(one))) for row, one in texts.items()})
+    ring = Ring(made.stages, prompts, tail_drafter=made.drafter)
+    gateway = Gateway(ring)
+
+    def drafted(row: int, *changes: control.Change) -> None:
+        """A step that brings guesses, and some of them as drafts."""
+        gateway.decode(*changes, guesses=3)
+        for _ in range(3):
+            gateway.decode(drafts=3, modelled=True, guesses=3)
+            gateway.decode(gateway.settle(row), guesses=3)
+
+    def evict(row: int) -> control.Change:
+        return control.Change(evict=control.Evict(row=row))
+
+    keep = control.Change(keep=control.Keep(prefix=1, row=1, tokens=len(text)))
+    try:
+        gateway.prefill()
+        drafted(1, keep, admit())
+        gateway.prefill(2)
+        gateway.decode(admit(2), asked=False)
+        gateway.decode(asked=False)
+        drafted(1, evict(2))
+        gateway.prefill(3, prefix=1, start=len(text))
+        before = len(prompts.answers[3])
+        drafted(3, evict(1), admit(3))
+        assert len(prompts.answers[3]) - before > 7  # steps, so drafts were right
+        gateway.decode(drafts=3, modelled=True, guesses=3)  # and not settled when the epoch ends
+        ring.break_off()
+        ring.close()
+        prompts.steps.clear()
+        ring = Ring(made.stages, prompts, tail_drafter=made.drafter, number=2)
+        gateway = Gateway(ring)
+        gateway.prefill(4)
+        drafted(4, admit(4))
+    finally:
+        ring.close()
+    assert not ring.faults
+    assert not made.drafter.failed
+    for row, answer in prompts.answers.items():
+        assert answer == coming[row][: len(answer)]
+    assert [len(prompts.answers[row]) > 8 for row in texts] == [True, False, True, True]
+
+
+def test_guesses_are_refused_where_no_head_makes_them(tmp_path: Path) -> None:
+    config = tiny(config_of("glm4_moe"), "glm4_moe")
+    save(tmp_path, config)
+    made = Made(tmp_path, config, 2)
+    ring = Ring(made.stages, Prompts({1: ([1, 2, 3], RowParameters())}))
+    try:
+        gateway = Gateway(ring)
+        gateway.prefill()
+        with pytest.raises(AssertionError):
+            gateway.decode(admit(), guesses=1)
+    finally:
+        ring.close()
+    assert {getattr(fault, "reason", "") for fault in ring.faults} == {"BAD_STEP"}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("key", FORMATS)
+@pytest.mark.sweep
+def test_answers_of_every_architecture_with_a_head_are_the_same(key: str, size: int, tmp_path: Path) -> None:
+    config = tiny(ALL[key], key)
+    if FORMATS[key].copied:
+        config["mtp_hybrid_override_pattern"] = ["*", "-"]
+    for kept in (None, 0.03):
+        save(tmp_path / str(kept), config, kept=kept)
+        made = Made(tmp_path / str(kept), config, size)
+        for name in PARAMETERS:
+            plain, drafted = (answered(made, PARAMETERS[name], mtp=mtp) for mtp in (False, True))
+            assert drafted.answers[1][:TOKENS] == plain.answers[1][:TOKENS]
+            assert not made.drafter.failed
