@@ -91,6 +91,11 @@ async def restarted(made: LocalCluster, model: str) -> None:
         await made.children.stop_one(name)
     for name in ("coordinator", *made.node_names, "gateway"):
         await made.start_one(name)
+    await answering(made, model)
+
+
+async def answering(made: LocalCluster, model: str) -> None:
+    """Returns when the model answers. Raises DeadlineExceeded."""
     body = {"model": model, "messages": [{"role": "user", "content": "ring"}], "max_tokens": 1}
     until = time.perf_counter() + _SECONDS
     while time.perf_counter() < until:

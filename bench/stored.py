@@ -2,9 +2,13 @@
 
 A round asks for a prompt that no member has seen, and then for the same with another last token: its prefix
 is in memory. Once the prefix is on disk, every process is ended and started again, and the prompt is asked
-for a third time. Tokens a second are those of closed loops of new prompts on two rings by turns. One writes
-what it keeps to disk and one does not. Other load has less influence on the CPU time of a ring's processes,
-which is measured as well. `--tokens 0` and `--requests 0` leave one half out.
+for a third time.
+
+Tokens a second are those of closed loops of new prompts on one ring, which writes what it keeps to disk in
+every second loop. The folders are cleared before each other loop, after which an engine writes nothing until
+its next epoch. Two rings would not do: each plans by the times that it measured when its weights were loaded,
+and one may have lanes that are twice as fast. Other load has less influence on the CPU time of a ring's
+processes, which is measured as well. `--tokens 0` and `--requests 0` leave one half out.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from bench.clusters import Deployment, cluster, cpu_seconds, family, restarted
+from bench.clusters import Deployment, answering, cluster, cpu_seconds, family, restarted
 from bench.frame import Result, Table, progress
 from bench.models import SHAPES, random_model
 from bench.openai_client import Reply, ask
@@ -25,6 +29,7 @@ from bench.serve import prompt, send
 from bench.verdict import Check, ratios
 from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.errors import DeadlineExceeded, Unavailable
+from sealring.node.stored.keys import FOLDER, forget
 
 QUICK = ("--tokens", "2000", "--rounds", "1", "--requests", "8")
 QUICK_SECONDS = 180.0
@@ -32,7 +37,7 @@ DISK, MEMORY, WRITING = 0.2, 0.07, 0.98
 """Targets: first tokens against cold, and tokens a second against a ring that writes nothing."""
 
 LOOPS = 4
-"""Loops of each ring in a round."""
+"""Pairs of loops in a round."""
 
 _SIDES = ("writing", "not writing")
 _CONTEXT = 65_536
@@ -50,17 +55,14 @@ async def run(options: argparse.Namespace) -> Result:
     spec = {"max_rows": options.at_once, "context": _CONTEXT}
     wanted = [Deployment("bench", model, options.stages, spec=spec)]
     found: Result = {"prompts": [], "rates": []}
-    async with cluster(wanted) as made, cluster(wanted, node={"prefix_disk": 0}) as silent:
-        rings = dict(zip(_SIDES, (made, silent), strict=True))
+    async with cluster(wanted) as made:
         for number in range(options.rounds):
             if options.tokens:
                 found["prompts"].append(await _prompts(made, options, number))
                 progress(f"round {number}: {found['prompts'][-1]}")
             if options.requests:
-                found["rates"].append(await _rates(rings, options, number) | {"written_mib": _mib(made)})
+                found["rates"].append(await _rates(made, options, number))
                 progress(f"round {number}: {found['rates'][-1]}")
-        if stored(silent):
-            raise Unavailable("a ring without a disk of prefixes has written some", reason="BENCH_FAILED")
     return found
 
 
@@ -89,20 +91,46 @@ async def _prompts(made: LocalCluster, options: argparse.Namespace, number: int)
     }
 
 
-async def _rates(rings: dict[str, LocalCluster], options: argparse.Namespace, number: int) -> Result:
-    """Each ring's tokens a second and CPU ms a token, the means of LOOPS loops by turns. Each is first in
-    half of them, for the second is faster."""
-    order = list(rings)[:: 1 - 2 * (number % 2)]
-    for name in order:
-        await _rate(rings[name], options, f"warm {number}", 2 * options.at_once)
-    loops: dict[str, list[tuple[float, float]]] = {name: [] for name in rings}
+async def _rates(made: LocalCluster, options: argparse.Namespace, number: int) -> Result:
+    """The ring's tokens a second and CPU ms a token with and without writing, means of LOOPS pairs of loops.
+    Each way is first in half of them."""
+    loops: dict[str, list[tuple[float, float]]] = {side: [] for side in _SIDES}
+    written = 0
     for part in range(LOOPS):
-        for name in order[:: 1 - 2 * (part % 2)]:
-            loops[name].append(await _rate(rings[name], options, f"{number} {part}", options.requests))
-    found: Result = {}
+        clear(made)
+        await anew(made, "bench")
+        for side in _SIDES[:: 1 - 2 * (part % 2)]:
+            if side == _SIDES[1]:
+                clear(made)
+            elif part % 2:
+                await anew(made, "bench")
+            await _rate(made, options, f"warm {number} {part}", options.at_once)
+            loops[side].append(await _rate(made, options, f"{number} {part}", options.requests, side))
+            written += stored(made) if side == _SIDES[0] else 0
+            if side == _SIDES[1] and stored(made):
+                raise Unavailable(
+                    "something was written after the folders were cleared", reason="BENCH_FAILED"
+                )
+    found: Result = {"written_mib": round(written / 2**20, 1)}
     for name, each in loops.items():
         found[name], found[f"{name}_cpu_ms"] = (round(mean(one), 3) for one in zip(*each, strict=True))
     return found | {"loops": loops}
+
+
+async def anew(made: LocalCluster, model: str) -> None:
+    """Has the ring begin another epoch; its engines keep their weights, and the times that they plan by.
+
+    Raises DeadlineExceeded.
+    """
+    await made.children.stop_one("gateway")
+    await made.start_one("gateway")
+    await answering(made, model)
+
+
+def clear(made: LocalCluster) -> None:
+    """Removes what is stored, and the secret of it."""
+    for name in made.node_names:
+        forget(_folder(made, name))
 
 
 async def _rate(
@@ -124,16 +152,16 @@ async def _rate(
     return round(tokens / seconds, 2), round(1e3 * (cpu_seconds(processes) - before) / tokens, 3)
 
 
-def _mib(made: LocalCluster) -> float:
-    return round(stored(made) / 2**20, 1)
-
-
 def stored(made: LocalCluster) -> int:
     """Bytes of blocks on all nodes' disks."""
     blocks: list[Path] = []
     for name in made.node_names:
-        blocks += Path(made.settings_of(name)["state_dir"]).glob("prefixes/*/*/*.block")
+        blocks += _folder(made, name).glob("*/*/*.block")
     return sum(block.stat().st_size for block in blocks if block.exists())
+
+
+def _folder(made: LocalCluster, node: str) -> Path:
+    return Path(made.settings_of(node)["state_dir"]) / FOLDER
 
 
 async def _written(made: LocalCluster, before: int) -> None:
