@@ -68,7 +68,7 @@ class RingDriver:
                     return
             elif isinstance(action, Commit):
                 commit = membership_pb2.CommitEpoch(
-                    ring=name, epoch=action.epoch, group_addresses=action.addresses
+                    ring=name, epoch=action.epoch, group_addresses=action.addresses, caches=action.caches
                 )
                 self._send(running, CoordinatorMessage(commit=commit))
             elif isinstance(action, End):

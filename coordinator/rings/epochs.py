@@ -61,10 +61,14 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Commit:
-    """Send every member the commit, with the address at which each rank of a tensor ring awaits its group."""
+    """Send every member the commit, with the address at which each rank of a tensor ring awaits its group.
+
+    `caches` says with what each rank computes its caches.
+    """
 
     epoch: int
     addresses: tuple[str, ...] = ()
+    caches: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ class _EpochProgress:
     progress: dict[str, tuple[str, float]] = field(default_factory=dict)
     links: dict[str, list[membership_pb2.LinkInfo]] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
+    caches: dict[str, bytes] = field(default_factory=dict)
     serving_since: float = 0.0
 
 
@@ -242,9 +247,18 @@ class RingEpochs:
         return []
 
     def prepared(
-        self, member: str, epoch: int, links: Sequence[membership_pb2.LinkInfo], now: float, address: str = ""
+        self,
+        member: str,
+        epoch: int,
+        links: Sequence[membership_pb2.LinkInfo],
+        now: float,
+        address: str = "",
+        caches: bytes = b"",
     ) -> list[Action]:
-        """A member is ready for the commit, and awaits others of its group at `address`, if it is in one."""
+        """A member is ready for the commit, and awaits others of its group at `address`, if it is in one.
+
+        `caches` as in EpochPrepared.
+        """
         current = self._current(member, epoch, Phase.PREPARING)
         if current is None or member in current.prepared:
             return []
@@ -252,13 +266,16 @@ class RingEpochs:
         current.links[member] = list(links)
         if address:
             current.addresses[member] = address
+        if caches:
+            current.caches[member] = caches
         current.deadline = now + self._timeouts.prepare
         if current.prepared != set(self.members):
             return []
         self.phase = Phase.COMMITTING
         current.deadline = now + self._timeouts.commit
         addresses = tuple(current.addresses[one] for one in self.members if one in current.addresses)
-        return [Commit(current.number, addresses), Changed()]
+        caches_of_all = tuple(current.caches[one] for one in self.members if one in current.caches)
+        return [Commit(current.number, addresses, caches_of_all), Changed()]
 
     def up(self, member: str, epoch: int, now: float) -> list[Action]:
         """A member's carrier has opened the confirmation records."""

@@ -20,6 +20,7 @@ from sealring.v1.membership_pb2 import CoordinatorMessage
 
 _MAX_REASON = 200
 _MAX_WHAT = 64
+_CACHES_BYTES = 32
 _GROUPLESS_EPOCHS = 2
 """Epochs in a row without a group, after which a ring that may becomes a pipeline."""
 
@@ -76,7 +77,8 @@ class RingReports:
         self._note_speed(member, message)
         links = reported_links(message.links, running)
         address = message.group_address if running.backend else ""
-        actions = running.machine.prepared(member, message.epoch, links, now, address)
+        caches = message.caches[:_CACHES_BYTES]  # they are sent to every member
+        actions = running.machine.prepared(member, message.epoch, links, now, address, caches)
         self._driver.apply(message.ring, actions)
 
     def progressed(self, member: str, message: membership_pb2.EpochProgress) -> None:

@@ -218,6 +218,10 @@ class EngineProcess:
         await self._ask(command.id, joining, seconds, "the forming of a group")
         self._set_busy(False)
 
+    def use_disk(self, command: engine_pb2.UseDisk) -> None:
+        """Has prefixes of the open epoch stored. Raises EpochEnded (CHILD_ENDED)."""
+        self._send(engine_pb2.EngineCommand(use_disk=command).SerializeToString())
+
     async def close_epoch(self) -> None:
         """Ends the open epoch and keeps the weights. Raises EpochEnded, DeadlineExceeded."""
         self._sink = None

@@ -78,6 +78,8 @@ class StageEngine(Protocol):
 
     async def stop(self) -> None: ...
 
+    def use_disk(self, command: engine_pb2.UseDisk) -> None: ...
+
     def send_work(self, command: bytes) -> None: ...
 
     async def drained(self) -> None: ...
@@ -184,8 +186,11 @@ class Workshop(Protocol):
         self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
     ) -> RingCarrier: ...
 
-    async def prefix_disk(self, plan: EpochPlan) -> engine_pb2.PrefixDisk | None:
-        """The folder in which the epoch's engine stores prefixes; None if it keeps them in memory alone."""
+    async def prefix_disk(self, plan: EpochPlan, caches: Sequence[bytes]) -> engine_pb2.PrefixDisk | None:
+        """The folder in which the epoch's engine stores prefixes; None if it keeps them in memory alone.
+
+        `caches` says with what each rank computes them.
+        """
 
     def group_address(self) -> str:
         """An address at which the engine may listen for its group. The port was free a moment ago."""
@@ -232,6 +237,7 @@ class MemberEpoch:
         self._devices: Sequence[str] = ()
         self._group_address = ""
         self._group_addresses: Sequence[str] = ()
+        self._caches: Sequence[bytes] = ()
         self._workshop = workshop
         self._carrier: RingCarrier | None = None
         self._engine_open = False
@@ -248,11 +254,15 @@ class MemberEpoch:
         """Starts phase one, which ends with a report of EpochPrepared or EpochFault."""
         self._begin(self._prepare, _PREPARE_SECONDS)
 
-    def commit(self, group_addresses: Sequence[str] = ()) -> None:
-        """Starts phase two, which ends with a report of EpochUp or EpochFault."""
+    def commit(self, group_addresses: Sequence[str] = (), caches: Sequence[bytes] = ()) -> None:
+        """Starts phase two, which ends with a report of EpochUp or EpochFault.
+
+        `caches` says with what each rank computes its caches, `group_addresses` where each rank of a tensor
+        ring is to be found.
+        """
         if self.phase is Phase.PREPARED:
             self.phase = Phase.FORMING
-            self._group_addresses = group_addresses
+            self._group_addresses, self._caches = group_addresses, caches
             self._workshop.settled(self.plan)
             self._begin(self._form, FORM_SECONDS + GROUP_SECONDS * bool(self.plan.backend) + 5.0)
         elif self.phase is Phase.PREPARING:
@@ -402,13 +412,16 @@ class MemberEpoch:
             if one.tokens == 1:
                 prepared.times.add(rows=one.rows, microseconds=one.microseconds, context=one.context)
         prepared.metal = loaded is not None and loaded.metal
+        prepared.caches = loaded.caches if loaded is not None else b""
         if plan.backend:
             prepared.group_address = self._group_address = self._workshop.group_address()
         self._workshop.report(membership_pb2.MemberMessage(prepared=prepared))
 
     async def _form(self) -> None:
-        if self._carrier is not None:
-            await self._carrier.form(FORM_SECONDS)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._use_disk())
+            if self._carrier is not None:
+                group.create_task(self._carrier.form(FORM_SECONDS))
         if self.plan.backend:
             await self._join_group()
         self.phase = Phase.UP
@@ -418,6 +431,16 @@ class MemberEpoch:
             self._rotation = asyncio.get_running_loop().create_task(rotation)
         up = membership_pb2.EpochUp(ring=self.plan.ring, epoch=self.plan.epoch)
         self._workshop.report(membership_pb2.MemberMessage(up=up))
+
+    async def _use_disk(self) -> None:
+        """Has the engine store prefixes, if all members do."""
+        engine = self.engine
+        assert engine is not None
+        own = engine.loaded.caches if engine.loaded is not None else b""
+        agreed = own in self._caches
+        disk = await self._workshop.prefix_disk(self.plan, self._caches) if agreed else None
+        self.recalls = disk is not None
+        engine.use_disk(engine_pb2.UseDisk(disk=disk))
 
     async def _join_group(self) -> None:
         """Raises EpochEnded (NO_GROUP)."""
@@ -469,11 +492,10 @@ class MemberEpoch:
             kv_budget=plan.kv_budget,
             ring=plan.ring,
             speculate=plan.speculate,
-            disk=await self._workshop.prefix_disk(plan),
         )
         descriptors = self._channel.engine if self._channel else ()
         opened = await self.engine.open_epoch(command, descriptors, self)
-        self.kept, self.recalls = opened.kept, opened.recalls
+        self.kept = opened.kept
         self.draft_runs, self.draft_bytes = opened.draft_runs, opened.draft_bytes
         self._close_channel()
 

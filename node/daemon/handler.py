@@ -157,7 +157,7 @@ class CoordinatorHandler:
     def _commit(self, commit: membership_pb2.CommitEpoch) -> None:
         epoch = self._seats.named(commit.ring, commit.epoch)
         if epoch is not None:
-            epoch.commit(commit.group_addresses)
+            epoch.commit(commit.group_addresses, commit.caches)
         else:
             self._refuse(commit.ring, commit.epoch, NotFound("no such epoch", reason="NO_SUCH_EPOCH"))
 

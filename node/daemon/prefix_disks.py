@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -27,12 +28,17 @@ class PrefixDisks:
         self._size = size
         self._warned = False
 
-    async def of(self, plan: EpochPlan) -> engine_pb2.PrefixDisk | None:
+    async def of(self, plan: EpochPlan, caches: Sequence[bytes]) -> engine_pb2.PrefixDisk | None:
         """The folder and the key with which an epoch's engine stores prefixes; None if it stores none.
+
+        `caches` says with what each rank computes them, as in CommitEpoch. If one rank does not say it, there
+        is no disk: blocks would be stale once that member's weights were replaced.
 
         Tensor rings store none: no rank can compute its caches alone.
         """
         if self._size == 0 or plan.backend or not isinstance(self._signer, SecretHolder):
+            return None
+        if len(caches) != plan.size or not all(caches):
             return None
         stage = StageIdentity(
             self._cluster,
@@ -41,6 +47,7 @@ class PrefixDisks:
             plan.layers,
             plan.kv_bits,
             plan.releases if len(plan.releases) > 1 else (),
+            tuple(caches),
         )
         try:
             key = await asyncio.to_thread(stage_key, self._root, stage, plan.model, self._signer)

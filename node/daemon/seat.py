@@ -167,9 +167,9 @@ class Seat:
             )
         return await self._engine.with_stage(stage, progress)
 
-    async def prefix_disk(self, plan: EpochPlan) -> engine_pb2.PrefixDisk | None:
+    async def prefix_disk(self, plan: EpochPlan, caches: Sequence[bytes]) -> engine_pb2.PrefixDisk | None:
         """The folder in which the engine stores prefixes, with its key."""
-        return await self._around.disks.of(plan)
+        return await self._around.disks.of(plan, caches)
 
     def channel(self) -> ChannelEnds:
         """Shared memory between engine and carrier."""

@@ -55,14 +55,15 @@ SNAPSHOTS = 4
 of all layers, and mostly the last is wanted; others are where messages are edited or conversations part."""
 
 
-def _places(chain: Chain) -> list[Place]:
+def blocks_of(chain: Chain) -> list[Place]:
+    """The places of a chain's blocks."""
     return [
         Place(name, first, end)
         for name, (first, end) in zip(chain.names, pairwise([0, *chain.edges]), strict=True)
     ]
 
 
-def _snapshot(chain: Chain) -> Place:
+def snapshot_of(chain: Chain) -> Place:
     """The place of the snapshot at the end of a chain."""
     name = hashlib.sha256(b"sealring/v1 snapshot" + chain.names[-1]).digest()[:NAME_BYTES]
     return Place(name, 0, chain.tokens)
@@ -251,7 +252,7 @@ class Disk:
 
     def _thin(self, chain: Chain) -> None:
         """Leaves SNAPSHOTS of this conversation's."""
-        found = {edge: _snapshot(chain.first(edge)) for edge in chain.edges}
+        found = {edge: snapshot_of(chain.first(edge)) for edge in chain.edges}
         unused = [edge for edge, place in found.items() if self.store.unused(chain.scope, place)]
         gone = set(unused).difference(thinned(unused, SNAPSHOTS))
         self.store.remove(chain.scope, [found[edge] for edge in gone])
@@ -261,10 +262,10 @@ class Disk:
     def _units(self, chain: Chain) -> list[_Unit]:
         """What there is to read and write of a chain."""
         layout = self._layout
-        blocks = _places(chain) if layout.bytes(1) else []
+        blocks = blocks_of(chain) if layout.bytes(1) else []
         units = [_Unit(place, layout.bytes(place.end - place.first)) for place in blocks]
         if layout.held:
-            units.append(_Unit(_snapshot(chain), layout.snapshot_bytes(chain.tokens), is_snapshot=True))
+            units.append(_Unit(snapshot_of(chain), layout.snapshot_bytes(chain.tokens), is_snapshot=True))
         return units
 
     def _tokens(self, unit: _Unit) -> int:
@@ -277,10 +278,10 @@ class Disk:
         """The part of a chain whose blocks are stored, with its snapshot if these caches need one."""
         names = chain.names
         if self._layout.bytes(1):
-            names = names[: self.store.held(chain.scope, _places(chain))]
+            names = names[: self.store.held(chain.scope, blocks_of(chain))]
         while names and self._layout.held:
             found = Chain(chain.scope, names)
-            if self.store.held(chain.scope, [_snapshot(found)]):
+            if self.store.held(chain.scope, [snapshot_of(found)]):
                 break
             names = names[:-1]
         return Chain(chain.scope, names) if names else NO_CHAIN

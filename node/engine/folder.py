@@ -142,19 +142,19 @@ class Loaded:
             device=device.identity(),
             capabilities=self.front.capabilities if self.front is not None else (),
             draft_us=round(1e6 * sum(each.seconds for each in self.drafters)),
+            caches=self.layout.digest if self.layout is not None else b"",
         )
 
-    def open_disk(self, command: engine.OpenEngineEpoch) -> Disk | None:
+    def open_disk(self, asked: engine.PrefixDisk | None) -> Disk | None:
         """The disk of an epoch's prefixes; None where none is named, or where these caches are not stored.
 
         That of the epoch before goes on: its folder need not be read again, and what it still holds in memory
         to be written stays bounded.
         """
-        asked = command.disk
         if self.prefixes.disk is not None and asked == self.stored_at:
             return self.prefixes.disk
         self.close_disk()
-        if not command.HasField("disk") or self.layout is None:
+        if asked is None or self.layout is None:
             return None
         from sealring.node.engine.disk import Disk  # here alone: it brings the cryptography
         from sealring.node.stored.keys import expand

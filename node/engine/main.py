@@ -167,6 +167,8 @@ class Engine:
             self._guarded(command.open_epoch.id, partial(self._open_epoch, command.open_epoch))
         elif kind == "close_epoch":
             self._close_epoch(command.close_epoch.id)
+        elif kind == "use_disk":
+            self._use_disk(command.use_disk)
         elif kind == "join":
             self._tasks.put(partial(self._guarded, command.join.id, partial(self._join, command.join)))
         elif kind == "load":
@@ -273,18 +275,15 @@ class Engine:
         if loaded.tail_drafter is not None:
             loaded.tail_drafter.turn_over(origins)
         front = loaded.front
-        disk = loaded.open_disk(command)
         runs = loaded.draft_runs(command.size)
         draft_bytes = loaded.draft_bytes(runs) if command.speculate else 0
         names = {}
         if front is not None:
-            named = StoredNames(names_key(disk.store.key), disk.held) if disk is not None else None
             names = front.begin_epoch(
                 origins,
                 speculate=command.speculate,
                 modelled=loaded.drafter is not None or loaded.command.mtp,
                 tail_reads=loaded.command.mtp and command.size == 2,
-                disk=named,
             )
         self._epoch = StageEpoch(
             command.epoch,
@@ -308,10 +307,17 @@ class Engine:
         for origin, marks in origins.items():
             regular, ends = names.get(origin, (b"", b""))
             kept.append(control.KeptPrefix(**origin._asdict(), names=regular, ends=ends, marks=marks))
-        opened = engine.EpochOpened(
-            id=command.id, kept=kept, recalls=disk is not None, draft_runs=runs, draft_bytes=draft_bytes
-        )
+        opened = engine.EpochOpened(id=command.id, kept=kept, draft_runs=runs, draft_bytes=draft_bytes)
         self._emit(engine.EngineEvent(epoch_opened=opened))
+
+    def _use_disk(self, command: engine.UseDisk) -> None:
+        """Stores prefixes of the open epoch there, and recalls them, from now on."""
+        loaded = self._loaded
+        if self._epoch is None or loaded is None:
+            return
+        disk = loaded.open_disk(command.disk if command.HasField("disk") else None)
+        if loaded.front is not None and disk is not None:
+            loaded.front.use_disk(StoredNames(names_key(disk.store.key), disk.held))
 
     def _stage_for(self, command: engine.OpenEngineEpoch) -> Loaded:
         if self._epoch is not None:

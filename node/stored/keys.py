@@ -50,9 +50,10 @@ class SecretHolder(Protocol):
 class StageIdentity:
     """What the caches of a stage depend on. Two stages that differ in any of it share no key.
 
-    `releases` are the manifest hashes of a ring's members where these differ. The caches of a layer come from
-    all layers below it, so that a member's blocks are stale once another one computes in another way. Members
-    that are alike change together: then each has the versions that matter in the layout of its caches.
+    The caches of a layer come from all layers below it, so that a member's blocks are stale once another one
+    computes in another way. `caches` says with what each rank computes: versions and weights (`Layout.digest`
+    in node.engine.blocks). `releases` are the manifest hashes of the members where these differ: members that
+    are alike change together.
     """
 
     cluster: str
@@ -61,16 +62,18 @@ class StageIdentity:
     layers: tuple[int, int]
     kv_bits: int
     releases: tuple[bytes, ...] = ()
+    caches: tuple[bytes, ...] = ()
 
     def packed(self) -> bytes:
         """All of it, injectively."""
-        numbers = (*self.layers, self.kv_bits, FORMAT)
+        numbers = (*self.layers, self.kv_bits, FORMAT, len(self.caches))
         return pack_fields(
             b"sealring/v1 prefixes of a stage",
             self.cluster.encode(),
             self.deployment.encode(),
             self.model_digest.encode(),
             *(number.to_bytes(8, "big") for number in numbers),
+            *self.caches,
             *self.releases,
         )
 

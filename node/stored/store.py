@@ -93,6 +93,7 @@ class Store:
         self._oldest = 0.0
         self._damaged = 0
         self._off_until = 0.0
+        self._destroyed = False
         self._warned: set[str] = set()
         self._looked = -LOOK_SECONDS
         self._known = threading.Event()
@@ -160,7 +161,7 @@ class Store:
 
     def wants(self, scope: bytes, place: Place) -> bool:
         """Whether a block is to be written: it is not stored, and the disk takes writes."""
-        if self._steady() < self._off_until:
+        if self._destroyed or self._steady() < self._off_until:
             return False
         path = self._path(scope, place)
         with self._lock:
@@ -172,7 +173,8 @@ class Store:
         if self._steady() < self._off_until:
             return False
         if _mark(self._seed) != self._seed_mark:
-            return False  # what the key comes from was destroyed: what would be written could never be read
+            self._destroyed = True  # what the key comes from was: nobody could read it
+            return False
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._steady() - self._looked >= LOOK_SECONDS:
@@ -206,15 +208,17 @@ class Store:
     def _make_room(self, size: int) -> bool:
         """Removes what is worth least; False where even that is not enough. Raises OSError for a disk that
         others have filled."""
-        free = shutil.disk_usage(self._root).free
+        free, freed = shutil.disk_usage(self._root).free, 0
         with self._lock:
-            held, entries = self._held, dict(self._entries)  # the compute thread takes this lock, too
+            held = self._held
         bound = policy.bound(self._setting, held, free)
         excess = held + size - bound
         gone: list[str] = []
         if excess > 0:  # and some more, for it takes a look at every block
+            with self._lock:
+                entries = dict(self._entries)  # the compute thread takes this lock, too
             gone = policy.victims(entries, excess + bound // _SPARE, self._clock())
-        freed = sum(entries[name].size for name in gone)
+            freed = sum(entries[name].size for name in gone)
         if size > bound:
             return False
         if free + freed - size < policy.LEAST_FREE:

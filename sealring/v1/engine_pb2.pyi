@@ -46,6 +46,7 @@ class EngineCommand(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     JOIN_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
+    USE_DISK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def profile(self) -> Global___ProfileModel: ...
     @_builtins.property
@@ -74,6 +75,10 @@ class EngineCommand(_message.Message):
 
     @_builtins.property
     def recall(self) -> _control_pb2.Recall: ...
+    @_builtins.property
+    def use_disk(self) -> Global___UseDisk:
+        """likewise, in every epoch"""
+
     def __init__(
         self,
         *,
@@ -89,12 +94,13 @@ class EngineCommand(_message.Message):
         trace: Global___TakeTrace | None = ...,
         join: Global___JoinGroup | None = ...,
         recall: _control_pb2.Recall | None = ...,
+        use_disk: Global___UseDisk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join", "recall"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join", "recall", "use_disk"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -437,6 +443,7 @@ class StageLoaded(_message.Message):
     MARK_BYTES_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     DRAFT_US_FIELD_NUMBER: _builtins.int
+    CACHES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     weight_bytes: _builtins.int
     kv_bytes_per_token: _builtins.int
@@ -450,6 +457,8 @@ class StageLoaded(_message.Message):
     """names the GPU that computes; empty: none does"""
     draft_us: _builtins.int
     """as in Attached"""
+    caches: _builtins.bytes
+    """as in EpochPrepared"""
     @_builtins.property
     def times(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.StepTime]: ...
     @_builtins.property
@@ -470,10 +479,11 @@ class StageLoaded(_message.Message):
         mark_bytes: _builtins.int = ...,
         device: _builtins.bytes = ...,
         draft_us: _builtins.int = ...,
+        caches: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_us", b"draft_us", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "capabilities", b"capabilities", "device", b"device", "draft_us", b"draft_us", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -515,7 +525,6 @@ class OpenEngineEpoch(_message.Message):
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
-    DISK_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     epoch: _builtins.int
     rank: _builtins.int
@@ -528,10 +537,6 @@ class OpenEngineEpoch(_message.Message):
     """prefixes are kept from one epoch of a ring to the next"""
     speculate: _builtins.bool
     """as in PrepareEpoch"""
-    @_builtins.property
-    def disk(self) -> Global___PrefixDisk:
-        """absent: prefixes are kept in memory only"""
-
     def __init__(
         self,
         *,
@@ -544,15 +549,36 @@ class OpenEngineEpoch(_message.Message):
         kv_budget: _builtins.int = ...,
         ring: _builtins.str = ...,
         speculate: _builtins.bool = ...,
-        disk: Global___PrefixDisk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk", "epoch", b"epoch", "id", b"id", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ring", b"ring", "size", b"size", "speculate", b"speculate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ring", b"ring", "size", b"size", "speculate", b"speculate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenEngineEpoch: _TypeAlias = OpenEngineEpoch  # noqa: Y015
+
+@_typing.final
+class UseDisk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DISK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def disk(self) -> Global___PrefixDisk:
+        """absent: prefixes are kept in memory only"""
+
+    def __init__(
+        self,
+        *,
+        disk: Global___PrefixDisk | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk", b"disk"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UseDisk: _TypeAlias = UseDisk  # noqa: Y015
 
 @_typing.final
 class PrefixDisk(_message.Message):
@@ -595,12 +621,9 @@ class EpochOpened(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
-    RECALLS_FIELD_NUMBER: _builtins.int
     DRAFT_RUNS_FIELD_NUMBER: _builtins.int
     DRAFT_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    recalls: _builtins.bool
-    """as in Attached"""
     draft_runs: _builtins.int
     """as in Attached"""
     draft_bytes: _builtins.int
@@ -612,13 +635,12 @@ class EpochOpened(_message.Message):
         *,
         id: _builtins.int = ...,
         kept: _abc.Iterable[_control_pb2.KeptPrefix] | None = ...,
-        recalls: _builtins.bool = ...,
         draft_runs: _builtins.int = ...,
         draft_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "draft_runs", b"draft_runs", "id", b"id", "kept", b"kept", "recalls", b"recalls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "draft_runs", b"draft_runs", "id", b"id", "kept", b"kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1302,6 +1302,7 @@ class EpochPrepared(_message.Message):
     ROWS_US_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     METAL_FIELD_NUMBER: _builtins.int
+    CACHES_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     @_builtins.property
@@ -1338,6 +1339,8 @@ class EpochPrepared(_message.Message):
 
     metal: _builtins.bool
     """timed on a Mac's GPU"""
+    caches: _builtins.bytes
+    """hash of what the stage computes caches with; empty: it stores none"""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
     @_builtins.property
@@ -1356,10 +1359,11 @@ class EpochPrepared(_message.Message):
         rows_us: _builtins.int = ...,
         times: _abc.Iterable[Global___RowsTime] | None = ...,
         metal: _builtins.bool = ...,
+        caches: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_address", b"group_address", "links", b"links", "metal", b"metal", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "epoch", b"epoch", "group_address", b"group_address", "links", b"links", "metal", b"metal", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1427,11 +1431,16 @@ class CommitEpoch(_message.Message):
     RING_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     GROUP_ADDRESSES_FIELD_NUMBER: _builtins.int
+    CACHES_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     @_builtins.property
     def group_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of every rank of a tensor ring"""
+
+    @_builtins.property
+    def caches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of every rank, as in EpochPrepared; prefixes on disk depend on all of them"""
 
     def __init__(
         self,
@@ -1439,10 +1448,11 @@ class CommitEpoch(_message.Message):
         ring: _builtins.str = ...,
         epoch: _builtins.int = ...,
         group_addresses: _abc.Iterable[_builtins.str] | None = ...,
+        caches: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_addresses", b"group_addresses", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "epoch", b"epoch", "group_addresses", b"group_addresses", "ring", b"ring"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -415,7 +415,6 @@ class Front:
         speculate: bool,
         modelled: bool = False,
         tail_reads: bool = False,
-        disk: StoredNames | None = None,
     ) -> dict[Origin, tuple[bytes, bytes]]:
         """An epoch opens: all rows are forgotten, and names are made under another key from now on.
 
@@ -423,11 +422,11 @@ class Front:
         epochs have in common but for what goes on. `origins` has the lengths of their marks. Nothing is
         guessed, and nobody told what repeats, unless the deployment wants it to `speculate`. With `modelled`
         a model guesses, too. With `tail_reads` that is the tail's MTP head, which is sent prompts: the tail
-        comes next there, and no other member may see tokens. `disk` names the blocks of prompts in clear.
+        comes next there, and no other member may see tokens.
         """
         self.close_rows()
         self._recalled.clear()
-        self._disk = disk
+        self._disk = None
         self._speculate, self._modelled, self._tail_reads = speculate, modelled, tail_reads and speculate
         self._prefix_key = os.urandom(KEY_BYTES)
         earlier = self._earlier | dict(self._kept.values())
@@ -446,6 +445,10 @@ class Front:
         return told
 
     # The front's own threads
+
+    def use_disk(self, disk: StoredNames) -> None:
+        """Blocks of prompts in clear are named by this in the open epoch."""
+        self._disk = disk
 
     def _run(self, path: Path) -> None:
         try:

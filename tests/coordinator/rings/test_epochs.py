@@ -60,6 +60,14 @@ def test_the_commit_of_a_tensor_ring_names_where_each_rank_is_found() -> None:
     assert ring.prepared("b", 1, LINKS, 1, "b:1") == [Commit(1, ("a:1", "b:1", "c:1")), Changed()]
 
 
+def test_the_commit_says_with_what_each_rank_computes() -> None:
+    ring = machine()
+    bring_online(ring)
+    for member in ("c", "a"):
+        assert ring.prepared(member, 1, LINKS, 1, "", member.encode()) == []
+    assert ring.prepared("b", 1, LINKS, 1, "", b"b") == [Commit(1, (), (b"a", b"b", b"c")), Changed()]
+
+
 def test_the_good_path() -> None:
     ring = machine()
     assert ring.online("a", 0) == []

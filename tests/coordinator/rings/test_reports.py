@@ -25,8 +25,8 @@ def test_links_and_progress_are_cut() -> None:
     rings = table(r=machine)
     made = reports(rings)
     links = [membership_pb2.LinkInfo(from_rank=number) for number in range(3)]
-    made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, links=links))
-    assert machine.calls.pop() == ("prepared", ("a", 4, links[:2], 7.0, ""), {})
+    made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, links=links, caches=bytes(40)))
+    assert machine.calls.pop() == ("prepared", ("a", 4, links[:2], 7.0, "", bytes(32)), {})
     made.progressed(
         "a", membership_pb2.EpochProgress(ring="r", epoch=4, what="\x1b\n" + "w" * 63, fraction=0.5)
     )
@@ -34,13 +34,13 @@ def test_links_and_progress_are_cut() -> None:
     made.up("a", membership_pb2.EpochUp(ring="r", epoch=4))
     assert machine.calls.pop() == ("up", ("a", 4, 7.0), {})
     made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, group_address="192.0.2.1:1"))
-    assert machine.calls.pop() == ("prepared", ("a", 4, [], 7.0, ""), {}), "a pipeline has no group"
+    assert machine.calls.pop() == ("prepared", ("a", 4, [], 7.0, "", b""), {}), "a pipeline has no group"
     rings.running["r"].backend = "ring"
     for address in ("192.0.2.1:1", "192.0.2.1:0", "nowhere"):
         made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, group_address=address))
     reason = "node-a: it names no address for its group"
     assert machine.calls == [
-        ("prepared", ("a", 4, [], 7.0, "192.0.2.1:1"), {}),
+        ("prepared", ("a", 4, [], 7.0, "192.0.2.1:1", b""), {}),
         *[("fault", ("a", 4, reason, 7.0), {})] * 2,
     ]
     machine.calls.clear()

@@ -43,15 +43,19 @@ class Part:
 
 
 class Engine(Part):
-    figures, loaded = EngineFigures(), engine_pb2.StageLoaded()
+    figures, loaded = EngineFigures(), engine_pb2.StageLoaded(caches=b"own")
+
+    def __init__(self, workshop: "Workshop") -> None:
+        super().__init__(workshop)
+        self.disks: list[str] = []
 
     async def open_epoch(
         self, command: Any, descriptors: tuple[int, ...], sink: Any
     ) -> engine_pb2.EpochOpened:
-        assert (command.epoch, command.speculate, command.disk.root) == (3, True, "/prefixes")
+        assert (command.epoch, command.speculate) == (3, True)
         assert len(descriptors) == (4 if command.size > 1 else 0)
         await self._wait("open")
-        return engine_pb2.EpochOpened(recalls=True)
+        return engine_pb2.EpochOpened()
 
     async def close_epoch(self) -> None:
         self.log.append("close")
@@ -64,6 +68,9 @@ class Engine(Part):
 
     async def stop(self) -> None:
         self.log.append("stop")
+
+    def use_disk(self, command: engine_pb2.UseDisk) -> None:
+        self.disks.append(command.disk.root)
 
     def send_work(self, command: bytes) -> None:
         self.log.append("work")
@@ -141,8 +148,8 @@ class Workshop:
         await self.gate("engine")
         return self.made_engine
 
-    async def prefix_disk(self, plan: Any) -> engine_pb2.PrefixDisk:
-        return engine_pb2.PrefixDisk(root="/prefixes")
+    async def prefix_disk(self, plan: Any, caches: Sequence[bytes]) -> engine_pb2.PrefixDisk:
+        return engine_pb2.PrefixDisk(root=f"/prefixes of {len(caches)}")
 
     def channel(self) -> Any:
         self.channels.append(create_channel())
@@ -227,6 +234,22 @@ async def test_the_whole_way(size: int) -> None:
     assert gateway.problems == guest.problems == ["EPOCH_ENDED"]
     assert shop.made_engine.log == ["open", "close"]
     assert shop.released == 1
+
+
+@pytest.mark.parametrize("caches", [[b"own", b"other"], [], [b"strange", b"other"]])
+async def test_prefixes_are_stored_once_all_members_have_said_what_they_compute_with(
+    caches: list[bytes],
+) -> None:
+    shop, epoch = await prepared(Plan(2))
+    assert shop.prepared.caches == b"own"
+    epoch.commit([], caches)
+    shop.open("form")
+    await settle()
+    assert epoch.phase is Phase.UP
+    stored = b"own" in caches
+    assert (epoch.recalls, shop.made_engine.disks) == (stored, ["/prefixes of 2" if stored else ""])
+    epoch.end("done")
+    await epoch.closed()
 
 
 async def test_what_steps_take_is_told_of_one_row_and_of_several() -> None:

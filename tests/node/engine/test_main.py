@@ -338,9 +338,10 @@ def begin_with_disk(member: EngineProcess, model: Path, disk: Path, *, context: 
         prefill_chunk=CHUNK,
         max_rows=8,
         kv_budget=4 * prefix,
-        disk=engine.PrefixDisk(root=str(disk), model=str(disk / "model"), key=bytes(32)),
     )
-    assert member.ask("epoch_opened", open_epoch=opening).recalls
+    member.ask("epoch_opened", open_epoch=opening)
+    named = engine.PrefixDisk(root=str(disk), model=str(disk / "model"), key=bytes(32))
+    member.send(use_disk=engine.UseDisk(disk=named))
 
 
 def open_prompt(member: EngineProcess, row: int) -> control.RowOpened:

@@ -103,6 +103,8 @@ def test_uses_count_across_restarts_and_decide_what_goes(tmp_path: Path) -> None
         StageIdentity("cluster", "deployment", "ab" * 32, (8, 16), 0),
         StageIdentity("cluster", "deployment", "ab" * 32, (0, 8), 4),
         StageIdentity("cluster", "deployment", "ab" * 32, (0, 8), 0, (b"one", b"two")),
+        StageIdentity("cluster", "deployment", "ab" * 32, (0, 8), 0, (b"two",), (b"one",)),
+        StageIdentity("cluster", "deployment", "ab" * 32, (0, 8), 0, (), (b"one", b"two")),
     ],
 )
 def test_another_stage_opens_no_block_wherever_it_lies(tmp_path: Path, stage: StageIdentity) -> None:

@@ -392,7 +392,8 @@ def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> 
 
 
 def on_disk(front: Front, key: bytes = b"k" * 32) -> None:
-    front.begin_epoch({}, speculate=False, disk=StoredNames(key, lambda chain: chain))
+    front.begin_epoch({}, speculate=False)
+    front.use_disk(StoredNames(key, lambda chain: chain))
 
 
 def stored_of(desk: Desk, row: int, text: str, scope: bytes, **fields: object) -> Chain:
