@@ -1,32 +1,34 @@
-"""Attacks on blocks of prefixes on disk: whatever is there, it is the block or a miss."""
+"""Attacks on prefixes on disk: whatever is there, it is the block or snapshot that was written, or a miss."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.ring.prefix_names import Chain, chain_of
+from sealring.node.engine.disk import blocks_of, snapshot_of
 from sealring.node.stored.codec import HEAD_BYTES, USES_AT, Place
 from sealring.node.stored.keys import StageIdentity, model_folder, stage_key
 from sealring.node.stored.store import Store
 
-OWN = StageIdentity("cluster", "deployment", "ab" * 32, (0, 8), 0)
+OWN = StageIdentity("cluster", "deployment", "ab" * 32, (0, 8), 0, (), (b"1", b"2"))
 OTHERS = {
-    "other layers": StageIdentity("cluster", "deployment", "ab" * 32, (8, 16), 0),
-    "more layers": StageIdentity("cluster", "deployment", "ab" * 32, (0, 9), 0),
-    "other cluster": StageIdentity("other", "deployment", "ab" * 32, (0, 8), 0),
-    "other deployment": StageIdentity("cluster", "other", "ab" * 32, (0, 8), 0),
-    "other model": StageIdentity("cluster", "deployment", "cd" * 32, (0, 8), 0),
-    "other bits": StageIdentity("cluster", "deployment", "ab" * 32, (0, 8), 8),
-    "other releases": StageIdentity("cluster", "deployment", "ab" * 32, (0, 8), 0, (b"1", b"2")),
+    "other layers": replace(OWN, layers=(8, 16)),
+    "more layers": replace(OWN, layers=(0, 9)),
+    "other cluster": replace(OWN, cluster="other"),
+    "other deployment": replace(OWN, deployment="other"),
+    "other model": replace(OWN, model_digest="cd" * 32),
+    "other bits": replace(OWN, kv_bits=8),
+    "other releases": replace(OWN, releases=(b"1", b"2")),
+    "other weights on another member": replace(OWN, caches=(b"1", b"3")),
 }
-SIZE = 3000
+SIZE, SNAPSHOT_SIZE = 3000, 4500
 USES = range(USES_AT, USES_AT + 4)
 """Not authenticated: how often a block was used."""
 
@@ -45,12 +47,21 @@ def prompt(number: int) -> Chain:
 
 
 def places(chain: Chain) -> list[Place]:
-    edges = [0, *chain.edges]
-    return [Place(name, *edges[index : index + 2]) for index, name in enumerate(chain.names)]
+    """Blocks, and a snapshot at the end of each."""
+    return [*blocks_of(chain), *(snapshot_of(chain.first(edge)) for edge in chain.edges)]
+
+
+SNAPSHOTS = {
+    place for number in (1, 2) for place in places(prompt(number)) if place not in blocks_of(prompt(number))
+}
+
+
+def size_of(place: Place) -> int:
+    return SNAPSHOT_SIZE if place in SNAPSHOTS else SIZE
 
 
 def content(scope: bytes, place: Place, of: str) -> bytes:
-    return random.Random(f"{scope!r} {place} {of}").randbytes(SIZE)
+    return random.Random(f"{scope!r} {place} {of}").randbytes(size_of(place))
 
 
 def shelf(root: Path, stage: StageIdentity, signer: SoftwareSigner, of: str) -> Shelf:
@@ -99,7 +110,9 @@ DAMAGE: dict[str, Attack] = {
 
 
 @pytest.mark.parametrize("tries", [600, pytest.param(10_000, marks=pytest.mark.sweep)])
-def test_no_block_that_is_wrong_foreign_stale_or_damaged_is_ever_read(tmp_path: Path, tries: int) -> None:
+def test_no_block_or_snapshot_that_is_wrong_foreign_stale_or_damaged_is_ever_read(
+    tmp_path: Path, tries: int
+) -> None:
     """Each try puts something else in a block's place. No try gives other content than was written there."""
     signer, chance = SoftwareSigner.generate(), random.Random(30)
     own = shelf(tmp_path / "own", OWN, signer, "own")
@@ -127,11 +140,11 @@ def test_no_block_that_is_wrong_foreign_stale_or_damaged_is_ever_read(tmp_path: 
         if planted[:USES_AT] + planted[USES.stop :] == data[:USES_AT] + data[USES.stop :]:
             continue
         path.write_bytes(planted)
-        found = own.store.read(scope, place, SIZE)
+        found = own.store.read(scope, place, size_of(place))
         assert found is None, f"{kind} was read"
         path.write_bytes(data)
         done[kind] += 1
     for (scope, place), _ in own.files.items():
-        assert own.store.read(scope, place, SIZE) == content(scope, place, "own")
+        assert own.store.read(scope, place, size_of(place)) == content(scope, place, "own")
     assert set(done) == set(kinds)
     assert own.store.figures().damaged == done.total() >= 0.95 * tries
