@@ -45,6 +45,9 @@ LEAST_CHUNK = 256
 LONG_CACHE, CACHE_PART = 8192, 16
 """A cache of LONG_CACHE tokens has room for this part of it (`node/engine/staging/rows.py`)."""
 
+MARKS = 2
+"""Marks for which a budget has room beside each row: the end of its answer, and the user's last question."""
+
 DRAFTED = MAX_RUNS * (1 + MAX_DRAFTS)
 """Tokens of a row that may have to be taken back where caches cannot be cut (`node/engine/folder.py`)."""
 
@@ -67,7 +70,7 @@ class Demand:
     `logits` are the bytes of a row's logits and their copies. `rows` is the number of rows whose logits have
     to fit, as all may be in one step. `drafts` are the bytes per layer that take one row's drafts back, and
     `inputs` those that each stage keeps besides. `draft` are those of the draft model with its caches, at the
-    head, and `mtp` those of the model's MTP head, at the tail.
+    head, and `mtp` those of the model's MTP head, at the tail. `mark` are the bytes per layer of one mark.
     """
 
     weights: tuple[int, ...]
@@ -81,6 +84,7 @@ class Demand:
     inputs: int = 0
     draft: int = 0
     mtp: int = 0
+    mark: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -100,23 +104,23 @@ class Demand:
         Raises ModelError (KV_BITS_UNSUPPORTED).
         """
         most = context + slack + (context // CACHE_PART if context >= LONG_CACHE else 0)
+        layers = list(
+            zip(kv_bytes_per_token(profile, kv_bits), profile.kv_max_tokens, profile.state_bytes, strict=True)
+        )
         row = tuple(
             per_token * (min(most, window + chunk) if 0 < window < context else most) + state
-            for per_token, window, state in zip(
-                kv_bytes_per_token(profile, kv_bits), profile.kv_max_tokens, profile.state_bytes, strict=True
-            )
+            for per_token, window, state in layers
         )
+        mark = tuple(per_token * min(window, context) + state for per_token, window, state in layers)
         logits = LOGITS_COPIES * 4 * profile.vocab_size
         outer = profile.embed_bytes, profile.head_bytes, profile.tied
         draft = draft_bytes(profile, context, kv_bits, chunk) if profile.HasField("draft") else 0
-        made = cls(tuple(profile.layer_bytes), row, *outer, logits, rows, draft=draft)
+        made = cls(tuple(profile.layer_bytes), row, *outer, logits, rows, draft=draft, mark=mark)
         if not (speculate and profile.trimmable):
             return made
         drafts = tuple(
             per_token * DRAFTED * (0 < window < context) + MAX_RUNS * state
-            for per_token, window, state in zip(
-                kv_bytes_per_token(profile, kv_bits), profile.kv_max_tokens, profile.state_bytes, strict=True
-            )
+            for per_token, window, state in layers
         )
         inputs = DRAFTED * profile.handoff_bytes_per_token * any(profile.state_bytes)
         mtp = 0 if draft else profile.mtp_bytes + profile.mtp_kv_bytes_per_token * context
@@ -189,6 +193,10 @@ class Demand:
     def row_bytes(self, first: int, end: int) -> int:
         """One row's cache at the full context for layers [first, end)."""
         return sum(self.row[first:end])
+
+    def marks_bytes(self, first: int, end: int) -> int:
+        """The marks of one row, MARKS of them, for layers [first, end); 0 where caches can be cut."""
+        return MARKS * sum(self.mark[first:end])
 
     def draft_bytes(self, first: int, end: int) -> int:
         """What takes one row's drafts back in the layers [first, end) of one stage."""

@@ -338,7 +338,8 @@ def _finish(
     for planned_ring in planned:
         for stage in planned_ring.stages:
             layers = stage.first_layer, stage.end_layer
-            most = max(1, spec.max_rows * longest.row_bytes(*layers)) + longest.draft_bytes(*layers)
+            row = longest.row_bytes(*layers) + longest.marks_bytes(*layers)
+            most = max(1, spec.max_rows * row) + longest.draft_bytes(*layers)
             stage.logits_bytes *= spec.max_rows
             stage.kv_budget = min(stage.kv_budget - stage.logits_bytes, most)
         planned_ring.kv_budget = min(stage.kv_budget for stage in planned_ring.stages)

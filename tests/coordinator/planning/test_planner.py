@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sealring.coordinator.planning import arrangement
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.demand import Demand, capacity, longest_chunk_in
+from sealring.coordinator.planning.demand import MARKS, Demand, capacity, longest_chunk_in
 from sealring.coordinator.planning.planner import CLEAR, memory_of, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
@@ -26,7 +26,7 @@ from sealring.mesh.errors import (
     ResourceExhausted,
 )
 from sealring.mesh.ring.limits import DRAFT_MARKS
-from sealring.node.engine.folder import draft_bytes, kv_bytes
+from sealring.node.engine.folder import draft_bytes, kv_bytes, mark_bytes
 from sealring.v1 import admin_pb2, model_pb2
 from sealring.v1.membership_pb2 import EpochPrepared, RowsTime
 
@@ -474,7 +474,7 @@ def test_a_ring_is_granted_what_its_rows_may_take_and_leaves_the_rest() -> None:
 @pytest.mark.parametrize("window", [0, 512, 1024, 1279, 2048])
 @pytest.mark.parametrize("state", [0, MIB])
 def test_what_a_ring_is_granted_holds_a_row_of_its_whole_context(window: int, state: int) -> None:
-    """By the engine's figures, in the gateway's book, and with the row's drafts where there are any."""
+    """By the engine's figures, in the gateway's book, with the row's marks, and any drafts."""
     windows, states, handoff = [window] * 6, [0, 0, state] * 2, 8192
     sizes = {"kv_max_tokens": windows, "state_bytes": states, "handoff_bytes_per_token": handoff}
     model = profile(6, **sizes, trimmable=True)
@@ -486,7 +486,10 @@ def test_what_a_ring_is_granted_holds_a_row_of_its_whole_context(window: int, st
             layers = stage.first_layer, stage.end_layer
             drafts = draft_bytes(measured, *layers, 1024, 2) if speculate else 0
             assert (drafts > 0) == (speculate and bool(state or 0 < window < 1024))
-            memory = MemberMemory(*kv_bytes(measured, *layers, 1024, 128), stage.kv_budget - drafts)
+            per_token, per_row = kv_bytes(measured, *layers, 1024, 128)
+            marks = MARKS * mark_bytes(measured, *layers, 1024)
+            assert stage.kv_budget - drafts >= per_token * 1024 + per_row + marks
+            memory = MemberMemory(per_token, per_row, stage.kv_budget - drafts)
             assert Ledger(RingFacts((memory,), max_rows=1, prefill_chunk=128)).capacity >= 1024
 
 
