@@ -134,11 +134,11 @@ def clear(made: LocalCluster) -> None:
 
 
 async def _rate(
-    made: LocalCluster, options: argparse.Namespace, seed: str, count: int
+    made: LocalCluster, options: argparse.Namespace, seed: str, count: int, scope: str = ""
 ) -> tuple[float, float]:
-    """Answers' tokens a second of a closed loop of new prompts, and CPU ms of all processes for each. Each
-    ring gets the same prompts."""
-    drawn = random.Random(f"written {options.seed} {seed}")
+    """Answers' tokens a second of a closed loop of new prompts, and CPU ms of all processes for each. Prompts
+    of one seed and `scope` are the same."""
+    drawn = random.Random(f"written {options.seed} {seed} {scope}")
     asked = [(prompt(drawn, options.words), options.answer) for _ in range(count)]
     processes = [one for pid in made.processes.values() for one in family(pid)]
     before = cpu_seconds(processes)
