@@ -64,8 +64,8 @@ class Front:
     def close_rows(self) -> None: ...
 
     def begin_epoch(
-        self, origins: Sequence[Origin], *, speculate: bool, modelled: bool, tail_reads: bool, disk: None
-    ) -> dict[Origin, bytes]:
+        self, origins: Mapping[Origin, Sequence[int]], *, speculate: bool, modelled: bool, tail_reads: bool
+    ) -> dict[Origin, tuple[bytes, bytes]]:
         return {}
 
     def asking(self, rows: Sequence[int], *, first: bool) -> Asking:
