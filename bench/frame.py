@@ -17,7 +17,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -88,6 +88,18 @@ def find(name: str) -> Benchmark:
 def numbers(text: str) -> list[int]:
     """An option's value: whole numbers between commas, maybe none."""
     return [int(part) for part in text.split(",")] if text else []
+
+
+def names_of(what: str, known: Collection[str]) -> Callable[[str], list[str]]:
+    """Parses an option's value: names between commas, each a `what` that is known."""
+
+    def parsed(text: str) -> list[str]:
+        found = text.split(",")
+        if unknown := set(found) - set(known):
+            raise argparse.ArgumentTypeError(f"there is no {what} {sorted(unknown)[0][:32]}")
+        return found
+
+    return parsed
 
 
 def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:

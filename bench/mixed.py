@@ -27,7 +27,7 @@ from typing import Any
 from bench import agents
 from bench.clusters import can_pin, cores_after, cpu_seconds, family, kind, restarted
 from bench.drawn import Drawn
-from bench.frame import Result, Table, numbers, progress
+from bench.frame import Result, Table, names_of, numbers, progress
 from bench.models import by_name
 from bench.openai_client import Reply, ask
 from bench.peers import ALONE, OURS, PIPELINE, SERVER, start
@@ -379,13 +379,6 @@ def _agents_tables(result: Result) -> list[Table]:
     return [Table(title, agents.COLUMNS, turns), Table("shares", columns, shares)]
 
 
-def systems(text: str) -> list[str]:
-    found = text.split(",")
-    if unknown := set(found) - set(SYSTEMS):
-        raise argparse.ArgumentTypeError(f"there is no system {sorted(unknown)[0][:32]}")
-    return found
-
-
 def several(text: str) -> int:
     """Parses a number of at least 2: a shorter closed loop has no time between its requests to measure."""
     if int(text) < 2:
@@ -403,7 +396,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=agents.TURNS, help="of each agent")
     parser.add_argument("--scale", type=float, default=16.0, help="agents' tokens are divided by this")
     parser.add_argument("--restart", action="store_true", help="every process, between two turns of agents")
-    parser.add_argument("--systems", type=systems, default=list(SYSTEMS), help=", ".join(SYSTEMS))
+    parser.add_argument(
+        "--systems", type=names_of("system", SYSTEMS), default=list(SYSTEMS), help=", ".join(SYSTEMS)
+    )
     parser.add_argument(
         "--at-once", type=numbers, default=[8, 16, 64], help="requests under way, closed loops"
     )

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from bench.clusters import Deployment, can_pin, cluster, cores_after, pin_cluster
-from bench.frame import Result, Table, numbers, progress
+from bench.frame import Result, Table, names_of, numbers, progress
 from bench.models import by_name
 from bench.rivals import Baseline, Server, baseline, server
 from bench.scaling import steady_rate
@@ -215,19 +215,14 @@ def tables(result: Result) -> list[Table]:
     return [Table(f"{result['options']['requests']} requests", columns, rows)]
 
 
-def systems(text: str) -> list[str]:
-    found = text.split(",")
-    if unknown := set(found) - set(SYSTEMS):
-        raise argparse.ArgumentTypeError(f"there is no system {sorted(unknown)[0][:32]}")
-    return found
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="12x256-qwen2")
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--words", type=int, default=8)
-    parser.add_argument("--systems", type=systems, default=DEFAULT, help=", ".join(SYSTEMS))
+    parser.add_argument(
+        "--systems", type=names_of("system", SYSTEMS), default=DEFAULT, help=", ".join(SYSTEMS)
+    )
     parser.add_argument("--rates", type=numbers, default=[], help="requests/s of further, open loads, ...")
     parser.add_argument("--arrivals", type=int, default=64, help="requests of each of those")
     parser.add_argument("--gpus", type=int, default=0, help="node n computes on GPU n modulo this")

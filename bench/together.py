@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from bench import mixed, peers
-from bench.frame import Result, Table, progress
+from bench.frame import Result, Table, names_of, progress
 from bench.models import by_name
 from bench.rivals import Baseline, Server
 from bench.scaling import steady_rate
@@ -203,25 +203,16 @@ def tables(result: Result) -> list[Table]:
     return made
 
 
-def systems(text: str) -> list[str]:
-    found = text.split(",")
-    if unknown := set(found) - set(SYSTEMS):
-        raise argparse.ArgumentTypeError(f"there is no system {sorted(unknown)[0][:32]}")
-    return found
-
-
-def loads(text: str) -> list[str]:
-    found = text.split(",")
-    if unknown := set(found) - set(LOADS):
-        raise argparse.ArgumentTypeError(f"there is no load {sorted(unknown)[0][:32]}")
-    return found
-
-
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="8b")
     parser.add_argument("--gpus", type=int, default=1, help="0: on this machine's CPU")
-    parser.add_argument("--systems", type=systems, default=["one", "two", "alone"], help=", ".join(SYSTEMS))
-    parser.add_argument("--loads", type=loads, default=list(LOADS), help=", ".join(LOADS))
+    parser.add_argument(
+        "--systems",
+        type=names_of("system", SYSTEMS),
+        default=["one", "two", "alone"],
+        help=", ".join(SYSTEMS),
+    )
+    parser.add_argument("--loads", type=names_of("load", LOADS), default=list(LOADS), help=", ".join(LOADS))
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--answer", type=int, default=192, help="tokens of each answer of full rows")
     parser.add_argument("--each", type=int, default=3, help="mixed requests for each row, 2 at least")

@@ -44,7 +44,6 @@ _FURTHEST = 2.0  # times the expected seconds: a longer run is an accident, unle
 _DOUBT, _SEEN = 2, 7  # chains that are assumed to take the table's seconds, and chains that count in all
 _AGAIN = 32  # rounds without drafts after which the measured ones are doubted
 
-
 _PROBE = 16
 """Most steps from one guess of an MTP head to the next while its guesses do not pay: they show whether they
 would. There are twice as many after each."""

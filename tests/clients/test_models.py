@@ -10,34 +10,20 @@ from programs import (
     FOUND,
     HABITS,
     INSTALLED,
-    NOTES,
     PROGRAMS,
     SMALL,
     command,
     cue,
-    environment,
     note,
     small_scenes,
 )
-from ringtest import AGENTS, give_proxy_key
-from scriptedring import NAME, WAYS, Served, beside, connect, end_all_of, run
+from ringtest import AGENTS
+from scriptedring import NAME, WAYS, Served, beside, connect, end_all_of, prepared, run
 
 pytestmark = AGENTS
 MAKERS = ("claude-haiku-4-5", "claude-opus-5")
 NAMES = ("haiku", "sonnet", "opus", "fable", "default", "sonnet[1m]", *MAKERS)
 CONTEXT = 131_072
-
-
-def _folders(served: Served, tmp_path: Path, name: str) -> tuple[Path, Path, dict[str, str]]:
-    """A home of its own, the program's folder with nothing but the notes, and its variables."""
-    home, work = tmp_path / "h", served.work / name
-    for folder in (home, work):
-        folder.mkdir(parents=True, exist_ok=True)
-    for file in work.iterdir():
-        file.unlink()
-    (work / "notes.txt").write_text(NOTES)
-    give_proxy_key(home)
-    return home, work, environment(home, PROGRAMS[name].environment)
 
 
 def _asked(served: Served, name: str) -> set[str]:
@@ -49,7 +35,7 @@ def _asked(served: Served, name: str) -> set[str]:
 async def test_every_name_that_claude_code_knows_means_the_model(
     way: str, served: Served, tmp_path: Path
 ) -> None:
-    home, work, environ = _folders(served, tmp_path, "claude")
+    home, work, environ = prepared(served, "claude", tmp_path)
     with note("claude.names", way) as row:
         await connect("claude", served.urls[way], environ, "--write")
         _asked(served, "claude.names")
@@ -69,7 +55,7 @@ async def test_every_name_that_claude_code_knows_means_the_model(
 async def test_a_program_uses_a_small_model_beside_the_other(
     name: str, way: str, served: Served, tmp_path: Path
 ) -> None:
-    home, work, environ = _folders(served, tmp_path, name)
+    home, work, environ = prepared(served, name, tmp_path)
     asked = {
         "claude": ["claude", "-p", "--", f"{cue(name, 6)}, please."],
         "opencode": command(PROGRAMS[name].first, prompt=f"{cue(name, 1)}, please.", model=NAME),
@@ -91,7 +77,7 @@ async def test_a_program_uses_a_small_model_beside_the_other(
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_codex_has_a_command_judged(way: str, served: Served, tmp_path: Path) -> None:
-    home, work, environ = _folders(served, tmp_path, "codex")
+    home, work, environ = prepared(served, "codex", tmp_path)
     options = ("-c", 'approval_policy="on-request"', "-c", 'approvals_reviewer="auto_review"')
     asked = ("codex", "exec", "--profile", "sealring", "--skip-git-repo-check", "-s", "workspace-write")
     with note("codex.review", way) as row:

@@ -304,9 +304,8 @@ class MtpHead:
         inside = place.rpartition(".")[0]
         outer = _at(model, inside)
         self._no_state: list[None] = []
-        if hasattr(
-            outer, "ssm_idx"
-        ):  # the cache that makes a mask for recurrent states, of which there are none
+        if hasattr(outer, "ssm_idx"):
+            # the cache that makes a mask for recurrent states, of which there are none
             self._no_state, outer.ssm_idx = [None], len(full_cache(model))
         norm = next(name for name in _NORMS if name in outer)
         self.normed: Callable[[mx.array], mx.array] = _at(whole, inside)[norm]

@@ -3,9 +3,8 @@
 import asyncio
 import shutil
 
-import httpx
 import pytest
-from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, chat
+from ringtest import CLUSTER, MODEL, chat
 from sharing import ask, dialogue
 
 from sealring.v1 import inference_pb2 as inference
@@ -105,34 +104,29 @@ async def test_tools_and_stop_strings_end_an_answer_alike_with_right_and_wrong_d
     """A stop string may end inside a run of drafts, and a call is read when its last token is accepted."""
     ring = await shaped(arrangements, stages, kv_bits)
     counting = {"messages": [{"role": "user", "content": "List the months of the year."}]}
-    whole = await completed(ring, counting)
-    middle = len(whole["message"]["content"]) // 2
-    stopped = counting | {"stop": [whole["message"]["content"][middle : middle + 3]]}
+    whole = (await completed(ring, **counting)).message.content
+    middle = len(whole) // 2
+    stopped = counting | {"stop": [whole[middle : middle + 3]]}
     calling = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}], "tools": [WEATHER]}
     guessed = [{}, *({"prediction": {"type": "content", "content": text}} for text in PREDICTIONS)]
     for asked, reason, drafts in ((stopped, "stop", guessed), (calling, "tool_calls", [{}])):
-        plain = await completed(ring, asked | {"num_draft_tokens": 0})
-        assert plain["finish_reason"] == reason
+        plain = await completed(ring, **asked, extra_body={"num_draft_tokens": 0})
+        assert plain.finish_reason == reason
         for drafted in drafts:
-            assert without_ids(await completed(ring, asked | drafted)) == without_ids(plain)
+            assert without_ids(await completed(ring, **asked, **drafted)) == without_ids(plain)
 
 
-async def completed(ring, asked):
+async def completed(ring, **asked):
     """The only choice of a chat completion over HTTP."""
-    body = {"model": ring.model, "temperature": 0, "max_tokens": 60} | asked
-    headers = {"authorization": f"Bearer {ring.key}"}
-    async with httpx.AsyncClient(
-        base_url=ring.cluster.http_url, headers=headers, timeout=LIMIT_SECONDS
-    ) as http:
-        response = (await http.post("/v1/chat/completions", json=body)).raise_for_status()
-    return response.json()["choices"][0]
+    async with ring.openai() as client:
+        asked |= {"model": ring.model, "temperature": 0, "max_tokens": 60}
+        return (await client.chat.completions.create(**asked)).choices[0]
 
 
 def without_ids(choice):
     """The choice without the ids of its calls, which are random."""
-    message = choice["message"]
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return choice["finish_reason"], message["content"], calls
+    calls = [call.function for call in choice.message.tool_calls or ()]
+    return choice.finish_reason, choice.message.content, calls
 
 
 async def shaped(arrangements, stages, kv_bits):
