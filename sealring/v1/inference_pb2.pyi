@@ -465,6 +465,7 @@ class ChatMessage(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """system, user, assistant, tool"""
     content: _builtins.str
@@ -478,6 +479,10 @@ class ChatMessage(_message.Message):
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """of an assistant"""
 
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___Image]:
+        """shown within the content, in this order"""
+
     def __init__(
         self,
         *,
@@ -487,14 +492,45 @@ class ChatMessage(_message.Message):
         tool_call_id: _builtins.str = ...,
         reasoning: _builtins.str = ...,
         name: _builtins.str = ...,
+        images: _abc.Iterable[Global___Image] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "images", b"images", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class Image(_message.Message):
+    """A picture in a message. The head decodes it, in a process apart, and no other program does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    LOW_DETAIL_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """a PNG, JPEG, WebP or GIF file; of a GIF the first frame counts"""
+    at: _builtins.int
+    """characters of the content before it; not less than those of the image before"""
+    low_detail: _builtins.bool
+    """it is made at most 512 pixels wide and high first"""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        at: _builtins.int = ...,
+        low_detail: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "data", b"data", "low_detail", b"low_detail"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Image: _TypeAlias = Image  # noqa: Y015
 
 @_typing.final
 class Tool(_message.Message):
