@@ -1,0 +1,30 @@
+"""An image of a prompt, from the processor that prepares it to the vision tower that computes its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One image of a prompt, ready for the tower."""
+
+    start: int
+    """Index in the prompt of the first token that stands for it, special tokens around its rows included."""
+    end: int
+    """Index behind the last of them."""
+    places: npt.NDArray[Any]
+    """int64, (rows,): indices in the prompt, from start to end, whose embeddings the image's rows replace."""
+    digest: bytes
+    """SHA-256 over the file's bytes and whatever else changes the rows."""
+    arrays: Mapping[str, npt.NDArray[Any]]
+    """What the tower of the model's family takes: `pixel_values`, `image_grid_thw` and others."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.places.nbytes + sum(array.nbytes for array in self.arrays.values())
