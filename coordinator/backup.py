@@ -102,9 +102,9 @@ def restore(
 def recover(settings: CoordinatorSettings, *, instead_of: str = "", clock: Clock = wall_clock) -> None:
     """Go on from an older copy of the state: numbers that members may have seen since are skipped.
 
-    A coordinator that does so `instead_of` the one at that address begins another term. Open join tokens are
-    dropped, because some may have been spent. The coordinator must not run. Raises ConfigError (STATE_*),
-    RosterError (ROOT_EXPIRED).
+    A coordinator that does so `instead_of` the one at that address begins another term. Open join tokens and
+    the join code are dropped, because some may have been spent. The coordinator must not run. Raises
+    ConfigError (STATE_*), RosterError (ROOT_EXPIRED).
     """
     now = clock()
     store = Store.open(settings.state_dir)
@@ -117,6 +117,7 @@ def recover(settings: CoordinatorSettings, *, instead_of: str = "", clock: Clock
             store.rosters.skip(skipped)
             store.deployments.skip_epochs(skipped)
             store.tokens.clear()
+            store.join_codes.clear()
             details: dict[str, object] = {"skipped": skipped}
             if instead_of:
                 details["term"] = store.rosters.begin_term()

@@ -13,6 +13,8 @@ from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.members.enrolment import Enrolment
 from sealring.coordinator.members.expulsion import Expulsion
+from sealring.coordinator.members.joincodes import JoinCodes
+from sealring.coordinator.members.tokens import JoinTokens
 from sealring.coordinator.nodes.diagnoses import Diagnoses
 from sealring.coordinator.nodes.models import Models
 from sealring.coordinator.nodes.profiles import Profiles
@@ -113,7 +115,9 @@ class Coordinator:
         watchers.on_demand = on_demand.changed
         reports.on_no_group = self.moves.no_group
         watchers.on_came = reports.gateway_came
-        expulsion = Expulsion(store, publisher, sessions, watchers, clock=clock)
+        tokens = JoinTokens(store, keys.pin, self.join_addresses)
+        self.join_codes = codes = JoinCodes(store, tokens, keys.pin, clock=clock)
+        expulsion = Expulsion(store, publisher, sessions, watchers, codes, clock=clock)
         self.challenges = challenges = Challenges(
             cluster,
             store,
@@ -152,7 +156,8 @@ class Coordinator:
             Traces(questions, views),
             Diagnoses(questions),
             Models(questions),
-            join_addresses=self.join_addresses,
+            tokens=tokens,
+            codes=codes,
             copies=Copies(store, keys, settings.state_dir),
             stand_down=self._stand_down,
             clock=clock,
@@ -170,7 +175,7 @@ class Coordinator:
         )
         enrolment = Enrolment(store, publisher, cluster, settings, clock=clock, device_root=self._device_root)
         self._enrolment = EnrolmentService(
-            enrolment, keys, publisher, settings, self.main_address, clock=clock
+            enrolment, codes, keys, publisher, settings, self.main_address, clock=clock
         )
         self._work: asyncio.Task[None] | None = None
         self._deposed = asyncio.Event()

@@ -139,7 +139,7 @@ class EpochEnded(Unavailable):
 
 
 class HandshakeError(PermissionDenied):
-    """A SIGMA handshake failed a check. Nothing of this reaches the peer."""
+    """A handshake, of a link or with a join code, failed a check. Nothing of this reaches the peer."""
 
     default_reason = "HANDSHAKE_FAILED"
 

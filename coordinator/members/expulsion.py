@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sealring.coordinator.members.joincodes import JoinCodes
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Revocation, Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
@@ -19,6 +20,7 @@ class Expulsion:
         publisher: RosterPublisher,
         sessions: Sessions,
         watchers: Watchers,
+        codes: JoinCodes,
         *,
         clock: Clock,
     ) -> None:
@@ -26,10 +28,12 @@ class Expulsion:
         self._publisher = publisher
         self._sessions = sessions
         self._watchers = watchers
+        self._codes = codes
         self._clock = clock
 
     def evict(self, who: StoredMember, actor: str, *, why: str = "") -> None:
-        """It may come back with a new token; what is left of the one that it had is revoked.
+        """It may come back with a new token; what is left of the one that it had is revoked, and so is
+        the join code.
 
         `why` is a reason, for the audit log and for the machine.
         """
@@ -61,7 +65,9 @@ class Expulsion:
             self._revoke_tokens(identifier, revocation.at, actor)
 
     def _revoke_tokens(self, identifier: str, at: int, actor: str) -> None:
-        """What is left of the tokens that it joined with: it would come back by them, under any identity."""
+        """What is left of the tokens that it joined with, and the join code, which it may have seen: it would
+        come back by them, under any identity."""
+        self._codes.revoke(actor)
         for token in self._store.audit.tokens_of(identifier):
             if self._store.tokens.is_open(token):
                 self._store.tokens.revoke(token)

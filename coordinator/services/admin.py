@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from sealring.coordinator.auth.operators import OperatorAccess, needs
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.members.expulsion import Expulsion
+from sealring.coordinator.members.joincodes import JoinCodes, is_used_up
+from sealring.coordinator.members.tokens import JoinTokens
 from sealring.coordinator.nodes.description import describe_node
 from sealring.coordinator.nodes.diagnoses import Diagnoses
 from sealring.coordinator.nodes.models import Models
@@ -18,19 +20,17 @@ from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.rings.traces import Traces
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.standby.copies import Copies
-from sealring.coordinator.store import OperatorRole, Store, StoredToken
+from sealring.coordinator.store import OperatorRole, Store
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock
 from sealring.mesh.crypto.identity import check_member_id
-from sealring.mesh.errors import InvalidInput, ResourceExhausted
-from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.errors import InvalidInput
 from sealring.mesh.pki.certificates import PROTO_ROLES, ROLES, Role, to_pem
 from sealring.v1 import admin_pb2, admin_pb2_grpc
 
 DEFAULT_TOKEN_SECONDS = 600
 MAX_TOKEN_SECONDS = 3600
-MAX_OPEN_TOKENS = 1000
 MAX_TOKEN_USES = 64
 DEFAULT_AUDIT_ENTRIES = 100
 MAX_AUDIT_ENTRIES = 1000
@@ -62,16 +62,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         diagnoses: Diagnoses,
         models: Models,
         *,
-        join_addresses: Callable[[], Sequence[str]],
+        tokens: JoinTokens,
+        codes: JoinCodes,
         copies: Copies,
         stand_down: Callable[[bytes], None],
         clock: Clock,
     ) -> None:
-        """`join_addresses` stand in join tokens: host:port, the best first. `stand_down` takes the roster of
-        the coordinator that took over."""
+        """`stand_down` takes the roster of the coordinator that took over."""
         self._copies = copies
         self._stand_down = stand_down
-        self._join_addresses = join_addresses
+        self._tokens = tokens
+        self._codes = codes
         self.operators = operators
         self._store = store
         self._keys = keys
@@ -115,26 +116,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         role = ROLES.get(request.role)
         if role is None:
             raise _bad("role", "role is neither node nor gateway", "BAD_ROLE")
-        if request.ttl_seconds > MAX_TOKEN_SECONDS:
-            raise _bad("ttl_seconds", f"a token lives for at most {MAX_TOKEN_SECONDS} s", "BAD_TTL")
+        _check_bounds(request)
         if len(request.note) > _MAX_NOTE or not request.note.isprintable():
             raise _bad("note", f"note is longer than {_MAX_NOTE} or not printable", "BAD_NOTE")
-        if request.uses > MAX_TOKEN_USES:
-            raise _bad("uses", f"a token enrols at most {MAX_TOKEN_USES} machines", "BAD_USES")
-        now = int(self._clock())
-        if len(self._store.tokens.open(now=now)) >= MAX_OPEN_TOKENS:
-            raise ResourceExhausted(
-                f"there are {MAX_OPEN_TOKENS} open join tokens already",
-                hint="revoke some, or wait until they expire",
-                reason="TOO_MANY_TOKENS",
-            )
-        token = JoinToken.generate(self._keys.pin, self._join_addresses())
-        expires = now + (request.ttl_seconds or DEFAULT_TOKEN_SECONDS)
-        with self._store.transaction():
-            stored = StoredToken(token.token_id, role, now, expires, request.note, request.uses or 1)
-            self._store.tokens.add(stored, token.secret)
-            details = {"role": role, "expires": expires, "note": request.note, "uses": stored.uses}
-            self._store.audit.append(now, actor, "create_join_token", token.token_id, details)
+        token, expires = self._tokens.make(
+            role,
+            actor,
+            now=int(self._clock()),
+            seconds=request.ttl_seconds or DEFAULT_TOKEN_SECONDS,
+            note=request.note,
+            uses=request.uses or 1,
+        )
         return admin_pb2.CreateJoinTokenResponse(
             token=token.format(), token_id=token.token_id, expires=expires
         )
@@ -143,8 +135,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListJoinTokens(  # noqa: N802
         self, request: admin_pb2.ListJoinTokensRequest, actor: str
     ) -> admin_pb2.ListJoinTokensResponse:
-        """The tokens that can still be used, without their secrets."""
+        """The tokens that can still be used, without their secrets, and the state of the join code."""
+        code = self._codes.current()
+        info = None
+        if code is not None:
+            info = admin_pb2.JoinCodeInfo(
+                created=code.created,
+                expires=code.expires,
+                uses=code.uses,
+                wrong=code.wrong,
+                used_up=is_used_up(code),
+            )
         return admin_pb2.ListJoinTokensResponse(
+            code=info,
             tokens=[
                 admin_pb2.JoinTokenInfo(
                     token_id=token.id,
@@ -155,7 +158,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     uses=token.uses,
                 )
                 for token in self._store.tokens.open(now=self._clock())
-            ]
+            ],
         )
 
     @needs(OperatorRole.ADMIN)
@@ -167,6 +170,25 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             self._store.tokens.revoke(request.token_id)
             self._store.audit.append(self._clock(), actor, "revoke_join_token", request.token_id, {})
         return admin_pb2.RevokeJoinTokenResponse()
+
+    @needs(OperatorRole.ADMIN)
+    async def CreateJoinCode(  # noqa: N802
+        self, request: admin_pb2.CreateJoinCodeRequest, actor: str
+    ) -> admin_pb2.CreateJoinCodeResponse:
+        """Raises InvalidInput (BAD_TTL, BAD_USES)."""
+        _check_bounds(request)
+        code = self._codes.create(
+            actor, seconds=request.ttl_seconds or DEFAULT_TOKEN_SECONDS, uses=request.uses or 1
+        )
+        return admin_pb2.CreateJoinCodeResponse(code=code.code, expires=code.expires)
+
+    @needs(OperatorRole.ADMIN)
+    async def RevokeJoinCode(  # noqa: N802
+        self, request: admin_pb2.RevokeJoinCodeRequest, actor: str
+    ) -> admin_pb2.RevokeJoinCodeResponse:
+        """Ends the join code, if there is one."""
+        self._codes.revoke(actor)
+        return admin_pb2.RevokeJoinCodeResponse()
 
     # Nodes
 
@@ -411,6 +433,13 @@ def _member_id(identifier: str) -> str:
     except InvalidInput as error:
         error.metadata["param"] = "id"
         raise
+
+
+def _check_bounds(request: admin_pb2.CreateJoinTokenRequest | admin_pb2.CreateJoinCodeRequest) -> None:
+    if request.ttl_seconds > MAX_TOKEN_SECONDS:
+        raise _bad("ttl_seconds", f"it is good for at most {MAX_TOKEN_SECONDS} s", "BAD_TTL")
+    if request.uses > MAX_TOKEN_USES:
+        raise _bad("uses", f"it lets at most {MAX_TOKEN_USES} machines join", "BAD_USES")
 
 
 def _bad(param: str, message: str, reason: str) -> InvalidInput:

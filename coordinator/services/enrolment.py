@@ -6,7 +6,8 @@ names it. Sizes and forms, which the caller knows anyway, are answered clearly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import structlog
@@ -14,14 +15,16 @@ import structlog
 from sealring.coordinator.auth.nonces import Attempts
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.members.enrolment import Enrolment, check_form, refused
+from sealring.coordinator.members.joincodes import JoinCodes
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.clock import Clock, monotonic_clock
-from sealring.mesh.errors import PermissionDenied, SealringError
+from sealring.mesh.errors import DeadlineExceeded, InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.pki.certificates import PeerIdentity, to_pem
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 _NONCE_SECONDS = 60
+_CODE_SECONDS = 10.0
 _WHY_REFUSED = "the join token is wrong, used or expired; ask the operator for a new one"
 log = structlog.get_logger()
 
@@ -32,6 +35,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
     def __init__(
         self,
         enrolment: Enrolment,
+        codes: JoinCodes,
         keys: ClusterKeys,
         publisher: RosterPublisher,
         settings: CoordinatorSettings,
@@ -41,6 +45,7 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
         attempts_clock: Clock = monotonic_clock,
     ) -> None:
         self._enrolment = enrolment
+        self._codes = codes
         self._keys = keys
         self._publisher = publisher
         self._settings = settings
@@ -92,6 +97,18 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
             name=member.name,
         )
 
+    async def JoinByCode(  # noqa: N802
+        self, requests: AsyncIterator[membership_pb2.CodeRequest], context: Any
+    ) -> AsyncIterator[membership_pb2.CodeAnswer]:
+        """Raises what `JoinCodes` raises, ResourceExhausted (RATE_LIMITED), InvalidInput (BAD_JOIN),
+        DeadlineExceeded (TOO_SLOW)."""
+        self._attempts.admit(context)
+        first = await _next(requests, "share")
+        attempt = self._codes.begin(first.share)
+        yield membership_pb2.CodeAnswer(share=attempt.share)
+        second = await _next(requests, "confirmation")
+        yield membership_pb2.CodeAnswer(token=self._codes.finish(attempt, second.confirmation))
+
     def _join_refused(self, request: membership_pb2.EnrolRequest, why: SealringError) -> PermissionDenied:
         """The error for the caller. Only the holder of a valid token learns the cause."""
         if self._enrolment.holds_token(request):
@@ -99,3 +116,17 @@ class EnrolmentService(membership_pb2_grpc.EnrolmentServicer):
                 f"the join was refused: {why.message}", hint=why.hint, reason="JOIN_REFUSED", cause=why.reason
             )
         return PermissionDenied("the join was refused", hint=_WHY_REFUSED, reason="JOIN_REFUSED")
+
+
+async def _next(
+    requests: AsyncIterator[membership_pb2.CodeRequest], wanted: str
+) -> membership_pb2.CodeRequest:
+    """The caller's next message. Raises InvalidInput (BAD_JOIN), DeadlineExceeded (TOO_SLOW)."""
+    try:
+        async with asyncio.timeout(_CODE_SECONDS):
+            request = await anext(requests, None)
+    except TimeoutError:
+        raise DeadlineExceeded("the exchange took too long", reason="TOO_SLOW") from None
+    if request is None or request.WhichOneof("message") != wanted:
+        raise InvalidInput(f"the message is no {wanted}", reason="BAD_JOIN", param=wanted)
+    return request

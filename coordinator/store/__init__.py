@@ -2,6 +2,7 @@
 
 from sealring.coordinator.store.audit import AUDIT_HEAD
 from sealring.coordinator.store.deployments import StoredDeployment
+from sealring.coordinator.store.joincodes import StoredJoinCode
 from sealring.coordinator.store.members import Revocation, StoredMember
 from sealring.coordinator.store.operators import OperatorRole, StoredOperator
 from sealring.coordinator.store.rosters import StoredRoster
@@ -15,6 +16,7 @@ __all__ = [
     "Revocation",
     "Store",
     "StoredDeployment",
+    "StoredJoinCode",
     "StoredMember",
     "StoredOperator",
     "StoredRoster",

@@ -21,6 +21,7 @@ def check_stored(store: Store) -> None:
         ("members", "the list of members", store.members.all),
         ("revocations", "the list of revocations", lambda: store.members.revocations(since=0, limit=-1)),
         ("tokens", "the list of tokens", lambda: store.tokens.open(now=0)),
+        ("meta", "the join code", store.join_codes.find),
         ("meta", "the numbers that were skipped", store.rosters.next_version),
     )
     for table, what, read in reads:

@@ -10,6 +10,7 @@ from typing import Self
 from sealring.coordinator.store.audit import AuditLog
 from sealring.coordinator.store.database import Database
 from sealring.coordinator.store.deployments import Deployments
+from sealring.coordinator.store.joincodes import StoredJoinCodes
 from sealring.coordinator.store.members import Members
 from sealring.coordinator.store.operators import Operators
 from sealring.coordinator.store.rosters import Rosters
@@ -25,6 +26,7 @@ class Store:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.tokens = Tokens(database)
+        self.join_codes = StoredJoinCodes(database)
         self.members = Members(database)
         self.operators = Operators(database)
         self.deployments = Deployments(database)

@@ -129,22 +129,23 @@ def _fitting(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 async def find_coordinator(
-    token: JoinToken, *, deadline: float, clock: Clock = wall_clock
+    root_sha256: bytes, addresses: Sequence[str], *, deadline: float, clock: Clock = wall_clock
 ) -> tuple[str, RootMetadata]:
-    """The first of the token's addresses where its coordinator answers, and the verified root metadata.
+    """The first of these addresses (one at least) where the coordinator of the pinned root answers, and the
+    verified root metadata.
 
     Each address gets `deadline` seconds. Raises as `fetch_root`: the error of the first server that answered,
     or of the last address if none did.
     """
     failure: SealringError | None = None
-    for address in token.addresses:
+    for address in addresses:
         host, port = parse_address(address)
         try:
-            return address, await fetch_root(host, port, token.root_sha256, deadline=deadline, clock=clock)
+            return address, await fetch_root(host, port, root_sha256, deadline=deadline, clock=clock)
         except SealringError as error:
             if failure is None or isinstance(failure, Unavailable | DeadlineExceeded):
                 failure = error
-    assert failure is not None  # a token has an address
+    assert failure is not None
     raise failure
 
 

@@ -96,7 +96,9 @@ async def enrol(
     """
     pinned = JoinToken.parse(token)
     check_name(name, "name")
-    coordinator, root = await find_coordinator(pinned, deadline=deadline, clock=clock)
+    coordinator, root = await find_coordinator(
+        pinned.root_sha256, pinned.addresses, deadline=deadline, clock=clock
+    )
     leaf = LeafKey()
     async with joining_channel(coordinator, root.authorities) as channel:
         stub = membership_pb2_grpc.EnrolmentStub(channel)

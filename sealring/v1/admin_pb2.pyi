@@ -251,20 +251,138 @@ class ListJoinTokensResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinTokenInfo]: ...
+    @_builtins.property
+    def code(self) -> Global___JoinCodeInfo:
+        """unset where there is none"""
+
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[Global___JoinTokenInfo] | None = ...,
+        code: Global___JoinCodeInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["code", b"code"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListJoinTokensResponse: _TypeAlias = ListJoinTokensResponse  # noqa: Y015
+
+@_typing.final
+class CreateJoinCodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TTL_SECONDS_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
+    ttl_seconds: _builtins.int
+    """0: 10 minutes; at most one hour"""
+    uses: _builtins.int
+    """nodes that it lets join; 0: one; at most 64"""
+    def __init__(
+        self,
+        *,
+        ttl_seconds: _builtins.int = ...,
+        uses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ttl_seconds", b"ttl_seconds", "uses", b"uses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateJoinCodeRequest: _TypeAlias = CreateJoinCodeRequest  # noqa: Y015
+
+@_typing.final
+class CreateJoinCodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """seven digits, shown once"""
+    expires: _builtins.int
+    """unix seconds"""
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        expires: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "expires", b"expires"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateJoinCodeResponse: _TypeAlias = CreateJoinCodeResponse  # noqa: Y015
+
+@_typing.final
+class RevokeJoinCodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeJoinCodeRequest: _TypeAlias = RevokeJoinCodeRequest  # noqa: Y015
+
+@_typing.final
+class RevokeJoinCodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeJoinCodeResponse: _TypeAlias = RevokeJoinCodeResponse  # noqa: Y015
+
+@_typing.final
+class JoinCodeInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CREATED_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
+    WRONG_FIELD_NUMBER: _builtins.int
+    USED_UP_FIELD_NUMBER: _builtins.int
+    created: _builtins.int
+    expires: _builtins.int
+    uses: _builtins.int
+    """nodes that it can still let join"""
+    wrong: _builtins.int
+    """wrong codes that were tried"""
+    used_up: _builtins.bool
+    """too many of them: nobody joins with it any more"""
+    def __init__(
+        self,
+        *,
+        created: _builtins.int = ...,
+        expires: _builtins.int = ...,
+        uses: _builtins.int = ...,
+        wrong: _builtins.int = ...,
+        used_up: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "expires", b"expires", "used_up", b"used_up", "uses", b"uses", "wrong", b"wrong"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinCodeInfo: _TypeAlias = JoinCodeInfo  # noqa: Y015
 
 @_typing.final
 class JoinTokenInfo(_message.Message):

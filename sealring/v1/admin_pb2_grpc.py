@@ -49,6 +49,16 @@ class AdminStub:
                 request_serializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinTokenRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinTokenResponse.FromString,
                 _registered_method=True)
+        self.CreateJoinCode = channel.unary_unary(
+                '/sealring.v1.Admin/CreateJoinCode',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.CreateJoinCodeRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.CreateJoinCodeResponse.FromString,
+                _registered_method=True)
+        self.RevokeJoinCode = channel.unary_unary(
+                '/sealring.v1.Admin/RevokeJoinCode',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeResponse.FromString,
+                _registered_method=True)
         self.ListNodes = channel.unary_unary(
                 '/sealring.v1.Admin/ListNodes',
                 request_serializer=sealring_dot_v1_dot_admin__pb2.ListNodesRequest.SerializeToString,
@@ -167,6 +177,19 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeJoinToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateJoinCode(self, request, context):
+        """A short code with which nodes join, in place of the one before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeJoinCode(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -322,6 +345,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RevokeJoinToken,
                     request_deserializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinTokenRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinTokenResponse.SerializeToString,
+            ),
+            'CreateJoinCode': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateJoinCode,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.CreateJoinCodeRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.CreateJoinCodeResponse.SerializeToString,
+            ),
+            'RevokeJoinCode': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeJoinCode,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeResponse.SerializeToString,
             ),
             'ListNodes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNodes,
@@ -505,6 +538,60 @@ class Admin:
             '/sealring.v1.Admin/RevokeJoinToken',
             sealring_dot_v1_dot_admin__pb2.RevokeJoinTokenRequest.SerializeToString,
             sealring_dot_v1_dot_admin__pb2.RevokeJoinTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateJoinCode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/CreateJoinCode',
+            sealring_dot_v1_dot_admin__pb2.CreateJoinCodeRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.CreateJoinCodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeJoinCode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/RevokeJoinCode',
+            sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

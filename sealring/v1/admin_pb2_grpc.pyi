@@ -36,6 +36,9 @@ class AdminStub:
     CreateJoinToken: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateJoinTokenRequest, _admin_pb2.CreateJoinTokenResponse]
     ListJoinTokens: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListJoinTokensRequest, _admin_pb2.ListJoinTokensResponse]
     RevokeJoinToken: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeJoinTokenRequest, _admin_pb2.RevokeJoinTokenResponse]
+    CreateJoinCode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateJoinCodeRequest, _admin_pb2.CreateJoinCodeResponse]
+    """A short code with which nodes join, in place of the one before."""
+    RevokeJoinCode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeJoinCodeRequest, _admin_pb2.RevokeJoinCodeResponse]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]
     DrainNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainNodeRequest, _admin_pb2.DrainNodeResponse]
     """No new rings on the node; its rings end once what runs is done, or at the deadline."""
@@ -76,6 +79,9 @@ class AdminAsyncStub(AdminStub):
     CreateJoinToken: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateJoinTokenRequest, _admin_pb2.CreateJoinTokenResponse]  # type: ignore[assignment]
     ListJoinTokens: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListJoinTokensRequest, _admin_pb2.ListJoinTokensResponse]  # type: ignore[assignment]
     RevokeJoinToken: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeJoinTokenRequest, _admin_pb2.RevokeJoinTokenResponse]  # type: ignore[assignment]
+    CreateJoinCode: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateJoinCodeRequest, _admin_pb2.CreateJoinCodeResponse]  # type: ignore[assignment]
+    """A short code with which nodes join, in place of the one before."""
+    RevokeJoinCode: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeJoinCodeRequest, _admin_pb2.RevokeJoinCodeResponse]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]  # type: ignore[assignment]
     DrainNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainNodeRequest, _admin_pb2.DrainNodeResponse]  # type: ignore[assignment]
     """No new rings on the node; its rings end once what runs is done, or at the deadline."""
@@ -131,6 +137,21 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RevokeJoinTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RevokeJoinTokenResponse, _abc.Awaitable[_admin_pb2.RevokeJoinTokenResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CreateJoinCode(
+        self,
+        request: _admin_pb2.CreateJoinCodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CreateJoinCodeResponse, _abc.Awaitable[_admin_pb2.CreateJoinCodeResponse]]:
+        """A short code with which nodes join, in place of the one before."""
+
+    @_abc_1.abstractmethod
+    def RevokeJoinCode(
+        self,
+        request: _admin_pb2.RevokeJoinCodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RevokeJoinCodeResponse, _abc.Awaitable[_admin_pb2.RevokeJoinCodeResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListNodes(

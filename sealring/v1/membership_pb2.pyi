@@ -129,6 +129,84 @@ class GetNonceResponse(_message.Message):
 Global___GetNonceResponse: _TypeAlias = GetNonceResponse  # noqa: Y015
 
 @_typing.final
+class CodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARE_FIELD_NUMBER: _builtins.int
+    CONFIRMATION_FIELD_NUMBER: _builtins.int
+    share: _builtins.bytes
+    """first, 32 bytes"""
+    confirmation: _builtins.bytes
+    """second, 32 bytes"""
+    def __init__(
+        self,
+        *,
+        share: _builtins.bytes = ...,
+        confirmation: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["confirmation", b"confirmation", "message", b"message", "share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmation", b"confirmation", "message", b"message", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["share", "confirmation"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___CodeRequest: _TypeAlias = CodeRequest  # noqa: Y015
+
+@_typing.final
+class CodeAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARE_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    share: _builtins.bytes
+    """first, 32 bytes"""
+    @_builtins.property
+    def token(self) -> Global___CodeToken:
+        """second"""
+
+    def __init__(
+        self,
+        *,
+        share: _builtins.bytes = ...,
+        token: Global___CodeToken | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "share", b"share", "token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "share", b"share", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["share", "token"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___CodeAnswer: _TypeAlias = CodeAnswer  # noqa: Y015
+
+@_typing.final
+class CodeToken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIRMATION_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    confirmation: _builtins.bytes
+    """32 bytes"""
+    sealed: _builtins.bytes
+    """the join token, under the exchange's key (mesh.member.joincode)"""
+    def __init__(
+        self,
+        *,
+        confirmation: _builtins.bytes = ...,
+        sealed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmation", b"confirmation", "sealed", b"sealed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CodeToken: _TypeAlias = CodeToken  # noqa: Y015
+
+@_typing.final
 class EnrolRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

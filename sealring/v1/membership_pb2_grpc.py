@@ -46,6 +46,11 @@ class EnrolmentStub:
                 request_serializer=sealring_dot_v1_dot_membership__pb2.EnrolRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_membership__pb2.EnrolResponse.FromString,
                 _registered_method=True)
+        self.JoinByCode = channel.stream_stream(
+                '/sealring.v1.Enrolment/JoinByCode',
+                request_serializer=sealring_dot_v1_dot_membership__pb2.CodeRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_membership__pb2.CodeAnswer.FromString,
+                _registered_method=True)
 
 
 class EnrolmentServicer:
@@ -67,6 +72,14 @@ class EnrolmentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def JoinByCode(self, request_iterator, context):
+        """A join token for one machine, for the caller that knows the join code: SPAKE2 (RFC 9382), with the caller
+        as A. Share, share, confirmation, token; the coordinator confirms nothing before the caller has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnrolmentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +92,11 @@ def add_EnrolmentServicer_to_server(servicer, server):
                     servicer.Enrol,
                     request_deserializer=sealring_dot_v1_dot_membership__pb2.EnrolRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_membership__pb2.EnrolResponse.SerializeToString,
+            ),
+            'JoinByCode': grpc.stream_stream_rpc_method_handler(
+                    servicer.JoinByCode,
+                    request_deserializer=sealring_dot_v1_dot_membership__pb2.CodeRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_membership__pb2.CodeAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,6 +155,33 @@ class Enrolment:
             '/sealring.v1.Enrolment/Enrol',
             sealring_dot_v1_dot_membership__pb2.EnrolRequest.SerializeToString,
             sealring_dot_v1_dot_membership__pb2.EnrolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinByCode(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/sealring.v1.Enrolment/JoinByCode',
+            sealring_dot_v1_dot_membership__pb2.CodeRequest.SerializeToString,
+            sealring_dot_v1_dot_membership__pb2.CodeAnswer.FromString,
             options,
             channel_credentials,
             insecure,

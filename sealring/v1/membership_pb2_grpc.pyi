@@ -39,6 +39,10 @@ class EnrolmentStub:
     """A fresh nonce (32 bytes, single use, one minute) that the join signature must cover."""
     Enrol: _grpc.UnaryUnaryMultiCallable[_membership_pb2.EnrolRequest, _membership_pb2.EnrolResponse]
     """Spends a join token. A refusal never tells which check failed."""
+    JoinByCode: _grpc.StreamStreamMultiCallable[_membership_pb2.CodeRequest, _membership_pb2.CodeAnswer]
+    """A join token for one machine, for the caller that knows the join code: SPAKE2 (RFC 9382), with the caller
+    as A. Share, share, confirmation, token; the coordinator confirms nothing before the caller has.
+    """
 
 @_typing.type_check_only
 class EnrolmentAsyncStub(EnrolmentStub):
@@ -51,6 +55,10 @@ class EnrolmentAsyncStub(EnrolmentStub):
     """A fresh nonce (32 bytes, single use, one minute) that the join signature must cover."""
     Enrol: _aio.UnaryUnaryMultiCallable[_membership_pb2.EnrolRequest, _membership_pb2.EnrolResponse]  # type: ignore[assignment]
     """Spends a join token. A refusal never tells which check failed."""
+    JoinByCode: _aio.StreamStreamMultiCallable[_membership_pb2.CodeRequest, _membership_pb2.CodeAnswer]  # type: ignore[assignment]
+    """A join token for one machine, for the caller that knows the join code: SPAKE2 (RFC 9382), with the caller
+    as A. Share, share, confirmation, token; the coordinator confirms nothing before the caller has.
+    """
 
 class EnrolmentServicer(metaclass=_abc_1.ABCMeta):
     """Served on the coordinator's join address: TLS without a client certificate. The caller has already
@@ -72,6 +80,16 @@ class EnrolmentServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_membership_pb2.EnrolResponse, _abc.Awaitable[_membership_pb2.EnrolResponse]]:
         """Spends a join token. A refusal never tells which check failed."""
+
+    @_abc_1.abstractmethod
+    def JoinByCode(
+        self,
+        request_iterator: _MaybeAsyncIterator[_membership_pb2.CodeRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_membership_pb2.CodeAnswer], _abc.AsyncIterator[_membership_pb2.CodeAnswer]]:
+        """A join token for one machine, for the caller that knows the join code: SPAKE2 (RFC 9382), with the caller
+        as A. Share, share, confirmation, token; the coordinator confirms nothing before the caller has.
+        """
 
 def add_EnrolmentServicer_to_server(servicer: EnrolmentServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

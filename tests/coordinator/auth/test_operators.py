@@ -39,6 +39,8 @@ ADMIN = {
     "DiagnoseNode",
     "CreateJoinToken",
     "RevokeJoinToken",
+    "CreateJoinCode",
+    "RevokeJoinCode",
     "DrainNode",
     "EvictNode",
     "BanNode",

@@ -8,9 +8,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from sealring.coordinator.members.tokens import MAX_OPEN_TOKENS
 from sealring.coordinator.nodes.profiles import ProfileReply, unknown_model
 from sealring.coordinator.planning.planner import memory_of
-from sealring.coordinator.services.admin import MAX_OPEN_TOKENS
 from sealring.coordinator.store import StoredToken
 from sealring.mesh.audit import verify_chain
 from sealring.mesh.clock import wall_clock

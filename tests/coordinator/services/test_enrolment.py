@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import stat
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -368,13 +368,21 @@ async def test_nobody_there(tmp_path: Any) -> None:
 async def test_attempts_to_join_are_counted_whatever_is_wrong_with_them() -> None:
     unused: Any = None
     service = EnrolmentService(
-        unused, unused, unused, unused, str, clock=lambda: 0.0, attempts_clock=lambda: 0.0
+        unused, unused, unused, unused, unused, str, clock=lambda: 0.0, attempts_clock=lambda: 0.0
     )
     caller = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:5")
+
+    async def nothing() -> AsyncIterator[membership_pb2.CodeRequest]:
+        for request in ():
+            yield request
+
     reasons = []
-    for _ in range(201):
+    for number in range(201):
         with pytest.raises(SealringError) as caught:
-            await service.Enrol(membership_pb2.EnrolRequest(), caller)
+            if number % 2:
+                await service.Enrol(membership_pb2.EnrolRequest(), caller)
+            else:
+                await anext(service.JoinByCode(nothing(), caller))
         reasons.append(caught.value.reason)
     assert reasons.count("RATE_LIMITED") == 1
     assert reasons[-1] == "RATE_LIMITED"

@@ -259,10 +259,13 @@ async def test_the_first_address_whose_coordinator_holds_the_root_is_taken(
         await server.start()
     try:
         token = JoinToken.generate(authority.root.fingerprint, addresses)
-        assert await find_coordinator(token, deadline=200, clock=clock) == (addresses[2], authority.root)
+        assert await find_coordinator(token.root_sha256, token.addresses, deadline=200, clock=clock) == (
+            addresses[2],
+            authority.root,
+        )
         for tried in (token.addresses[:2], token.addresses[1::-1]):
             with refused("ROOT_PIN", RosterError):  # worse than one that nobody is at
-                await find_coordinator(dataclasses.replace(token, addresses=tried), deadline=200, clock=clock)
+                await find_coordinator(token.root_sha256, tried, deadline=200, clock=clock)
     finally:
         for server in servers:
             await server.stop(None)
