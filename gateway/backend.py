@@ -19,8 +19,9 @@ from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.mesh.names import model_differs, served_name, split_pin
+from sealring.mesh.prompt.images import VISION, has_images, without_images
 from sealring.mesh.prompt.sealed import RequestInfo
-from sealring.mesh.prompt.validate import validate_request
+from sealring.mesh.prompt.validate import MAX_TEXT_ENVELOPE_BYTES, check_text_envelope, validate_request
 from sealring.mesh.ring.routing import SECRET_BYTES, routing_key
 from sealring.v1 import inference_pb2 as inference
 
@@ -79,6 +80,7 @@ class RingBackend:
         validate_request(request)
         model = await self._model(request.model)
         _check_sealed_for(request.envelope, model)
+        self._check_sight(request.envelope, model)
         request_id = request.request_id or f"req-{secrets.token_hex(12)}"
         if request_id in self._running:
             raise InvalidInput(
@@ -148,6 +150,24 @@ class RingBackend:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._idle.wait()
+
+    def _check_sight(self, envelope: inference.Envelope, model: str) -> None:
+        """Leaves earlier images out for a model that cannot see, as far as its rings have said so.
+
+        A ring that says so later does the same, or its head refuses. Raises InvalidInput (MODEL_CANNOT_SEE,
+        ENVELOPE_TOO_LONG).
+        """
+        sealed, clear = envelope.sealed, envelope.clear
+        if len(sealed) <= MAX_TEXT_ENVELOPE_BYTES and not has_images(clear):
+            return
+        models = self._rings.models()
+        if not any(one.name == model and one.rings and VISION not in one.capabilities for one in models):
+            return
+        seeing = [one.name for one in models if VISION in one.capabilities]
+        if sealed:
+            check_text_envelope(sealed)
+        else:
+            clear.CopyFrom(without_images(clear, model, seeing))
 
     def _routing_key(self, request: inference.GenerateRequest, tenant: str) -> bytes:
         """The key that prefers a ring; empty for sealed prompts, which name their ring."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -17,8 +17,14 @@ from starlette.requests import ClientDisconnect, Request
 
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
+from sealring.mesh.prompt.images import MAX_IMAGES_BYTES
 
-MAX_BODY = 4 << 20
+MAX_TEXT = 4 << 20
+"""Bytes of a body beside its images."""
+
+MAX_BODY = MAX_TEXT + MAX_IMAGES_BYTES // 3 * 4
+"""Bytes of a body whose images are in base64."""
+
 MAX_VALUES = 1 << 15
 """JSON texts, arrays and objects in one body. The longest conversation that is taken has 4096 messages of
 about four each."""
@@ -36,7 +42,13 @@ _ALL_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
 
 BODY_SECONDS = 30.0
+"""The time for each MAX_TEXT bytes of a body, begun ones too."""
 
+_LONG_TEXT = 4 << 10
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\\"
+"""The characters of base64 in JSON, where a slash may be escaped."""
+
+_LONGEST_HEAD = 256
 
 LONG_BODY = 64 << 10
 """Bytes of a body that has turns: to parse and translate it takes a millisecond and more."""
@@ -67,12 +79,16 @@ async def read_body(request: Request) -> bytes:
     ResourceExhausted (TOO_MANY_BYTES), and Cancelled when the client goes away.
     """
     _check_content_type(request.headers)
+    begun = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            body = await _read(request)
+        async with asyncio.timeout(BODY_SECONDS) as limit:
+            body = await _read(
+                request, lambda size: limit.reschedule(begun + BODY_SECONDS * (1 + size // MAX_TEXT))
+            )
     except TimeoutError:
         raise DeadlineExceeded(
-            f"the body did not arrive within {BODY_SECONDS:g} s", reason="BODY_TOO_SLOW"
+            f"{MAX_TEXT >> 20} MiB of the body did not arrive within {BODY_SECONDS:g} s",
+            reason="BODY_TOO_SLOW",
         ) from None
     except ClientDisconnect:
         raise Cancelled("the client went away") from None
@@ -83,7 +99,8 @@ async def read_body(request: Request) -> bytes:
 def parse_object(body: bytes) -> dict[str, Any]:
     """Parses one JSON object.
 
-    Raises InvalidInput: BAD_UTF8, BAD_JSON, TOO_MANY_VALUES. Messages hold nothing of the body.
+    Raises InvalidInput: BAD_UTF8, BAD_JSON, BODY_TOO_LARGE, TOO_MANY_VALUES. Messages hold nothing of the
+    body.
     """
     outside = _outside_texts(body)
     # a call for each of 100,000 token ids would cost more than all else
@@ -104,17 +121,30 @@ def parse_object(body: bytes) -> dict[str, Any]:
 def _outside_texts(body: bytes) -> bytes:
     """The part of JSON that is outside of its texts, which are every other piece between quotes.
 
-    Counts what begins or parts values. Raises InvalidInput (TOO_MANY_VALUES).
+    Counts what begins or parts values. Raises InvalidInput (TOO_MANY_VALUES), and BODY_TOO_LARGE for too many
+    bytes beside images.
     """
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') > 4 * MAX_VALUES:  # two for each value, two for its name
         raise _too_many("values", MAX_VALUES)
-    outside = b"".join(plain.split(b'"')[::2])
+    pieces = plain.split(b'"')
+    if len(body) > MAX_TEXT and len(body) - sum(map(_image_size, pieces[1::2])) > MAX_TEXT:
+        raise _too_large(MAX_TEXT)
+    outside = b"".join(pieces[::2])
     if outside.count(b"[") + outside.count(b"{") > MAX_VALUES:
         raise _too_many("arrays and objects", MAX_VALUES)
     if outside.count(b",") > MAX_NUMBERS:
         raise _too_many("values", MAX_NUMBERS)
     return outside
+
+
+def _image_size(text: bytes) -> int:
+    """The length of a JSON text that is base64 or a data URL; 0 for any other, and for short ones."""
+    if len(text) < _LONG_TEXT:
+        return 0
+    head, comma, _ = text[:_LONGEST_HEAD].partition(b",")
+    begin = len(head) + 1 if comma and head.startswith(b"data:") else 0
+    return 0 if text[begin:].translate(None, _BASE64) else len(text)
 
 
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -136,16 +166,18 @@ def _no_number(name: str) -> NoReturn:
     raise InvalidInput("the body is not valid JSON: NaN and Infinity are no numbers", reason="BAD_JSON")
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, arrived: Callable[[int], None]) -> bytes:
+    """The body; `arrived` gets the number of bytes that have come."""
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > MAX_BODY:
-        raise _too_large()
+        raise _too_large(MAX_BODY)
     body = bytearray()
     async for part in request.stream():
         request.state.hold(len(part))
         body += part
+        arrived(len(body))
         if len(body) > MAX_BODY:
-            raise _too_large()
+            raise _too_large(MAX_BODY)
     return bytes(body)
 
 
@@ -158,9 +190,13 @@ def _too_many(what: str, limit: int) -> InvalidInput:
     )
 
 
-def _too_large() -> InvalidInput:
+def _too_large(limit: int) -> InvalidInput:
+    beside = " beside its images" if limit == MAX_TEXT else ""
     return InvalidInput(
-        f"the body is larger than {MAX_BODY} bytes", reason="BODY_TOO_LARGE", hint="send less", limit=MAX_BODY
+        f"the body has more than {limit} bytes{beside}",
+        reason="BODY_TOO_LARGE",
+        hint="send less",
+        limit=limit,
     )
 
 

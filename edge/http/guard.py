@@ -38,7 +38,7 @@ MAX_HELD = 256 << 20
 """Bytes of all their bodies together, and of answers that are collected to be sent whole, each for as long as
 its request is under way. No key has more of them than are left for the others."""
 
-DRAIN_BYTES = 8 << 20
+DRAIN_BYTES = 64 << 20
 _DRAIN_SECONDS = 2.0
 
 

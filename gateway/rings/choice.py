@@ -22,7 +22,7 @@ number of rings.
 
 
 class Choice:
-    """Chooses the ring that a prompt is sealed for, else one with enough trust: the ring that the request's
+    """Chooses the ring that a prompt is sealed for, else one that is fit for it: the ring that the request's
     routing key prefers unless it is too busy, without a key the least busy."""
 
     def __init__(self, table: RingTable, metrics: Metrics) -> None:
@@ -39,25 +39,25 @@ class Choice:
         if sealed_for := request.envelope.sealed_for.ring:
             rings = _sealed_route(rings, sealed_for)
         elif request.routing_key:
-            ready = [ring for ring in rings if ring.attached and self._trusted(ring, request)]
+            ready = [ring for ring in rings if ring.attached and self._fit(ring, request)]
             if ready:
                 return self._preferred(request, ready)
-        drawn = [ring for ring in _draw(rings) if ring.attached and self._trusted(ring, request)]
+        drawn = [ring for ring in _draw(rings) if ring.attached and self._fit(ring, request)]
         return min(drawn, key=_busy) if drawn else self._search(request, rings)
 
     def instead_of(self, lost: Ring, request: Request) -> Ring:
-        """Another ring for a request that waits for a lost one; the lost one where no other has enough trust.
+        """Another ring for a request that waits for a lost one; the lost one where no other is fit.
 
         Raises Unavailable (RING_DOWN) for a prompt that is sealed for the lost ring.
         """
         if request.envelope.sealed_for.ring:
             raise _sealed_elsewhere("RING_DOWN")
-        trusted = [ring for ring in self.others(lost) if self._trusted(ring, request)]
-        if not trusted:
+        fit = [ring for ring in self.others(lost) if self._fit(ring, request)]
+        if not fit:
             return lost
         if request.routing_key:
-            return self._preferred(request, trusted)
-        return min(_draw(trusted), key=_busy)
+            return self._preferred(request, fit)
+        return min(_draw(fit), key=_busy)
 
     def others(self, lost: Ring) -> list[Ring]:
         """The other rings of its deployment that are attached."""
@@ -98,8 +98,9 @@ class Choice:
             raise ring_down(f"no ring serves {request.deployment!r} at the moment")
         return min(ready, key=_busy)
 
-    def _trusted(self, ring: Ring, request: Request) -> bool:
-        return self._table.trust(ring) >= request.min_trust
+    def _fit(self, ring: Ring, request: Request) -> bool:
+        """Whether a ring has enough trust, and sees if the prompt shows images."""
+        return self._table.trust(ring) >= request.min_trust and (not request.shows or ring.sees)
 
 
 def _sealed_route(rings: Sequence[Ring], name: str) -> list[Ring]:

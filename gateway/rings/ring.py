@@ -43,7 +43,9 @@ from sealring.mesh.errors import (
     Unavailable,
 )
 from sealring.mesh.member.proof import Credentials
+from sealring.mesh.prompt.images import VISION, without_images
 from sealring.mesh.prompt.tools import capabilities_of
+from sealring.mesh.prompt.validate import check_text_envelope
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_names import Names, split
 from sealring.mesh.roster.rules import links_in_clear
@@ -159,6 +161,11 @@ class Ring:
     @property
     def attached(self) -> bool:
         return self._streams is not None
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model sees images, by the head's word."""
+        return VISION in self.capabilities
 
     def load(self) -> Load:
         """How busy the ring is, as far as this gateway knows."""
@@ -514,7 +521,8 @@ class Ring:
 
     def _open(self, action: OpenRow) -> list[Action]:
         """Gives a prompt to the head, unless the ring is trusted less than its sender demands: one whose
-        links are in clear gets nothing that is sealed, nor for which any trust is demanded."""
+        links are in clear gets nothing that is sealed, nor for which any trust is demanded. A model that
+        cannot see gets no image."""
         request, serving = action.request, self.serving
         floor = request.min_trust
         assert serving is not None  # as long as the scheduler is attached
@@ -522,6 +530,15 @@ class Ring:
             return self.scheduler.row_refused(action.row, below_floor(floor, serving.min_trust))
         if serving.clear_links and (floor or request.sealed):
             return self.scheduler.row_refused(action.row, links_in_clear(serving.deployment))
+        if not self.sees:
+            try:
+                check_text_envelope(request.envelope.sealed)
+                if request.shows:
+                    request.envelope.clear.CopyFrom(
+                        without_images(request.envelope.clear, serving.deployment)
+                    )
+            except InvalidInput as error:
+                return self.scheduler.row_refused(action.row, error)
         if self._streams is not None:
             self._streams.expect()
         answer = self.answers[request.id]

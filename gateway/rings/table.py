@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from sealring.edge.metrics import ModelLoad
 from sealring.gateway.rings.models import Models
 from sealring.gateway.rings.ring import Ring
+from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.roster import model as rosters
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
@@ -136,7 +137,7 @@ class RingTable:
             rows=sum(ring.serving.max_rows for ring in serving if ring.serving),
             created=self._created.get(name, 0),
             digest=next((ring.model_digest.hex() for ring in signed), ""),
-            capabilities=next((ring.capabilities for ring in rings if ring.capabilities), ()),
+            capabilities=capabilities_of(one for ring in rings for one in ring.capabilities),
         )
         self.models_named.describe(model)
         return model

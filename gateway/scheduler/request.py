@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.images import has_images
 from sealring.v1 import inference_pb2 as inference
 
 TOKEN_BYTES = 4 << 10
@@ -127,7 +128,8 @@ class Request:
     (mesh.ring.routing), or is empty. Rings with less trust than `min_trust` do not get the request.
 
     `priority` orders the requests of one key, the lower the earlier. `patience` is the time in seconds after
-    which the request fails unless it runs. `keep_alive` is GenerateRequest's, or None.
+    which the request fails unless it runs. `keep_alive` is GenerateRequest's, or None. `shows` is whether a
+    prompt in clear has images.
     """
 
     id: str
@@ -143,11 +145,13 @@ class Request:
     patience: float = math.inf
     min_trust: int = 0
     keep_alive: int | None = None
+    shows: bool = field(init=False)
     progress: Progress = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         progress = Progress(tuple(ChoiceProgress() for _ in range(self.choices)))
         object.__setattr__(self, "progress", progress)
+        object.__setattr__(self, "shows", has_images(self.envelope.clear))
 
     @classmethod
     def of(

@@ -33,9 +33,9 @@ from sealring.mesh.crypto.encoding import FormatError, pack_fields, unpack_field
 from sealring.mesh.crypto.keys import Uncopyable
 from sealring.mesh.errors import EnvelopeError, InvalidInput, ResourceExhausted
 from sealring.mesh.names import MAX_DEPLOYMENT_NAME
+from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES
 
 REQUEST_ID_BYTES = 16
-MAX_REQUEST_BYTES = 8 << 20
 MAX_CHUNK_BYTES = 1 << 20
 MAX_LIFETIME_SECONDS = 300
 """An envelope has to be opened by then. Longer than a gateway lets a request wait knowingly (240 s); a head
@@ -117,12 +117,12 @@ class SealingKey(Uncopyable):
         (ENVELOPE_EXPIRED, ENVELOPE_REPLAYED, ENVELOPE_REFUSED, ENVELOPE_TOO_LARGE), ResourceExhausted
         (REPLAY_GUARD_FULL).
         """
-        if len(sealed) > MAX_REQUEST_BYTES:
+        if len(sealed) > MAX_ENVELOPE_BYTES:
             raise EnvelopeError("sealed request is too large", reason="ENVELOPE_TOO_LARGE")
         guard.check_times(info)
         try:
             plain = (HYBRID if self._hybrid else CLASSIC).decrypt(sealed, self._key, info.encode())
-            reply_key, body = unpack_fields(plain, count=2, max_bytes=MAX_REQUEST_BYTES)
+            reply_key, body = unpack_fields(plain, count=2, max_bytes=MAX_ENVELOPE_BYTES)
             if len(reply_key) != _KEY_BYTES:
                 raise FormatError("no reply key")
         except (InvalidTag, ValueError):
@@ -152,7 +152,7 @@ def seal_request(sealing_key: bytes, info: RequestInfo, body: bytes) -> tuple[by
 
     Raises InvalidInput (BAD_SEALING_KEY, REQUEST_TOO_LARGE).
     """
-    if len(body) > MAX_REQUEST_BYTES - 4096:
+    if len(body) > MAX_ENVELOPE_BYTES - 4096:
         raise InvalidInput("request is too large to seal", reason="REQUEST_TOO_LARGE")
     suite, key = _recipient(sealing_key)
     reply_key = X25519PrivateKey.generate()

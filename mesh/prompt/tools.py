@@ -10,7 +10,7 @@ from typing import Any
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import inference_pb2 as inference
 
-CAPABILITIES = ("tools", "thinking")
+CAPABILITIES = ("tools", "thinking", "vision")
 """Optional abilities of models, by Ollama's names."""
 
 MAX_TOOLS = 128

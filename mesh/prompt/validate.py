@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.images import MAX_IMAGES_BYTES, check_images
 from sealring.mesh.prompt.numbers import numbers_of, validate_numbers
 from sealring.mesh.prompt.options import BOUNDS, MAX_LOGPROBS
 from sealring.mesh.prompt.tools import check_calls, check_schema, check_tools, tools_size
@@ -30,7 +31,9 @@ MAX_SCORED = 1 << 14
 MAX_PREDICTION_BYTES = 256 << 10
 """UTF-8 bytes of what an answer is expected to be: some 64,000 tokens, more than answers have."""
 
-MAX_ENVELOPE_BYTES = 8 << 20
+MAX_TEXT_ENVELOPE_BYTES = 8 << 20
+MAX_ENVELOPE_BYTES = MAX_TEXT_ENVELOPE_BYTES + MAX_IMAGES_BYTES
+"""Size of a sealed prompt, without and with images. Whoever cannot open it knows of no image in it."""
 
 MAX_PROMPT_CACHE_KEY = 256
 """Characters."""
@@ -42,7 +45,8 @@ def validate_prompt(prompt: inference.Prompt) -> None:
     """Checks everything that can be checked without the model.
 
     Raises InvalidInput with `param` in its metadata: EMPTY_PROMPT, TOO_MANY_MESSAGES, BAD_ROLE,
-    CONTENT_TOO_LONG, PREDICTION_TOO_LONG, BAD_SAMPLING, BAD_STOP, and those of mesh.prompt.tools.
+    CONTENT_TOO_LONG, PREDICTION_TOO_LONG, BAD_SAMPLING, BAD_STOP, and those of mesh.prompt.tools and
+    mesh.prompt.images.
     """
     if prompt.HasField("chat"):
         _check_messages(prompt.chat)
@@ -98,8 +102,18 @@ def validate_request(request: inference.GenerateRequest) -> None:
             )
     elif not request.envelope.sealed:
         raise InvalidInput("the envelope is empty", reason="EMPTY_ENVELOPE", param="envelope")
-    long = f"the envelope is longer than {MAX_ENVELOPE_BYTES} bytes"
-    _at_most(MAX_ENVELOPE_BYTES, len(request.envelope.sealed), long, "ENVELOPE_TOO_LONG", "envelope")
+    _check_envelope(MAX_ENVELOPE_BYTES, request.envelope.sealed)
+
+
+def check_text_envelope(sealed: bytes) -> None:
+    """Checks the size of a sealed prompt for a model that cannot see. Raises InvalidInput
+    (ENVELOPE_TOO_LONG)."""
+    _check_envelope(MAX_TEXT_ENVELOPE_BYTES, sealed)
+
+
+def _check_envelope(limit: int, sealed: bytes) -> None:
+    long = f"the envelope is longer than {limit} bytes"
+    _at_most(limit, len(sealed), long, "ENVELOPE_TOO_LONG", "envelope")
 
 
 def validate_prompt_cache_key(key: str, *, sealed: bool) -> None:
@@ -124,6 +138,7 @@ def _at_most(limit: int, found: int, said: str, reason: str, param: str, hint: s
 def _check_messages(chat: inference.Chat) -> None:
     many = f"there are more than {MAX_MESSAGES} messages"
     _at_most(MAX_MESSAGES, len(chat.messages), many, "TOO_MANY_MESSAGES", "messages")
+    check_images(chat.messages)
     said = False
     total = tools_size(chat)
     _check_length(total, "tools")  # before any of them is read
@@ -136,7 +151,7 @@ def _check_messages(chat: inference.Chat) -> None:
                 reason="BAD_ROLE",
                 param=f"messages[{index}].role",
             )
-        said = said or bool(message.content or message.tool_calls)
+        said = said or bool(message.content or message.tool_calls or message.images)
         total += sum(
             len(text.encode())
             for text in (message.content, message.reasoning, message.name, message.tool_call_id)

@@ -77,12 +77,14 @@ def _beginning(prompt: inference.Prompt) -> bytes:
         ids = prompt.tokens.ids
         return array("I", ids[:_LOOKED_AT]).tobytes() if len(ids) >= SHORTEST else b""
     messages = prompt.chat.messages
-    if sum(len(message.content) for message in messages) < SHORTEST:
+    sizes = (len(message.content) + sum(len(one.data) for one in message.images) for message in messages)
+    if sum(sizes) < SHORTEST:
         return b""
     parts = []
     for message in messages[:_MESSAGES]:
         content = message.content[:_LOOKED_AT].encode()
         parts.append(b"%s %d %d %s" % (message.role.encode(), len(message.content), len(content), content))
+        parts += [b"%d %d %s" % (one.at, len(one.data), one.data[:_LOOKED_AT]) for one in message.images]
         if message.role == "user":
             break
     return b"".join(parts)

@@ -86,7 +86,7 @@ sends eight early pings, and no data between them, is no client of ours."""
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", INFERENCE.message),
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),

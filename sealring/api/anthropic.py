@@ -202,6 +202,9 @@ def _add_message(
         raise bad(f"{param}.content", "it is neither text nor a list of blocks")
 
 
+_KEPT = ("type", "text", "tool_name", "source")
+"""Fields of a block that the chat's reader knows."""
+
 _Blocks = list[tuple[str, _Object]]
 """Each with where it is."""
 
@@ -219,10 +222,13 @@ def _add_user(
         content = _texts(block.get("content") or "", f"{path}.content")
         if isinstance(content, list):
             content = [_referred(chat, part, tools) for part in content]
+        within = dict[str, str]()
         if block.get("is_error"):
             said = content if isinstance(content, list) else [{"type": "text", "text": content}]
             content = [{"type": "text", "text": "the tool failed:"}, *said]
-        chat.add_message({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, path)
+            within = {f"content[{at + 1}]": f"{path}.content[{at}]" for at in range(len(said))}
+        result = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+        chat.add_message(result, path, within)
     if rest:
         chat.add_message({"role": role, "content": rest}, param, places)
 
@@ -279,7 +285,7 @@ def _part(block: _Object) -> _Object:
     elif kind == "search_result":
         texts += [source, *_strings(block.get("content"))]
     else:
-        return {name: item for name, item in block.items() if name in ("type", "text", "tool_name")}
+        return {name: item for name, item in block.items() if name in _KEPT}
     return {"type": "text", "text": "\n".join(text for text in texts if isinstance(text, str) and text)}
 
 

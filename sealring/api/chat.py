@@ -5,6 +5,7 @@ The other APIs' conversations are translated to this one's body first, so that t
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,11 +24,14 @@ from sealring.api.fields import (
     bad,
     check_body,
     only,
+    path_of,
     unsupported,
 )
+from sealring.api.images import image_of
 from sealring.api.logprobs import chat_logprobs
 from sealring.api.sampling import CommonBody, clean, make_request
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.images import SHOWN_BY, just_asked
 from sealring.mesh.prompt.options import MAX_LOGPROBS, MAX_TOKENS
 from sealring.mesh.prompt.tools import MAX_CALLS, MAX_JSON_DEPTH, MAX_TOOLS, too_deep
 from sealring.mesh.prompt.validate import MAX_MESSAGES
@@ -37,9 +41,6 @@ _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal"
 """Kinds of content parts that are text, and the field that holds it."""
 
 _KINDS = {
-    "image": "an image",
-    "image_url": "an image",
-    "input_image": "an image",
     "audio": "a sound",
     "audio_url": "a sound",
     "input_audio": "a sound",
@@ -49,7 +50,7 @@ _KINDS = {
     "file": "a file",
     "input_file": "a file",
 }
-"""Kinds of parts other than text, and the words that errors and prompts have for them."""
+"""Kinds of parts that no model here reads, and the words that prompts have for them."""
 
 _Part = dict[str, Any]
 
@@ -81,7 +82,6 @@ _MESSAGE: Rules = {
     **_MARKS,
     "annotations": BOOKKEEPING,  # this and the next ones are what SDKs pass back; no template reads them
     "id": BOOKKEEPING,
-    "images": BOOKKEEPING,
     "parsed": BOOKKEEPING,
     "provider_specific_fields": BOOKKEEPING,
     "reasoning_details": BOOKKEEPING,
@@ -115,6 +115,9 @@ class Message(Body):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    images: list[Any] | None = (
+        None  # what an assistant has made, as OpenRouter passes it back; no model sees it
+    )
 
 
 class Function(Body):
@@ -220,8 +223,13 @@ def parse_chat(value: dict[str, Any]) -> ChatBody:
     return body
 
 
-def chat_request(body: ChatBody, request_id: str) -> inference.GenerateRequest:
-    """A developer message counts as a system message. Raises InvalidInput: BAD_FIELD, UNSUPPORTED_CONTENT."""
+def chat_request(
+    body: ChatBody, request_id: str, names: dict[str, str] | None = None
+) -> inference.GenerateRequest:
+    """A developer message counts as a system message. `names` learns where in the body each image is.
+
+    Raises InvalidInput: BAD_FIELD, UNSUPPORTED_CONTENT, and those of sealring.api.images.
+    """
     limits = {limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None}
     if len(limits) > 1:
         raise InvalidInput(
@@ -231,9 +239,14 @@ def chat_request(body: ChatBody, request_id: str) -> inference.GenerateRequest:
             param="max_completion_tokens",
         )
     prompt = inference.Prompt()
-    asked = _asked(body.messages)
+    asked = just_asked([_role(message) for message in body.messages])
     for index, message in enumerate(body.messages):
-        _add_message(prompt.chat, message, f"messages[{index}]", asked=index in asked)
+        places = _add_message(prompt.chat, message, f"messages[{index}]", asked=index in asked)
+        if names is not None:
+            names |= {
+                f"messages[{index}].images[{number}]": path_of(place, names)
+                for number, place in enumerate(places)
+            }
     _add_tools(prompt.chat, body)
     prompt.schema = _schema(body.response_format)
     if arguments := _template_arguments(body):
@@ -243,63 +256,84 @@ def chat_request(body: ChatBody, request_id: str) -> inference.GenerateRequest:
     return request
 
 
-def _text_of(content: str | list[_Part], param: str, *, asked: bool) -> str:
-    """The content as one string; parts are joined by a line break, as chat templates do.
+def _role(message: Message) -> str:
+    return {"developer": "system", "function": "tool"}.get(message.role, message.role)
 
-    What is no text is named instead, so that one image in a tool's result does not end a conversation, and
-    refused in what the user has just `asked`. Raises InvalidInput: UNSUPPORTED_CONTENT, BAD_FIELD, BAD_UTF8.
+
+def _add_content(
+    added: inference.ChatMessage, content: str | list[_Part], param: str, *, asked: bool
+) -> list[str]:
+    """Sets the text and the images of a message; returns where each image is.
+
+    Neighbouring texts are joined by a line break. Of what is neither text nor an image, a word stands in the
+    text, so that a sound in a tool's result does not end a conversation; in what the user has just `asked` it
+    is refused. Raises InvalidInput: UNSUPPORTED_CONTENT, BAD_FIELD, BAD_UTF8.
     """
     if isinstance(content, str):
-        return clean(content, param)
-    texts = []
+        added.content = clean(content, param)
+        return []
+    pieces, length, places = list[str](), 0, list[str]()
+    joins = False
     for index, part in enumerate(content):
-        kind = part.get("type")
-        if isinstance(kind, str) and kind in _TEXTS:
-            text = part.get(_TEXTS[kind])
-            if not isinstance(text, str):
-                raise InvalidInput("a part has no text", reason="BAD_FIELD", param=f"{param}[{index}].text")
-            texts.append(clean(text, param))
-        elif isinstance(kind, str) and kind in _KINDS and not asked:
-            texts.append(f"[{_KINDS[kind]}; this model reads text only]")
-        else:
-            raise InvalidInput(
-                "a part of the content is no text; images, sounds and files are not supported",
-                hint='send parts as {"type": "text", "text": "..."}',
-                reason="UNSUPPORTED_CONTENT",
-                param=f"{param}[{index}]",
-            )
-    return "\n".join(texts)
+        place = f"{param}[{index}]"
+        if (image := image_of(part, place)) is not None:
+            if added.role not in SHOWN_BY:
+                raise _unsupported(place, f"an image in a message of {added.role}")
+            image.at = length
+            added.images.append(image)
+            places.append(place)
+            joins = False
+            continue
+        text = ("\n" if joins else "") + clean(_text_of(part, place, asked=asked), place)
+        pieces.append(text)
+        length += len(text)
+        joins = True
+    added.content = "".join(pieces)
+    return places
 
 
-def _asked(messages: list[Message]) -> set[int]:
-    """The places of the messages that the user has just asked with: no tool has answered between them."""
-    found = set[int]()
-    for index in reversed(range(len(messages))):
-        role = messages[index].role
-        if role in ("tool", "function"):
-            return set()
-        if role == "assistant":
-            break
-        found.add(index)
-    return found
+def _text_of(part: _Part, param: str, *, asked: bool) -> str:
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in _TEXTS:
+        text = part.get(_TEXTS[kind])
+        if not isinstance(text, str):
+            raise InvalidInput("a part has no text", reason="BAD_FIELD", param=f"{param}.text")
+        return text
+    if isinstance(kind, str) and kind in _KINDS and not asked:
+        return f"[{_KINDS[kind]}; this model cannot read it]"
+    raise _unsupported(param, "a part that is neither text nor an image")
 
 
-def _add_message(chat: inference.Chat, message: Message, param: str, *, asked: bool) -> None:
+def _unsupported(param: str, what: str) -> InvalidInput:
+    return InvalidInput(
+        f"{what} is not supported",
+        hint='send parts as {"type": "text", "text": "..."}, and images in messages of user or tool',
+        reason="UNSUPPORTED_CONTENT",
+        param=param,
+    )
+
+
+def _add_message(chat: inference.Chat, message: Message, param: str, *, asked: bool) -> list[str]:
+    """Adds a message; returns where each of its images is."""
     reasoning = message.reasoning_content or message.reasoning or ""
-    role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
+    role = _role(message)
     added = chat.messages.add(
         role=role,
-        content=_text_of(message.content or message.refusal or "", f"{param}.content", asked=asked),
         tool_call_id=clean(message.tool_call_id or "", f"{param}.tool_call_id"),
         reasoning=clean(reasoning, f"{param}.reasoning"),
         name=clean(message.name or "", f"{param}.name") if role == "tool" else "",
     )
+    if message.images and role != "assistant":
+        raise _unsupported(f"{param}.images", "an image beside the content")
+    content = message.content or message.refusal or ""
+    places = _add_content(added, content, f"{param}.content", asked=asked)
     for call in message.tool_calls or ():
         added.tool_calls.add(
             id=clean(call.id or "", f"{param}.tool_calls"),
             name=clean(call.function.name, f"{param}.tool_calls"),
             arguments=clean(call.function.arguments, f"{param}.tool_calls"),
         )
+    return places
 
 
 def _add_tools(chat: inference.Chat, body: ChatBody) -> None:
@@ -363,7 +397,8 @@ def ask_as_chat(chat: Translated, request_id: str, render: Callable[[inference.S
     """What a body of another API asks. Raises InvalidInput with `param`, in that body's names."""
     with chat.naming():
         body = parse_chat(chat.fields)
-        request = chat_request(body, request_id)
+        request = chat_request(body, request_id, chat.names)
+        chat.fields.clear()  # images in base64, which the renderer may hold on to
     for tool in request.envelope.clear.chat.tools:
         tool.in_conversation = tool.name in chat.loaded
     return Asked(request, render, bool(body.stream), body.user or "", names=chat.names)
@@ -380,17 +415,14 @@ def ask_chat(value: dict[str, Any], request_id: str) -> Asked:
     names = Translated(names=ChatBody.names(value))
     with names.naming():
         body = parse_chat(value)
-        request = chat_request(body, request_id)
-
-    def render(started: inference.Started) -> Renderer:
-        return ChatRenderer(
-            started,
-            request.choices,
-            include_usage=body.include_usage,
-            likeliest=body.likeliest,
-            continuous_usage=body.continuous_usage,
-        )
-
+        request = chat_request(body, request_id, names.names)
+    render = functools.partial(
+        ChatRenderer,
+        choices=request.choices,
+        include_usage=body.include_usage,
+        likeliest=body.likeliest,
+        continuous_usage=body.continuous_usage,
+    )
     return Asked(request, render, bool(body.stream), body.user or "", names=names.names)
 
 

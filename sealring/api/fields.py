@@ -241,15 +241,20 @@ def check_body(value: dict[str, Any], model: type[B]) -> B:
 def renamed(error: SealringError, names: Mapping[str, str]) -> SealringError:
     """The error with the client's own name of the field in its message and metadata."""
     param = error.metadata.get("param", "")
-    begin = max((one for one in names if _begins(param, one)), key=len, default=None)
-    if begin is None or names[begin] == begin:
+    name = path_of(param, names)
+    if name == param:
         return error
     told = copy.copy(error)
-    name = names[begin] + param[len(begin) :]
     told.message = error.message.replace(param, name, 1)
     told.args = (told.message,)
     told.metadata = {**error.metadata, "param": name}
     return told
+
+
+def path_of(path: str, names: Mapping[str, str]) -> str:
+    """The client's own path of a field, by the longest beginning that has a name."""
+    begin = max((one for one in names if _begins(path, one)), key=len, default=None)
+    return path if begin is None else names[begin] + path[len(begin) :]
 
 
 def _begins(path: str, begin: str) -> bool:

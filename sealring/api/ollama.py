@@ -26,6 +26,7 @@ from sealring.api.fields import (
     taken_as,
     translate,
 )
+from sealring.api.images import base64_part
 from sealring.api.keep_alive import KeepAlive
 from sealring.api.sampling import THINK, clean
 from sealring.mesh.errors import SealringError
@@ -111,7 +112,7 @@ GENERATE: Rules = {
     "prompt": own(type=["string", "null"]),
     "system": own(type=["string", "null"]),
     "context": only([]),
-    "images": only([]),
+    "images": own(type=["array", "null"], items={"type": "string", "contentEncoding": "base64"}),
     "raw": only(False),
     "suffix": only(""),
     "template": only(""),
@@ -139,20 +140,20 @@ def ask_ollama_chat(value: _Object, request_id: str) -> Asked:
 
 
 def ask_ollama_generate(value: _Object, request_id: str) -> Asked:
-    """A prompt in the model's chat template, with `system` before it; without one it loads the model.
+    """A prompt in the model's chat template, with `system` before it; without one, and without images, it
+    loads the model.
 
     Raises InvalidInput with `param`, which names the field.
     """
     chat = translate(value, GENERATE)
-    if not value.get("prompt") and not value.get("system"):
+    images = _images(value, "images")
+    if not value.get("prompt") and not value.get("system") and not images:
         return _loading(chat, value, request_id, "response")
     if value.get("system"):
         chat.add_message({"role": "system", "content": value["system"]}, "system")
-    chat.add_message({"role": "user", "content": value.get("prompt") or ""}, "prompt")
-    chat.names |= {
-        "messages[0].content": "system",
-        f"messages[{len(chat.fields['messages']) - 1}].content": "prompt",
-    }
+    content = _content(value.get("prompt") or "", images)
+    chat.names["messages[0].content"] = "system"
+    chat.add_message({"role": "user", "content": content}, "prompt", _places("prompt", "images", images))
     return _asked(chat, value, request_id, "response")
 
 
@@ -185,10 +186,9 @@ def _add_message(chat: Translated, message: Any, param: str) -> None:
     """A call has no id, and its arguments are an object; results name their tool; images are a field."""
     message = as_object(message, param)
     told = {name: message[name] for name in ("role", "content") if name in message}
-    if images := message.get("images"):
-        shown = [{"type": "image"} for _ in as_list(images, f"{param}.images")]
-        text = message.get("content") or ""
-        told["content"] = [{"type": "text", "text": text}, *shown]
+    images = _images(message, f"{param}.images")
+    if images:
+        told["content"] = _content(message.get("content") or "", images)
     if message.get("thinking"):
         told["reasoning_content"] = message["thinking"]
     if message.get("role") == "tool":
@@ -199,10 +199,27 @@ def _add_message(chat: Translated, message: Any, param: str) -> None:
         raise bad(f"{param}.tool_calls", "it is not a list of objects")
     if calls:
         told["tool_calls"] = [{"id": call.get("id"), "function": _function(call)} for call in calls]
-    places = {f"content[{at}]": f"{param}.images[{at - 1}]" for at in range(1, 1 + len(images or ()))}
+    places = _places(f"{param}.content", f"{param}.images", images)
     chat.add_message(
         told, param, {"reasoning_content": f"{param}.thinking", "reasoning": f"{param}.thinking", **places}
     )
+
+
+def _images(holder: _Object, param: str) -> list[Any]:
+    return as_list(holder.get("images") or [], param)
+
+
+def _content(text: Any, images: list[Any]) -> Any:
+    """The images stand before the text, as Ollama has them."""
+    if not images:
+        return text
+    return [*map(base64_part, images), {"type": "text", "text": text}]
+
+
+def _places(text: str, images: str, shown: list[Any]) -> dict[str, str]:
+    """The paths in the body of the parts of `_content`."""
+    parts = {f"content[{at}]": f"{images}[{at}]" for at in range(len(shown))}
+    return {"content": text, f"content[{len(shown)}]": text, **parts}
 
 
 def _function(call: _Object) -> _Object:

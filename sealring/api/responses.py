@@ -275,7 +275,7 @@ def _add_messages(chat: Translated, value: _Object, tools: _Tools) -> None:
         source = "instructions" if value.get("instructions") else "input"
         chat.add_message({"role": "system", "content": said}, source, {"content": source})
     for message, param in _joined(found):
-        chat.add_message(message, param)
+        chat.add_message(message, param, {"content": f"{param}.output"} if message["role"] == "tool" else {})
     chat.fields.setdefault("messages", [])
 
 

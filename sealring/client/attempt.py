@@ -29,6 +29,7 @@ from sealring.client.types import (
 from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
 from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavailable
 from sealring.mesh.names import split_pin
+from sealring.mesh.prompt.images import has_images, without_images
 from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS, REQUEST_ID_BYTES, RequestInfo, seal_request
 from sealring.mesh.roster.model import Roster
 from sealring.v1 import inference_pb2 as inference
@@ -321,14 +322,26 @@ class Attempts:
         """The next envelope, for a ring of the question's model, whose name in the roster is `model` if the
         question has another one; `ended` must follow.
 
-        Raises NotFound, FailedPrecondition (TRUST_BELOW_FLOOR, MODEL_DIFFERS), InvalidInput.
+        A model that cannot see, by the word of the gateway, gets no image. Raises NotFound,
+        FailedPrecondition (TRUST_BELOW_FLOOR, MODEL_DIFFERS), InvalidInput (MODEL_CANNOT_SEE, and others).
         """
-        question = self._question
+        question, shows = self._question, has_images(self._question.prompt)
         name, digest = split_pin(question.request.model)
         model = model or name
         chosen = choose_ring(
-            roster, model, question.request.min_trust, loads, question.routing_key, self._avoid, digest
+            roster,
+            model,
+            question.request.min_trust,
+            loads,
+            question.routing_key,
+            self._avoid,
+            digest,
+            shows=shows,
         )
+        if shows and loads.sees(chosen.id) is False:
+            question = dataclasses.replace(
+                question, prompt=without_images(question.prompt, chosen.deployment)
+            )
         ring = Ring.from_roster(chosen, roster)
         self._on_ring(ring)
         attempt = Attempt(question, roster, ring, self.seconds_left, self._answers, self._told)

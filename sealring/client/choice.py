@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from sealring.mesh.errors import FailedPrecondition, NotFound
 from sealring.mesh.names import model_differs, served_name
+from sealring.mesh.prompt.images import VISION
 from sealring.mesh.ring.routing import choose, ranked
 from sealring.mesh.roster.model import Ring, Roster, ring_min_trust
 from sealring.mesh.roster.rules import links_in_clear
@@ -27,18 +28,24 @@ class Loads:
     """How busy rings are: by the gateway's hint, which nobody signed, and by what this client sent since."""
 
     def __init__(self, serving: Iterable[inference.RingLoad] = ()) -> None:
+        hints = list(serving)
         self._told = {
             load.ring: (
                 min(load.waiting, _MAX_REQUESTS) + min(load.running, _MAX_REQUESTS),
                 min(max(1, load.rows), _MAX_REQUESTS),
             )
-            for load in serving
+            for load in hints
         }
+        self._seeing = {load.ring for load in hints if VISION in load.capabilities}
         self._sent: Counter[str] = Counter()
 
     def __contains__(self, ring: str) -> bool:
         """Whether the gateway says that the ring serves."""
         return ring in self._told
+
+    def sees(self, ring: str) -> bool | None:
+        """Whether the ring's model sees images; None for a ring of which the gateway says nothing."""
+        return ring in self._seeing if ring in self._told else None
 
     def of(self, ring: str) -> tuple[int, int]:
         """Requests that are there, and rows that the ring can run."""
@@ -62,12 +69,15 @@ def choose_ring(
     routing_key: bytes,
     avoid: Collection[str] = (),
     digest: str = "",
+    *,
+    shows: bool = False,
 ) -> Ring:
     """A ring of `model` whose weakest member scores at least `min_trust`: the one that `routing_key` prefers
     if it is not too busy, without one the least busy.
 
-    `loads` only chooses among rings that are trusted; rings named in `avoid` come last. With a `digest` the
-    ring's model has it by the roster. Raises NotFound (MODEL_NOT_FOUND), FailedPrecondition
+    `loads` only chooses among rings that are trusted; rings named in `avoid` come last. For a prompt that
+    `shows` an image those come first of which the gateway says that they see. With a `digest` the ring's
+    model has it by the roster. Raises NotFound (MODEL_NOT_FOUND), FailedPrecondition
     (TRUST_BELOW_FLOOR, LINKS_IN_CLEAR, MODEL_DIFFERS).
     """
     name = _deployment(roster, model)
@@ -89,7 +99,10 @@ def choose_ring(
             param="min_trust",
             min_trust=best,
         )
-    places = {ring.id: (ring.id in avoid, ring.id not in loads) for ring in trusted}
+    places = {
+        ring.id: (shows and not loads.sees(ring.id), ring.id in avoid, ring.id not in loads)
+        for ring in trusted
+    }
     first = min(places.values())
     candidates = [ring for ring in trusted if places[ring.id] == first]
     if routing_key:

@@ -47,7 +47,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": None}]}, "empty_prompt", "messages"),
     ({"messages": [{"role": "user", "content": []}]}, "empty_prompt", "messages"),
     (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
         "unsupported_content",
         "messages[0].content[0]",
     ),
@@ -631,30 +631,29 @@ def test_functions_are_called_and_answer_as_before_there_were_tools() -> None:
     assert (messages[2].role, messages[2].name, messages[2].content) == ("tool", "look", "ok")
 
 
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-SEEN = "[an image; this model reads text only]"
-SHOWN = {"role": "user", "content": [IMAGE]}
+SOUND = {"type": "input_audio"}
+HEARD = "[a sound; this model cannot read it]"
+SENT = {"role": "user", "content": [SOUND]}
 
 
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([SHOWN, {"role": "assistant", "content": "no"}, *GOOD["messages"]], SEEN),
-        ([{"role": "tool", "content": [{"type": "text", "text": "a"}, IMAGE]}], f"a\n{SEEN}"),
-        ([{"role": "tool", "tool_call_id": "c", "content": "ok"}, SHOWN], SEEN),
-        ([{"role": "tool", "content": [{"type": "input_audio"}]}], "[a sound; this model reads text only]"),
+        ([SENT, {"role": "assistant", "content": "no"}, *GOOD["messages"]], HEARD),
+        ([{"role": "tool", "content": [{"type": "text", "text": "a"}, SOUND]}], f"a\n{HEARD}"),
+        ([{"role": "tool", "tool_call_id": "c", "content": "ok"}, SENT], HEARD),
     ],
 )
-def test_an_image_in_the_history_does_not_end_a_conversation(messages: list[Any], said: str) -> None:
+def test_a_sound_in_the_history_does_not_end_a_conversation(messages: list[Any], said: str) -> None:
     found = parse({**GOOD, "messages": messages}).envelope.clear.chat.messages
     assert said in [one.content for one in found]
 
 
 @pytest.mark.parametrize("after", [[], [{"role": "system", "content": "x"}], GOOD["messages"]])
-def test_an_image_that_the_user_has_just_sent_is_refused_by_name(after: list[Any]) -> None:
-    shown = {"role": "user", "content": [{"type": "text", "text": "see"}, IMAGE]}
+def test_a_sound_that_the_user_has_just_sent_is_refused_by_name(after: list[Any]) -> None:
+    sent = {"role": "user", "content": [{"type": "text", "text": "hear"}, SOUND]}
     with pytest.raises(InvalidInput) as caught:
-        parse({**GOOD, "messages": [shown, *after]})
+        parse({**GOOD, "messages": [sent, *after]})
     assert caught.value.metadata["param"] == "messages[0].content[1]"
 
 

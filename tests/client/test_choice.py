@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rostertest import PaperCluster
 
-from sealring.client.attempt import Attempts
+from sealring.client.attempt import Attempt, Attempts
 from sealring.client.choice import MOST, Loads, _deployment, choose_ring
 from sealring.client.question import Question, chat_prompt, routing_key_of, text_prompt
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
+from sealring.mesh.prompt.images import NOTE
+from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo
 from sealring.mesh.ring.routing import leeway
 from sealring.mesh.roster.model import TENSOR
 from sealring.mesh.trust.levels import TrustLevel
@@ -67,6 +69,40 @@ def test_the_gateways_hint_moves_a_key_only_off_a_ring_that_is_much_busier(
     assert running.get(now, 0) <= room
     if running.get(home, 0) <= room:
         assert now == home
+
+
+def showing(role: str) -> Question:
+    image = inference.Image(data=b"picture")
+    said = [inference.ChatMessage(role=role, images=[image]), inference.ChatMessage(role="user", content="x")]
+    prompt = inference.Prompt(chat=inference.Chat(messages=said))
+    return Question(prompt, inference.GenerateRequest(model="demo", choices=1), 60.0, b"salt", key_of(1))
+
+
+def seeing(*rings: str) -> Loads:
+    able = {ring: ["vision"] for ring in rings}
+    return Loads([inference.RingLoad(ring=ring, rows=16, capabilities=able.get(ring, [])) for ring in RINGS])
+
+
+def sealed(attempt: Attempt) -> inference.Chat:
+    to = attempt.request.envelope.sealed_for
+    info = RequestInfo("demo", to.request_id, to.expires, to.roster_hash)
+    opened = CLUSTER.keys[to.ring].open_request(attempt.request.envelope.sealed, info, ReplayGuard())
+    return inference.SealedPrompt.FromString(opened.body).prompt.chat
+
+
+def test_an_image_is_sealed_for_a_ring_that_sees() -> None:
+    for ring in RINGS:
+        attempt = Attempts(showing("user")).next(CLUSTER.roster, seeing(ring))
+        assert attempt.request.envelope.sealed_for.ring == ring
+        assert sealed(attempt).messages[0].images
+
+
+def test_no_image_is_sealed_for_a_model_that_cannot_see() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Attempts(showing("user")).next(CLUSTER.roster, seeing())
+    assert caught.value.reason == "MODEL_CANNOT_SEE"
+    (result, _) = sealed(Attempts(showing("tool")).next(CLUSTER.roster, seeing())).messages
+    assert (result.content, len(result.images)) == (NOTE, 0)
 
 
 def test_the_floor_comes_before_the_key() -> None:

@@ -136,7 +136,7 @@ async def test_tokens_are_counted_with_tools_and_without_max_tokens(client: Any,
         ({"system": "s", "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "has no text"),
         ({"tools": [{**TOOL, "input_schema": 7}]}, "tools[0].input_schema is"),
         ({"tools": [{**TOOL, "strict": True, "input_schema": NESTED}]}, "tools[0].input_schema has"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "images"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0] is"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content is"),
         ({"messages": 7}, "messages is"),
         ({"max_tokens": None}, "max_tokens is"),
@@ -258,7 +258,18 @@ async def test_a_tool_that_failed_says_so(client: Any, backend: Any) -> None:
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 
 
-async def test_pictures_of_tools_are_named_and_documents_of_text_are_read(client: Any, backend: Any) -> None:
+async def test_images_of_users_and_tools_are_shown_and_counted(client: Any, backend: Any) -> None:
+    seen = {"type": "tool_result", "tool_use_id": "t", "content": [PNG]}
+    messages = [{"role": "user", "content": [seen, PNG, {"type": "text", "text": "both?"}]}]
+    await client.messages.create(**{**ASK, "messages": messages})
+    await client.messages.count_tokens(model="demo", messages=messages)
+    for request in backend.requests:
+        result, question = request.envelope.clear.chat.messages
+        assert [one.data for one in (*result.images, *question.images)] == [bytes(3)] * 2
+        assert (result.role, question.content, question.images[0].at) == ("tool", "both?", 0)
+
+
+async def test_documents_of_text_are_read(client: Any, backend: Any) -> None:
     seen = {"type": "tool_result", "tool_use_id": "t", "content": [PNG]}
     plain = {"type": "text", "media_type": "text/plain", "data": "once"}
     read = [
@@ -273,8 +284,8 @@ async def test_pictures_of_tools_are_named_and_documents_of_text_are_read(client
     ]
     await client.messages.create(**{**ASK, "messages": [{"role": "user", "content": [seen, *read]}]})
     result, question = backend.requests[0].envelope.clear.chat.messages
-    assert result.content == "[an image; this model reads text only]"
-    assert question.content == "tale\nonce\nb\na.txt\nc\n[a document; this model reads text only]"
+    assert result.images
+    assert question.content == "tale\nonce\nb\na.txt\nc\n[a document; this model cannot read it]"
 
 
 async def test_tools_of_its_makers_servers_are_not_shown_beside_others(client: Any, backend: Any) -> None:

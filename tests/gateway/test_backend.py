@@ -15,6 +15,7 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
+from sealring.mesh.prompt.images import NOTE
 from sealring.v1 import inference_pb2 as inference
 
 DIGEST = "ab" * 32
@@ -29,6 +30,7 @@ class OneRing:
         self.complete.set()
         self.absent = ""
         self.loads: list[tuple[str, int | None]] = []
+        self.able: dict[str, list[str]] = {}
 
     def deployments(self) -> list[str]:
         return self.names
@@ -43,7 +45,10 @@ class OneRing:
         self.loads.append((name, keep_alive))
 
     def models(self) -> list[inference.Model]:
-        return [inference.Model(name=name, rings=2, digest=DIGEST) for name in self.names]
+        return [
+            inference.Model(name=name, rings=2, digest=DIGEST, capabilities=self.able.get(name, ()))
+            for name in self.names
+        ]
 
     def signed_roster(self) -> inference.GetRosterResponse:
         return inference.GetRosterResponse()
@@ -355,3 +360,40 @@ async def test_models_are_loaded_by_their_names_and_aliases_until_the_gateway_st
     with pytest.raises(Unavailable) as caught:
         await backend.load_model("model", None)
     assert caught.value.reason == "STOPPING"
+
+
+def shown(*roles: str) -> inference.Envelope:
+    """A chat with an image in each message of these roles but the assistant's."""
+    image = [inference.Image(data=b"picture")]
+    said = [inference.ChatMessage(role=role, images=image if role != "assistant" else []) for role in roles]
+    return inference.Envelope(clear=inference.Prompt(chat=inference.Chat(messages=said)))
+
+
+async def test_an_image_goes_to_a_model_that_sees_and_to_no_other() -> None:
+    rings = OneRing("demo", "eyes")
+    rings.able = {"demo": ["tools"], "eyes": ["vision"]}
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    blind = await refused(backend, model="demo", envelope=shown("user"))
+    assert (blind.reason, blind.metadata["param"]) == ("MODEL_CANNOT_SEE", "messages[0].images[0]")
+    assert "eyes" in blind.hint
+    assert not rings.requests
+    await refused(backend, model="eyes", envelope=shown("user"))
+    assert rings.requests[0].shows
+
+
+async def test_a_model_that_cannot_see_reads_notes_of_earlier_images() -> None:
+    rings = OneRing("demo")
+    await refused(RingBackend(rings, Metrics()), envelope=shown("user", "assistant", "tool"))  # type: ignore[arg-type]
+    assert not rings.requests[0].shows
+    first, _, last = rings.requests[0].envelope.clear.chat.messages
+    assert first.content == last.content == NOTE
+
+
+async def test_a_long_sealed_prompt_goes_only_to_a_model_that_may_see() -> None:
+    sealed_for = inference.SealedFor(ring="r", request_id=bytes(16), expires=1 << 40, roster_hash=bytes(32))
+    long = inference.Envelope(sealed=bytes((8 << 20) + 1), sealed_for=sealed_for)
+    rings = OneRing("demo", "eyes")
+    rings.able = {"eyes": ["vision"]}
+    backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
+    assert (await refused(backend, model="demo", envelope=long)).reason == "ENVELOPE_TOO_LONG"
+    assert (await refused(backend, model="eyes", envelope=long)).reason == "RING_DOWN"

@@ -194,7 +194,7 @@ def test_codes_and_bounds() -> None:
         16,
     )
     assert (session_module.MAX_NOTE_BYTES, roster_codec.SEALING_KEY_SIZES) == (4096, (32, 1216))
-    assert (envelope.MAX_REQUEST_BYTES, envelope.MAX_CHUNK_BYTES) == (8388608, 1048576)
+    assert (envelope.MAX_ENVELOPE_BYTES, envelope.MAX_CHUNK_BYTES) == (33554432, 1048576)
     assert envelope.MAX_LIFETIME_SECONDS == 300
     assert (roster_codec.MAX_MEMBERS, roster_codec.BYTES_PER_HUNDRED) == (1000, 65536)
     assert roster_reader.MAX_VERSION_JUMP == 2**40

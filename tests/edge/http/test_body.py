@@ -59,8 +59,27 @@ async def refused(made: Any) -> SealringError:
     return caught.value
 
 
-async def test_a_body_has_at_most_four_mebibytes_declared_or_not() -> None:
+def with_text(size: int, *images: bytes) -> bytes:
+    """A body with `size` bytes beside its images."""
+    shown = b",".join(b'"%s"' % image for image in images)
+    text = b'{"a":["' + b" " * (size - 11 - len(shown) + sum(map(len, images))) + b'",' + shown + b"]}"
+    assert len(text) == size + sum(map(len, images))
+    return text
+
+
+IMAGES = [b"data:image/png;base64," + b"ab+/" * 9999 + b"ab==", b"ab\\/z" * 999_999, b"iVBO" * 1024]
+
+
+def test_a_body_has_at_most_four_mebibytes_beside_its_images() -> None:
     most = 4 << 20
+    assert len(parse_object(with_text(most, *IMAGES))["a"]) == 4
+    assert reason(with_text(most + 1, *IMAGES)) == "BODY_TOO_LARGE"
+    for text in (b"ab-/" * 1024, b"ab" * 2047, b"data:image/png;base64,a " + b"a" * 9999):
+        assert reason(with_text(most, text)) == "BODY_TOO_LARGE"
+
+
+async def test_a_body_has_at_most_36_mebibytes_declared_or_not() -> None:
+    most = 36 << 20
     whole = b'{"a":"' + b"x" * (most - 8) + b'"}'
     made = request(whole[:5], whole[5:], **{"content-length": str(most)})
     assert list(parse_object(await read_body(made))) == ["a"]

@@ -22,6 +22,7 @@ from sealring.gateway.scheduler.facts import MemberMemory
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
+from sealring.mesh.prompt.images import NOTE
 from sealring.mesh.ring.composition import Composition, ResolvedStep
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
@@ -295,6 +296,29 @@ async def test_links_in_clear_get_nothing_sealed_nor_for_which_trust_is_demanded
     assert not ring.members.head
     ring.ask("three")
     assert len(ring.members.head) == 1
+
+
+def shown(role: str) -> inference.Envelope:
+    said = [inference.ChatMessage(role=role, images=[inference.Image(data=b"picture")])]
+    return inference.Envelope(clear=inference.Prompt(chat=inference.Chat(messages=said)))
+
+
+async def test_a_model_that_cannot_see_gets_no_image_and_no_long_sealed_prompt() -> None:
+    ring = Serving()
+    long = inference.Envelope(sealed=bytes((8 << 20) + 1))
+    assert (await failure(ring.ask("one", envelope=shown("user")))).reason == "MODEL_CANNOT_SEE"
+    assert (await failure(ring.ask("two", envelope=long))).reason == "ENVELOPE_TOO_LONG"
+    ring.ask("three", envelope=shown("tool"))
+    (given,) = (message.open for message in ring.members.head)
+    assert [one.content for one in given.envelope.clear.chat.messages] == [NOTE]
+
+
+def test_a_model_that_sees_gets_images() -> None:
+    ring = Serving(None)
+    ring.begin(SERVING, control.Attached(capabilities=["vision"], kv_budget=1 << 20, kv_bytes_per_token=1))
+    ring.ask("one", envelope=shown("user"))
+    (given,) = (message.open for message in ring.members.head)
+    assert given.envelope == shown("user")
 
 
 async def test_the_head_is_told_what_nobody_waits_for_and_tells_what_it_will_not_have() -> None:

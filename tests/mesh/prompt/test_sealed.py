@@ -22,8 +22,8 @@ from sealring.mesh.names import MAX_DEPLOYMENT_NAME, check_deployment_name
 from sealring.mesh.prompt.sealed import (
     CLASSIC,
     MAX_CHUNK_BYTES,
+    MAX_ENVELOPE_BYTES,
     MAX_LIFETIME_SECONDS,
-    MAX_REQUEST_BYTES,
     ReplayGuard,
     ReplyOpener,
     ReplySealer,
@@ -287,11 +287,11 @@ def test_a_chunk_whose_kind_is_unknown_is_refused(plain: bytes) -> None:
 
 def test_bounds(guard: ReplayGuard) -> None:
     with pytest.raises(InvalidInput):
-        seal_request(KEY.public_key, info(), bytes(MAX_REQUEST_BYTES))
-    largest, _ = seal_request(KEY.public_key, request := info(), bytes(MAX_REQUEST_BYTES - 4096))
+        seal_request(KEY.public_key, info(), bytes(MAX_ENVELOPE_BYTES))
+    largest, _ = seal_request(KEY.public_key, request := info(), bytes(MAX_ENVELOPE_BYTES - 4096))
     KEY.open_request(largest, request, guard)
-    assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES + 1), info(), guard) == "ENVELOPE_TOO_LARGE"
-    assert refusal(KEY.open_request, bytes(MAX_REQUEST_BYTES), info(), guard) == "ENVELOPE_REFUSED"
+    assert refusal(KEY.open_request, bytes(MAX_ENVELOPE_BYTES + 1), info(), guard) == "ENVELOPE_TOO_LARGE"
+    assert refusal(KEY.open_request, bytes(MAX_ENVELOPE_BYTES), info(), guard) == "ENVELOPE_REFUSED"
     longest = "x" * MAX_DEPLOYMENT_NAME
     assert info(deployment=check_deployment_name(longest)).encode()
     assert info(deployment="x").encode()

@@ -14,6 +14,7 @@ from sealring.mesh.prompt.validate import (
     MAX_CONTENT_BYTES,
     MAX_MESSAGES,
     MAX_PREDICTION_BYTES,
+    check_text_envelope,
     validate_prompt,
     validate_prompt_cache_key,
     validate_request,
@@ -203,9 +204,9 @@ def test_a_requests_numbers_are_taken_up_to_their_bounds(
 
 
 def test_an_envelope_holds_something_and_not_too_much() -> None:
-    validate_request(inference.GenerateRequest(envelope=inference.Envelope(sealed=bytes(8 << 20))))
+    validate_request(inference.GenerateRequest(envelope=inference.Envelope(sealed=bytes(32 << 20))))
     for envelope, reason in (
-        (inference.Envelope(sealed=bytes((8 << 20) + 1)), "ENVELOPE_TOO_LONG"),
+        (inference.Envelope(sealed=bytes((32 << 20) + 1)), "ENVELOPE_TOO_LONG"),
         (inference.Envelope(sealed=b""), "EMPTY_ENVELOPE"),
         (inference.Envelope(), "EMPTY_ENVELOPE"),
         (inference.Envelope(clear=inference.Prompt()), "EMPTY_PROMPT"),
@@ -213,6 +214,13 @@ def test_an_envelope_holds_something_and_not_too_much() -> None:
         with pytest.raises(InvalidInput) as caught:
             validate_request(inference.GenerateRequest(envelope=envelope))
         assert caught.value.reason == reason
+
+
+def test_an_envelope_for_a_model_that_cannot_see_holds_a_text() -> None:
+    check_text_envelope(bytes(8 << 20))
+    with pytest.raises(InvalidInput) as caught:
+        check_text_envelope(bytes((8 << 20) + 1))
+    assert caught.value.reason == "ENVELOPE_TOO_LONG"
 
 
 def test_no_client_of_a_gateway_says_how_far_its_answer_has_come() -> None:

@@ -117,6 +117,18 @@ def test_the_turns_of_a_conversation_have_one_key_and_another_conversation_has_a
     assert derived(inference.Prompt(text=LONG + "hello")) != first
 
 
+def test_images_count_where_the_text_counts() -> None:
+    def showing(*images: bytes) -> inference.Prompt:
+        prompt = chat("be brief", "hello")
+        for image in images:
+            prompt.chat.messages[-1].images.add(data=image, at=5)
+        return prompt
+
+    prompts = [showing(b"x" * 300), showing(b"y" * 300), showing(b"x" * 301), showing(b"x" * 300, b"y")]
+    assert len({derived(prompt) for prompt in prompts}) == len(prompts)
+    assert derived(showing()) == b""
+
+
 def tokens(*ids: int) -> inference.Prompt:
     return inference.Prompt(tokens=inference.TokenIds(ids=ids))
 
