@@ -6,6 +6,7 @@ MiB, and three engines may start at once on two cores. Its modules do without th
 tokenizers and downloads only; `import_utils` has stand-ins for them while it is imported.
 
 Call `install` before the first import of mlx_lm. Where mlx_lm was imported already it does nothing.
+`node/engine/vision/mlx_vlm_import.py` registers mlx-vlm in the same way.
 """
 
 from __future__ import annotations
@@ -23,14 +24,22 @@ _UTILS, _TEXT_SIDE, _HUB = "mlx_lm.utils", "mlx_lm.tokenizer_utils", "huggingfac
 
 def install() -> None:
     """Makes `import mlx_lm.models...` light. Idempotent. Raises ImportError where mlx-lm is not installed."""
-    if "mlx_lm" in sys.modules:
-        return
-    spec = importlib.util.find_spec("mlx_lm")
+    if register("mlx_lm"):
+        vars(sys.modules["mlx_lm"])["__getattr__"] = _of_whole
+
+
+def register(name: str) -> bool:
+    """Makes the modules of a package importable without its `__init__`; whether that was still to be done.
+
+    Raises ImportError where it is not installed.
+    """
+    if name in sys.modules:
+        return False
+    spec = importlib.util.find_spec(name)
     if spec is None:
-        raise ImportError("mlx_lm is not installed", name="mlx_lm")
-    package: Any = importlib.util.module_from_spec(spec)
-    package.__getattr__ = _of_whole
-    sys.modules["mlx_lm"] = package
+        raise ImportError(f"{name} is not installed", name=name)
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    return True
 
 
 def _of_whole(name: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from . import sparse_index, together
+from . import sparse_index, splicing, together
 from .layout import Arguments, Place, get_argument, set_argument
 
 _SHOWN = """
@@ -94,6 +94,9 @@ class Adapter:
 
     together: Callable[[nn.Module], None] | None = None
     """A change of the model that makes it batch; None if mlx-lm's code does."""
+
+    splices: Callable[[nn.Module, splicing.Splice], None] = splicing.behind_embedding
+    """A change of the model at a head that takes images."""
 
     needs: tuple[str, ...] = ()
     """Names in the model's module from which stages learn the state that crosses. Some are private, so
@@ -261,8 +264,8 @@ _NAMED = {
         needs=("_crossing", "_index_keys", "_collapse", "_apply_rope", "_fake_quant_fp4", "_fake_quant_fp8"),
         rounds=("_fake_quant_fp4", "_fake_quant_fp8"),
     ),
-    "gemma3n": _Gemma3n(per_layer=(3,)),
-    "gemma4_text": _Gemma4(per_layer=("per_layer_input",)),
+    "gemma3n": _Gemma3n(per_layer=(3,), splices=splicing.gemma3n),
+    "gemma4_text": _Gemma4(per_layer=("per_layer_input",), splices=splicing.gemma4),
     "gpt_bigcode": Adapter(together=together.gpt_bigcode),
     "hunyuan": _Hunyuan(state=((0,), (3, 0), (3, 1))),
     "kimi_k3": _KimiK3(state=((0,), ("blocks", "raw"))),

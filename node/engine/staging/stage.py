@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import device
 
 from .adapters import Followed
@@ -67,7 +67,7 @@ class Stage:
         self.spec = _spec(anatomy, lo, hi)
         self.kept = _prune(model, anatomy, lo, hi)
         self._anatomy = anatomy
-        self._step = _Step([], [])
+        self._step = _Step([], [], [])
         self._slots = Slots(full_cache(model), anatomy.owners, anatomy.idle, lo, hi)
         self.quantization = quantization
         self.awaits_input = True
@@ -103,6 +103,37 @@ class Stage:
                 intercept_call(layer, self._take_over(index))
         if hi == count:
             intercept_call(anatomy.layers[-1], self._cut)
+
+    def take_images(self, residuals: int = 0) -> None:
+        """Has a head take rows of images beside tokens, once, before the first call.
+
+        From then on `inputs` may be longer: which tokens have rows, bool [rows, tokens], the rows [rows,
+        tokens, width], and `residuals` further arrays of that shape, each added to the output of a layer from
+        the first on. Raises ModelError (VISION_UNSUPPORTED) for a model without an embedding to be found, and
+        for a head of fewer layers.
+        """
+        if residuals > self.spec.hi:
+            raise ModelError(
+                f"images need the first {residuals} layers at the head, which has {self.spec.hi}",
+                hint="give the head more layers",
+                reason="VISION_UNSUPPORTED",
+            )
+        self._anatomy.adapter.splices(self.model, self._splice)
+        for index in range(residuals):
+            intercept_call(self._anatomy.layers[index], self._add(index))
+
+    def _splice(self, embedded: mx.array) -> mx.array:
+        if not self._step.images:
+            return embedded
+        there, rows, *_ = self._step.images
+        return mx.where(there[..., None], rows, embedded)
+
+    def _add(self, index: int) -> Call:
+        def call(original: Call, *args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            return output + self._step.images[2 + index] if self._step.images else output
+
+        return call
 
     def draft_runs(self, stages: int) -> int:
         """The number of runs of drafts that can be taken back, as `runs_of`."""
@@ -185,7 +216,10 @@ class Stage:
     def _run(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
         rows, tokens = inputs[0].shape[:2]
         token_ids = inputs[0] if self.spec.lo == 0 else mx.zeros((rows, tokens), mx.uint32)
-        step = self._step = _Step([] if self.spec.lo == 0 else inputs, self._slots.spread(cache))
+        arrived, images = ([], inputs[1:]) if self.spec.lo == 0 else (inputs, [])
+        if images:  # as in mlx-vlm; some models make more of tokens than an embedding
+            token_ids = mx.where(images[0], 0, token_ids)
+        step = self._step = _Step(arrived, images, self._slots.spread(cache))
         with contextlib.ExitStack() as recording:
             updates = {
                 donor: recording.enter_context(recorded_updates(self._cache_of(donor)))
@@ -196,7 +230,7 @@ class Stage:
             except _HandedOn:
                 outputs = self._outputs(updates)
             finally:
-                self._step = _Step([], [])
+                self._step = _Step([], [], [])
         self._slots.count(cache, rows, tokens)
         return outputs
 
@@ -292,8 +326,9 @@ class Stage:
 class _Step:
     """One call of a stage under way."""
 
-    def __init__(self, arrived: list[mx.array], caches: Cache) -> None:
+    def __init__(self, arrived: list[mx.array], images: list[mx.array], caches: Cache) -> None:
         self.arrived = arrived
+        self.images = images
         self.caches = caches
         self.next_arguments: list[Arguments] = []
 

@@ -1,0 +1,284 @@
+"""Checks that a model cut into stages computes prompts with images as mlx-vlm's whole model does.
+
+Both are made of one folder with random weights. mlx-vlm's model is called as mlx-vlm calls it: embeddings of
+the whole prompt, then chunks of them, then tokens one by one. The stages get tokens, and rows of images at
+the head. All logits of rows alone are compared, and then those of the rows together with these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import numpy.typing as npt
+from mlx.utils import tree_flatten, tree_unflatten
+
+from sealring.node.engine.check import ranges_of
+from sealring.node.engine.check_runs import largest_difference
+from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging.splicing import embedded
+from sealring.node.engine.transfer import through_record, transfer
+from sealring.node.engine.weights import load_lazily, load_stage
+
+from .picture import Picture
+from .prefilling import Images
+from .tower import Tower, build, load_tower
+
+_SPREAD = 0.05
+_DECODE_STEPS = 4
+_CHUNK = 7
+"""Tokens of a chunk that no image makes longer: an odd number, and fewer than the images of some prompts."""
+
+
+@dataclass(frozen=True)
+class ImageReport:
+    """The largest differences of logits; None where one is no number."""
+
+    model_type: str
+    stages: list[list[int]]
+    alone: float | None
+    """Between mlx-vlm's whole model and the stages, each row by itself."""
+    together: float | None
+    """Between rows that decode together and the same rows alone."""
+    blind: float | None
+    """Between the stages with images and the same stages without. 0 would say that images are not seen."""
+    largest: float
+    """The largest logit."""
+    tower_bytes: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens, uint32 [tokens], and the images among them."""
+
+    tokens: npt.NDArray[np.uint32]
+    pictures: tuple[Picture, ...]
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """Chunks of _CHUNK tokens, or more where they would end inside an image; the last token by itself."""
+        ends = [0]
+        while ends[-1] < len(self.tokens) - 1:
+            end = min(ends[-1] + _CHUNK, len(self.tokens) - 1)
+            ends.append(next((one.end for one in self.pictures if one.start < end < one.end), end))
+        return list(zip(ends, [*ends[1:], len(self.tokens)], strict=True))
+
+
+def prompts(
+    vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], seed: int
+) -> list[Prompt]:
+    """A prompt with one image, one with several, one without, and one that begins with an image.
+
+    `kinds` are images: `shapes` of random arrays, `values` of arrays, the number of `rows`. `token` stands for
+    a row of an image.
+    """
+    random = np.random.default_rng(seed)
+    made = []
+    for layout in (["one", 5], [9, "one", 3, "two", 6], [6], ["two", 2, "one", 4], [3, "one", 2]):
+        tokens: list[int] = []
+        pictures = []
+        for part in layout:
+            if isinstance(part, int):
+                tokens += random.integers(3, min(vocabulary, token), part).tolist()
+                continue
+            kind = kinds[0 if part == "one" else -1]
+            arrays = {
+                name: random.normal(size=shape).astype(np.float32) for name, shape in kind["shapes"].items()
+            } | {name: np.array(value) for name, value in kind.get("values", {}).items()}
+            places = np.arange(len(tokens), len(tokens) + kind["rows"])
+            tokens += [token] * kind["rows"]
+            digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).digest()
+            pictures.append(Picture(int(places[0]), len(tokens), places, digest, arrays))
+        made.append(Prompt(np.array(tokens, np.uint32), tuple(pictures)))
+    return made
+
+
+def save_random(config: Mapping[str, Any], folder: Path, seed: int, dtype: mx.Dtype = mx.float32) -> None:
+    """Writes a model folder with random weights, of mlx-vlm's names."""
+    mx.random.seed(seed)
+    model = build(config)
+    weights = {}
+    for name, value in tree_flatten(model.parameters()):
+        if mx.issubdtype(value.dtype, mx.floating):
+            key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big")
+            value = (value + _SPREAD * mx.random.normal(value.shape, key=mx.random.key(key))).astype(dtype)
+        weights[name] = value
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def load_whole(config: Mapping[str, Any], folder: Path) -> nn.Module:
+    """mlx-vlm's whole model with the weights of a folder that `save_random` wrote."""
+    model = build(config)
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
+    model.update(tree_unflatten(list(weights.items())))
+    return model
+
+
+class Whole:
+    """mlx-vlm's whole model, as `mlx_vlm.generate` calls it, for one row at a time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model: Any = model
+
+    def __call__(self, prompt: Prompt, more: int) -> tuple[list[mx.array], list[int]]:
+        """The logits of each chunk and of each of `more` greedy tokens, and these."""
+        tokens = mx.array(prompt.tokens.astype(np.int32))[None]
+        arrays = {name: mx.array(value) for name, value in _joined(prompt.pictures).items()}
+        pixels = arrays.pop("pixel_values", None)
+        made = self._model.get_input_embeddings(tokens, pixels, mask=mx.ones(tokens.shape, mx.int32), **arrays)
+        embeddings = made.inputs_embeds
+        others = {
+            name: value
+            for name, value in made.to_dict().items()
+            if name != "inputs_embeds" and value is not None
+        }
+        language = self._model.language_model
+        cache = language.make_cache() if hasattr(language, "make_cache") else _plain(language)
+        logits = []
+        for start, end in prompt.chunks():
+            out = language(
+                inputs=tokens[:, start:end],
+                inputs_embeds=embeddings[:, start:end],
+                cache=cache,
+                n_to_process=end - start,
+                **others,
+            )
+            logits.append(out.logits[0].astype(mx.float32))
+            mx.eval(logits[-1])
+        chosen = [int(mx.argmax(logits[-1][-1]).item())]
+        for _ in range(more):
+            out = language(inputs=mx.array([[chosen[-1]]]), cache=cache)
+            logits.append(out.logits[0].astype(mx.float32))
+            chosen.append(int(mx.argmax(logits[-1][-1]).item()))
+        return logits, chosen
+
+
+class Staged:
+    """The stages, with the tower at the head."""
+
+    def __init__(self, stages: Sequence[Stage], tower: Tower) -> None:
+        self._stages = stages
+        self._images = Images(tower)
+        self._transfer = transfer()
+        stages[0].take_images(tower.residuals)
+
+    def prefill(self, prompt: Prompt, *, blind: bool = False) -> tuple[list[mx.array], list[Any]]:
+        """The logits of each chunk, and the row's caches, one of each stage."""
+        cache = [stage.make_cache() for stage in self._stages]
+        logits = []
+        for start, end in prompt.chunks():
+            pictures = () if blind else prompt.pictures
+            more = self._images.inputs(0, pictures, start, end, _fail)
+            logits.append(self.step([mx.array(prompt.tokens[None, start:end]), *more], cache)[0])
+        return logits, cache
+
+    def step(self, state: list[mx.array], cache: list[Any]) -> mx.array:
+        """Logits, float32 [rows, tokens, vocabulary]."""
+        rows, length = state[0].shape[:2]
+        for stage, own in zip(self._stages, cache, strict=True):
+            outputs = stage(state, own)
+            if stage.spec.is_tail:
+                break
+            tensors = stage.spec.hands_on
+            buffer = self._transfer.receive_buffer(tensors, rows, length)
+            buffer.fill(through_record(self._transfer, outputs, tensors, rows, length))
+            state = buffer.arrays
+        mx.eval(outputs)
+        self._transfer.settle()
+        return outputs[0].astype(mx.float32)
+
+    def alone(self, prompt: Prompt, tokens: Sequence[int]) -> list[mx.array]:
+        """The logits of each chunk and each token."""
+        logits, cache = self.prefill(prompt)
+        return logits + [self.step([mx.array([[token]], mx.uint32)], cache)[0] for token in tokens]
+
+    def together(self, prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]]) -> list[list[mx.array]]:
+        """As `alone`, of rows that are prefilled one by one and decode as a batch."""
+        logits, rows = zip(*(self.prefill(prompt) for prompt in prompts), strict=True)
+        batch = [caches.merge(own) for own in zip(*rows, strict=True)]
+        found = [list(own) for own in logits]
+        for step in zip(*tokens, strict=True):
+            made = self.step([mx.array([[token] for token in step], mx.uint32)], batch)
+            for own, one in zip(found, made, strict=True):
+                own.append(one)
+        return found
+
+
+def check_images(
+    config: Mapping[str, Any],
+    kinds: Sequence[Mapping[str, Any]],
+    token: int,
+    *,
+    stages: int = 2,
+    seed: int = 0,
+    dtype: mx.Dtype = mx.float32,
+) -> ImageReport:
+    """Compares mlx-vlm's whole model with stages; arguments as `prompts` has them. Raises ModelError."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_random(config, folder, seed, dtype)
+        lazy, _ = load_lazily(folder)
+        ranges = ranges_of(len(lazy.layers), stages=stages)  # type: ignore[arg-type]
+        tower = load_tower(folder, *embedded(lazy))
+        assert tower is not None, "the folder has no tower"
+        staged = Staged([load_stage(folder, lo, hi) for lo, hi in ranges], tower)
+        whole = Whole(load_whole(config, folder))
+        vocabulary = config.get("text_config", config).get("vocab_size") or config["vocab_size"]
+        asked = prompts(vocabulary, token, kinds, seed)
+        expected = [whole(prompt, _DECODE_STEPS) for prompt in asked]
+        chosen = [tokens[:-1] for _, tokens in expected]
+        alone = [staged.alone(prompt, tokens) for prompt, tokens in zip(asked, chosen, strict=True)]
+        together = staged.together(asked, chosen)
+        blind = [staged.prefill(prompt, blind=True)[0] for prompt in asked]
+    flat = [logits for row in alone for logits in row]
+    return ImageReport(
+        model_type=config["model_type"],
+        stages=[list(one) for one in ranges],
+        alone=largest_difference([logits for row, _ in expected for logits in row], flat),
+        together=largest_difference([logits for row in together for logits in row], flat),
+        blind=largest_difference(
+            [row[-1] for row in blind], [row[len(dark) - 1] for row, dark in zip(alone, blind, strict=True)]
+        ),
+        largest=max(float(mx.max(mx.abs(logits)).item()) for logits in flat),  # type: ignore[arg-type]
+        tower_bytes=tower.weight_bytes,
+    )
+
+
+def _joined(pictures: Sequence[Picture]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a prompt's images, as a processor makes them of all at once: behind one another, smaller
+    ones filled up with zeros."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name in pictures[0].arrays if pictures else ():
+        each = [one.arrays[name] for one in pictures]
+        shape = np.max([array.shape[1:] for array in each], axis=0)
+        padded = [
+            np.pad(array, [(0, 0), *((0, int(most - own)) for most, own in zip(shape, array.shape[1:], strict=True))])
+            for array in each
+        ]
+        found[name] = np.concatenate(padded)
+    return found
+
+
+def _plain(language: Any) -> list[Any]:
+    from mlx_vlm.models.cache import KVCache
+
+    return [KVCache() for _ in language.layers]
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def main_report(report: ImageReport) -> str:
+    """The report as a line of JSON."""
+    return json.dumps(dataclasses.asdict(report))

@@ -1,0 +1,48 @@
+"""Imports mlx-vlm's model classes without the rest of it.
+
+`import mlx_vlm` imports servers, downloads and audio, of which most is not installed here. Its models do
+without, so its packages are registered without their own `__init__`, as `mlx_lm_import` does for mlx-lm.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+from sealring.mesh.errors import FailedPrecondition
+from sealring.node.engine import mlx_lm_import
+
+_PACKAGES = ("mlx_vlm", "mlx_vlm.speculative")
+"""Each `__init__` imports what needs packages that are not installed."""
+
+_OTHER_NAMES = {"lfm2-vl": "lfm2_vl"}
+"""mlx-vlm's name of a family where it is not mlx-lm's."""
+
+
+def installed() -> bool:
+    """Whether mlx-vlm is there to be imported. Imports nothing."""
+    return importlib.util.find_spec("mlx_vlm") is not None
+
+
+def family(model_type: str) -> ModuleType | None:
+    """mlx-vlm's package of a model type, such as `gemma3`: `Model`, `ModelConfig`, `VisionModel` and others.
+
+    None if mlx-vlm has none. Raises FailedPrecondition (VISION_NOT_INSTALLED).
+    """
+    try:
+        for name in _PACKAGES:
+            mlx_lm_import.register(name)
+        name = f"mlx_vlm.models.{_OTHER_NAMES.get(model_type, model_type)}"
+        return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+    except ImportError as error:
+        raise not_installed() from error
+
+
+def not_installed() -> FailedPrecondition:
+    """The error for an image where what reads images is not installed."""
+    return FailedPrecondition(
+        "this machine lacks what reads images",
+        hint="install it where the ring's head runs: pip install 'sealring[vision]'",
+        reason="VISION_NOT_INSTALLED",
+    )
