@@ -508,7 +508,8 @@ def print_plan(plan: Any) -> None:
                 stage.member_name or stage.member[:16],
                 layers_of(ring, stage),
                 size(stage.weight_bytes)
-                + (f" + {size(stage.draft_bytes)} {_source(plan)}" if stage.draft_bytes else ""),
+                + (f" + {size(stage.draft_bytes)} {_source(plan)}" if stage.draft_bytes else "")
+                + (f" + {size(stage.vision_bytes)} vision" if stage.vision_bytes else ""),
                 size(stage.kv_bytes),
                 size(stage.memory_usable),
                 level_of(stage.trust),
@@ -576,6 +577,7 @@ def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
         if node["id"] in stages:
             ring, stage = stages[node["id"]]
             new = stage.weight_bytes + stage.kv_budget + stage.logits_bytes + stage.draft_bytes
+            new += stage.vision_bytes
             after = granted + overhead * bool(places) + new
             where.append(f"{ring.ring} {layers_of(ring, stage)}")
         free = size(max(0, usable - after))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from sealring.coordinator.auth.standing import Standing
@@ -182,7 +182,7 @@ class Survey:
         usable(spec, candidates)  # raises if no node agrees
         # Files that nodes lack are fetched at that commit, and compared by their hashes if these are known.
         known = max(agreeing.values(), key=lambda one: (bool(one.hub_files), bool(one.commit)))
-        return _with_draft(known, draft), candidates
+        return _with_tower(_with_draft(known, draft), agreeing.values()), candidates
 
     def _obstacle(self, member: StoredMember, deployment: str, serving: Mapping[str, list[_Serves]]) -> str:
         session = self._sessions.find(member.id)
@@ -268,6 +268,15 @@ def _with_draft(
     if draft is not None:
         made.draft.CopyFrom(draft)
     return made
+
+
+def _with_tower(
+    profile: model_pb2.ModelProfile, agreeing: Iterable[model_pb2.ModelProfile]
+) -> model_pb2.ModelProfile:
+    """A profile of our own with the memory of a vision tower, if any node has what computes it."""
+    most = max(agreeing, key=lambda one: one.vision_bytes, default=profile)
+    profile.vision_bytes, profile.vision_working_bytes = most.vision_bytes, most.vision_working_bytes
+    return profile
 
 
 def _of_one_commit(

@@ -70,7 +70,8 @@ class Demand:
     `logits` are the bytes of a row's logits and their copies. `rows` is the number of rows whose logits have
     to fit, as all may be in one step. `drafts` are the bytes per layer that take one row's drafts back, and
     `inputs` those that each stage keeps besides. `draft` are those of the draft model with its caches, at the
-    head, and `mtp` those of the model's MTP head, at the tail. `mark` are the bytes per layer of one mark.
+    head, and `mtp` those of the model's MTP head, at the tail. `vision` are those of the vision tower, at
+    the head, with what it takes while it computes an image. `mark` are the bytes per layer of one mark.
     """
 
     weights: tuple[int, ...]
@@ -84,6 +85,7 @@ class Demand:
     inputs: int = 0
     draft: int = 0
     mtp: int = 0
+    vision: int = 0
     mark: tuple[int, ...] = ()
 
     @classmethod
@@ -115,7 +117,10 @@ class Demand:
         logits = LOGITS_COPIES * 4 * profile.vocab_size
         outer = profile.embed_bytes, profile.head_bytes, profile.tied
         draft = draft_bytes(profile, context, kv_bits, chunk) if profile.HasField("draft") else 0
-        made = cls(tuple(profile.layer_bytes), row, *outer, logits, rows, draft=draft, mark=mark)
+        vision = profile.vision_bytes + profile.vision_working_bytes
+        made = cls(
+            tuple(profile.layer_bytes), row, *outer, logits, rows, draft=draft, vision=vision, mark=mark
+        )
         if not (speculate and profile.trimmable):
             return made
         drafts = tuple(
@@ -174,15 +179,23 @@ class Demand:
             return 0
         return self.draft * (rank == 0) + self.mtp * (rank == stages - 1)
 
+    def vision_at(self, rank: int) -> int:
+        """Bytes that the vision tower takes at this rank."""
+        return self.vision * (rank == 0)
+
     def row_logits(self, rank: int, stages: int) -> int:
         """Bytes that a row's logits and their copies take at this rank: none before the tail."""
         return self.logits if rank == stages - 1 else 0
 
     def extras(self, stages: int) -> list[int]:
-        """Bytes besides layers per rank that have to fit: weights, the logits of `rows` rows, `inputs`, and
-        the draft model."""
+        """Bytes besides layers per rank that have to fit: weights, the logits of `rows` rows, `inputs`, the
+        draft model and the vision tower."""
         return [
-            weights + self.rows * self.row_logits(rank, stages) + self.inputs + self.draft_at(rank, stages)
+            weights
+            + self.rows * self.row_logits(rank, stages)
+            + self.inputs
+            + self.draft_at(rank, stages)
+            + self.vision_at(rank)
             for rank, weights in enumerate(self.outer_weights(stages))
         ]
 
@@ -289,6 +302,8 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
         raise _bad("embedding or head size")
     if max(profile.mtp_bytes, profile.mtp_kv_bytes_per_token * MAX_CONTEXT) > _MAX_BYTES:
         raise _bad("size of an MTP head")
+    if max(profile.vision_bytes, profile.vision_working_bytes) > _MAX_BYTES:
+        raise _bad("size of a vision tower")
     if profile.max_context > MAX_CONTEXT:
         raise _bad("context")
     if profile.vocab_size > MAX_VOCABULARY:

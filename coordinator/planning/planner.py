@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from sealring.coordinator.planning.arrangement import (
     Candidate,
@@ -52,6 +53,10 @@ DEFAULT_CONTEXT = 4096
 """Tokens, for models that name no context of their own."""
 
 CLEAR = "every node computes a part of every layer; what they add up crosses the network in clear"
+
+BLIND = (
+    "prompts with images are refused: a vision tower works at the head of a pipeline, not in a tensor ring"
+)
 
 SHORTEST_CHUNK = 256
 """Tokens of the longest chunk where a member does not say by how many it gains."""
@@ -96,6 +101,8 @@ def plan(
     demand = _demand(made.spec, profile, made.spec.context)
     if spec.strategy == TENSOR:
         made.reasons.append(CLEAR)
+        if profile.vision_bytes:
+            made.reasons.append(BLIND)
     else:
         made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted, profile.trimmable))
     if not asked.max_rows:
@@ -140,7 +147,7 @@ def _left(made: admin_pb2.DeploymentPlan, rings: Sequence[PlannedRing]) -> str:
 
 def memory_of(stage: admin_pb2.StagePlan) -> int:
     """Bytes that a planned stage may take of its member."""
-    return stage.weight_bytes + stage.kv_budget + stage.logits_bytes + stage.draft_bytes
+    return stage.weight_bytes + stage.kv_budget + stage.logits_bytes + stage.draft_bytes + stage.vision_bytes
 
 
 def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile) -> None:
@@ -176,7 +183,7 @@ def longest_chunk(
 def _demand(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int, slack: int = 0
 ) -> Demand:
-    return Demand.of(
+    made = Demand.of(
         profile,
         context,
         spec.kv_bits,
@@ -185,6 +192,7 @@ def _demand(
         spec.max_rows or 1,
         speculate=spec.speculate,
     )
+    return replace(made, vision=0) if spec.strategy == TENSOR else made
 
 
 def _by_memory(
@@ -366,11 +374,13 @@ def _ring_plan(name: str, demand: Demand, ring: PlannedRing, whole: bool) -> adm
                 kv_bytes=demand.row_bytes(first, end),
                 logits_bytes=demand.row_logits(*place),
                 draft_bytes=0 if whole else demand.draft_at(*place),
+                vision_bytes=demand.vision_at(rank),
                 memory_usable=member.memory_usable,
                 trust=member.trust,
             )
         )
-        stages[-1].kv_budget = member.room - stages[-1].weight_bytes - stages[-1].draft_bytes
+        besides = stages[-1].draft_bytes + stages[-1].vision_bytes
+        stages[-1].kv_budget = member.room - stages[-1].weight_bytes - besides
         first = 0 if whole else end
     return admin_pb2.RingPlan(ring=name, stages=stages, min_trust=min(stage.trust for stage in stages))
 

@@ -52,6 +52,12 @@ def reasons(
         lines.append(
             f"the model's MTP head guesses at {tails}, with {size(demand.mtp)} of weights and caches"
         )
+    if demand.vision:
+        heads = ", ".join(ring[0][0].name for ring in rings)
+        lines.append(
+            f"the model's vision tower reads images at {heads}, "
+            f"with {size(demand.vision)} of weights and room to work in"
+        )
     if made.context < wanted:
         lines.append(
             f"a context of {made.context} tokens, for {wanted} do not fit (--kv-bits 8 or more nodes help)"

@@ -175,6 +175,7 @@ class RunningRing:
             hub_files=self.hub_files,
             draft=self.draft if stage.draft_bytes else None,
             mtp=self.draft is None and len(self.plan.stages) > 1 and self.plan.stages[-1].draft_bytes > 0,
+            vision=stage.vision_bytes > 0,
         )
 
     def name_of(self, member: str) -> str:

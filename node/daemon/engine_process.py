@@ -66,6 +66,8 @@ class StageKey:
     draft: DraftKey | None = None
     mtp: bool = False
     """Whether the ring's tail guesses by the model's MTP head."""
+    vision: bool = False
+    """Whether it is a head with memory for the model's vision tower."""
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ class EpochPlan:
     """A model by which this member, the head, guesses tokens."""
     mtp: bool = False
     """Whether the tail guesses tokens by the model's MTP head."""
+    vision: bool = False
+    """Whether this member, the head, has memory for the model's vision tower."""
     releases: tuple[bytes, ...] = ()
     """The hashes of its members' software, each once, in order."""
 
@@ -116,6 +118,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         speculate=prepare.speculate,
         draft=_draft(prepare, own),
         mtp=prepare.mtp and prepare.speculate and not prepare.backend and len(ring.members) > 1,
+        vision=prepare.vision and not prepare.backend and own.rank == 0,
         releases=tuple(sorted({roster.member(each.id).manifest_hash for each in ring.members})),
     )
 

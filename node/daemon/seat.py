@@ -156,6 +156,8 @@ class Seat:
         stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, *most)
         if plan.mtp:
             stage = dataclasses.replace(stage, mtp=True)
+        if plan.vision:
+            stage = dataclasses.replace(stage, vision=True)
         if plan.backend:
             stage = dataclasses.replace(stage, rank=plan.rank, ranks=plan.size)
         if (draft := plan.draft) is not None:

@@ -53,6 +53,7 @@ from sealring.node.engine.staging.undo import UndoLog
 from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.threads import LAUNCHES, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
+from sealring.node.engine.vision.tower import Tower
 from sealring.node.wire.channel import EngineChannel
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import trace_pb2
@@ -86,7 +87,8 @@ class StageEpoch:
 
     `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail, `drafter`
     at a head that has a draft model, `tail_drafter` at a tail that has an MTP head. `mtp`: the deployment
-    guesses by such a head. Unless the deployment has `speculate`, steps with drafts are refused, because
+    guesses by such a head. `tower` is given at a head that takes images.
+    Unless the deployment has `speculate`, steps with drafts are refused, because
     drafts reveal what repeats. `runs` is the number of runs of drafts that the stage can take back, as
     `staging.undo.runs_of` says. `times` are those of the stage's steps. `on_fault` is called once, by any
     thread, when the epoch cannot go on, and never after `end`.
@@ -110,6 +112,7 @@ class StageEpoch:
         drafter: Drafter | None = None,
         tail_drafter: TailDrafter | None = None,
         mtp: bool = False,
+        tower: Tower | None = None,
         on_fault: Callable[[BaseException], None],
         deadline: float = RECORD_DEADLINE,
     ) -> None:
@@ -141,6 +144,7 @@ class StageEpoch:
             drafter=drafter if speculate else None,
             tail_drafter=self._tail_drafter,
             mtp=self._mtp,
+            tower=tower,
             deadline=deadline,
             fail=self.fail,
         )

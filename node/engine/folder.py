@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import structlog
 
-from sealring.mesh.errors import ModelError
+from sealring.mesh.errors import ModelError, SealringError
 from sealring.mesh.ring.composition import MAX_DRAFTS
 from sealring.mesh.ring.limits import DRAFT_MARKS, MAX_RUNS
 from sealring.node.engine import device, sampling_kinds
@@ -28,12 +28,14 @@ from sealring.node.engine.staging.anatomy import dissect, full_cache, not_runnab
 from sealring.node.engine.staging.caches import trimmable
 from sealring.node.engine.staging.mtp_head import keeps_embedding
 from sealring.node.engine.staging.rows import BLOCK, extra_bytes
+from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.staging.undo import can_go_back
 from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.text.alike import cannot_go_back, check_alike
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.transfer import shares_memory
+from sealring.node.engine.vision.tower import Tower, load_tower
 from sealring.node.engine.warm_up import patience, timed, warm_up
 from sealring.node.engine.weights import (
     cut_stage,
@@ -78,6 +80,7 @@ class Loaded:
     layout: Layout | None = None
     drafter: Drafter | None = None
     tail_drafter: TailDrafter | None = None
+    tower: Tower | None = None
     prefixes: Prefixes = field(init=False)
     stored_at: engine.PrefixDisk | None = None
 
@@ -89,7 +92,7 @@ class Loaded:
         mine, theirs = (
             (
                 *(one.path, one.digest, one.lo, one.hi, one.context, one.kv_bits),
-                *(one.rank, one.ranks, one.draft, one.mtp),
+                *(one.rank, one.ranks, one.draft, one.mtp, one.vision),
             )
             for one in (self.command, command)
         )
@@ -180,7 +183,7 @@ class Loaded:
             self.grammars.close()
         self.close_disk()
         self.prefixes.clear()
-        self.drafter = self.tail_drafter = None
+        self.drafter = self.tail_drafter = self.tower = None
         del self.stage
         gc.collect()
         mx.clear_cache()
@@ -221,6 +224,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             drafter = _drafter(path, command, words) if is_head and command.draft.path else None
             guesses_here = command.mtp and stage.spec.is_tail and command.ranks <= 1
             tail_drafter = _tail_drafter(path, command, stage) if guesses_here else None
+            tower = _tower(path, stage) if command.vision and is_head and command.ranks <= 1 else None
         except (RuntimeError, ValueError) as error:
             raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:
@@ -235,7 +239,26 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         raise
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
     layout = _layout(stage, path)
-    return Loaded(stage, front, command, measured, grammars, times, layout, drafter, tail_drafter)
+    return Loaded(stage, front, command, measured, grammars, times, layout, drafter, tail_drafter, tower)
+
+
+def _tower(path: Path, stage: Stage) -> Tower | None:
+    """The vision tower of the model at `path`, in front of its first stage; None if it cannot be used, so
+    that prompts without images are served all the same.
+
+    Raises ModelError (WEIGHTS_CORRUPT).
+    """
+    try:
+        tower = load_tower(path, *embedded(stage.model))
+        if tower is not None:
+            stage.take_images(tower.residuals)
+    except SealringError as error:
+        log.warning("vision_tower_unusable", model=path.name, reason=error.reason, error=error.message)
+        return None
+    if tower is not None:
+        read_arrays(path, tower.kept)
+        log.info("vision_tower_loaded", weight_bytes=tower.weight_bytes)
+    return tower
 
 
 def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> TailDrafter:

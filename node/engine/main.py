@@ -268,8 +268,9 @@ class Engine:
 
     def _open_epoch(self, command: engine.OpenEngineEpoch) -> None:
         loaded = self._stage_for(command)
-        draft = sum(each.memory for each in loaded.drafters)
-        device.wire(loaded.stage.weight_bytes + command.kv_budget + draft)
+        besides = sum(each.memory for each in loaded.drafters)
+        besides += loaded.tower.weight_bytes if loaded.tower is not None else 0
+        device.wire(loaded.stage.weight_bytes + command.kv_budget + besides)
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
         origins = loaded.prefixes.turn_over(command.ring)
         if loaded.tail_drafter is not None:
@@ -301,6 +302,7 @@ class Engine:
             drafter=loaded.drafter,
             tail_drafter=loaded.tail_drafter,
             mtp=loaded.command.mtp,
+            tower=loaded.tower,
             on_fault=partial(self._fault, command.epoch),
         )
         kept = []

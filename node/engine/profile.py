@@ -28,6 +28,7 @@ from sealring.node.engine.staging.interception import leaves, own_arrays
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
 from sealring.node.engine.staging.shards import sharded
 from sealring.node.engine.staging.undo import runs_of
+from sealring.node.engine.vision.sizes import vision_bytes
 from sealring.node.engine.weights import (
     check_folder,
     has_mtp_head,
@@ -85,7 +86,8 @@ def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
     like where they are quantized.
 
     `mtp_bytes`: parameters of an MTP head that the tail needs besides its own, and `mtp_kv_bytes_per_token`
-    those of its caches; 0 where the folder has no head, or one that is of no use.
+    those of its caches; 0 where the folder has no head, or one that is of no use. `vision_bytes` and
+    `vision_working_bytes` are those of `vision.sizes`.
 
     With several `ranks`, layers and caches are what one of them holds. Raises ModelError as
     `weights.load_stage` and `weights.load_shard` do.
@@ -116,7 +118,7 @@ def _precision(model: nn.Module) -> dict[str, Any]:
 def measure(path: Path, model: nn.Module, config: dict[str, Any], anatomy: Anatomy) -> dict[str, Any]:
     """The profile of a model that is mapped lazily from the folder `path`, as `profile` has it."""
     report = _weights(model, anatomy) | _caches(model, anatomy)
-    report |= _mtp_head(path, model, config, tied=report["tied"])
+    report |= _mtp_head(path, model, config, tied=report["tied"]) | vision_bytes(path, config)
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     handoffs = [
         sum(math.prod(spec.tail) * getattr(mx, spec.dtype).size for spec in boundary.specs)

@@ -27,6 +27,9 @@ from sealring.node.engine.apart import answer
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.mtp_head import keeps_embedding
+from sealring.node.engine.staging.splicing import embedded
+from sealring.node.engine.vision.sizes import vision_bytes
+from sealring.node.engine.vision.tower import load_tower
 from sealring.node.engine.weights import (
     has_mtp_head,
     load_lazily,
@@ -50,7 +53,7 @@ _OUTPUT = re.compile(r'(\d+) -> "(\w+)"')
 
 def needed(path: Path, lo: int, hi: int) -> list[Range]:
     """The bytes of files that the layers [lo, hi) need, with embedding, norm and head if they need them. The
-    last have the MTP head with them, if there is one.
+    last have the MTP head with them, if there is one, and the first the vision tower.
 
     Only the headers of the weights have to be in the folder. Raises ModelError as `weights.load_stage`.
     """
@@ -60,6 +63,9 @@ def needed(path: Path, lo: int, hi: int) -> list[Range]:
         made = list(stage.kept)
         if stage.spec.is_tail and has_mtp_head(path, config):
             made += load_mtp_head(path, model, shares=keeps_embedding(model, stage.kept)).kept
+        if stage.spec.is_head and vision_bytes(path, config)["vision_bytes"]:
+            tower = load_tower(path, *embedded(model))
+            made += tower.kept if tower is not None else []
     found: list[Range] = []
     wanted = _sources(made, [array for _, _, array in loaded])
     by_file: dict[str, list[tuple[int, int]]] = {}

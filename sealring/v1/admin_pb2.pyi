@@ -928,6 +928,7 @@ class StagePlan(_message.Message):
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     LOGITS_BYTES_FIELD_NUMBER: _builtins.int
     DRAFT_BYTES_FIELD_NUMBER: _builtins.int
+    VISION_BYTES_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     member_name: _builtins.str
     rank: _builtins.int
@@ -945,6 +946,8 @@ class StagePlan(_message.Message):
     """at the tail: logits of max_rows rows, and the copies that sampling makes of them"""
     draft_bytes: _builtins.int
     """weights and caches: at the head of the draft model, at the tail of the MTP head"""
+    vision_bytes: _builtins.int
+    """at the head: the vision tower and what it takes while it computes an image"""
     def __init__(
         self,
         *,
@@ -960,10 +963,11 @@ class StagePlan(_message.Message):
         kv_budget: _builtins.int = ...,
         logits_bytes: _builtins.int = ...,
         draft_bytes: _builtins.int = ...,
+        vision_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "logits_bytes", b"logits_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "trust", b"trust", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "logits_bytes", b"logits_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "trust", b"trust", "vision_bytes", b"vision_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -325,6 +325,7 @@ class LoadStage(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     MTP_FIELD_NUMBER: _builtins.int
+    VISION_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -344,6 +345,8 @@ class LoadStage(_message.Message):
     """at once; steps of more are not timed"""
     mtp: _builtins.bool
     """the tail guesses by the model's MTP head"""
+    vision: _builtins.bool
+    """of a head: the model's vision tower, for which there is memory"""
     @_builtins.property
     def draft(self) -> Global___DraftModel:
         """at a head that is to guess by a draft model"""
@@ -364,10 +367,11 @@ class LoadStage(_message.Message):
         max_rows: _builtins.int = ...,
         draft: Global___DraftModel | None = ...,
         mtp: _builtins.bool = ...,
+        vision: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "mtp", b"mtp", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "mtp", b"mtp", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks", "vision", b"vision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

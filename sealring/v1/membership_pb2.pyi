@@ -1235,6 +1235,7 @@ class PrepareEpoch(_message.Message):
     SPECULATE_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     MTP_FIELD_NUMBER: _builtins.int
+    VISION_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     """of this ring, rising"""
@@ -1264,6 +1265,8 @@ class PrepareEpoch(_message.Message):
     """steps may have drafts; else every member refuses them"""
     mtp: _builtins.bool
     """the model's MTP head guesses, at the ring's tail"""
+    vision: _builtins.bool
+    """of the ring's head: it has memory for the model's vision tower"""
     @_builtins.property
     def draft(self) -> Global___DraftPlan:
         """of the ring's head: a draft model guesses"""
@@ -1289,10 +1292,11 @@ class PrepareEpoch(_message.Message):
         speculate: _builtins.bool = ...,
         draft: Global___DraftPlan | None = ...,
         mtp: _builtins.bool = ...,
+        vision: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "commit", b"commit", "context", b"context", "draft", b"draft", "epoch", b"epoch", "hub_files", b"hub_files", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "mtp", b"mtp", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version", "speculate", b"speculate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "commit", b"commit", "context", b"context", "draft", b"draft", "epoch", b"epoch", "hub_files", b"hub_files", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "mtp", b"mtp", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version", "speculate", b"speculate", "vision", b"vision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

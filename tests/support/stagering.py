@@ -21,7 +21,7 @@ import pytest
 from patience import PATIENCE_SECONDS
 from small_models import tiny
 
-from sealring.mesh.errors import EpochEnded
+from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.ring.composition import Adopting, Chunk, Composition, Keeping, ResolvedStep, Restoring
 from sealring.node.engine import device, params
 from sealring.node.engine.allowance import Allowance
@@ -34,6 +34,8 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.prefixes import Prefixes, support
 from sealring.node.engine.staging import Stage, random_model, random_stage
 from sealring.node.engine.tail_drafter import TailDrafter
+from sealring.node.engine.vision.picture import Picture
+from sealring.node.engine.vision.tower import Tower
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.wire.channel import RecordHeader
 from sealring.v1 import control_pb2 as control
@@ -201,6 +203,8 @@ class Prompts:
         self.forgotten: list[int] = []
         self.reused: list[int] = []
         self.over: set[int] = set()
+        self.images: dict[int, Sequence[Picture]] = {}
+        self.failed: dict[int, SealringError] = {}
         self.delivered = threading.Condition()
         self.guess: Callable[[int, int], list[int]] = lambda last, count: [last] * count
         self.modelled = {
@@ -227,6 +231,12 @@ class Prompts:
 
     def ended(self, row: int) -> bool:
         return row in self.over
+
+    def pictures(self, row: int) -> Sequence[Picture]:
+        return self.images.get(row, ())
+
+    def fail(self, row: int, error: SealringError) -> None:
+        self.failed[row] = error
 
     def prefilled(self, row: int) -> None: ...
 
@@ -284,6 +294,7 @@ class Ring:
         speculate: bool = True,
         drafter: Drafter | None = None,
         tail_drafter: TailDrafter | None = None,
+        tower: Tower | None = None,
     ) -> None:
         size = len(stages)
         links = [Link() for _ in stages]
@@ -312,6 +323,7 @@ class Ring:
                 drafter=drafter if rank == 0 else None,
                 tail_drafter=tail_drafter if rank == size - 1 else None,
                 mtp=tail_drafter is not None,
+                tower=tower if rank == 0 else None,
                 on_fault=self._fault,
                 deadline=deadline,
             )

@@ -21,6 +21,8 @@ from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.transfer import Transfer, transfer
+from sealring.node.engine.vision.prefilling import Images
+from sealring.node.engine.vision.tower import Tower
 from sealring.node.wire.channel import EngineChannel
 
 from .exits import Exit, LinkExit, OwnExit, Prompts
@@ -49,14 +51,16 @@ def seat_of(
     drafter: Drafter | None,
     tail_drafter: TailDrafter | None = None,
     mtp: bool = False,
+    tower: Tower | None = None,
     deadline: float,
     fail: Callable[[BaseException], None],
 ) -> Seat:
     """The seat of the member that has this stage; arguments as `StageEpoch` has them."""
     spec, moves = stage.spec, transfer()
+    images = Images(tower) if tower is not None else None
     if channel is None:
         assert prompts is not None
-        source: Source = Alone(prompts)
+        source: Source = Alone(prompts, images)
         alone = OwnExit(prompts, fail)
         return Seat(source, alone, Sampling(stage, source, alone, moves, grammars), moves)
     link = LinkExit(channel, fail)
@@ -70,7 +74,7 @@ def seat_of(
             source = ShardNeighbour(spec, channel, moves, deadline, link)
     elif spec.is_head:
         assert prompts is not None
-        source = Head(spec, prompts, channel, moves, deadline, fail, drafter, mtp)
+        source = Head(spec, prompts, channel, moves, deadline, fail, drafter, mtp, images)
     else:
         source = Neighbour(spec, channel, moves, deadline)
     if spec.is_tail:

@@ -11,12 +11,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sealring.mesh.errors import SealringError
 from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, ResolvedStep, Restoring
 from sealring.node.engine import records
 from sealring.node.engine.drafts import Guesses
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
 from sealring.node.engine.threads import DeviceWaits, Outbox, StepTimes
 from sealring.node.engine.transfer import SendBuffer, SharedSendBuffer
+from sealring.node.engine.vision.picture import Picture
 from sealring.node.wire.channel import EngineChannel, RecordHeader
 
 
@@ -39,8 +41,14 @@ class Prompts(Protocol):
     def ended(self, row: int) -> bool:
         """Whether the row's answer has ended, so that no further token of it counts."""
 
+    def pictures(self, row: int) -> Sequence[Picture]:
+        """The images of an opened row's prompt, in order."""
+
     def prefilled(self, row: int) -> None:
         """Forgets the row's prompt, which is computed."""
+
+    def fail(self, row: int, error: SealringError) -> None:
+        """Ends a row with an error of its own; its steps go on until it is evicted."""
 
     def keep(self, keeping: Keeping) -> None:
         """Notes a prefix that is kept of a row. Raises InvalidInput (BAD_STEP) if it must not be kept."""

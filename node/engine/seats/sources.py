@@ -34,6 +34,7 @@ from sealring.node.engine.staging import ShardSpec, StageSpec
 from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.threads import Inbox, Intake
 from sealring.node.engine.transfer import ReceiveBuffer, Transfer
+from sealring.node.engine.vision.prefilling import Images
 from sealring.node.wire.channel import EngineChannel, Kind
 from sealring.node.wire.timelog import TimeLog
 
@@ -134,8 +135,9 @@ class Source(ABC):
 class _Opened(Source):
     """Rows that were opened at this member."""
 
-    def __init__(self, prompts: Prompts) -> None:
+    def __init__(self, prompts: Prompts, images: Images | None = None) -> None:
         self._prompts = prompts
+        self._images = images
         self._runs = Runs()
 
     @property
@@ -152,10 +154,13 @@ class _Opened(Source):
         tokens = self._prompts.prompt(chunk.row)
         if chunk.end > len(tokens) or chunk.last != (chunk.end == len(tokens)):
             raise bad_chunk(chunk)
-        array = mx.array(tokens[None, chunk.start : chunk.end])
+        arrays = [mx.array(tokens[None, chunk.start : chunk.end])]
+        if self._images is not None and (pictures := self._prompts.pictures(chunk.row)):
+            fail = partial(self._prompts.fail, chunk.row)
+            arrays += self._images.inputs(chunk.row, pictures, chunk.start, chunk.end, fail)
         if chunk.last:
             self._prompts.prefilled(chunk.row)
-        return Input([array])
+        return Input(arrays)
 
     def executed(self, step: ResolvedStep) -> None:
         self._prompts.deliver(step, [], {})  # no token would tell the gateway to go on
@@ -181,13 +186,15 @@ class _Opened(Source):
     def forget(self, row: int) -> None:
         self._runs.forget(row)
         self._prompts.forget(row)
+        if self._images is not None:
+            self._images.forget(row)
 
 
 class Alone(_Opened):
     """The source of a ring of one; its last tokens never leave the device."""
 
-    def __init__(self, prompts: Prompts) -> None:
-        super().__init__(prompts)
+    def __init__(self, prompts: Prompts, images: Images | None = None) -> None:
+        super().__init__(prompts, images)
         self._feedback = LocalFeedback()
 
     def decode(self, step: ResolvedStep) -> Input:
@@ -219,9 +226,10 @@ class Head(_Opened):
         fail: Callable[[BaseException], None],
         drafter: Drafter | None = None,
         mtp: bool = False,
+        images: Images | None = None,
     ) -> None:
         """`mtp`: the tail guesses by an MTP head."""
-        super().__init__(prompts)
+        super().__init__(prompts, images)
         self._mtp = mtp
         self._spec = spec
         self._transfer = moves

@@ -68,6 +68,7 @@ from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.text.turns import Turns
 from sealring.node.engine.trial import bad_grammar
+from sealring.node.engine.vision.picture import Picture
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -278,6 +279,7 @@ class OpenRow:
     copies: list[int] = field(default_factory=list)
     scored: Sequence[int] = ()
     client: bytes = b""
+    pictures: Sequence[Picture] = ()
     generated: list[int] = field(default_factory=list)
     untold: control.RowOutput | None = None
     reading: bool = False  # its call is in line to be read, or is being read
@@ -679,10 +681,22 @@ class Front:
         opened = self._rows.get(row)
         return opened is not None and bool(opened.answer.finish)
 
+    def pictures(self, row: int) -> Sequence[Picture]:
+        opened = self._rows.get(row)
+        return opened.pictures if opened is not None else ()
+
     def prefilled(self, row: int) -> None:
         if (opened := self._rows.get(row)) is not None:
             opened.prompt = None
+            opened.pictures = ()
             opened.copies = []
+
+    def fail(self, row: int, error: SealringError) -> None:
+        with self._telling:
+            opened = self._rows.get(row)
+            if opened is not None and not opened.answer.finish:
+                opened.answer.finish = inference.FINISH_REASON_STOP  # nothing more is sent
+                self._emit(refusal(row, error))
 
     def keep(self, keeping: Keeping) -> None:
         names = self._names(keeping.row)

@@ -64,21 +64,21 @@ class Prompt:
     pictures: tuple[Picture, ...]
 
     def chunks(self) -> list[tuple[int, int]]:
-        """Chunks of _CHUNK tokens, or more where they would end inside an image; the last token by itself."""
+        """Chunks of _CHUNK tokens, or to the edge of an image in which they would end; the last token by
+        itself."""
         ends = [0]
-        while ends[-1] < len(self.tokens) - 1:
-            end = min(ends[-1] + _CHUNK, len(self.tokens) - 1)
-            ends.append(next((one.end for one in self.pictures if one.start < end < one.end), end))
+        while (begin := ends[-1]) < len(self.tokens) - 1:
+            end = min(begin + _CHUNK, len(self.tokens) - 1)
+            inside = [one for one in self.pictures if one.start < end < one.end]
+            ends += [one.start if one.start > begin else one.end for one in inside] or [end]
         return list(zip(ends, [*ends[1:], len(self.tokens)], strict=True))
 
 
-def prompts(
-    vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], seed: int
-) -> list[Prompt]:
+def prompts(vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], seed: int) -> list[Prompt]:
     """A prompt with one image, one with several, one without, and one that begins with an image.
 
-    `kinds` are images: `shapes` of random arrays, `values` of arrays, the number of `rows`. `token` stands for
-    a row of an image.
+    `kinds` are images: `shapes` of random arrays, `values` of arrays, the number of `rows`. `token` stands
+    for a row of an image.
     """
     random = np.random.default_rng(seed)
     made = []
@@ -135,7 +135,9 @@ class Whole:
         tokens = mx.array(prompt.tokens.astype(np.int32))[None]
         arrays = {name: mx.array(value) for name, value in _joined(prompt.pictures).items()}
         pixels = arrays.pop("pixel_values", None)
-        made = self._model.get_input_embeddings(tokens, pixels, mask=mx.ones(tokens.shape, mx.int32), **arrays)
+        made = self._model.get_input_embeddings(
+            tokens, pixels, mask=mx.ones(tokens.shape, mx.int32), **arrays
+        )
         embeddings = made.inputs_embeds
         others = {
             name: value
@@ -155,11 +157,11 @@ class Whole:
             )
             logits.append(out.logits[0].astype(mx.float32))
             mx.eval(logits[-1])
-        chosen = [int(mx.argmax(logits[-1][-1]).item())]
+        chosen = [_greedy(logits[-1])]
         for _ in range(more):
             out = language(inputs=mx.array([[chosen[-1]]]), cache=cache)
             logits.append(out.logits[0].astype(mx.float32))
-            chosen.append(int(mx.argmax(logits[-1][-1]).item()))
+            chosen.append(_greedy(logits[-1]))
         return logits, chosen
 
 
@@ -228,7 +230,7 @@ def check_images(
         folder = Path(name)
         save_random(config, folder, seed, dtype)
         lazy, _ = load_lazily(folder)
-        ranges = ranges_of(len(lazy.layers), stages=stages)  # type: ignore[arg-type]
+        ranges = ranges_of(len(lazy.layers), stages=stages)
         tower = load_tower(folder, *embedded(lazy))
         assert tower is not None, "the folder has no tower"
         staged = Staged([load_stage(folder, lo, hi) for lo, hi in ranges], tower)
@@ -260,13 +262,19 @@ def _joined(pictures: Sequence[Picture]) -> dict[str, npt.NDArray[Any]]:
     found: dict[str, npt.NDArray[Any]] = {}
     for name in pictures[0].arrays if pictures else ():
         each = [one.arrays[name] for one in pictures]
-        shape = np.max([array.shape[1:] for array in each], axis=0)
+        shape = np.max([array.shape[1:] for array in each], axis=0).astype(int)
         padded = [
-            np.pad(array, [(0, 0), *((0, int(most - own)) for most, own in zip(shape, array.shape[1:], strict=True))])
+            np.pad(array, [(0, 0), *zip([0] * len(shape), shape - array.shape[1:], strict=True)])
             for array in each
         ]
         found[name] = np.concatenate(padded)
     return found
+
+
+def _greedy(logits: mx.array) -> int:
+    token = mx.argmax(logits[-1]).item()
+    assert isinstance(token, int)
+    return token
 
 
 def _plain(language: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from pathlib import Path
 from types import ModuleType
 
 from sealring.mesh.errors import FailedPrecondition
@@ -20,9 +21,12 @@ _OTHER_NAMES = {"lfm2-vl": "lfm2_vl"}
 """mlx-vlm's name of a family where it is not mlx-lm's."""
 
 
-def installed() -> bool:
-    """Whether mlx-vlm is there to be imported. Imports nothing."""
-    return importlib.util.find_spec("mlx_vlm") is not None
+def knows(model_type: str) -> bool:
+    """Whether mlx-vlm is installed and has this model type. Imports nothing."""
+    name = _OTHER_NAMES.get(model_type, model_type)
+    found = importlib.util.find_spec("mlx_vlm")
+    places = found.submodule_search_locations or () if found is not None else ()
+    return name.isidentifier() and any(Path(place, "models", name).is_dir() for place in places)
 
 
 def family(model_type: str) -> ModuleType | None:
@@ -33,8 +37,8 @@ def family(model_type: str) -> ModuleType | None:
     try:
         for name in _PACKAGES:
             mlx_lm_import.register(name)
-        name = f"mlx_vlm.models.{_OTHER_NAMES.get(model_type, model_type)}"
-        return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+        name = _OTHER_NAMES.get(model_type, model_type)
+        return importlib.import_module(f"mlx_vlm.models.{name}") if knows(model_type) else None
     except ImportError as error:
         raise not_installed() from error
 

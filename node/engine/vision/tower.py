@@ -89,7 +89,6 @@ class Tower:
             ) from error
         return Rows(embeddings.astype(self.dtype), made.deepstack_visual_embeds or ())
 
-
     def blank(self, count: int) -> Rows:
         """Zeros in the place of an image's rows."""
         zeros = mx.zeros((count, self.width), self.dtype)

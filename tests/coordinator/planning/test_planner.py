@@ -585,6 +585,25 @@ def test_a_ring_of_one_has_no_draft_model() -> None:
     assert any("a ring of one node" in reason for reason in made.reasons)
 
 
+SEEING = {"vision_bytes": 500 * MIB, "vision_working_bytes": 200 * MIB}
+
+
+def test_the_head_has_fewer_layers_by_as_much_as_a_vision_tower_takes() -> None:
+    made = plan(spec(stages=3), profile(**SEEING), THREE)
+    head, *others = made.rings[0].stages
+    assert head.vision_bytes == 700 * MIB
+    assert not any(stage.vision_bytes for stage in others)
+    assert head.end_layer < min(stage.end_layer - stage.first_layer for stage in others)
+    assert any("vision tower reads images at" in line for line in made.reasons)
+    assert memory_of(head) <= capacity(head.memory_usable)
+
+
+def test_a_tensor_ring_has_no_vision_tower_and_says_so() -> None:
+    made = plan(spec(strategy="tensor", clear_links=True, stages=2), profile(**SEEING), THREE)
+    assert not any(stage.vision_bytes for ring in made.rings for stage in ring.stages)
+    assert any("prompts with images are refused" in line for line in made.reasons)
+
+
 def test_the_tail_has_fewer_layers_by_as_much_as_an_mtp_head_takes() -> None:
     """It is counted if tokens are guessed and no draft model does it."""
     head = {"mtp_bytes": 700 * MIB, "mtp_kv_bytes_per_token": 1024, "trimmable": True}

@@ -1,0 +1,92 @@
+"""The memory that a vision tower takes, from configuration and headers alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sealring.node.engine.weights import read_header, weight_files
+
+from . import mlx_vlm_import
+
+_OWN = re.compile(
+    r"(^|\.)(vision\w*|visual|\w*projector|\w*_projection_adapter|connector|aligner|mlp1|patch_merger"
+    r"|embed_vision|image_newline|view_separator)\."
+)
+"""Names of the tensors of towers and projectors, in the checkpoints of all families."""
+
+_STATES = 16
+"""Arrays of patches x width that a tower's layer and those in flight hold at once: states, queries, keys,
+values and products, in four bytes each. An estimate, as CHUNK_STATES of a chunk is."""
+
+_EDGE = 1024
+"""Pixels of an edge of the largest image where neither configuration nor processor says more."""
+
+_CONFIGS = ("preprocessor_config.json", "processor_config.json")
+_CONFIG_LIMIT = 1 << 20
+
+
+def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, int]:
+    """`vision_bytes`, the weights of the tower in a folder, and `vision_working_bytes`, what it takes besides
+    while it computes the largest image. 0 where there is no tower, or nothing installed that computes it."""
+    found = {"vision_bytes": 0, "vision_working_bytes": 0}
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping) or not mlx_vlm_import.knows(str(config.get("model_type"))):
+        return found
+    for file in weight_files(path):
+        entries = json.loads(read_header(file))
+        for name, entry in entries.items():
+            if name != "__metadata__" and _OWN.search(name) and "audio" not in name:
+                first, end = entry["data_offsets"]
+                found["vision_bytes"] += end - first
+    if found["vision_bytes"]:
+        found["vision_working_bytes"] = _working_bytes(path, vision)
+    return found
+
+
+def _working_bytes(path: Path, vision: Mapping[str, Any]) -> int:
+    patch = max(1, _number(vision, "patch_size", "spatial_patch_size") or 14)
+    width = _number(vision, "hidden_size", "embed_dim", "width") or 1024
+    inner = _number(vision, "intermediate_size") or 4 * width
+    pixels = largest_image(path, vision)
+    patches = pixels // (patch * patch)
+    return 4 * (patches * (_STATES * width + 2 * inner) + 2 * 3 * pixels)
+
+
+def largest_image(path: Path, vision: Mapping[str, Any]) -> int:
+    """Pixels of the largest image that a folder's processor makes."""
+    patch = max(1, _number(vision, "patch_size", "spatial_patch_size") or 14)
+    edge = _number(vision, "image_size") or _EDGE
+    found = [edge * edge]
+    for settings in _settings(path):
+        size = settings.get("size")
+        for part in (settings, size if isinstance(size, Mapping) else {}):
+            found.append(_number(part, "max_pixels"))
+            found.append(_number(part, "longest_edge") ** 2 if _number(part, "longest_edge") < 1 << 14 else 0)
+            found.append(_number(part, "height") * _number(part, "width"))
+        found.append(_number(settings, "in_token_limit") * patch * patch)
+        tiles = max(_number(settings, "max_patches", "max_crops", "max_tiles"), 0)
+        found.append((tiles + 1) * edge * edge if tiles else 0)
+    return max(found)
+
+
+def _settings(path: Path) -> Iterator[Mapping[str, Any]]:
+    for name in _CONFIGS:
+        file = path / name
+        try:
+            if file.is_file() and file.stat().st_size <= _CONFIG_LIMIT:
+                settings = json.loads(file.read_bytes())
+                yield from (
+                    one for one in (settings, settings.get("image_processor")) if isinstance(one, Mapping)
+                )
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue
+
+
+def _number(settings: Mapping[str, Any], *names: str) -> int:
+    """The first of these settings that is a number; 0 if none is."""
+    values = (settings.get(name) for name in names)
+    return next((value for value in values if isinstance(value, int) and 0 < value < 1 << 30), 0)

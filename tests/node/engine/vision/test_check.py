@@ -1,0 +1,31 @@
+"""Prompts with images, in stages, against mlx-vlm's whole model; in the sweep of every family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stagering import combinations
+
+from sealring.node.engine.vision.check import check_images
+
+FAMILIES: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes()
+)
+ROUNDING = 1e-3
+"""Of the largest logit: how far rows of a batch may be from the same rows alone."""
+
+
+@pytest.mark.parametrize(
+    ("key", "stages"), combinations(FAMILIES, [1, 2, 3], always=[("gemma3", 2), ("gemma4", 2)])
+)
+def test_logits_are_those_of_mlx_vlms_whole_model(key: str, stages: int) -> None:
+    family = FAMILIES[key]
+    report = check_images(family["config"], family["images"], family["token"], stages=stages)
+    assert report.alone == 0
+    assert report.together is not None
+    assert report.together <= ROUNDING * report.largest
+    assert report.blind is not None
+    assert report.blind > 100 * ROUNDING * report.largest

@@ -1,0 +1,191 @@
+"""Prompts with images in epochs of rings: computed once, where they are, and never for what is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stagering import PATIENCE_SECONDS, Prompts, Ring, compute_thread
+
+from sealring.mesh.errors import Internal
+from sealring.node.engine import params
+from sealring.node.engine.params import RowParameters
+from sealring.node.engine.staging import Stage
+from sealring.node.engine.staging.splicing import embedded
+from sealring.node.engine.vision.check import Prompt, Whole, load_whole, prompts, save_random
+from sealring.node.engine.vision.picture import Picture
+from sealring.node.engine.vision.tower import Rows, Tower, load_tower
+from sealring.node.engine.weights import load_lazily, load_stage
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import inference_pb2 as inference
+
+FAMILY: dict[str, Any] = json.loads((Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes())[
+    "gemma3"
+]
+SPLITS = [[(0, 6)], [(0, 2), (2, 6)]]
+DECODED = 5
+KEPT = 1
+
+
+class Counting:
+    """A tower that counts, and fails on some images."""
+
+    def __init__(self, tower: Tower) -> None:
+        self._tower = tower
+        self.seen: list[bytes] = []
+        self.broken: set[bytes] = set()
+
+    def rows(self, picture: Picture) -> Rows:
+        self.seen.append(picture.digest)
+        if picture.digest in self.broken:
+            return self._tower.rows(Picture(0, 4, picture.places, b"", {"pixel_values": np.zeros((1, 2, 3))}))
+        return self._tower.rows(picture)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tower, name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    save_random(FAMILY["config"], made, seed=3)
+    return made
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Prompt]:
+    return prompts(300, FAMILY["token"], FAMILY["images"], seed=3)
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path, asked: list[Prompt]) -> list[list[int]]:
+    """mlx-vlm's greedy answers."""
+    whole = Whole(load_whole(FAMILY["config"], folder))
+    return [whole(one, DECODED)[1] for one in asked]
+
+
+def load(folder: Path, split: list[tuple[int, int]]) -> tuple[list[Stage], Counting]:
+    def stage(lo: int, hi: int) -> Stage:
+        made = load_stage(folder, lo, hi)
+        if made.spec.is_head:
+            made.take_images()
+        return made
+
+    def tower() -> Counting:
+        found = load_tower(folder, *embedded(load_lazily(folder)[0]))
+        assert found is not None
+        return Counting(found)
+
+    stages = [
+        compute_thread(rank).submit(stage, *layers).result(PATIENCE_SECONDS)
+        for rank, layers in enumerate(split)
+    ]
+    return stages, compute_thread(0).submit(tower).result(PATIENCE_SECONDS)
+
+
+class Steps:
+    """Announces steps of a ring, one after another."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self.number = 0
+
+    def announce(self, **step: Any) -> None:
+        self.number += 1
+        self.ring.announce(control.Step(number=self.number, **step))
+
+    def prefill(self, row: int, prompt: Prompt, *, begin: int = 0, prefix: int = 0, keep: int = 0) -> None:
+        for start, end in prompt.chunks():
+            if end <= begin:
+                continue
+            first = max(start, begin) == begin
+            size = len(self.ring.prompts.parameters(row)) * first
+            chunk = control.Chunk(
+                row=row, start=max(start, begin), end=end, prompt_tokens=len(prompt.tokens), params_bytes=size
+            )
+            if first and prefix:
+                chunk.prefix = prefix
+            self.announce(prefill=control.Prefill(chunks=[chunk]))
+
+    def decode(self, rows: list[int], count: int) -> None:
+        admit = [control.Change(admit=control.Admit(row=row, lane=0)) for row in rows]
+        for step in range(count):
+            self.announce(changes=admit if step == 0 else [], decode=control.Decode(lane=0))
+        self.ring.wait_for(self.number)
+
+
+def greedy(prompt: Prompt) -> RowParameters:
+    return params.from_sampling(inference.Sampling(), prompt.tokens.tolist(), [])
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=["alone", "two stages"])
+def test_a_rings_answers_are_mlx_vlms_and_each_image_is_computed_once(
+    folder: Path, asked: list[Prompt], answers: list[list[int]], split: list[tuple[int, int]]
+) -> None:
+    stages, tower = load(folder, split)
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in enumerate(asked, 1)})
+    head.images = {row: one.pictures for row, one in enumerate(asked, 1)}
+    ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
+    try:
+        steps = Steps(ring)
+        for row, one in enumerate(asked, 1):
+            steps.prefill(row, one)
+        steps.decode(list(head.images), DECODED)
+    finally:
+        ring.close()
+    assert [head.answers[row] for row in head.images] == answers
+    assert len(tower.seen) == sum(len(one.pictures) for one in asked)
+
+
+def test_an_image_on_which_the_tower_fails_ends_its_own_row_only(
+    folder: Path, asked: list[Prompt], answers: list[list[int]]
+) -> None:
+    stages, tower = load(folder, SPLITS[1])
+    broken, whole = asked[0], asked[1]
+    tower.broken = {broken.pictures[0].digest}
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in ((1, broken), (2, whole))})
+    head.images = {1: broken.pictures, 2: whole.pictures}
+    ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
+    try:
+        steps = Steps(ring)
+        steps.prefill(1, broken)
+        steps.prefill(2, whole)
+        steps.announce(changes=[control.Change(evict=control.Evict(row=1))])
+        steps.decode([2], DECODED)
+        assert not ring.faults
+    finally:
+        ring.close()
+    assert {row: error.reason for row, error in head.failed.items()} == {1: "TOWER_FAILED"}
+    assert isinstance(head.failed[1], Internal)
+    assert head.answers[2] == answers[1]
+
+
+def test_images_of_a_kept_prefix_are_not_computed_again(
+    folder: Path, asked: list[Prompt], answers: list[list[int]]
+) -> None:
+    stages, tower = load(folder, SPLITS[1])
+    one = asked[1]
+    first, second = one.pictures
+    cut = next(end for _, end in one.chunks() if end >= first.end)
+    assert cut <= second.start
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
+    head.images = {1: one.pictures, 2: one.pictures}
+    ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
+    try:
+        steps = Steps(ring)
+        for start, end in one.chunks():
+            keep = control.Change(keep=control.Keep(row=1, prefix=KEPT, tokens=cut))
+            size = len(head.parameters(1)) * (start == 0)
+            chunk = control.Chunk(
+                row=1, start=start, end=end, prompt_tokens=len(one.tokens), params_bytes=size
+            )
+            steps.announce(changes=[keep] * (start == cut), prefill=control.Prefill(chunks=[chunk]))
+        steps.prefill(2, one, begin=cut, prefix=KEPT)
+        steps.decode([1, 2], DECODED)
+    finally:
+        ring.close()
+    assert head.answers == {1: answers[1], 2: answers[1]}
+    assert tower.seen == [first.digest, second.digest, second.digest]
