@@ -15,7 +15,7 @@ FAMILIES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes()
 )
 ROUNDING = 1e-3
-"""Of the largest logit: how far rows of a batch may be from the same rows alone."""
+"""A part of the largest logit: rows of a batch may be this far from the same rows alone."""
 
 
 @pytest.mark.parametrize(
