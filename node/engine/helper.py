@@ -1,7 +1,11 @@
 """Processes of our own that answer an engine's questions within limits, and may be killed at any moment.
 
-What runs there may run or grow without end: a template that came with a model, a schema that came with a
-request, a parser over what a model wrote. A thread cannot be ended, and memory that is gone is the engine's.
+What runs there may run or grow without end: a template that came with a model, a schema or an image that
+came with a request, a parser over what a model wrote. A thread cannot be ended, and memory that is gone is
+the engine's.
+
+Questions and answers are JSON objects, each on a line of its own. A message may have bytes under `data`: then
+the line holds their number there, and they follow it.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sealring.mesh.errors import Unavailable
@@ -49,19 +53,25 @@ class Helpers:
         self,
         module: str,
         *arguments: str,
-        first: object,
+        first: Mapping[str, Any],
         most: int,
         begun: Callable[[dict[str, Any]], None] = lambda answer: None,
+        memory: int = MEMORY_BYTES,
+        data: int = 0,
     ) -> None:
+        """`memory` bounds the resident bytes of a process, `data` the bytes of an answer behind its line."""
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._first = first
         self._begun = begun
+        self._bounds = memory, data
         self._turn = threading.Semaphore(most)
         self._idle: deque[_Process] = deque()
         self._closing = weakref.finalize(self, _end_all, self._idle)
 
-    def ask(self, question: object) -> dict[str, Any] | None:
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer; None where the process came to its limits. Waits while `most` others are asked.
+
+        The bytes of an answer are a memoryview.
 
         Raises what `begun` raises, and Unavailable (NO_PROCESS) where the system lets none begin.
         """
@@ -76,7 +86,7 @@ class Helpers:
             finally:
                 self._turn.release()
 
-    def _ask(self, questions: list[object]) -> dict[str, Any] | None:
+    def _ask(self, questions: list[Mapping[str, Any]]) -> dict[str, Any] | None:
         answer: dict[str, Any] | None = {}
         process = self._take_idle()
         begins = process is None
@@ -84,9 +94,9 @@ class Helpers:
         whole = False
         try:
             if begins:
-                self._begun(_exchange(process, self._first))
+                self._begun(_exchange(process, self._first, *self._bounds))
             for question in questions:
-                answer = _exchange(process, question)
+                answer = _exchange(process, question, *self._bounds)
             whole = True
         except (OSError, ValueError):
             answer = None
@@ -154,7 +164,7 @@ def _end_all(processes: deque[_Process]) -> None:
             _end(processes.pop())
 
 
-def _exchange(process: _Process, question: object) -> dict[str, Any]:
+def _exchange(process: _Process, question: Mapping[str, Any], memory: int, data: int) -> dict[str, Any]:
     """Raises ValueError or OSError where the process ends or is at its limits.
 
     No thread keeps the time: at the end of memory Python waits for ever for one that could not begin.
@@ -162,27 +172,53 @@ def _exchange(process: _Process, question: object) -> dict[str, Any]:
     assert process.stdin is not None
     assert process.stdout is not None
     until = time.monotonic() + WALL_SECONDS
-    unsent = memoryview(json.dumps(question).encode() + b"\n")
-    while unsent:
-        _wait(process.stdin.fileno(), select.POLLOUT, until, process.pid)
-        unsent = unsent[os.write(process.stdin.fileno(), unsent[:_PART_BYTES]) :]
+    for part in _packed(question):
+        unsent = memoryview(part).cast("B")
+        while unsent:
+            _wait(process.stdin.fileno(), select.POLLOUT, until, process.pid, memory)
+            unsent = unsent[os.write(process.stdin.fileno(), unsent[:_PART_BYTES]) :]
+    output = process.stdout.fileno()
     line = bytearray()
-    while not line.endswith(b"\n"):
-        _wait(process.stdout.fileno(), select.POLLIN, until, process.pid)
-        part = os.read(process.stdout.fileno(), _PART_BYTES)
+    while b"\n" not in line[-_PART_BYTES:]:
+        _wait(output, select.POLLIN, until, process.pid, memory)
+        part = os.read(output, _PART_BYTES)
         line += part
         if not part or len(line) > _ANSWER_BYTES:
             raise ValueError
-    answer: dict[str, Any] = json.loads(line)
+    head, _, begun = line.partition(b"\n")
+    answer: dict[str, Any] = json.loads(head)
+    size = answer.get("data", 0)
+    if not len(begun) <= size <= data:
+        raise ValueError
+    if "data" in answer:
+        content = memoryview(bytearray(size))
+        content[: len(begun)] = begun
+        at = len(begun)
+        while at < size:
+            _wait(output, select.POLLIN, until, process.pid, memory)
+            read = os.readv(output, [content[at : at + _PART_BYTES]])
+            if not read:
+                raise ValueError
+            at += read
+        answer["data"] = content
     return answer
 
 
-def _wait(descriptor: int, event: int, until: float, process: int) -> None:
+def _packed(message: Mapping[str, Any]) -> Sequence[Any]:
+    """The parts of a message as they are written: its line, and the buffers of its `data`."""
+    data = message.get("data", ())
+    buffers = [data] if isinstance(data, bytes) else data
+    if "data" in message:
+        message = {**message, "data": sum(memoryview(one).nbytes for one in buffers)}
+    return [json.dumps(message).encode() + b"\n", *buffers]
+
+
+def _wait(descriptor: int, event: int, until: float, process: int, memory: int) -> None:
     """Raises TimeoutError, an OSError, and ValueError where the process has grown too large."""
     poll = select.poll()
     poll.register(descriptor, event)
     while not poll.poll(_LOOK_SECONDS * 1000):
-        if _resident(process) > MEMORY_BYTES:
+        if _resident(process) > memory:
             raise ValueError
         if time.monotonic() > until:
             raise TimeoutError
@@ -204,13 +240,19 @@ def hold_to(address: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (address, address))
 
 
-def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], seconds: float) -> None:
-    """The loop of such a process: answers lines of JSON with lines of JSON until its input ends.
+def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]], seconds: float) -> None:
+    """The loop of such a process: answers messages with messages until its input ends.
 
-    A signal ends it where one answer takes more than `seconds` of a processor.
+    The `data` of a question are bytes, those of an answer bytes or a sequence of buffers. A signal ends the
+    process where one answer takes more than `seconds` of a processor.
     """
-    for line in sys.stdin.buffer:
+    questions, answers = sys.stdin.buffer, sys.stdout.buffer
+    for line in questions:
+        question: dict[str, Any] = json.loads(line)
+        if "data" in question:
+            question["data"] = questions.read(question["data"])
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
-        sys.stdout.flush()
+        for part in _packed(answer(question)):
+            answers.write(part)
+        answers.flush()
         signal.setitimer(signal.ITIMER_PROF, 0)

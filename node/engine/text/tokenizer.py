@@ -497,14 +497,14 @@ def _spell_sentencepiece(name: str) -> bytes:
 
 
 def _spell_byte_level(name: str) -> bytes:
-    table = _byte_level_table()
+    table = byte_level_table()
     if all(character in table for character in name):
         return bytes(table[character] for character in name)
     return name.encode()
 
 
 @lru_cache(maxsize=1)
-def _byte_level_table() -> dict[str, int]:
+def byte_level_table() -> dict[str, int]:
     """GPT-2's printable characters for all bytes (github.com/openai/gpt-2, src/encoder.py)."""
     printable: Sequence[int] = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in printable}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
+
+_NO_TOKEN = 1 << 31
+"""No vocabulary has as many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +32,15 @@ class Picture:
     def nbytes(self) -> int:
         """Bytes of its arrays."""
         return self.places.nbytes + sum(array.nbytes for array in self.arrays.values())
+
+
+def named(tokens: npt.NDArray[np.uint32], pictures: Iterable[Picture]) -> npt.NDArray[np.uint32]:
+    """A prompt's tokens as its prefixes are named by: words of an image's digest stand for its tokens.
+
+    Each has 31 bits of the digest, and its highest bit says that it is no token.
+    """
+    words = tokens.copy()
+    for picture in pictures:
+        digest = np.frombuffer(picture.digest, ">u4").astype(np.uint32) | np.uint32(_NO_TOKEN)
+        words[picture.start : picture.end] = np.resize(digest, picture.end - picture.start)
+    return words

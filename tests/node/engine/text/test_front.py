@@ -56,9 +56,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def spell(character: str) -> int:
-    from sealring.node.engine.text.tokenizer import _byte_level_table
+    from sealring.node.engine.text.tokenizer import byte_level_table
 
-    return _byte_level_table()[character]
+    return byte_level_table()[character]
 
 
 class Desk:

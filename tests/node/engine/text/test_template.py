@@ -25,11 +25,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def running(*lines: Any) -> tuple[list[Any], list[Any]]:
         done.clear()
-        out = io.StringIO()
+        out = io.BytesIO()
         given = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         monkeypatch.setattr(sys, "argv", ["template", "5", "1000"])
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(given)))
-        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=out))
         monkeypatch.setattr(template, "forbid_core_files", lambda: done.append("no core files"))
         monkeypatch.setattr(resource, "setrlimit", lambda *args: done.append(args))
         monkeypatch.setattr(signal, "setitimer", lambda *args: done.append(args))

@@ -1,0 +1,102 @@
+"""Image files to pixels, by Pillow. Only for processes that may be ended at any moment
+(node/engine/vision/processor.py): a file may come from anybody, and decoders are large programs in C.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+from PIL import (
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
+
+PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
+"""Imported here, so that Pillow looks for no others."""
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+
+MAX_PIXELS = 50_000_000
+"""By a file's header, before anything is decoded. A telephone's photo of 48 megapixels has fewer."""
+
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image of this orientation upright (EXIF 2.32, 4.6.4 A)."""
+
+
+class BadImageError(ValueError):
+    """The file is no image of the formats that are read, or is broken. Its text says which."""
+
+
+class LargeImageError(ValueError):
+    """The image has more pixels than MAX_PIXELS."""
+
+    def __init__(self, pixels: int) -> None:
+        super().__init__(f"{pixels} pixels")
+        self.pixels = pixels
+
+
+def decode(file: bytes, side: int) -> Image.Image:
+    """The first frame of a file as an RGB image: upright, transparent parts on white, and neither wider nor
+    higher than `side` pixels.
+
+    Raises BadImageError, LargeImageError, MemoryError.
+    """
+    Image.MAX_IMAGE_PIXELS = None  # our own bound is lower, and is no warning
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),  # Pillow warns of broken EXIF
+            Image.open(io.BytesIO(file), formats=FORMATS) as image,
+        ):
+            _check(image)
+            image.draft("RGB", (side, side))  # a JPEG that is much larger is decoded at a part of its size
+            image.load()
+            _check(image)
+            return _plain(image, side)
+    except (BadImageError, LargeImageError, MemoryError):
+        raise
+    except UnidentifiedImageError:
+        raise BadImageError("it is no PNG, JPEG, WebP or GIF file, or its beginning is broken") from None
+    except Exception:  # decoders raise OSError, ValueError, SyntaxError, struct.error and others
+        raise BadImageError("the file is broken or not whole") from None
+
+
+def _check(image: Image.Image) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise BadImageError("it has no pixels")
+    if width * height > MAX_PIXELS:
+        raise LargeImageError(width * height)
+
+
+def _plain(image: Image.Image, side: int) -> Image.Image:
+    try:
+        orientation = image.getexif().get(_ORIENTATION)
+    except Exception:  # cameras write broken EXIF into sound images
+        orientation = None
+    transparent = image.has_transparency_data
+    if image.mode.startswith("I;16"):  # Pillow would make white of all that 8 bits do not hold
+        found = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    else:
+        found = image.convert("RGBA" if transparent else "RGB")
+    found.thumbnail((side, side), Image.Resampling.BICUBIC)
+    if found.mode == "RGBA":
+        white = Image.new("RGBA", found.size, "white")
+        white.alpha_composite(found)
+        found = white.convert("RGB")
+    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+    return found if turn is None else found.transpose(turn)

@@ -1,0 +1,246 @@
+"""mlx-vlm's processor of a model's family. `python -m sealring.node.engine.vision.processor` is the process
+that `node/engine/vision/viewing.py` starts for one: it decodes image files and prepares them for the tower.
+
+A processor is given one image, and the text that stands for it in a chat. It returns the text that takes this
+place in the prompt, and the arrays for the family's tower. The head's own tokenizer makes the prompt's
+tokens. The one here only has to tell special tokens from text, so it knows these and single bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from sealring.mesh.errors import SealringError
+from sealring.mesh.system.start import forbid_core_files
+from sealring.node.engine.helper import hold_to, serve
+from sealring.node.engine.vision import mlx_vlm_import
+from sealring.node.engine.vision.decoding import MAX_PIXELS, BadImageError, LargeImageError, decode
+
+_PLACEHOLDERS = ("image_token", "boi_token")
+"""What processors call the text that stands for an image in a chat. Of some it is `<image>`."""
+
+_ROW_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
+"""What configurations call the token whose embeddings an image's rows replace."""
+
+_TEXT_SIDE = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", *_ROW_TOKENS}
+"""What a processor says of its text."""
+
+_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
+_LIBRARIES = ("mlx-vlm", "transformers", "pillow")
+
+
+class Prepared(NamedTuple):
+    """An image, ready for the tower."""
+
+    text: str
+    """Stands for the image in the prompt."""
+
+    rows: int
+    """Tokens of it whose embeddings are replaced."""
+
+    before: int
+    """Special tokens right before the first of these."""
+
+    behind: int
+    """Special tokens right behind the last."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    """What the family's tower takes, by its names."""
+
+
+class Processor:
+    """The processor of the model in `folder`, whose special tokens are `special`, by name.
+
+    Raises ModelError, FailedPrecondition (VISION_NOT_INSTALLED), and whatever the family's code does.
+    """
+
+    def __init__(self, folder: Path, special: Mapping[str, int]) -> None:
+        config = _read(folder, "config.json")
+        self._tokenizer = _tokenizer(folder, special)
+        self._names = {number: name for name, number in special.items()}
+        self._bytes = {number: _letters()[letter] for letter, number in _letter_ids(special).items()}
+        family, defaults = _family(config)
+        self._processor: Any = family.from_pretrained(str(folder), trust_remote_code=False)
+        found = [each.get(name) for each in (config, defaults) for name in _ROW_TOKENS]
+        self.row_token: int = next(one for one in found if isinstance(one, int))
+        names = (getattr(self._processor, name, None) for name in _PLACEHOLDERS)
+        self.placeholders = [
+            *dict.fromkeys([*(one for one in names if isinstance(one, str) and one), "<image>"])
+        ]
+        versions = [importlib.metadata.version(name) for name in _LIBRARIES]
+        contents = [(folder / name).read_bytes() for name in _FILES if (folder / name).is_file()]
+        parts = [*(one.encode() for one in versions), *contents]
+        self.identity = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+        """A hash of libraries and settings. With the file it decides what is made of an image."""
+
+    def prepare(self, image: Image.Image, placeholder: str) -> Prepared:
+        """An RGB image that stands where a chat's template writes `placeholder`.
+
+        Raises BadImageError where the family's code refuses it.
+        """
+        try:
+            made = dict(self._processor(images=[image], text=[placeholder]))
+        except MemoryError:
+            raise
+        except Exception as error:  # for example an image that is much wider than high
+            raise BadImageError(f"the model's processor refuses it ({type(error).__name__})") from None
+        ids: list[int] = np.array(made["input_ids"]).reshape(-1).tolist()
+        places = [place for place, token in enumerate(ids) if token == self.row_token]
+        if not places:
+            raise BadImageError("the model's processor makes nothing of it")
+        before = behind = 0
+        while before < places[0] and ids[places[0] - before - 1] in self._names:
+            before += 1
+        while places[-1] + behind + 1 < len(ids) and ids[places[-1] + behind + 1] in self._names:
+            behind += 1
+        arrays = {
+            name: np.ascontiguousarray(np.array(value))
+            for name, value in made.items()
+            if name not in _TEXT_SIDE and not name.startswith("_") and value is not None
+        }
+        return Prepared(self._spell(ids), len(places), before, behind, arrays)
+
+    def _spell(self, ids: list[int]) -> str:
+        return b"".join(
+            self._names[token].encode() if token in self._names else self._bytes[token] for token in ids
+        ).decode()
+
+
+def _family(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """The class of the family's processors, and what mlx-vlm assumes of what a configuration leaves out.
+
+    mlx-vlm's packages put their processors into transformers' AutoProcessor, and hide there why one failed.
+    """
+    model_type = str(config.get("model_type", "")).lower()
+    mlx_vlm_import.family("base")  # registers mlx-vlm
+    from mlx_vlm.models import base
+
+    found: dict[str, Any] = {}
+
+    def install(types: str | list[str], processor: Any) -> None:
+        for name in [types] if isinstance(types, str) else types:
+            found[name.lower()] = processor
+
+    base.install_auto_processor_patch = install
+    package = mlx_vlm_import.family(model_type)
+    if package is None or model_type not in found:
+        raise ValueError(f"mlx-vlm has no processor for {model_type}")
+    return found[model_type], vars(package.ModelConfig)
+
+
+def _tokenizer(folder: Path, special: Mapping[str, int]) -> Any:
+    """A tokenizer of the special tokens and of bytes, which transformers' AutoTokenizer finds from now on."""
+    import transformers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    backend = Tokenizer(models.BPE({**_letter_ids(special), **special}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
+    settings = {**_read(folder, "special_tokens_map.json"), **_read(folder, "tokenizer_config.json")}
+    extra = settings.get("extra_special_tokens")
+    named: dict[str, str] = {}
+    for name, value in {**settings, **(extra if isinstance(extra, dict) else {})}.items():
+        token = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(token, str) and token in special:
+            named[name] = token
+    own = {
+        name: named.pop(name)
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+        if name in named
+    }
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, extra_special_tokens=named, clean_up_tokenization_spaces=False, **own
+    )
+    if made.pad_token is None:
+        made.pad_token = made.eos_token or next(iter(special))
+    transformers.AutoTokenizer.from_pretrained = lambda *_, **__: made
+    return made
+
+
+def _letter_ids(special: Mapping[str, int]) -> dict[str, int]:
+    """The characters that stand for bytes, behind the special tokens."""
+    return {letter: number for number, letter in enumerate(_letters(), max(special.values()) + 1)}
+
+
+def _letters() -> dict[str, bytes]:
+    """GPT-2's characters for bytes."""
+    from sealring.node.engine.text.tokenizer import byte_level_table
+
+    return {letter: bytes([byte]) for letter, byte in byte_level_table().items()}
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    file = folder / name
+    found = json.loads(file.read_bytes()) if file.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def main() -> None:
+    """Answers until standard input ends; a signal ends the process where one answer takes too long.
+
+    Arguments: as node.engine.text.template. The first question names the folder and the special tokens, each
+    further one has an image file.
+    """
+    forbid_core_files()
+    seconds, address = map(int, sys.argv[1:])
+    hold_to(address)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a folder that lacks a file is not completed from elsewhere
+    processor: Processor | None = None
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        nonlocal processor
+        try:
+            if processor is None:
+                processor = _begin(asked)
+                return {
+                    "placeholders": processor.placeholders,
+                    "row_token": processor.row_token,
+                    "identity": processor.identity,
+                }
+            text, rows, before, behind, arrays = processor.prepare(
+                decode(asked["data"], asked["side"]), asked["placeholder"]
+            )
+        except BadImageError as error:
+            return {"bad": str(error)}
+        except LargeImageError as error:
+            return {"large": [error.pixels, MAX_PIXELS]}
+        except MemoryError:
+            os._exit(1)
+        except Exception as error:  # a library's, whose words may quote what it was given
+            return {"failed": error.reason if isinstance(error, SealringError) else type(error).__name__}
+        ordered = sorted(arrays.items(), key=lambda one: -one[1].itemsize)  # so that each is aligned
+        return {
+            "text": text,
+            "rows": rows,
+            "before": before,
+            "behind": behind,
+            "arrays": [[name, array.dtype.str, array.shape] for name, array in ordered],
+            "data": [array.reshape(-1).view(np.uint8) for _, array in ordered],
+        }
+
+    serve(answer, seconds)
+
+
+def _begin(asked: Mapping[str, Any]) -> Processor:
+    """Nothing that a library prints may come between answers."""
+    printed, sys.stdout = sys.stdout, sys.stderr
+    try:
+        return Processor(Path(asked["folder"]), asked["special"])
+    finally:
+        sys.stdout = printed
+
+
+if __name__ == "__main__":
+    main()

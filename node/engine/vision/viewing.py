@@ -1,0 +1,201 @@
+"""Images at the head: from files to what stands for them in a prompt, and to what the tower takes.
+
+Files are decoded and prepared in a process of its own (node/engine/vision/processor.py), since they may come
+from anybody. This module imports neither mlx-vlm nor Pillow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import InvalidInput
+from sealring.node.engine.helper import Helpers
+from sealring.node.engine.vision.picture import Picture
+from sealring.v1 import inference_pb2 as inference
+
+HIGH_SIDE, LOW_SIDE = 2048, 512
+"""Pixels of an image's longer side at most; a larger one is made smaller first. These are what OpenAI's API
+documents for high and low `detail`, and they bound what a processor makes of an image."""
+
+SECONDS = 10
+"""Processor time for each image, and for the start of the process."""
+
+PROMPT_SECONDS = 60.0
+"""For all images of a prompt together, however busy the machine is."""
+
+MEMORY_BYTES = 768 << 20
+"""Resident, of the process: of 50 megapixels with transparency it takes 0.6 GiB."""
+
+ADDRESS_BYTES = 4 << 30
+"""Address space, where the system holds a process to it."""
+
+MAX_ARRAY_BYTES = 384 << 20
+"""What the images of a prompt may become together. Qwen's towers take 24 bytes for each pixel, others 12 for
+each pixel of a size of their own: 15 screenshots of a megapixel, or 39 images for Gemma 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An image that was prepared, before its place in the prompt is known."""
+
+    text: str
+    """Stands for it in the prompt, where the template writes the placeholder."""
+
+    rows: int
+    before: int
+    behind: int
+    """As node.engine.vision.processor.Prepared."""
+
+    digest: bytes
+    arrays: Mapping[str, npt.NDArray[Any]]
+    """As Picture has them."""
+
+
+class Viewer:
+    """Prepares images for one model. Any thread; one image is prepared at a time.
+
+    Raises ViewerError where the family's processor cannot be made of the folder.
+    """
+
+    def __init__(self, folder: Path, special: Mapping[int, str], clock: Clock = monotonic_clock) -> None:
+        """`special`: the names of the model's special tokens."""
+        self._clock = clock
+        self._told: Mapping[str, Any] = {}
+        names = {name: number for number, name in special.items()}
+        self._processes = Helpers(
+            "sealring.node.engine.vision.processor",
+            str(SECONDS),
+            str(ADDRESS_BYTES),
+            first={"folder": str(folder), "special": names},
+            most=1,
+            begun=self._begun,
+            memory=MEMORY_BYTES,
+            data=MAX_ARRAY_BYTES,
+        )
+        self._processes.prepare()
+        if not self._told:
+            raise ViewerError("the process ended")
+        if self.row_token not in special:
+            raise ViewerError("no special token stands for images")
+        self.placeholder = ""
+        """The text that the chat template writes for an image. The owner of this object sets it."""
+
+    @property
+    def placeholders(self) -> Sequence[str]:
+        """What a chat template of the family may write for an image, likeliest first."""
+        found: Sequence[str] = self._told["placeholders"]
+        return found
+
+    @property
+    def row_token(self) -> int:
+        """The token whose embeddings an image's rows replace."""
+        return int(self._told["row_token"])
+
+    def view(self, messages: Iterable[inference.ChatMessage]) -> list[Seen]:
+        """The images of a chat, in the order in which they stand there.
+
+        Raises InvalidInput (BAD_IMAGE, IMAGE_TOO_LARGE, TOO_MANY_IMAGES), whose `param` names the image, and
+        Unavailable (NO_PROCESS).
+        """
+        found: list[Seen] = []
+        until, size = self._clock() + PROMPT_SECONDS, 0
+        for number, message in enumerate(messages):
+            for index, image in enumerate(message.images):
+                param = f"messages[{number}].images[{index}]"
+                if self._clock() > until:
+                    raise _too_many(f"to read them takes more than {PROMPT_SECONDS:g} s", param)
+                found.append(self._view(image, param))
+                size += sum(array.nbytes for array in found[-1].arrays.values())
+                if size > MAX_ARRAY_BYTES:
+                    raise _too_many(f"with this one they take more than {MAX_ARRAY_BYTES >> 20} MiB", param)
+        return found
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._processes.close()
+
+    def _view(self, image: inference.Image, param: str) -> Seen:
+        side = LOW_SIDE if image.low_detail else HIGH_SIDE
+        answer = self._processes.ask({"side": side, "placeholder": self.placeholder, "data": image.data})
+        if answer is None:
+            raise _bad(f"to read it takes more than {SECONDS} s or more than its memory", param)
+        if "large" in answer:
+            raise _too_large(param, *answer["large"])
+        if "bad" in answer or "failed" in answer:
+            raise _bad(answer.get("bad") or f"it cannot be prepared ({answer['failed']})", param)
+        digest = hashlib.sha256(f"{self._told['identity']} {side} ".encode() + image.data).digest()
+        arrays, at = {}, 0
+        for name, kind, shape in answer["arrays"]:
+            dtype, count = np.dtype(kind), int(np.prod(shape, dtype=np.int64))
+            arrays[name] = np.frombuffer(answer["data"], dtype, count, at).reshape(shape)
+            at += count * dtype.itemsize
+        return Seen(answer["text"], answer["rows"], answer["before"], answer["behind"], digest, arrays)
+
+    def _begun(self, answer: Mapping[str, Any]) -> None:
+        if "failed" in answer:
+            raise ViewerError(answer["failed"])
+        self._told = answer
+
+
+class ViewerError(Exception):
+    """No processor can be made of a model's folder. Its text says why."""
+
+
+def pictures_in(ids: Sequence[int], row_token: int, seen: Sequence[Seen]) -> list[Picture]:
+    """The images of a prompt of these tokens, with their places.
+
+    Raises InvalidInput (PROMPT_UNUSABLE) if its tokens are not those of the images.
+    """
+    if not seen:
+        return []
+    places = np.flatnonzero(np.array(ids, np.int64) == row_token)
+    if len(places) != sum(one.rows for one in seen):
+        raise InvalidInput(
+            "the prompt's tokens are not those of its images",
+            hint="leave names of control tokens out of the messages",
+            reason="PROMPT_UNUSABLE",
+            param="messages",
+        )
+    found, at = [], 0
+    for one in seen:
+        own = places[at : at + one.rows]
+        at += one.rows
+        start, end = int(own[0]) - one.before, int(own[-1]) + 1 + one.behind
+        found.append(Picture(start, end, own, one.digest, one.arrays))
+    return found
+
+
+def _bad(why: str, param: str) -> InvalidInput:
+    return InvalidInput(
+        f"{param} is refused: {why}",
+        hint="send a whole PNG, JPEG, WebP or GIF file",
+        reason="BAD_IMAGE",
+        param=param,
+    )
+
+
+def _too_large(param: str, pixels: int, limit: int) -> InvalidInput:
+    return InvalidInput(
+        f"{param} has {pixels} pixels",
+        hint=f"make it smaller: an image has at most {limit}",
+        reason="IMAGE_TOO_LARGE",
+        param=param,
+        limit=limit,
+    )
+
+
+def _too_many(why: str, param: str) -> InvalidInput:
+    return InvalidInput(
+        f"the prompt has too many images: {why}",
+        hint="leave out the oldest ones, or make them smaller",
+        reason="TOO_MANY_IMAGES",
+        param=param,
+    )

@@ -1,0 +1,395 @@
+"""Folders of small models that see: configurations, processors' settings and chat templates as model makers
+publish them, with towers of a few layers. Their tokenizers know single bytes and special tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+GEMMA3_TEMPLATE = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}
+        {%- set first_user_prefix = messages[0]['content'] + '\\n\\n' -%}
+    {%- else -%}
+        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\\n\\n' -%}
+    {%- endif -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- if (message['role'] == 'assistant') -%}
+        {%- set role = "model" -%}
+    {%- else -%}
+        {%- set role = message['role'] -%}
+    {%- endif -%}
+    {{ '<start_of_turn>' + role + '\\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'image' -%}
+                {{ '<start_of_image>' }}
+            {%- elif item['type'] == 'text' -%}
+                {{ item['text'] | trim }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception("Invalid content type") }}
+    {%- endif -%}
+    {{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{'<start_of_turn>model\\n'}}
+{%- endif -%}
+"""
+
+CHATML_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for content in message['content'] %}{% if content['type'] == 'image' %}@IMAGE@"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_CLIP = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_SCALED = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "do_resize": True}
+_QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"]
+
+
+class Family:
+    """What a family's folder holds beside the model's configuration."""
+
+    def __init__(
+        self,
+        special: list[str],
+        row: str,
+        image: str,
+        config: dict[str, Any],
+        preprocessor: dict[str, Any] | None = None,
+        processor: dict[str, Any] | None = None,
+        tokens: dict[str, str] | None = None,
+        row_name: str = "image_token_id",
+        template: str = CHATML_TEMPLATE,
+    ) -> None:
+        self.special, self.row, self.image = special, row, image
+        """The special tokens, the one for each row, and what the template writes for an image."""
+        self.config, self.preprocessor, self.processor = config, preprocessor or {}, processor or {}
+        self.tokens, self.row_name = tokens or {}, row_name
+        self.template = template
+
+
+FAMILIES = {
+    "gemma3": Family(
+        [
+            "<pad>",
+            "<eos>",
+            "<bos>",
+            "<start_of_turn>",
+            "<end_of_turn>",
+            "<start_of_image>",
+            "<end_of_image>",
+            "<image_soft_token>",
+        ],
+        "<image_soft_token>",
+        "<start_of_image>",
+        {
+            "model_type": "gemma3",
+            "mm_tokens_per_image": 16,
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "patch_size": 14,
+                "image_size": 112,
+            },
+        },
+        {
+            **_HALVES,
+            **_SCALED,
+            "image_processor_type": "Gemma3ImageProcessor",
+            "processor_class": "Gemma3Processor",
+            "size": {"height": 112, "width": 112},
+            "resample": 2,
+            "image_seq_length": 16,
+        },
+        {"processor_class": "Gemma3Processor", "image_seq_length": 16},
+        {
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": "<pad>",
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+        },
+        "image_token_index",
+        GEMMA3_TEMPLATE,
+    ),
+    "mistral3": Family(
+        ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        "[IMG]",
+        "[IMG]",
+        {
+            "model_type": "mistral3",
+            "spatial_merge_size": 2,
+            "vision_config": {"model_type": "pixtral", "patch_size": 14},
+        },
+        {
+            **_CLIP,
+            **_SCALED,
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": {"height": 14, "width": 14},
+            "size": {"longest_edge": 1540},
+        },
+        {
+            "processor_class": "PixtralProcessor",
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "image_token": "[IMG]",
+        },
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        "image_token_index",
+    ),
+    "pixtral": Family(
+        ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        "[IMG]",
+        "[IMG]",
+        {"model_type": "pixtral", "vision_config": {"model_type": "pixtral", "patch_size": 16}},
+        {
+            **_CLIP,
+            **_SCALED,
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": {"height": 16, "width": 16},
+            "size": {"longest_edge": 1024},
+        },
+        {"processor_class": "PixtralProcessor", "patch_size": 16, "image_token": "[IMG]"},
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        "image_token_index",
+    ),
+    "kimi_vl": Family(
+        [
+            "[BOS]",
+            "[EOS]",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|im_assistant|>",
+            "<|media_start|>",
+            "<|media_content|>",
+            "<|media_end|>",
+            "<|media_pad|>",
+        ],
+        "<|media_pad|>",
+        "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
+        {"model_type": "kimi_vl", "vision_config": {"model_type": "moonvit", "patch_size": 14}},
+        {**_HALVES, "image_processor_type": "KimiVLImageProcessor", "patch_size": 14, "in_token_limit": 4096},
+        None,
+        {"bos_token": "[BOS]", "eos_token": "[EOS]"},
+        "media_placeholder_token_id",
+    ),
+    "llama4": Family(
+        [
+            "<|begin_of_text|>",
+            "<|eot|>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|image|>",
+            "<|patch|>",
+            "<|tile_x_separator|>",
+            "<|tile_y_separator|>",
+        ],
+        "<|patch|>",
+        "<|image|>",
+        {"model_type": "llama4", "vision_config": {"model_type": "llama4_vision_model"}},
+        {
+            **_HALVES,
+            "image_processor_type": "Llama4ImageProcessorFast",
+            "size": {"height": 336, "width": 336},
+        },
+        {"processor_class": "Llama4Processor", "patch_size": 14},
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot|>"},
+        "image_token_index",
+    ),
+    "gemma4": Family(
+        [
+            "<pad>",
+            "<eos>",
+            "<bos>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|image>",
+            "<image|>",
+            "<|image|>",
+            "<|video|>",
+        ],
+        "<|image|>",
+        "\n\n<|image|>\n\n",
+        {"model_type": "gemma4", "vision_config": {"model_type": "gemma4_vision"}},
+        None,
+        {
+            "processor_class": "Gemma4Processor",
+            "image_processor": {
+                "image_processor_type": "Gemma4ImageProcessor",
+                "patch_size": 16,
+                "max_soft_tokens": 70,
+                "pooling_kernel_size": 3,
+            },
+        },
+        {
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": "<pad>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "image_token": "<|image|>",
+        },
+    ),
+    "gemma3n": Family(
+        [
+            "<pad>",
+            "<eos>",
+            "<bos>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<start_of_image>",
+            "<end_of_image>",
+            "<image_soft_token>",
+            "<start_of_audio>",
+            "<end_of_audio>",
+            "<audio_soft_token>",
+        ],
+        "<image_soft_token>",
+        "<image_soft_token>",
+        {"model_type": "gemma3n", "vision_config": {"model_type": "gemma3n_vision"}},
+        {
+            **_HALVES,
+            **_SCALED,
+            "do_normalize": False,
+            "image_processor_type": "SiglipImageProcessorFast",
+            "feature_extractor_type": "Gemma3nAudioFeatureExtractor",
+            "processor_class": "Gemma3nProcessor",
+            "image_seq_length": 16,
+            "size": {"height": 64, "width": 64},
+            "resample": 2,
+        },
+        {"processor_class": "Gemma3nProcessor", "image_seq_length": 16},
+        {
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": "<pad>",
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+            "boa_token": "<start_of_audio>",
+            "eoa_token": "<end_of_audio>",
+            "audio_token": "<audio_soft_token>",
+        },
+    ),
+}
+
+
+def _qwen(model_type: str, patch: int, mean: dict[str, Any]) -> Family:
+    pads = ["<|image_pad|>", "<|video_pad|>"]
+    return Family(
+        [*_QWEN, *pads],
+        pads[0],
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        {"model_type": model_type, "vision_config": {"model_type": model_type, "patch_size": patch}},
+        {
+            **mean,
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": "Qwen2VLProcessor",
+            "patch_size": patch,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "min_pixels": 3136,
+            "max_pixels": 12845056,
+        },
+        None,
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    )
+
+
+FAMILIES |= {
+    "qwen2_vl": _qwen("qwen2_vl", 14, _CLIP),
+    "qwen2_5_vl": _qwen("qwen2_5_vl", 14, _CLIP),
+    "qwen3_vl": _qwen("qwen3_vl", 16, _HALVES),
+    "qwen3_vl_moe": _qwen("qwen3_vl_moe", 16, _HALVES),
+    "qwen3_5": _qwen("qwen3_5", 16, _HALVES),
+    "lfm2-vl": Family(
+        [
+            "<|pad|>",
+            "<|startoftext|>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<image>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|img_thumbnail|>",
+        ]
+        + [f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)],
+        "<image>",
+        "<image>",
+        {"model_type": "lfm2-vl", "vision_config": {"model_type": "siglip2_vision_model"}},
+        {
+            **_HALVES,
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+            "patch_size": 16,
+            "downsample_factor": 2,
+        },
+        {"processor_class": "Lfm2VlProcessor"},
+        {
+            "bos_token": "<|startoftext|>",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|pad|>",
+            "image_token": "<image>",
+            "image_start_token": "<|image_start|>",
+            "image_end_token": "<|image_end|>",
+            "image_thumbnail": "<|img_thumbnail|>",
+        },
+    ),
+}
+
+
+def tokenizer(special: list[str]) -> Tokenizer:
+    """Special tokens first, then single bytes."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(BPE({name: number for number, name in enumerate([*special, *letters])}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
+    return made
+
+
+def write_folder(path: Path, name: str, config: dict[str, Any] | None = None) -> Path:
+    """The folder of a family, with `config` more of its configuration, and without weights."""
+    family = FAMILIES[name]
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer(family.special).save(str(path / "tokenizer.json"))
+    row = {family.row_name: family.special.index(family.row)}
+    files = {
+        "config.json": {**family.config, **row, **(config or {})},
+        "preprocessor_config.json": family.preprocessor,
+        "processor_config.json": family.processor,
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **family.tokens},
+    }
+    for file, content in files.items():
+        if content:
+            (path / file).write_text(json.dumps(content))
+    (path / "chat_template.jinja").write_text(family.template.replace("@IMAGE@", family.image))
+    return path
