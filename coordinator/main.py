@@ -10,6 +10,7 @@ from sealring.coordinator.auth.access import Access
 from sealring.coordinator.auth.operators import OperatorAccess
 from sealring.coordinator.init import renew_operator_bundle
 from sealring.coordinator.keys import ClusterKeys, extend_root
+from sealring.coordinator.members.announcer import Announcer, announced_hosts
 from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.members.enrolment import Enrolment
 from sealring.coordinator.members.expulsion import Expulsion
@@ -48,11 +49,12 @@ from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import SealringError
+from sealring.mesh.member.joincode import Offer
 from sealring.mesh.pki.certificates import renewal_due
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.server import JOINING, Server
 from sealring.mesh.rpc.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
-from sealring.mesh.system.addresses import format_address
+from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.processes import first_of, stop_on_signals
 from sealring.mesh.trust.apple import APPLE_ROOT
 from sealring.v1 import membership_pb2_grpc as rpc
@@ -221,8 +223,10 @@ class Coordinator:
         await self.on_demand.look()  # before a gateway asks which models there are
         await self._main.start()
         await self._join.start()
+        announcing = [self._announcer().run()] if self.settings.announce else []
         self._work = asyncio.create_task(
             first_of(
+                *announcing,
                 self.publisher.renew_forever(),
                 self.driver.run(),
                 self.moves.run(),
@@ -240,6 +244,11 @@ class Coordinator:
             address=self.main_address(),
             join_port=self.join_port,
         )
+
+    def _announcer(self) -> Announcer:
+        listen = parse_address(self.settings.join_listen)[0]
+        offer = Offer(self.keys.pin, self.keys.root.cluster, ())
+        return Announcer(self.join_codes, offer, lambda: announced_hosts(listen), self.join_port)
 
     async def stop(self) -> None:
         """Reports NOT_SERVING, says goodbye on every stream, and stops after a short wait."""

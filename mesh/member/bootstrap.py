@@ -35,7 +35,8 @@ from sealring.mesh.pki.certificates import (
     check_issued_by,
     load_certificate,
 )
-from sealring.mesh.pki.root import MAX_CHAIN_BYTES, RootMetadata, decode_chain, verify_root_chain
+from sealring.mesh.pki.root import MAX_CHAIN_BYTES, RootMetadata, decode_chain, follow_root, verify_root_chain
+from sealring.mesh.rpc.reach import first_of
 from sealring.mesh.system.addresses import format_address, parse_address
 
 TOKEN_ID_BYTES = 10
@@ -134,19 +135,38 @@ async def find_coordinator(
     """The first of these addresses (one at least) where the coordinator of the pinned root answers, and the
     verified root metadata.
 
-    Each address gets `deadline` seconds. Raises as `fetch_root`: the error of the first server that answered,
-    or of the last address if none did.
+    They are tried as in `mesh/rpc/reach.py`, each for `deadline` seconds, so that a dead one costs nothing.
+    Raises as `fetch_root`: the error of the first server that answered, or of any address if none did.
     """
-    failure: SealringError | None = None
-    for address in addresses:
+    failures: list[SealringError] = []
+
+    async def attempt(address: str) -> tuple[str, RootMetadata] | None:
         host, port = parse_address(address)
         try:
             return address, await fetch_root(host, port, root_sha256, deadline=deadline, clock=clock)
         except SealringError as error:
-            if failure is None or isinstance(failure, Unavailable | DeadlineExceeded):
-                failure = error
-    assert failure is not None
-    raise failure
+            failures.append(error)
+            return None
+
+    found = await first_of(addresses, attempt)
+    if found is None:
+        raise min(failures, key=lambda one: isinstance(one, Unavailable | DeadlineExceeded))
+    return found
+
+
+async def claimed_root(
+    host: str, port: int, *, deadline: float, clock: Clock = wall_clock
+) -> tuple[bytes, RootMetadata]:
+    """The fingerprint of the root that the coordinator at `host:port` shows, and its metadata.
+
+    Nothing says yet that it is the root that the caller wants. Raises as `fetch_root`.
+    """
+    leaf = await fetch_leaf(host, port, deadline=deadline)
+    chain = decode_chain(_root_extension(load_certificate(leaf)))
+    if not chain:
+        raise RosterError("root metadata chain has a wrong length", reason="ROOT_CHAIN_LENGTH")
+    pin = follow_root(chain[0], None).fingerprint
+    return pin, verify_coordinator_leaf(leaf, pin, now=clock())
 
 
 async def fetch_root(

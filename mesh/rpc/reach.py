@@ -1,4 +1,4 @@
-"""Connections to members with several addresses, some of which may be dead, and pauses between attempts.
+"""Connections to machines with several addresses, some of which may be dead, and pauses between attempts.
 
 A Mac advertises the addresses of Thunderbolt, Ethernet and Wi-Fi, and a cable may be out. They are tried in
 parallel as in RFC 8305 (Happy Eyeballs, section 5): each a quarter of a second after the previous one, or as
@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import grpc
 
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.pki.certificates import PeerIdentity
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+
+T = TypeVar("T")
 
 CONNECT_SECONDS = 4.0
 """How long one address may take, TLS included."""
@@ -63,6 +66,40 @@ class Backoff:
         return pause
 
 
+async def first_of(
+    addresses: Sequence[str],
+    attempt: Callable[[str], Coroutine[Any, Any, T | None]],
+    discard: Callable[[T], Awaitable[object]] | None = None,
+) -> T | None:
+    """The first result of `attempt` over these addresses, each begun 0.25 s after the one before it, or as
+    soon as one has failed, which is None. None if all fail.
+
+    Attempts that are not needed any more are cancelled; `discard` is called with what they have made.
+    """
+    waiting = list(dict.fromkeys(addresses))
+    trying: set[asyncio.Task[T | None]] = set()
+    found: list[T] = []
+    try:
+        while not found and (waiting or trying):
+            if waiting:
+                trying.add(asyncio.create_task(attempt(waiting.pop(0))))
+            done, trying = await asyncio.wait(
+                trying,
+                timeout=APART_SECONDS if waiting else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            found = [result for task in done if (result := task.result()) is not None]
+    finally:
+        for task in trying:
+            task.cancel()
+        late = await asyncio.gather(*trying, return_exceptions=True)
+        if discard is not None:
+            for one in (*found[1:], *late):
+                if one is not None and not isinstance(one, BaseException):
+                    await discard(one)
+    return found[0] if found else None
+
+
 class Reach:
     """Connects with the certificate in `store`. Use it from one event loop only."""
 
@@ -78,26 +115,9 @@ class Reach:
         Raises Unavailable (PEER_UNREACHABLE), at once if all connections are refused.
         """
         last = self._worked.get(peer.id)
-        waiting = sorted(dict.fromkeys(addresses), key=lambda address: address != last)
-        trying: set[asyncio.Task[PeerChannel | None]] = set()
-        found: list[PeerChannel] = []
-        try:
-            while not found and (waiting or trying):
-                if waiting:
-                    trying.add(asyncio.create_task(self._try(peer, waiting.pop(0))))
-                done, trying = await asyncio.wait(
-                    trying,
-                    timeout=APART_SECONDS if waiting else None,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                found = [channel for task in done if (channel := task.result()) is not None]
-        finally:
-            for task in trying:
-                task.cancel()
-            late = await asyncio.gather(*trying, return_exceptions=True)
-            for channel in (*found[1:], *(one for one in late if isinstance(one, PeerChannel))):
-                await channel.close()
-        if not found:
+        ordered = sorted(addresses, key=lambda address: address != last)
+        found = await first_of(ordered, lambda address: self._try(peer, address), PeerChannel.close)
+        if found is None:
             raise Unavailable(
                 "the member cannot be reached",
                 hint="check the addresses that it advertises",
@@ -105,8 +125,8 @@ class Reach:
                 peer=peer.id,
                 addresses=",".join(addresses),
             )
-        self._worked[peer.id] = found[0].address
-        return found[0]
+        self._worked[peer.id] = found.address
+        return found
 
     async def _try(self, peer: PeerIdentity, address: str) -> PeerChannel | None:
         """A channel that is connected to this address; None unless the peer answers there."""

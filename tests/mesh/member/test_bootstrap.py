@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from sealring.mesh.errors import CertificateError, DeadlineExceeded, InvalidInpu
 from sealring.mesh.member.bootstrap import (
     MAX_TOKEN_CHARACTERS,
     JoinToken,
+    claimed_root,
     fetch_root,
     find_coordinator,
     verify_coordinator_leaf,
@@ -269,6 +272,39 @@ async def test_the_first_address_whose_coordinator_holds_the_root_is_taken(
     finally:
         for server in servers:
             await server.stop(None)
+
+
+async def test_a_dead_first_address_does_not_hold_up_the_next(authority: Any, clock: Any) -> None:
+    """Connections to it are taken and never answered, as by a machine that has just lost its cable."""
+    server = grpc.aio.server()
+    credentials = server_credentials(TlsStore(coordinator_material(authority)), require_client=False)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        addresses = [f"127.0.0.1:{dead.getsockname()[1]}", f"127.0.0.1:{port}"]
+        found = await find_coordinator(authority.root.fingerprint, addresses, deadline=math.inf, clock=clock)
+    assert found == (addresses[1], authority.root)
+    await server.stop(None)
+
+
+async def test_the_root_that_an_address_shows_can_be_read_before_it_is_known(
+    authority: Any, make_authority: Callable[..., Any], clock: Any
+) -> None:
+    servers = []
+    for options in ({}, {"ca": make_authority().ca}):
+        server = grpc.aio.server()
+        credentials = server_credentials(
+            TlsStore(coordinator_material(authority, **options)), require_client=False
+        )
+        servers.append((server, server.add_secure_port("127.0.0.1:0", credentials)))
+        await server.start()
+    (good, port), (bad, other) = servers
+    pin, root = await claimed_root("127.0.0.1", port, deadline=200, clock=clock)
+    assert (pin, root) == (authority.root.fingerprint, authority.root)
+    with refused("NOT_ISSUED_HERE", CertificateError):
+        await claimed_root("127.0.0.1", other, deadline=200, clock=clock)
+    for server in good, bad:
+        await server.stop(None)
 
 
 def test_a_leaf_without_root_metadata_is_refused(authority: Any) -> None:

@@ -1,0 +1,205 @@
+"""Clusters of this network by DNS-SD over multicast DNS (RFC 6763, RFC 6762), which Macs call Bonjour.
+
+A coordinator whose cluster can be joined by a code announces the hash of its root key, its cluster's name
+and where it answers. All of that is a hint: anybody on the network can announce anything. What is heard is
+bounded and checked. It becomes an offer only once a server at one of its addresses has shown root metadata of
+that hash, whose name is the one to show.
+
+macOS runs a responder on the same port, 5353. Both bind it with SO_REUSEPORT and get all multicast, but
+unicast goes to one of them. So questions here always ask for multicast answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+from zeroconf import DNSQuestionType, IPVersion, ServiceStateChange
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.crypto.encoding import FormatError, decode_base32, encode_base32
+from sealring.mesh.errors import SealringError, Unavailable
+from sealring.mesh.member.bootstrap import MAX_TOKEN_ADDRESSES, find_coordinator
+from sealring.mesh.member.joincode import Offer
+from sealring.mesh.names import is_label
+from sealring.mesh.system.addresses import format_address
+from sealring.mesh.system.networks import network_of
+
+SERVICE = "_sealring._tcp.local."
+SECONDS = 3.0
+"""How long to listen: RFC 6762 has responders wait up to 0.5 s, and questions are repeated after 1 s."""
+
+MAX_HEARD = 64
+"""Instances that are looked at. More of them are a flood: clusters then join by an address or a token."""
+
+_ASK_MILLISECONDS = 1500
+_LOOK_SECONDS = 2.0
+_LOOK_AT_ONCE = 8
+_MAX_ADDRESSES = 16
+_QUIET = logging.CRITICAL
+
+
+def short_hash(root_sha256: bytes) -> str:
+    """The first 40 bits of a root hash, to tell clusters of one name apart on a screen: `abcd-efgh`."""
+    text = encode_base32(root_sha256)
+    return f"{text[:4]}-{text[4:8]}"
+
+
+@contextlib.asynccontextmanager
+async def announced(offer: Offer, hosts: Sequence[str], port: int) -> AsyncIterator[None]:
+    """Announces a cluster within the block, on the interfaces that have `hosts` (IPv4), with these.
+
+    Raises Unavailable (NO_MULTICAST).
+    """
+    label = encode_base32(offer.root_sha256)[:16]
+    async with _multicast(hosts) as multicast:
+        service = AsyncServiceInfo(
+            SERVICE,
+            f"{label}.{SERVICE}",
+            port=port,
+            addresses=[IPv4Address(host).packed for host in hosts],
+            properties={"v": "1", "name": offer.name, "root": encode_base32(offer.root_sha256)},
+            server=f"sealring-{label}.local.",
+        )
+        # Another machine may hold this name for us, as a forwarder does; the root hash in it is ours anyway.
+        await multicast.async_register_service(service, cooperating_responders=True)
+        yield
+
+
+async def find_clusters(
+    hosts: Sequence[str], *, seconds: float = SECONDS, clock: Clock = wall_clock
+) -> list[Offer]:
+    """The clusters that announce themselves to the interfaces that have `hosts` and prove their roots.
+
+    Listens for `seconds`. Sorted by name. Raises Unavailable (NO_MULTICAST).
+    """
+    return await _proven(await listen(hosts, seconds=seconds), clock=clock)
+
+
+async def listen(hosts: Sequence[str], *, seconds: float = SECONDS) -> list[Offer]:
+    """What is announced to the interfaces that have `hosts`, each root once, of MAX_HEARD instances at most.
+
+    Nothing of it is proven. Raises Unavailable (NO_MULTICAST).
+    """
+    heard: dict[str, None] = {}
+
+    def note(zeroconf: Any, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+        if state_change is ServiceStateChange.Added and len(heard) < MAX_HEARD:
+            heard[name] = None
+
+    async with _multicast(hosts) as multicast:
+        question = DNSQuestionType.QM
+        browser = AsyncServiceBrowser(multicast.zeroconf, SERVICE, handlers=[note], question_type=question)
+        await asyncio.sleep(seconds)
+        await browser.async_cancel()
+        services = [AsyncServiceInfo(SERVICE, name) for name in heard]
+        await asyncio.gather(
+            *(one.async_request(multicast.zeroconf, _ASK_MILLISECONDS, question) for one in services)
+        )
+    networks = [network for host in hosts if (network := network_of(host)) is not None]
+    offers = [offer for one in services if (offer := _offer(one, networks)) is not None]
+    return _joined(offers)
+
+
+async def _proven(offers: Sequence[Offer], *, clock: Clock = wall_clock) -> list[Offer]:
+    """Those at whose addresses a coordinator with that root answers, by the names that their roots give.
+
+    Nothing but a TLS handshake is sent.
+    """
+    few = asyncio.Semaphore(_LOOK_AT_ONCE)
+
+    async def look(offer: Offer) -> Offer | None:
+        async with few:
+            with contextlib.suppress(SealringError):
+                address, root = await find_coordinator(
+                    offer.root_sha256, offer.addresses, deadline=_LOOK_SECONDS, clock=clock
+                )
+                return replace(offer, name=root.cluster, addresses=(address,))
+        return None
+
+    found = await asyncio.gather(*map(look, offers))
+    return sorted((one for one in found if one), key=lambda one: (one.name, one.root_sha256))
+
+
+def read_announcement(
+    properties: Mapping[bytes, bytes | None],
+    addresses: Sequence[str],
+    port: int | None,
+    networks: Sequence[IPv4Network],
+) -> Offer | None:
+    """What an instance says, or None where any of it is malformed.
+
+    Only addresses within `networks`, those of this machine's interfaces, count: an announcement sends nobody
+    elsewhere.
+    """
+    try:
+        root = decode_base32((properties.get(b"root") or b"").decode("ascii"), size=32)
+        name = (properties.get(b"name") or b"").decode("ascii")
+    except (FormatError, UnicodeDecodeError):
+        return None
+    if not is_label(name) or not port or not 0 < port < 1 << 16:
+        return None
+    near = [
+        host
+        for host in map(IPv4Address, addresses)
+        if any(host in one and host not in (one.network_address, one.broadcast_address) for one in networks)
+    ]
+    if not near:
+        return None
+    return Offer(root, name, tuple(format_address(str(host), port) for host in near[:MAX_TOKEN_ADDRESSES]))
+
+
+def _offer(service: AsyncServiceInfo, networks: Sequence[IPv4Network]) -> Offer | None:
+    addresses = service.parsed_addresses(IPVersion.V4Only)
+    return read_announcement(service.properties, addresses, service.port, networks)
+
+
+def _joined(offers: Sequence[Offer]) -> list[Offer]:
+    """One offer for each root, with the addresses of all that name it."""
+    roots: dict[bytes, Offer] = {}
+    for one in offers:
+        before = roots.setdefault(one.root_sha256, one)
+        addresses = tuple(dict.fromkeys(before.addresses + one.addresses))[:_MAX_ADDRESSES]
+        roots[one.root_sha256] = replace(before, addresses=addresses)
+    return list(roots.values())
+
+
+@contextlib.asynccontextmanager
+async def _multicast(hosts: Sequence[str]) -> AsyncIterator[AsyncZeroconf]:
+    logging.getLogger("zeroconf").setLevel(_QUIET)  # it would log what strangers send
+    usable = [host for host in hosts if _has(host)]
+    if not usable:
+        raise _no_multicast("this machine has no network")
+    try:
+        multicast = AsyncZeroconf(interfaces=usable, ip_version=IPVersion.V4Only)
+    except OSError as error:
+        raise _no_multicast(error.strerror or type(error).__name__) from None
+    try:
+        yield multicast
+    finally:
+        await multicast.async_close()
+
+
+def _has(host: str) -> bool:
+    """Whether an interface has this address: zeroconf would leave a socket open if one did not."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+        return True
+
+
+def _no_multicast(why: str) -> Unavailable:
+    return Unavailable(
+        f"multicast DNS cannot be used: {why}",
+        hint="join with the first machine's address, or with a token",
+        reason="NO_MULTICAST",
+    )

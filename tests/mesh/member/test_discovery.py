@@ -1,0 +1,187 @@
+"""Announcements on the loopback interface, real and false: what is heard is a hint, and bounded."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from ipaddress import IPv4Network
+from typing import Any
+
+import grpc.aio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refused
+from zeroconf import IPVersion
+from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.member.discovery import (
+    MAX_HEARD,
+    SERVICE,
+    announced,
+    find_clusters,
+    listen,
+    read_announcement,
+    short_hash,
+)
+from sealring.mesh.member.joincode import Offer
+from sealring.mesh.rpc.tls import TlsStore, server_credentials
+from tests.mesh.member.test_bootstrap import coordinator_material
+
+LOOPBACK = ["127.0.0.1"]
+HOME = [IPv4Network("192.168.1.0/24")]
+ROOT = bytes(range(32))
+GOOD = {b"root": encode_base32(ROOT).encode(), b"name": b"home", b"v": b"1"}
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable[..., Any]]:
+    """Serves the certificate of an authority on loopback; returns the port."""
+    servers = []
+
+    async def start(authority: Any, **options: Any) -> int:
+        server = grpc.aio.server()
+        store = TlsStore(coordinator_material(authority, **options))
+        servers.append(server)
+        port = server.add_secure_port("127.0.0.1:0", server_credentials(store, require_client=False))
+        await server.start()
+        return port
+
+    yield start
+    for server in servers:
+        await server.stop(None)
+
+
+async def test_a_cluster_is_found_while_it_is_announced_and_not_after(
+    authority: Any, clock: Any, serve: Any
+) -> None:
+    port = await serve(authority)
+    async with announced(Offer(authority.root.fingerprint, "demo", ()), LOOPBACK, port):
+        (found,) = await find_clusters(LOOPBACK, seconds=1.0, clock=clock)
+    assert found == Offer(authority.root.fingerprint, "demo", (f"127.0.0.1:{port}",))
+    assert await find_clusters(LOOPBACK, seconds=0.5, clock=clock) == []
+
+
+async def test_two_clusters_of_one_name_stay_two_and_a_lie_about_a_name_is_not_shown(
+    authority: Any, make_authority: Callable[..., Any], clock: Any, serve: Any
+) -> None:
+    other = make_authority()
+    ports = [await serve(one) for one in (authority, other)]
+    roots = [authority.root.fingerprint, other.root.fingerprint]
+    async with (
+        announced(Offer(roots[0], "demo", ()), LOOPBACK, ports[0]),
+        announced(Offer(roots[1], "someone-elses", ()), LOOPBACK, ports[1]),
+    ):
+        found = await find_clusters(LOOPBACK, seconds=1.0, clock=clock)
+    assert {one.name for one in found} == {"demo"}, "what its root metadata says"
+    assert {one.root_sha256 for one in found} == set(roots)
+    assert len({short_hash(one.root_sha256) for one in found}) == 2
+
+
+async def test_an_announcement_whose_root_nobody_shows_is_no_offer(
+    authority: Any, make_authority: Callable[..., Any], clock: Any, serve: Any
+) -> None:
+    """Another cluster answers there, or a program that says nothing, or nobody."""
+    port = await serve(make_authority())
+    silent = socket.create_server(("127.0.0.1", 0))
+    pins = [bytes([number]) * 32 for number in range(2)]
+    try:
+        async with (
+            announced(Offer(authority.root.fingerprint, "demo", ()), LOOPBACK, port),
+            announced(Offer(pins[0], "demo", ()), LOOPBACK, silent.getsockname()[1]),
+            announced(Offer(pins[1], "demo", ()), LOOPBACK, 9),
+        ):
+            assert await find_clusters(LOOPBACK, seconds=1.0, clock=clock) == []
+    finally:
+        silent.close()
+
+
+async def test_a_flood_of_announcements_is_cut_off() -> None:
+    async with Flood(3 * MAX_HEARD):
+        heard = await listen(LOOPBACK, seconds=2.0)
+    assert 0 < len(heard) <= MAX_HEARD
+
+
+class Flood:
+    """Answers with many instances at once."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    async def __aenter__(self) -> None:
+        self._multicast = AsyncZeroconf(interfaces=LOOPBACK, ip_version=IPVersion.V4Only)
+        for number in range(self._count):
+            properties = {"root": encode_base32(number.to_bytes(32, "big")), "name": "x"}
+            info = AsyncServiceInfo(
+                SERVICE,
+                f"n{number}.{SERVICE}",
+                port=9,
+                addresses=[bytes([127, 0, 0, 1])],
+                properties=properties,
+                server=f"n{number}.local.",
+            )
+            self._multicast.zeroconf.registry.async_add(info)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._multicast.async_close()
+
+
+def test_what_is_announced_well_is_read() -> None:
+    offer = read_announcement(GOOD, ["192.168.1.7", "192.168.1.8"], 7701, HOME)
+    assert offer == Offer(ROOT, "home", ("192.168.1.7:7701", "192.168.1.8:7701"))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {b"root": b""},
+        {b"root": None},
+        {b"root": encode_base32(ROOT)[:-1].encode()},
+        {b"root": encode_base32(ROOT).upper().encode()},
+        {b"root": b"\xff" * 52},
+        {b"root": b"a" * 100_000},
+        {b"name": None},
+        {b"name": b""},
+        {b"name": b"\x1b[2Jhome"},
+        {b"name": b"home\n"},
+        {b"name": "hоme".encode()},
+        {b"name": b"a" * 64},
+    ],
+)
+def test_what_is_malformed_is_dropped(lie: dict[bytes, bytes | None]) -> None:
+    assert read_announcement(GOOD | lie, ["192.168.1.7"], 7701, HOME) is None
+
+
+@pytest.mark.parametrize("port", [None, 0, -1, 65536])
+def test_a_port_has_to_be_one(port: int | None) -> None:
+    assert read_announcement(GOOD, ["192.168.1.7"], port, HOME) is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["8.8.8.8", "127.0.0.1", "192.168.2.7", "192.168.1.0", "192.168.1.255", "224.0.0.251", "0.0.0.0"],
+)
+def test_an_announcement_sends_nobody_outside_the_own_networks(address: str) -> None:
+    assert read_announcement(GOOD, [address], 7701, HOME) is None
+    found = read_announcement(GOOD, [address, "192.168.1.7"], 7701, HOME)
+    assert found is not None
+    assert found.addresses == ("192.168.1.7:7701",)
+
+
+@given(
+    st.dictionaries(st.binary(max_size=9), st.none() | st.binary(max_size=300), max_size=9),
+    st.lists(st.ip_addresses(v=4).map(str), max_size=300),
+    st.none() | st.integers(),
+)
+def test_anything_may_be_announced(properties: Any, addresses: list[str], port: int | None) -> None:
+    for said in properties, properties | GOOD:
+        found = read_announcement(said, addresses, port, [IPv4Network("0.0.0.0/0")])
+        assert found is None or (1 <= len(found.addresses) <= 4 and found.name.isprintable())
+
+
+@pytest.mark.parametrize("hosts", [[], ["192.0.2.1"]])
+async def test_without_a_network_there_is_one_clear_error(hosts: list[str]) -> None:
+    with refused("NO_MULTICAST", Unavailable):
+        await find_clusters(hosts, seconds=0)
