@@ -223,7 +223,7 @@ class Coordinator:
         await self.on_demand.look()  # before a gateway asks which models there are
         await self._main.start()
         await self._join.start()
-        announcing = [self._announcer().run()] if self.settings.announce else []
+        announcing = [self._announcer().run()] if not self.settings.hidden else []
         self._work = asyncio.create_task(
             first_of(
                 *announcing,

@@ -61,8 +61,8 @@ class CoordinatorSettings(BaseModel):
         max_length=16,
         description="names and addresses in the certificate, the first for members [default: as in listen]",
     )
-    announce: bool = Field(
-        default=True, description="announce the cluster on this network while nodes can join with a code"
+    hidden: bool = Field(
+        default=False, description="do not announce the cluster on its network while a join code is good"
     )
     standby: Address | None = Field(
         default=None, description="host:port of the other coordinator, for members to look there too"

@@ -31,6 +31,17 @@ def node_lines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[st
             yield f"{node.name} is out of the cluster"
 
 
+def code_lines(tokens: Any) -> tuple[str, ...]:
+    """What there is to say of the join code in Admin's list of tokens."""
+    if not tokens.HasField("code"):
+        return ("the join code has ended (another: sealring token code)",)
+    if tokens.code.used_up:
+        return ("too many wrong join codes were typed: this one has ended (another: sealring token code)",)
+    if tokens.code.wrong:
+        return (f"wrong join codes that were typed: {tokens.code.wrong}",)
+    return ()
+
+
 def deployment_lines(before: Mapping[str, str], now: Mapping[str, str]) -> Iterable[str]:
     """What has changed between two `deployment_states`."""
     for name, state in now.items():

@@ -22,7 +22,7 @@ KEYS = ("state_dir", "roster_key_files")
 MAKE = (*KEYS, "cluster")
 FINISH = (*KEYS, "listen", "advertise")
 RUN = (
-    *("state_dir", "listen", "join_listen", "advertise", "standby"),
+    *("state_dir", "listen", "join_listen", "advertise", "hidden", "standby"),
     *("trust_floor", "software_identity_allowed"),
     *("allowed_manifests", "allowed_serials", "roster_key_files", "roster_lifetime"),
     "certificate_lifetime",

@@ -15,9 +15,8 @@ from sealring.cli.commands.up import Address, Downloads, Models, Name, SoftwareI
 from sealring.cli.service.places import needs_root
 from sealring.cli.terminal.command import command, config_file
 from sealring.cli.terminal.host import Host, host_of
-from sealring.cli.terminal.options import AsJson, read_token
+from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import Progress, print_json, say
-from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.paths import LAUNCH_DAEMONS, default_state_root
 from sealring.mesh.trust.levels import described
 
@@ -30,14 +29,15 @@ app = typer.Typer()
 _LOOK_SECONDS = 1.0
 
 
-@command(app, example="sealring join TOKEN", rich_help_panel="Start")
+@command(app, example="sealring join", rich_help_panel="Start")
 def join(
     context: typer.Context,
     token: Annotated[
         str | None,
         typer.Argument(
             metavar="TOKEN",
-            help="as `sealring up` printed it; - reads it [default: asked for]",
+            help="of `sealring token create` (- reads it), or the first machine's address "
+            "[default: it looks around, and asks for a code]",
             show_default=False,
         ),
     ] = None,
@@ -57,8 +57,8 @@ def join(
 ) -> None:
     """Join a cluster with this machine, and run its node until Ctrl-C or, with --service, from now on.
 
-    The token is checked against the coordinator before anything is sent. A machine that has joined runs its
-    node again with `sealring join` alone.
+    Without a token it looks for clusters on this network, and asks for the code that `sealring up` shows on
+    the first machine. A machine that has joined runs its node again with `sealring join` alone.
     """
     from sealring.cli.local.foreground import signals_as_exceptions
     from sealring.cli.setup.choices import Wishes, settings_given
@@ -79,25 +79,13 @@ def join(
             _run(host, root, said, wishes, tell=not begun)
             return
         from sealring.cli.setup.enrol import enrol
+        from sealring.cli.setup.finding import find_token
 
-        joined = enrol(host, root, said, wishes, _read(host, token))
+        joined = enrol(host, root, said, wishes, find_token(host, token))
         _tell(joined, as_json=as_json)
         _keep(root, joined["settings"])
     # without the token, which other users of this machine could see for as long as this process lives
     host.become([*([] if file is None else ["--config", str(file)]), "join", "--begun"])
-
-
-def _read(host: Host, token: str | None) -> str:
-    """Raises InvalidInput (BAD_TOKEN)."""
-    if token is not None:
-        return read_token(token)
-    if not host.can_ask:
-        raise InvalidInput(
-            "this machine has not joined a cluster, and there is no token",
-            hint="type what `sealring up` or `sealring token create` prints on the first machine",
-            reason="BAD_TOKEN",
-        )
-    return read_token(str(host.ask("The token that the first machine printed", hide_input=True)))
 
 
 def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
@@ -133,6 +121,7 @@ def _serve(
     from sealring.cli.service.launchd import Service
     from sealring.cli.service.places import make_places, require_of_root, under
     from sealring.cli.setup.enrol import enrol_as
+    from sealring.cli.setup.finding import find_token
     from sealring.mesh.system.paths import is_enrolled
 
     control = host.reach(Launchctl, host)
@@ -143,7 +132,7 @@ def _serve(
     was_loaded = False
     try:
         if token is not None or not is_enrolled(state):
-            given = _read(host, token)
+            given = find_token(host, token)
             if dry_run:
                 say(f"would join as the account {user}, with the state in {state}")
                 return

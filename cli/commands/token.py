@@ -1,4 +1,4 @@
-"""`sealring token`: join tokens, good for one machine or a few, and for minutes."""
+"""`sealring token`: join tokens and the join code, good for one machine or a few, and for minutes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sealring.cli.calls.happenings import code_lines
 from sealring.cli.calls.operator import call_admin
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson, Seconds
@@ -15,6 +16,9 @@ from sealring.cli.terminal.output import moment, plain, print_data, print_json, 
 app = typer.Typer(
     name="token", help="Join tokens, which let machines join for a few minutes.", no_args_is_help=True
 )
+
+
+_CODE = "code"
 
 
 class Role(enum.StrEnum):
@@ -49,13 +53,38 @@ def create(
     say(f"good for {machines} until {moment(answer.expires)}")
 
 
+@command(app, example="sealring token code --uses 4", section="cli", fields=ADMIN)
+def code(
+    context: typer.Context,
+    ttl: Annotated[Seconds, Seconds.option("how long it is good for", least=1, most=3600)] = Seconds(600),
+    uses: Annotated[int, typer.Option(min=1, max=64, help="how many nodes it lets join")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Print a short code to type on the machine that joins, in place of the code before.
+
+    Five wrong codes end it. While it is good the cluster is announced on the local network.
+    """
+    from sealring.mesh.member.joincode import show_code
+
+    answer = call_admin(context, "CreateJoinCode", ttl_seconds=int(ttl), uses=uses)
+    if as_json:
+        print_json(plain(answer))
+        return
+    print_data(show_code(answer.code))
+    nodes = "one node" if uses == 1 else f"{uses} nodes"
+    say(f"good for {nodes} until {moment(answer.expires)}: type there `sealring join`, then the code")
+
+
 @command(app, "list", example="sealring token list", section="cli", fields=ADMIN)
 def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
     """List the tokens that are not used up, without their secrets."""
-    answer = plain(call_admin(context, "ListJoinTokens"))
+    known = call_admin(context, "ListJoinTokens")
+    answer = plain(known)
     if as_json:
         print_json(answer["tokens"])
         return
+    for line in code_lines(known) if known.HasField("code") else ():
+        say(line)
     rows = [
         [one["token_id"], one["role"], one["uses"], moment(one["expires"]), one["note"]]
         for one in answer["tokens"]
@@ -66,8 +95,11 @@ def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
 @command(app, example="sealring token revoke ID", section="cli", fields=ADMIN)
 def revoke(
     context: typer.Context,
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="as `token list` shows it")],
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="as `token list` shows it; or `code`")],
 ) -> None:
-    """Revoke a join token."""
-    call_admin(context, "RevokeJoinToken", token_id=token_id)
+    """Revoke a join token, or with `code` as its id the join code."""
+    if token_id == _CODE:
+        call_admin(context, "RevokeJoinCode")
+    else:
+        call_admin(context, "RevokeJoinToken", token_id=token_id)
     say(f"revoked {token_id}")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-TOKEN_USES = 16
-TOKEN_SECONDS = 3600
+CODE_USES = 16
+CODE_SECONDS = 3600
 _LOOK_SECONDS = 1.0
 
 
@@ -60,6 +60,10 @@ SoftwareIdentity = Annotated[
         help="identity keys in a file, trust level software [default: where this machine has no better]",
     ),
 ]
+Announce = Annotated[
+    bool | None,
+    typer.Option("--announce/--no-announce", help="let machines on this network find the cluster"),
+]
 
 
 @command(app, example="sealring up", rich_help_panel="Start")
@@ -70,6 +74,7 @@ def up(
     models: Models = None,
     downloads: Downloads = None,
     software_identity_allowed: SoftwareIdentity = None,
+    announce: Announce = None,
     as_json: AsJson = False,
 ) -> None:
     """Make this the first machine of a cluster, and run it until Ctrl-C.
@@ -82,7 +87,7 @@ def up(
     from sealring.cli.setup.choices import Wishes, choose_first
     from sealring.mesh.system.lock import lock_state
 
-    wishes = Wishes(address, name, models or (), downloads, software_identity_allowed)
+    wishes = Wishes(address, name, models or (), downloads, software_identity_allowed, announce)
     root, host = default_state_root(), host_of(context)
     signals_as_exceptions()
     os.umask(0o077)
@@ -97,12 +102,13 @@ def up(
 
         async def work(machine: FirstMachine, shown: Progress) -> None:
             await machine.start()
-            token = await machine.token(uses=TOKEN_USES, seconds=TOKEN_SECONDS)
+            code = await machine.code(uses=CODE_USES, seconds=CODE_SECONDS)
             shown.close()
             if as_json:
-                print_json(_report(machine, token))
+                token = await machine.token(uses=CODE_USES, seconds=CODE_SECONDS)
+                print_json(_report(machine, token, code))
             else:
-                _tell(machine, token)
+                _tell(machine, code)
 
         run_cluster(host, make, work, what="starting the coordinator", meanwhile=_watch)
 
@@ -111,20 +117,16 @@ def choose_address(host: Host, found: Sequence[OwnAddress]) -> OwnAddress:
     """The address at which others reach this machine: the likeliest, where nobody can be asked."""
     if not host.can_ask:
         return found[0]
-    for number, one in enumerate(found, 1):
-        say(f"  {number}  {one}")
-    number = 0
-    while not 1 <= number <= len(found):
-        question = "At which of its addresses do other machines reach this one?"
-        number = int(host.ask(question, default=1, type=int))
-    return found[number - 1]
+    return found[host.choose("At which of its addresses do other machines reach this one?", found)]
 
 
-def _report(machine: FirstMachine, token: Any) -> dict[str, Any]:
+def _report(machine: FirstMachine, token: Any, code: Any) -> dict[str, Any]:
     return {
         "join": f"sealring join {token.token}",
         "token_id": token.token_id,
         "expires": token.expires,
+        "code": code.code,
+        "cluster": machine.cluster,
         "coordinator": machine.coordinator_address,
         "grpc": machine.grpc_address,
         "http": machine.http_url,
@@ -134,26 +136,33 @@ def _report(machine: FirstMachine, token: Any) -> dict[str, Any]:
     }
 
 
-def _tell(machine: FirstMachine, token: Any) -> None:
+def _tell(machine: FirstMachine, code: Any) -> None:
+    from sealring.mesh.member.joincode import show_code
+
     say(f"coordinator at {machine.coordinator_address}, gateway at {machine.http_url}")
     say(f"logs: {machine.state_dir / 'logs'}")
-    say(f"\nOn each other machine (up to {TOKEN_USES}, until {moment(token.expires)}) type:\n")
-    print_data(f"  sealring join {token.token}")
-    say("\nThen here, in another terminal: sealring deploy MODEL (demo is the bundled one), sealring chat")
-    say("Another token: sealring token create. Ctrl-C stops what runs on this machine.\n")
+    say(f"\nOn each other machine (up to {CODE_USES}, until {moment(code.expires)}) type:\n")
+    print_data("  sealring join")
+    say(f"\nIt finds this cluster, {machine.cluster}, and asks for this code:\n")
+    print_data(f"  {show_code(code.code)}")
+    say(f"\nWhere it finds nothing: sealring join {machine.join_address}")
+    say("Then here, in another terminal: sealring deploy MODEL (demo is the bundled one), sealring chat")
+    say("Another code: sealring token code. Ctrl-C stops what runs on this machine.\n")
 
 
 async def _watch(machine: FirstMachine) -> None:
     """Prints the events of the cluster while it runs."""
-    from sealring.cli.calls.happenings import deployment_lines, deployment_states, node_lines
+    from sealring.cli.calls.happenings import code_lines, deployment_lines, deployment_states, node_lines
     from sealring.mesh.errors import SealringError
 
     nodes: dict[str, Any] | None = None
+    codes: tuple[str, ...] | None = None
     deployments: dict[str, str] = {}
     while True:
         try:
             listed = await machine.admin.call("ListNodes")
             answer = await machine.admin.call("ListDeployments")
+            code = code_lines(await machine.admin.call("ListJoinTokens"))
         except SealringError:
             pass  # the coordinator is busy; its end is reported by wait_for_end
         else:
@@ -161,7 +170,8 @@ async def _watch(machine: FirstMachine) -> None:
             for line in (
                 *node_lines(now if nodes is None else nodes, now),
                 *deployment_lines(deployments, states),
+                *(line for line in code if codes is not None and line not in codes),
             ):
                 say(line)
-            nodes, deployments = now, states
+            nodes, deployments, codes = now, states, code
         await asyncio.sleep(_LOOK_SECONDS)

@@ -10,6 +10,7 @@ from typing import Any
 
 from sealring.cli.local.cluster import Cluster
 from sealring.cli.local.leftovers import PORTS
+from sealring.cli.setup.finding import JOIN_PORT
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.state import ROSTER, load_machine_state
@@ -58,6 +59,25 @@ class FirstMachine(Machine):
     def coordinator_address(self) -> str:
         """host:port of the coordinator's main address."""
         return self.admin.address
+
+    @property
+    def join_address(self) -> str:
+        """The address at which other machines join, without its port if that is the usual one."""
+        address = str(self.settings_of("coordinator")["join_listen"])
+        return address.removesuffix(f":{JOIN_PORT}")
+
+    @property
+    def cluster(self) -> str:
+        """The cluster's name, and the beginning of its root hash."""
+        from sealring.cli.calls.operator import read_bundle
+        from sealring.mesh.member.joincode import short_hash
+
+        bundle = read_bundle(self.operator_bundle)
+        return f"{bundle.peer.cluster} ({short_hash(bundle.root_sha256)})"
+
+    async def code(self, *, uses: int, seconds: int) -> Any:
+        """A code with which nodes join, as Admin describes it; the one of an earlier start ends with it."""
+        return await self.admin.call("CreateJoinCode", uses=uses, ttl_seconds=seconds)
 
     async def token(self, *, uses: int, seconds: int) -> Any:
         """A token with which nodes join, as Admin describes it; those of earlier starts end with it."""

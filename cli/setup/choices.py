@@ -56,6 +56,7 @@ class Wishes:
     models: Sequence[Path] = ()
     downloads: bool | None = None
     software_identity_allowed: bool | None = None
+    announce: bool | None = None
 
     def of_node(self) -> dict[str, Any]:
         """The given ones, as settings of a node."""
@@ -86,6 +87,9 @@ def choose_first(host: Host, root: Path, file: Path | None, wishes: Wishes, ask:
     coordinator["software_identity_allowed"] = allowed or node["software_identity_allowed"]
     if wishes.software_identity_allowed is not None:
         given["coordinator"]["software_identity_allowed"] = wishes.software_identity_allowed
+    coordinator["hidden"] = before["coordinator"].get("hidden", False) is True
+    if wishes.announce is not None:
+        given["coordinator"]["hidden"] = not wishes.announce
     made.settings = {
         "coordinator": {"state_dir": str(root / "coordinator"), **coordinator, **given["coordinator"]},
         "gateway": {"state_dir": str(root / "gateway"), **gateway, **given["gateway"]},
@@ -94,6 +98,9 @@ def choose_first(host: Host, root: Path, file: Path | None, wishes: Wishes, ask:
     taken = "only machines that claim a key in a Secure Enclave, or better, can join"
     if made.settings["coordinator"]["software_identity_allowed"]:
         taken = "machines with a key in a file can join too"
+    if address != _LOOPBACK:
+        shown = "no" if made.settings["coordinator"]["hidden"] else "while the join code is good"
+        made.said.append(f"announced on this network: {shown} (--announce and --no-announce)")
     made.said.append(f"trust: {taken} (--software-identity-allowed and --no-software-identity-allowed)")
     return made
 

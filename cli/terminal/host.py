@@ -70,6 +70,17 @@ class Host:
         """The answer that the user types, with the options of `typer.prompt`; standard output may be JSON."""
         return typer.prompt(question, err=True, **options)
 
+    def choose(self, question: str, found: Sequence[object]) -> int:
+        """The index of the one out of several that the user chooses."""
+        from sealring.cli.terminal.output import say
+
+        for number, one in enumerate(found, 1):
+            say(f"  {number}  {one}")
+        number = 0
+        while not 1 <= number <= len(found):
+            number = int(self.ask(question, default=1, type=int))
+        return number - 1
+
     def own_addresses(self) -> list[OwnAddress]:
         """As `mesh.system.networks.own_addresses`."""
         from sealring.mesh.system.networks import own_addresses

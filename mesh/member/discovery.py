@@ -46,12 +46,6 @@ _MAX_ADDRESSES = 16
 _QUIET = logging.CRITICAL
 
 
-def short_hash(root_sha256: bytes) -> str:
-    """The first 40 bits of a root hash, to tell clusters of one name apart on a screen: `abcd-efgh`."""
-    text = encode_base32(root_sha256)
-    return f"{text[:4]}-{text[4:8]}"
-
-
 @contextlib.asynccontextmanager
 async def announced(offer: Offer, hosts: Sequence[str], port: int) -> AsyncIterator[None]:
     """Announces a cluster within the block, on the interfaces that have `hosts` (IPv4), with these.
@@ -134,7 +128,7 @@ def read_announcement(
     port: int | None,
     networks: Sequence[IPv4Network],
 ) -> Offer | None:
-    """What an instance says, or None where any of it is malformed.
+    """The offer of an instance; None where any part of it is malformed.
 
     Only addresses within `networks`, those of this machine's interfaces, count: an announcement sends nobody
     elsewhere.

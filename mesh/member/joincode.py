@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.crypto.spake2 import Exchange, Side
 from sealring.mesh.errors import HandshakeError, InvalidInput
 from sealring.mesh.member.bootstrap import MAX_TOKEN_CHARACTERS, JoinToken, find_coordinator
@@ -49,6 +50,12 @@ class Offer:
     root_sha256: bytes
     name: str
     addresses: tuple[str, ...]
+
+
+def short_hash(root_sha256: bytes) -> str:
+    """The first 40 bits of a root hash, to tell clusters of one name apart on a screen: `abcd-efgh`."""
+    text = encode_base32(root_sha256)
+    return f"{text[:4]}-{text[4:8]}"
 
 
 def make_code() -> str:

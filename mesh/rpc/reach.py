@@ -71,8 +71,9 @@ async def first_of(
     attempt: Callable[[str], Coroutine[Any, Any, T | None]],
     discard: Callable[[T], Awaitable[object]] | None = None,
 ) -> T | None:
-    """The first result of `attempt` over these addresses, each begun 0.25 s after the one before it, or as
-    soon as one has failed, which is None. None if all fail.
+    """The first result of `attempt` over these addresses; None if all fail, which each says with None.
+
+    Each is begun 0.25 s after the one before it, or as soon as that has failed.
 
     Attempts that are not needed any more are cancelled; `discard` is called with what they have made.
     """

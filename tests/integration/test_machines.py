@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -30,9 +31,10 @@ class Three(NamedTuple):
 
 
 def start(machine: Machine, stack: ExitStack) -> tuple[Running, str]:
-    """`up`, and the token that it prints."""
+    """`up`, and a token for three machines."""
     up = stack.enter_context(machine.running("up", "--address", "127.0.0.1", "--name", "one"))
-    return up, up.wait_for("sealring join sr2.").split()[-1]
+    up.wait_for("sealring join")
+    return up, machine.run("token", "create", "--uses", "3").split()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +113,14 @@ def test_a_machine_joins_as_a_service(three: Three, tmp_path: Path) -> None:
 
 @pytest.mark.sweep
 def test_three_separate_machines_by_three_kinds_of_command(tmp_path: Path) -> None:
-    """With networks of their own, and nothing typed but `up`, `join` and `deploy`, until there is an answer.
-
-    Started again, without a token, they are the same cluster.
+    """With networks of their own, and nothing typed but `up`, `join`, a code and `deploy`, until there is an
+    answer. Started again they are the same cluster, and need no code.
     """
     names = ["studio", "mini", "book"]
     with separate_machines(tmp_path, names) as (studio, mini, book), ExitStack() as stack:
         up = stack.enter_context(studio.running("up"))
-        line = up.wait_for("sealring join sr2.").split()
-        others = [stack.enter_context(one.running(*line[1:])) for one in (mini, book)]
+        code = up.wait_for(lambda line: re.fullmatch(r"  [0-9]{3}-[0-9]{4}", line) is not None)
+        others = [stack.enter_context(one.running("join", typed=f"{code}\n")) for one in (mini, book)]
         for name in ("mini", "book"):
             up.wait_for(f"{name} is online")
         assert any("10.77.0.1" in said for said in up.lines)

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn, Self, TypeVar
 
 from google.protobuf.message_factory import GetMessageClass
@@ -23,6 +24,11 @@ from sealring.cli.local.machines import FirstMachine, OtherMachine
 from sealring.cli.main import app
 from sealring.cli.service.launchctl import Launchctl, ServiceStatus
 from sealring.cli.terminal.host import Host
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.member.bootstrap import claimed_root
+from sealring.mesh.member.discovery import find_clusters
+from sealring.mesh.member.joincode import Offer, token_for
+from sealring.mesh.system.addresses import format_address
 from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.engine.apart import ask_apart
@@ -264,6 +270,11 @@ class FakeHost(Host):
         self.reports: dict[str, Any] = {}
         self.ran: list[tuple[str, list[str]]] = []
         self.machine: Any = None
+        self.offers: list[Offer] | None = None
+        """Clusters that are found on the network, and those at an address; None: the network is looked at."""
+        self.tokens: dict[str, Any] = {}
+        """Tokens, or errors, by the codes that get them."""
+        self.shown_codes: list[tuple[Offer, str]] = []
 
     def monotonic(self) -> float:
         return self.passed
@@ -318,11 +329,29 @@ class FakeHost(Host):
             return _given(self.coordinator)
         if one is asking and self.asker is not None:
             return self.asker.open(arguments[0])
+        if self.offers is not None and one in (find_clusters, claimed_root, token_for):
+            return self._join(one, *arguments)
         if one is Launchctl and self.services is not None:
             return self.services
         if one in (LocalCluster, FirstMachine, OtherMachine) and self.machine is not None:
             return self.machine(*arguments, **options)
         return super().reach(one, *arguments, **options)
+
+    async def _join(self, one: Any, *arguments: Any) -> Any:
+        assert self.offers is not None
+        if one is find_clusters:
+            return self.offers
+        if one is claimed_root:
+            address = format_address(*arguments)
+            found = next((offer for offer in self.offers if address in offer.addresses), None)
+            if found is None:
+                raise Unavailable(f"{address} cannot be reached", reason="COORDINATOR_UNREACHABLE")
+            return found.root_sha256, SimpleNamespace(cluster=found.name)
+        self.shown_codes.append(arguments)
+        answer = self.tokens[arguments[1]]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def _ask_apart(self, module: str, arguments: Sequence[str]) -> dict[str, Any]:
         self.ran.append((module.rpartition(".")[2], list(arguments)))

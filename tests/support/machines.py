@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -48,21 +49,29 @@ class Machine:
         return done.stdout
 
     @contextmanager
-    def running(self, *words: str, stdin: str = "") -> Iterator[Running]:
-        """A command that goes on until it is interrupted, as Ctrl-C does; it has to end well then."""
-        command = [*self.within, SEALRING, *words]
+    def running(self, *words: str, stdin: str = "", typed: str = "") -> Iterator[Running]:
+        """A command that goes on until it is interrupted, as Ctrl-C does; it has to end well then.
+
+        With `typed` it has a terminal, on which a person types that.
+        """
+        own, its = os.openpty() if typed else (None, subprocess.PIPE)
         process = subprocess.Popen(
-            command,
+            [*self.within, SEALRING, *words],
             env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdin=its,
+            stdout=its,
+            stderr=its if typed else subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
-        assert process.stdin is not None
-        process.stdin.write(stdin)
-        process.stdin.close()
+        if own is not None:
+            os.close(its)
+            os.write(own, typed.encode())
+            process.stdout = open(own, errors="replace")  # noqa: SIM115 - Running closes it
+        else:
+            assert process.stdin is not None
+            process.stdin.write(stdin)
+            process.stdin.close()
         running = Running(process)
         try:
             yield running
@@ -120,10 +129,11 @@ class Running:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._said:
-                self.lines.append(line.rstrip("\n"))
-                self._said.notify_all()
+        with contextlib.suppress(OSError):  # the end of a terminal on Linux
+            for line in self.process.stdout:
+                with self._said:
+                    self.lines.append(line.rstrip("\n"))
+                    self._said.notify_all()
         with self._said:
             self._ended = True
             self._said.notify_all()

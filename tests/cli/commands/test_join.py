@@ -13,7 +13,10 @@ from bundles import SigningCluster
 from commands import Launchd
 
 from sealring.cli.local.machines import NOTHING
+from sealring.cli.setup.finding import address_in
+from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member.joincode import Offer, short_hash
 from sealring.mesh.pki.certificates import Role
 
 LABEL = "org.sealring.node"
@@ -34,7 +37,7 @@ def test_who_joined_runs_without_the_token_that_others_could_see(
     host.enrolled = enrolled("mac-2")
     (home / "my.toml").write_text("")
     line = f"sealring join {TOKEN}"
-    host.typed = [line] if way == "typed" else None
+    host.typed, host.offers = [line] if way == "typed" else None, []
     words = {"argument": (TOKEN,), "stdin": ("-",), "typed": ()}[way]
     done = here("--config", "my.toml", "join", *words, "--name", "mac", "--json", stdin=f"{line}\n")
     assert done.status == 0, done.err
@@ -60,6 +63,75 @@ def test_where_nobody_can_be_asked_there_has_to_be_a_token(here: Any, host: Any)
         host.services = Launchd()
         done = here("join", *words, "--user", "root")
         assert (done.status, "[BAD_TOKEN]" in done.err) == (2, True)
+
+
+ATTIC = Offer(bytes(range(32)), "attic", ("10.0.0.1:7701",))
+CELLAR = Offer(bytes(32), "attic", ("10.0.0.2:7701",))
+GIVEN = JoinToken.parse(TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "offers", "asked"),
+    [
+        ((), ["123-4567"], [ATTIC], ATTIC),
+        ((), [2, "123-4567"], [CELLAR, ATTIC], ATTIC),
+        ((), [9, 0, 1, "12345", "code", "123 4567"], [ATTIC, CELLAR], ATTIC),
+        (("10.0.0.1",), ["1234567"], [CELLAR, ATTIC], ATTIC),
+        (("10.0.0.2:7701",), ["1234567"], [CELLAR, ATTIC], CELLAR),
+    ],
+)
+def test_a_code_is_asked_for_and_gets_the_token(
+    here: Any, host: Any, words: Any, typed: Any, offers: Any, asked: Offer
+) -> None:
+    host.enrolled, host.typed, host.offers = enrolled("mac"), typed, offers
+    host.tokens = {"1234567": GIVEN}
+    done = here("join", *words, "--name", "mac")
+    assert done.status == 0, done.err
+    assert host.shown_codes == [(asked, "1234567")], "a slip of the finger costs no try"
+    ((_, _, token),) = host.joined
+    assert token == TOKEN
+    assert not host.typed
+    assert f"attic ({short_hash(asked.root_sha256)}) at {asked.addresses[0]}" in done.err
+
+
+def test_where_nothing_is_found_an_address_will_do(here: Any, host: Any) -> None:
+    host.enrolled, host.offers = enrolled("mac"), []
+    host.typed = ["10.0.0.9"]
+    done = here("join")
+    assert (done.status, "COORDINATOR_UNREACHABLE" in done.err) == (10, True)
+    assert "no cluster on this network lets machines join with a code now" in done.err
+    assert "Local Network" not in done.err
+    host.platform, host.typed = "darwin", [TOKEN]
+    assert "Privacy & Security > Local Network" in here("join").err
+    assert host.joined
+
+
+def test_a_wrong_code_is_tried_once(here: Any, host: Any) -> None:
+    host.typed, host.offers = ["1234567"], [ATTIC]
+    host.tokens = {"1234567": PermissionDenied("the join code is wrong", reason="WRONG_CODE")}
+    done = here("join")
+    assert (done.status, "[WRONG_CODE]" in done.err) == (6, True)
+    assert (len(host.shown_codes), host.joined) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("10.0.0.1", "10.0.0.1:7701"),
+        (" studio.local \n", "studio.local:7701"),
+        ("10.0.0.1:80", "10.0.0.1:80"),
+        ("fe80::1", "[fe80::1]:7701"),
+        ("[fe80::1]:80", "[fe80::1]:80"),
+        (TOKEN, None),
+        (f"sealring join {TOKEN}", None),
+        ("sr1.abc", None),
+        ("-", None),
+        ("studio", None),
+        ("a/b.c", None),
+    ],
+)
+def test_an_address_is_told_from_a_token(text: str, address: str | None) -> None:
+    assert address_in(text) == address
 
 
 class Machine:

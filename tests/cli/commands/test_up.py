@@ -23,6 +23,7 @@ class Machine:
     """A first machine with one node. It ends once its coordinator has answered for the last time."""
 
     coordinator_address, grpc_address, http_url = "10.0.0.1:1", "127.0.0.1:2", "http://127.0.0.1:3"
+    cluster, join_address = "attic (abcd-efgh)", "10.0.0.1"
     operator_bundle, processes = Path("/bundle"), {"coordinator": 7}
     made: Machine
 
@@ -34,7 +35,10 @@ class Machine:
         ]
         one, both = (admin_pb2.ListNodesResponse(nodes=nodes[:count]) for count in (1, 2))
         self.answers: list[Any] = [one, Unavailable("busy"), both, both]
-        self.admin = Coordinator(ListNodes=self.answers)
+        info = admin_pb2.JoinCodeInfo
+        codes = [info(uses=16), info(uses=15, wrong=5, used_up=True)]
+        tokens: list[Any] = [admin_pb2.ListJoinTokensResponse(code=one) for one in codes]
+        self.admin = Coordinator(ListNodes=self.answers, ListJoinTokens=tokens)
         self.asked: list[Any] = []
         Machine.made = self
 
@@ -48,8 +52,12 @@ class Machine:
         os.umask(before)
         assert before == 0o077, "what it makes is its owner's alone"
 
-    async def token(self, **wanted: Any) -> Any:
+    async def code(self, **wanted: Any) -> Any:
         self.asked.append(wanted)
+        return admin_pb2.CreateJoinCodeResponse(code="1234567", expires=EXPIRES)
+
+    async def token(self, **wanted: Any) -> Any:
+        assert wanted == self.asked[0]
         return admin_pb2.CreateJoinTokenResponse(token="sr1.x", token_id="t", expires=EXPIRES)
 
     async def wait_for_end(self) -> None:
@@ -67,18 +75,23 @@ def test_it_says_what_was_chosen_what_to_type_elsewhere_and_what_happens(up: Any
     done = up()
     assert done.status == 0
     assert Machine.made.asked == [{"uses": 16, "seconds": 3600}]
-    assert done.out == "  sealring join sr1.x\n", "the one thing to copy"
+    assert done.out == "  sealring join\n  123-4567\n", "all that there is to type"
     lines = [line for line in done.err.splitlines() if line]
     begins = lines.index("starting the coordinator")
-    assert [line.partition(":")[0] for line in lines[:begins]] == ["address", "identity", "models", "trust"]
+    assert [line.partition(":")[0] for line in lines[:begins]] == [
+        *("address", "identity", "models", "trust")
+    ]
     assert lines[begins + 1 :] == [
         "coordinator at 10.0.0.1:1, gateway at http://127.0.0.1:3",
         f"logs: {Machine.made.state_dir / 'logs'}",
         f"On each other machine (up to 16, until {moment(EXPIRES)}) type:",
+        "It finds this cluster, attic (abcd-efgh), and asks for this code:",
+        "Where it finds nothing: sealring join 10.0.0.1",
         "Then here, in another terminal: sealring deploy MODEL (demo is the bundled one), sealring chat",
-        "Another token: sealring token create. Ctrl-C stops what runs on this machine.",
+        "Another code: sealring token code. Ctrl-C stops what runs on this machine.",
         "mac-2 has joined, trust level software",
         "mac-2 is online",
+        "too many wrong join codes were typed: this one has ended (another: sealring token code)",
         "stopping",
     ]
 
@@ -88,6 +101,17 @@ def test_what_programs_read_of_it(up: Any) -> None:
     assert (found["join"], found["token_id"], found["expires"]) == ("sealring join sr1.x", "t", EXPIRES)
     assert (found["coordinator"], found["operator"]) == ("10.0.0.1:1", "/bundle")
     assert found["processes"] == {"coordinator": 7}
+    assert (found["code"], found["cluster"]) == ("1234567", "attic (abcd-efgh)")
+
+
+def test_a_cluster_is_announced_unless_it_is_not_to_be(up: Any, host: Any) -> None:
+    host.addresses = [OwnAddress("10.0.0.1", "en0")]
+    for options, announces, said in (
+        ((), True, "while the join code is good"),
+        (("--no-announce",), False, "no"),
+    ):
+        assert f"announced on this network: {said} " in up(*options).err
+        assert Machine.made.settings["coordinator"]["hidden"] is not announces
 
 
 def test_the_home_folder_is_found_where_no_shell_does(up: Any, home: Path) -> None:

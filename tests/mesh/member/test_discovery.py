@@ -24,9 +24,8 @@ from sealring.mesh.member.discovery import (
     find_clusters,
     listen,
     read_announcement,
-    short_hash,
 )
-from sealring.mesh.member.joincode import Offer
+from sealring.mesh.member.joincode import Offer, short_hash
 from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from tests.mesh.member.test_bootstrap import coordinator_material
 
