@@ -1,9 +1,10 @@
 """The chunk of the next prefill step: its row and its length.
 
 A chunk has the tokens of a budget (gateway.scheduler.budget), or more if nothing is then left of its prompt
-and it takes hardly longer. Steps alternate between the oldest prompt and the prompt with the fewest tokens
-left: short prompts do not wait behind long ones, and long ones get at least half of the steps. First chunks
-go in the order in which the rows came, but for those of a pause. A prompt that began by a plan has none.
+and it takes hardly longer. None ends inside an image. Steps alternate between the oldest prompt and the
+prompt with the fewest tokens left: short prompts do not wait behind long ones, and long ones get at least
+half of the steps. First chunks go in the order in which the rows came, but for those of a pause. A prompt
+that began by a plan has none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 from sealring.gateway.scheduler.budget import MOST
 from sealring.gateway.scheduler.request import Row
+from sealring.mesh.ring.unbroken import around
 from sealring.v1 import control_pb2 as control
 
 
@@ -105,10 +107,14 @@ class PrefillLine:
         first.
 
         The rest as a step of its own would cost nearly as much as a whole chunk, so it goes along where a
-        round grows by no more than it may for a whole one.
+        round grows by no more than it may for a whole one. A chunk that would end inside an image ends behind
+        it where it then takes hardly longer than the chunk, or the image alone; else it ends before it.
         """
         left = next((cut for cut in row.cuts if cut > row.prefilled), row.prompt_tokens) - row.prefilled
-        if left <= tokens:
+        if left <= tokens or self._goes_along(left, tokens):
             return left
-        whole = left <= self._longest and self._seconds(left) <= MOST * self._seconds(tokens)
-        return left if whole else tokens
+        begin, end = (edge - row.prefilled for edge in around(row.unbroken, row.prefilled + tokens))
+        return end if self._goes_along(end, max(tokens, end - begin)) else begin
+
+    def _goes_along(self, more: int, tokens: int) -> bool:
+        return more <= self._longest and self._seconds(more) <= MOST * self._seconds(tokens)

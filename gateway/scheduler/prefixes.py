@@ -21,7 +21,7 @@ before others' first prompts only while they hold more than half of what is kept
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sealring.gateway.scheduler.memory import Ledger
@@ -129,7 +129,7 @@ class PrefixCache:
         if self._exact and usable:
             common = next((length for length, name in reversed(usable) if name in self._seen), 0)
             cuts = {usable[-1][0], *self._between(row.prefilled, usable)}
-            cuts.update(self._to_store(row, common, usable[-1][0]))
+            cuts.update(self._to_store(row, dict(usable), common, usable[-1][0]))
             if common > row.prefilled + OPENING:  # fewer tokens are soon computed again
                 cuts.add(common)
             row.common = common
@@ -143,12 +143,12 @@ class PrefixCache:
                 yield length
                 start = length
 
-    def _to_store(self, row: Row, *lengths: int) -> Iterator[int]:
-        """Lengths at which a prompt is cut so that members can store it: the last edges of blocks before
-        these, if enough is stored then that was not before."""
+    def _to_store(self, row: Row, usable: Container[int], *lengths: int) -> Iterator[int]:
+        """Lengths at which a prompt is cut so that members can store it: the last usable edges of blocks
+        before these, if enough is stored then that was not before."""
         if not self._stores or row.request.sealed:
             return
-        found = edges(max(lengths))
+        found = [length for length in edges(max(lengths)) if length in usable]
         for length in lengths:
             edge = max((one for one in found if one <= length), default=0)
             if edge >= row.stored + max(LEAST_STORED, row.stored // STORED_PART):

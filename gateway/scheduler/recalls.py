@@ -17,6 +17,7 @@ from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.prefix_names import NO_CHAIN, STORED_BLOCK, Chain
+from sealring.mesh.ring.unbroken import around
 from sealring.v1 import control_pb2 as control
 
 LEAST_SECONDS = 1.0
@@ -60,7 +61,7 @@ class Recalls:
         """Members are to be asked for the part of a row's prompt that is stored. The row is `recalling` if
         there is anything to wait for. Raises InvalidInput (BAD_PREFIXES)."""
         chain = Chain.unpack(stored)
-        row.stored, chain = chain.tokens, chain.first(row.prompt_tokens - 1)
+        row.stored, chain = chain.tokens, _usable(row, chain.first(row.prompt_tokens - 1))
         possible = self._ring.recalls and self._ring.prefixes and row.names and now >= self._not_before
         if not possible or not self._worth(row, chain.tokens):
             return
@@ -86,7 +87,7 @@ class Recalls:
         if len(recall.tokens) < len(self._ring.members):
             return
         self._end(recalled.number)
-        chain = recall.chain.first(min(recall.tokens.values()))
+        chain = _usable(recall.row, recall.chain.first(min(recall.tokens.values())))
         row, cancelled = recall.row, RecallBlocks(recalled.number, NO_CHAIN, recall.row.number)
         if not chain.names or not self._worth(row, chain.tokens):
             yield cancelled
@@ -132,3 +133,10 @@ class Recalls:
         """Seconds that prefill of `tokens` tokens takes the slowest stage."""
         most = self._ring.prefill_chunk
         return self._ring.costs.chunk(most) * tokens / most
+
+
+def _usable(row: Row, chain: Chain) -> Chain:
+    """The part of a chain behind which the row can begin: inside none of its images."""
+    while (begin := around(row.unbroken, chain.tokens)[0]) < chain.tokens:
+        chain = chain.first(begin)
+    return chain

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.images import has_images
+from sealring.mesh.ring.unbroken import Unbroken
 from sealring.v1 import inference_pb2 as inference
 
 TOKEN_BYTES = 4 << 10
@@ -204,8 +205,9 @@ class Row:
 
     A row has `begun` once its first chunk is announced, a copy with the last one. It may begin with
     the first `reused` tokens of a kept `prefix`; `names` are of its prompt's prefixes, and chunks also end at
-    `cuts`. Of `names`, `marks` are where members have its windows and states as they were. The last
-    `answered` of its prompt's tokens are those of its answer that an earlier epoch brought.
+    `cuts`, and none inside an `unbroken` span, where no name is either. Of `names`, `marks` are where members
+    have its windows and states as they were. The last `answered` of its prompt's tokens are those of its
+    answer that an earlier epoch brought.
     At most `drafts` tokens may be guessed in a step.
 
     A request for several answers has a row for each: one that is prefilled, and its `copies`, which become
@@ -225,6 +227,7 @@ class Row:
     params_bytes: int = 0
     prefilled: int = 0
     begun: bool = False
+    unbroken: Unbroken = ()
     names: tuple[tuple[int, bytes], ...] = ()
     prefix: int = 0
     reused: int = 0

@@ -45,6 +45,7 @@ from sealring.mesh.errors import (
     StageFailed,
 )
 from sealring.mesh.ring.prefix_names import split
+from sealring.mesh.ring.unbroken import around, unbroken
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -200,12 +201,14 @@ class Scheduler:
             raise InvalidInput(f"the head opened row {row.number} without room", reason="BAD_STEP")
         if answered != len(row.progress.tokens) and not row.request.sealed:
             raise InvalidInput(f"the head goes on with row {row.number} from elsewhere", reason="BAD_STEP")
-        row.names = split(opened.prefixes, prompt_tokens, ends=opened.ends)
+        row.unbroken = unbroken(opened.unbroken, prompt_tokens)
+        names = split(opened.prefixes, prompt_tokens, ends=opened.ends)
+        row.names = tuple(pair for pair in names if around(row.unbroken, pair[0])[0] == pair[0])
         row.prompt_tokens, row.answered, row.ceiling = prompt_tokens, answered, max_tokens
         row.earlier = answered - len(row.progress.tokens)
         row.params_bytes, row.drafts = opened.params_bytes, opened.drafts
         row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
-        capacity = epoch.planner.ledger.capacity
+        capacity, longest = epoch.planner.ledger.capacity, epoch.ring.prefill_chunk
         if not row.request.max_tokens and prompt_tokens < capacity:
             row.limit = min(row.limit, capacity - prompt_tokens)
             while row.limit > 1 and not epoch.planner.can_hold(row):
@@ -214,7 +217,9 @@ class Scheduler:
             copy.prompt_tokens = copy.prefilled = prompt_tokens
             copy.limit, copy.ceiling, copy.drafts = row.limit, row.ceiling, row.drafts
             copy.earlier = row.earlier
-        if not epoch.planner.can_hold(row):
+        if longest < max((end - begin for begin, end in row.unbroken), default=0):
+            self._fail(row, _image_too_large(row, longest))
+        elif not epoch.planner.can_hold(row):
             self._fail(row, _too_large(row, capacity))
         elif not row.request.progress.started:
             row.request.progress.started = True
@@ -585,6 +590,16 @@ def _out_of_memory(row: Row) -> InvalidInput:
         f"a member of the ring ran out of memory while it computed this prompt of {row.prompt_tokens} tokens",
         hint="send a shorter prompt; the cluster's operator sees in its status which member it was",
         reason=StageFailed.out_of_memory,
+        param="messages",
+    )
+
+
+def _image_too_large(row: Row, longest: int) -> InvalidInput:
+    tokens = max(end - begin for begin, end in row.unbroken)
+    return InvalidInput(
+        f"an image of this prompt has {tokens} tokens, and this ring computes {longest} at a time",
+        reason="IMAGE_TOO_LARGE",
+        hint="send a smaller image, or ask the operator for a longer --prefill-chunk",
         param="messages",
     )
 

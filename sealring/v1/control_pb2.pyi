@@ -583,6 +583,7 @@ class RowOpened(_message.Message):
     DRAFTS_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
+    UNBROKEN_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     prompt_tokens: _builtins.int
     params_bytes: _builtins.int
@@ -603,6 +604,12 @@ class RowOpened(_message.Message):
     """
     stored: _builtins.bytes
     """The chain (mesh.ring.prefix_names) of the first tokens that this member has on disk, for a prompt in clear."""
+    @_builtins.property
+    def unbroken(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSpan]:
+        """Spans that no chunk divides and inside which no row begins: the tokens of each image. Rising and disjoint, at most
+        1024 (mesh.ring.unbroken).
+        """
+
     def __init__(
         self,
         *,
@@ -615,14 +622,39 @@ class RowOpened(_message.Message):
         drafts: _builtins.int = ...,
         ends: _builtins.bytes = ...,
         stored: _builtins.bytes = ...,
+        unbroken: _abc.Iterable[Global___TokenSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "drafts", b"drafts", "ends", b"ends", "max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "drafts", b"drafts", "ends", b"ends", "max_tokens", b"max_tokens", "params_bytes", b"params_bytes", "prefixes", b"prefixes", "prompt_tokens", b"prompt_tokens", "row", b"row", "stored", b"stored", "unbroken", b"unbroken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RowOpened: _TypeAlias = RowOpened  # noqa: Y015
+
+@_typing.final
+class TokenSpan(_message.Message):
+    """Tokens [begin, end) of a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    begin: _builtins.int
+    end: _builtins.int
+    def __init__(
+        self,
+        *,
+        begin: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenSpan: _TypeAlias = TokenSpan  # noqa: Y015
 
 @_typing.final
 class Recall(_message.Message):

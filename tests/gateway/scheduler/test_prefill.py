@@ -82,3 +82,24 @@ def test_a_short_rest_goes_along_with_the_chunk_before_it() -> None:
     cut = Line(30, chunk=100)
     cut.rows[1].cuts = (13,)
     assert [cut.taken() for _ in range(3)] == [(1, 0, 13), (1, 13, 23), (1, 23, 30)]
+
+
+def test_no_chunk_ends_inside_an_image() -> None:
+    line = Line(70, chunk=30)
+    line.rows[1].unbroken = ((12, 20), (20, 40), (40, 43), (46, 58), (61, 63))
+    ends = [line.taken()[2] for _ in range(6)]
+    assert ends[:2] == [10, 20]
+    assert ends[2] == 40, "it has nothing but the image and is longer than others"
+    assert ends[3:] == [46, 58, 70], "before an image that would make it much longer, and a short rest along"
+
+
+def test_an_image_goes_along_with_what_is_before_it_where_that_takes_hardly_longer() -> None:
+    short = Line(50, chunk=30)
+    short.rows[1].unbroken = ((5, 13), (23, 40))
+    assert [short.taken()[2] for _ in range(3)] == [13, 23, 40]
+    alone = Line(50, chunk=30)
+    alone.rows[1].unbroken = ((3, 20),)
+    assert alone.taken() == (1, 0, 20), "the image takes as long alone"
+    longest = Line(50, chunk=18)
+    longest.rows[1].unbroken = ((3, 20),)
+    assert [longest.taken()[2] for _ in range(2)] == [3, 20]

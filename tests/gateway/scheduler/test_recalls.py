@@ -5,7 +5,7 @@ Members count the memory that they are asked for, and none of these orders of co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -69,7 +69,16 @@ class Desk:
                 ]
                 self.begun.update({chunk.row: chunk.start for chunk in step.chunks if chunk.first})
 
-    def ask(self, name: str, prompt: int, stored: int, token: bytes = bytes(4), *, now: float = 0.0) -> int:
+    def ask(
+        self,
+        name: str,
+        prompt: int,
+        stored: int,
+        token: bytes = bytes(4),
+        *,
+        now: float = 0.0,
+        images: Sequence[tuple[int, int]] = (),
+    ) -> int:
         """A request whose prompt, one token over and over, the head has on disk up to `stored` tokens."""
         self.take(self.scheduler.submit(Request(name, "k", 4, inference.Envelope()), now))
         names = PrefixNames(bytes(32), b"ckey").extend(token * prompt)
@@ -80,6 +89,7 @@ class Desk:
             max_tokens=4,
             prefixes=names,
             stored=chain_of(bytes(32), b"ckey", token * stored).packed(),
+            unbroken=[control.TokenSpan(begin=begin, end=end) for begin, end in images],
         )
         self.take(self.scheduler.row_opened(opened))
         return self.rows[name]
@@ -263,3 +273,30 @@ def test_caches_that_cannot_be_cut_are_restored_at_a_length_that_all_members_hav
     desk.answer(5, 0, 512)
     assert desk.begun[third] == 0
     assert desk.cancelled == [2, 4, 5]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_nothing_is_recalled_up_to_the_middle_of_an_image(exact: bool) -> None:
+    desk = Desk(exact=exact)
+    row = desk.ask("one", 2000, 1024, images=((500, 600), (700, 770), (1000, 1100)))
+    assert desk.recalls[-1].chain.tokens == 256, "768, 512 and 1024 are inside of images"
+    desk.answer(1, 256, 256)
+    assert desk.begun == {row: 256}
+    desk.finish()
+    other = desk.ask("two", 2000, 1024, token=b"two ", images=((256, 512), (513, 800)))
+    assert desk.recalls[-1].chain.tokens == 1024
+    desk.answer(2, 768, 1024)
+    if exact:
+        assert [each.chain.tokens for each in desk.recalls[-2:]] == [0, 512]
+        desk.answer(3, 512, 512)
+    assert desk.begun[other] == 512
+
+
+def test_of_what_is_recalled_a_row_begins_with_no_part_of_an_image() -> None:
+    """Not even where its prompt is, by name, the beginning of what another row's image was read with."""
+    desk = Desk()
+    desk.ask("one", 2000, 1024)
+    desk.answer(1, 1024, 1024)
+    desk.finish()
+    row = desk.ask("two", 1770, 0, images=((900, 1760),))
+    assert desk.begun[row] == 896

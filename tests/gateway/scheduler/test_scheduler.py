@@ -368,6 +368,34 @@ def test_what_can_never_fit_is_refused_with_numbers() -> None:
     assert driver.finished["d"] == 24
 
 
+def open_with_images(*images: tuple[int, int]) -> Driver:
+    """A ring of one whose chunks have 64 tokens at most, and whose head has read a prompt of 200."""
+    driver = Driver(1, chunk=64)
+    request = Request("a", "", 4, inference.Envelope())
+    (opened,) = (each for each in driver.scheduler.submit(request, 0.0) if isinstance(each, OpenRow))
+    spans = [control.TokenSpan(begin=begin, end=end) for begin, end in images]
+    told = control.RowOpened(row=opened.row, prompt_tokens=200, params_bytes=64, max_tokens=4, unbroken=spans)
+    driver.rows[opened.row] = request
+    driver.take(driver.scheduler.row_opened(told))
+    return driver
+
+
+def test_an_image_is_computed_in_one_chunk_or_refused() -> None:
+    driver = open_with_images((10, 74))
+    driver.finish()
+    assert driver.finished == {"a": 4}
+    refused = open_with_images((10, 75))
+    assert refused.failed == {"a": "IMAGE_TOO_LARGE"}
+    assert not refused.steps
+
+
+@pytest.mark.parametrize("images", [((10, 10),), ((150, 201),), ((5, 9), (8, 12))])
+def test_images_that_cannot_be_end_the_epoch(images: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        open_with_images(*images)
+    assert caught.value.reason == "BAD_STEP"
+
+
 @pytest.mark.parametrize("tokens", [500, 924])
 def test_several_answers_that_do_not_fit_though_one_does_are_too_many(tokens: int) -> None:
     driver = Driver(1, budget=1024)

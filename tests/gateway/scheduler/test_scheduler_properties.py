@@ -43,6 +43,27 @@ Content = tuple[int, int, str]
 """Which of some texts a prompt begins with, for how many tokens, and whose the rest is."""
 
 
+Images = tuple[tuple[int, int], ...]
+"""First token of each image of a prompt, and the token behind its last."""
+
+
+IMAGES: list[Images] = [
+    (),
+    ((0, 60), (60, 64), (90, 91), (120, 136), (500, 700)),
+    ((63, 65), (100, 300), (320, 512), (690, 710)),
+    tuple((at, at + 15) for at in range(3, 1400, 16)),
+    ((1, 1400),),
+]
+"""Those of each text come first. Some are longer than chunks or next to others, and prompts part in some."""
+
+
+def images_of(text: int, shared: int, tokens: int, rest: Images) -> Images:
+    """The images of a prompt: of its text, and of what follows. Prompts may part inside an image."""
+    begin = tuple((start, end) for start, end in IMAGES[text] if start < shared and end <= tokens)
+    after = max([shared, *(end for _, end in begin)])
+    return begin + tuple((start, end) for start, end in rest if start >= after and end <= tokens)
+
+
 def tokens_of(content: Content, tokens: int, after: int = 0) -> bytes:
     text, shared, rest = content
     begin, end = text.to_bytes(4, "big"), zlib.crc32(f"{text} {shared} {rest}".encode()).to_bytes(4, "big")
@@ -96,6 +117,7 @@ class ModelRing:
         self.origins: dict[int, Origin] = {}
         self.marks: dict[int, dict[int, object]] = {}  # of rows
         self.kept_marks: dict[int, dict[int, object]] = {}
+        self.images: dict[int, Images] = {}
         self.named: dict[int, PrefixNames] = {}  # of rows whose prefixes the head names: no copies
         self.ends = Ends()
         self.wrong: set[int] = set()  # rows of which a draft was, since they were settled
@@ -122,6 +144,7 @@ class ModelRing:
                 assert set(lengths) <= self.earlier_marks[change.origin]
                 self.kept_marks[change.prefix] = {length: object() for length in lengths}
             elif isinstance(change, Marking):
+                self.check_whole(change.row, change.tokens)
                 assert change.tokens == self.lengths[change.row]
                 self.marks.setdefault(change.row, {})[change.tokens] = object()
             elif isinstance(change, Unmarking):
@@ -131,6 +154,7 @@ class ModelRing:
         for chunk in resolved.chunks:
             self.lengths.update(dict.fromkeys(chunk.sampled or (chunk.row,), chunk.end))
             assert chunk.end <= self.prompts[chunk.row]
+            self.check_whole(chunk.row, chunk.start, chunk.end)
             if chunk.prefix:
                 self.reuse(chunk)
             if chunk.takes:
@@ -168,7 +192,13 @@ class ModelRing:
             counted += [row] * (right + (not step.continues))
         return tuple(counted)
 
+    def check_whole(self, row: int, *lengths: int) -> None:
+        """A cut at these lengths divides no image."""
+        for begin, end in self.images[row]:
+            assert not any(begin < length < end for length in lengths)
+
     def keep(self, keeping: Keeping) -> None:
+        self.check_whole(keeping.row, keeping.tokens, *keeping.marks)
         assert self.facts.prefixes != control.PREFIX_SUPPORT_UNSPECIFIED
         has = self.marks.get(keeping.row, {})
         if self.facts.prefixes == control.PREFIX_SUPPORT_EXACT:
@@ -297,6 +327,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tokens: dict[tuple[str, int], int] = {}
         self.logprobs: dict[tuple[str, int], list[int]] = {}
         self.plans: dict[str, tuple[int, int]] = {}
+        self.images: dict[str, Images] = {}
         self.contents: dict[str, Content] = {}
         self.facts_of: RingFacts | None = None
 
@@ -350,6 +381,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         waits=st.sampled_from([(0, math.inf), (0, math.inf), (-10, math.inf), (10, 1.0), (0, 0.5)]),
         choices=st.sampled_from([1, 1, 2, 4]),
         kind=st.sampled_from(["", "", "tells", "sealed"]),
+        images=st.sampled_from([(), *IMAGES]),
     )
     def submit(
         self,
@@ -362,8 +394,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         waits: tuple[int, float] = (0, math.inf),
         choices: int = 1,
         kind: str = "",
+        images: Images = (),
     ) -> None:
         self.count += 1
+        self.images[f"r{self.count}"] = images_of(text, min(prompt, shared), prompt, images)
         self.contents[f"r{self.count}"] = (text, min(prompt, shared), f"r{self.count}")
         priority, patience = waits
         request = Request(
@@ -397,11 +431,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         text=st.integers(0, 2),
         prompts=st.lists(st.integers(60, 500), min_size=2, max_size=5),
         steps=st.integers(1, 30),
+        images=st.sampled_from(IMAGES),
     )
-    def submit_in_turn(self, text: int, prompts: list[int], steps: int) -> None:
+    def submit_in_turn(self, text: int, prompts: list[int], steps: int, images: Images = ()) -> None:
         """Requests that begin alike, so far apart that they find what earlier ones left: mostly all of it."""
         for prompt in sorted(prompts) if steps % 2 else prompts:
-            self.submit("a", prompt, 20, 1000, text, prompt - prompt % 7)
+            self.submit("a", prompt, 20, 1000, text, prompt - prompt % 7, images=images)
             while self.ring is not None and self.ring.opening:
                 self.answer_open(False)
             self.steps_done(steps)
@@ -431,6 +466,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ring.prompts[row], ring.limits[row], ring.stops[row] = prompt, limit, max(1, stop - choice % 2)
             ring.answered[row] = ring.generated[row] = answered
             ring.held[row] = list(resume.held) if resume else []
+            ring.images[row] = self.images[request.id]
         names, named = ring.names(number, prompt)
         self.perform(
             self.scheduler.row_opened(
@@ -443,6 +479,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                     ends=named,
                     answered=answered,
                     drafts=15,
+                    unbroken=[
+                        control.TokenSpan(begin=begin, end=end) for begin, end in self.images[request.id]
+                    ],
                 )
             )
         )
@@ -556,6 +595,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert (error.reason == "REQUEST_GIVEN_UP") == (
                         request.progress.all_attempts >= MAX_ATTEMPTS
                     )
+                    assert (error.reason == "IMAGE_TOO_LARGE") <= any(
+                        self.facts_of is not None and end - begin > self.facts_of.prefill_chunk
+                        for begin, end in self.images[request.id]
+                    )
                     assert (error.reason == "EPOCH_ENDED") <= (request.sealed and told)
                     assert (error.reason == "DEADLINE_PASSED") <= (request.progress.deadline <= self.now)
                     assert error.reason in {
@@ -563,6 +606,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                         "EPOCH_ENDED",
                         "QUEUE_FULL",
                         "REQUEST_GIVEN_UP",
+                        "IMAGE_TOO_LARGE",
                         "TOO_LARGE_FOR_RING",
                         "CONTEXT_FULL",
                     }
