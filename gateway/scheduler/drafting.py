@@ -96,7 +96,8 @@ class Depth:
         self._mtp = mtp
         self._stages, self._draft, self._most_runs = stages, draft, runs or stages
         self._costs, self._head = costs, head or costs
-        self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in (0, *DEPTHS)}
+        depths = range(1 + DEPTHS[-1])  # of chains that began beside other lanes, too
+        self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in depths}
         kinds = [(runs + 1, modelled) for runs in range(stages) for modelled in (False, True)]
         self._took = {kind: deque([1.0] * _DOUBT, maxlen=_SEEN) for kind in kinds}
         self._times = dict.fromkeys(kinds, 1.0)  # what the table says chains take, by runs under way

@@ -10,7 +10,7 @@ import pytest
 from draftedring import DraftedRing, Machine
 from sharedring import SharedRing
 
-from sealring.gateway.scheduler.drafting import DEPTHS, Depth, Drafting, Likely, Step, Together, Way
+from sealring.gateway.scheduler.drafting import DEPTHS, TOGETHER, Depth, Drafting, Likely, Step, Together, Way
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.errors import InvalidInput
@@ -82,6 +82,15 @@ def test_runs_go_ahead_where_processors_are_there_for_them() -> None:
         depth.took(way, 1 + way.drafts, 4 * (PLAIN + STAGES * way.drafts))
         depth.took(Way(), 1, PLAIN)
     assert depth.best(15, Likely(0.95)).runs < STAGES
+
+
+@pytest.mark.parametrize("drafts", TOGETHER)
+def test_a_chain_that_began_beside_others_counts_where_its_row_is_the_last_one(drafts: int) -> None:
+    """Rows together have depths that a row alone never has."""
+    depth = Depth(COSTS, STAGES)
+    depth.plain(PLAIN)
+    depth.took(Way(drafts, 1), 1 + drafts, PLAIN)
+    assert depth.best(15, Likely(0.9)).drafts
 
 
 def test_an_answer_that_stops_repeating_goes_on_without() -> None:
