@@ -31,6 +31,7 @@ from sealring.mesh.ring.composition import (
     Settling,
     Unmarking,
 )
+from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import Names, PrefixNames, ends
 from sealring.v1 import control_pb2 as control
@@ -210,7 +211,7 @@ class ModelRing:
         marks[keeping.tokens] = has.get(keeping.tokens) or object()
         self.kept_marks[keeping.prefix] = marks
         if keeping.tokens == keeping.held:
-            self.marks[keeping.row] = marks
+            self.marks[keeping.row] = dict(marks)
 
     def unmark(self, change: Unmarking) -> None:
         holder = self.kept_marks[change.prefix] if change.prefix else self.marks[change.row]
@@ -356,6 +357,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         costs: StepCosts,
         draft: float,
     ) -> None:
+        if support != control.PREFIX_SUPPORT_ANY:
+            draft_runs = min(draft_runs, MAX_RUNS)  # with more, caches can be cut
         members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10, marks) for rank in range(stages))
         self.facts_of = RingFacts(
             members, max_rows, chunk, support, speculate, costs, draft=draft, draft_runs=draft_runs
