@@ -357,7 +357,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         costs: StepCosts,
         draft: float,
     ) -> None:
-        if support != control.PREFIX_SUPPORT_ANY:
+        if support == control.PREFIX_SUPPORT_EXACT:
             draft_runs = min(draft_runs, MAX_RUNS)  # with more, caches can be cut
         members = tuple(MemberMemory(10 + rank, 100 * rank, budget * 10, marks) for rank in range(stages))
         self.facts_of = RingFacts(
