@@ -17,6 +17,7 @@ from sealring.node.engine import device, mlx_lm_import, relaying
 from sealring.node.engine.staging import Shard, Stage, build_skeleton
 from sealring.node.engine.staging.anatomy import Anatomy, dissect
 from sealring.node.engine.staging.caches import trimmable
+from sealring.node.engine.staging.conversions import CONVERSIONS
 from sealring.node.engine.staging.mtp_head import (
     MtpHead,
     classes_of_one,
@@ -137,6 +138,8 @@ def load_lazily(path: Path, *, parts: bool = False) -> tuple[nn.Module, dict[str
             reason="MODEL_PART_MISSING",
         )
     classes = classes_without(config, *model_classes(config))
+    if (converts := CONVERSIONS.get(config["model_type"])) is not None:
+        classes = converts(classes[0]), classes[1]
     check_layers(config)
     for file in weight_files(path):
         read_header(file)

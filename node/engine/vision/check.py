@@ -35,6 +35,7 @@ from .tower import Tower, build, load_tower
 
 _SPREAD = 0.05
 _DECODE_STEPS = 4
+_BREAK = 1
 _CHUNK = 7
 """Tokens of a chunk that no image makes longer: an odd number, and fewer than the images of some prompts."""
 
@@ -77,8 +78,9 @@ class Prompt:
 def prompts(vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], seed: int) -> list[Prompt]:
     """A prompt with one image, one with several, one without, and one that begins with an image.
 
-    `kinds` are images: `shapes` of random arrays, `values` of arrays, the number of `rows`. `token` stands
-    for a row of an image.
+    `kinds` are images: `shapes` of random arrays, `values` of arrays, the number of `rows`, and
+    how many of these stand in a `row` of the image, behind each of which is another token. `token` stands for
+    a row.
     """
     random = np.random.default_rng(seed)
     made = []
@@ -93,35 +95,39 @@ def prompts(vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], see
             arrays = {
                 name: random.normal(size=shape).astype(np.float32) for name, shape in kind["shapes"].items()
             } | {name: np.array(value) for name, value in kind.get("values", {}).items()}
-            places = np.arange(len(tokens), len(tokens) + kind["rows"])
-            tokens += [token] * kind["rows"]
+            start, long = len(tokens), kind.get("row", kind["rows"])
+            for _ in range(kind["rows"] // long):
+                tokens += [token] * long + [_BREAK] * ("row" in kind)
+            places = np.flatnonzero(np.array(tokens) == token)
             digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).digest()
-            pictures.append(Picture(int(places[0]), len(tokens), places, digest, arrays))
+            pictures.append(Picture(start, len(tokens), places[places >= start], digest, arrays))
         made.append(Prompt(np.array(tokens, np.uint32), tuple(pictures)))
     return made
 
 
-def save_random(config: Mapping[str, Any], folder: Path, seed: int, dtype: mx.Dtype = mx.float32) -> None:
-    """Writes a model folder with random weights, of mlx-vlm's names."""
+def random_whole(config: Mapping[str, Any], seed: int, dtype: mx.Dtype = mx.float32) -> nn.Module:
+    """mlx-vlm's whole model with random weights, which depend on the seed and their names."""
     mx.random.seed(seed)
     model = build(config)
-    weights = {}
+    weights = []
     for name, value in tree_flatten(model.parameters()):
         if mx.issubdtype(value.dtype, mx.floating):
             key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big")
             value = (value + _SPREAD * mx.random.normal(value.shape, key=mx.random.key(key))).astype(dtype)
-        weights[name] = value
+        weights.append((name, value))
+    model.update(tree_unflatten(weights))
+    return model
+
+
+def save(model: nn.Module, config: Mapping[str, Any], folder: Path, names: Mapping[str, str]) -> None:
+    """Writes a model's folder, with the weights' names as publishers have them: `names` are beginnings of
+    mlx-vlm's names and what stands in their place."""
+    weights = {}
+    for name, value in tree_flatten(model.parameters()):
+        begin = next((one for one in names if name.startswith(one)), "")
+        weights[names.get(begin, "") + name.removeprefix(begin)] = value
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     (folder / "config.json").write_text(json.dumps(config))
-
-
-def load_whole(config: Mapping[str, Any], folder: Path) -> nn.Module:
-    """mlx-vlm's whole model with the weights of a folder that `save_random` wrote."""
-    model = build(config)
-    weights = mx.load(str(folder / "model.safetensors"))
-    assert isinstance(weights, dict)
-    model.update(tree_unflatten(list(weights.items())))
-    return model
 
 
 class Whole:
@@ -224,17 +230,20 @@ def check_images(
     stages: int = 2,
     seed: int = 0,
     dtype: mx.Dtype = mx.float32,
+    names: Mapping[str, str] | None = None,
 ) -> ImageReport:
-    """Compares mlx-vlm's whole model with stages; arguments as `prompts` has them. Raises ModelError."""
+    """Compares mlx-vlm's whole model with stages; arguments as `prompts` and `save` have them. Raises
+    ModelError."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        save_random(config, folder, seed, dtype)
+        model = random_whole(config, seed, dtype)
+        save(model, config, folder, names or {})
         lazy, _ = load_lazily(folder)
         ranges = ranges_of(len(lazy.layers), stages=stages)
         tower = load_tower(folder, *embedded(lazy))
         assert tower is not None, "the folder has no tower"
         staged = Staged([load_stage(folder, lo, hi) for lo, hi in ranges], tower)
-        whole = Whole(load_whole(config, folder))
+        whole = Whole(model)
         vocabulary = config.get("text_config", config).get("vocab_size") or config["vocab_size"]
         asked = prompts(vocabulary, token, kinds, seed)
         expected = [whole(prompt, _DECODE_STEPS) for prompt in asked]

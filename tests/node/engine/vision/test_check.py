@@ -14,6 +14,9 @@ from sealring.node.engine.vision.check import check_images
 FAMILIES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes()
 )
+"""`rounding`: mlx-vlm's language model computes a little otherwise than mlx-lm's, with and without images, so
+that logits differ by as much. Kimi's attention multiplies by one matrix where mlx-lm has two."""
+
 ROUNDING = 1e-3
 """A part of the largest logit: rows of a batch may be this far from the same rows alone."""
 
@@ -23,8 +26,10 @@ ROUNDING = 1e-3
 )
 def test_logits_are_those_of_mlx_vlms_whole_model(key: str, stages: int) -> None:
     family = FAMILIES[key]
-    report = check_images(family["config"], family["images"], family["token"], stages=stages)
-    assert report.alone == 0
+    given = family["config"], family["images"], family["token"]
+    report = check_images(*given, stages=stages, names=family.get("names"))
+    assert report.alone is not None
+    assert report.alone <= family.get("rounding", 0)
     assert report.together is not None
     assert report.together <= ROUNDING * report.largest
     assert report.blind is not None

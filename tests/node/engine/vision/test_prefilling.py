@@ -15,7 +15,7 @@ from sealring.node.engine import params
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.splicing import embedded
-from sealring.node.engine.vision.check import Prompt, Whole, load_whole, prompts, save_random
+from sealring.node.engine.vision.check import Prompt, Whole, prompts, random_whole, save
 from sealring.node.engine.vision.picture import Picture
 from sealring.node.engine.vision.tower import Rows, Tower, load_tower
 from sealring.node.engine.weights import load_lazily, load_stage
@@ -51,7 +51,7 @@ class Counting:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("model")
-    save_random(FAMILY["config"], made, seed=3)
+    save(random_whole(FAMILY["config"], 3), FAMILY["config"], made, {})
     return made
 
 
@@ -61,9 +61,9 @@ def asked() -> list[Prompt]:
 
 
 @pytest.fixture(scope="module")
-def answers(folder: Path, asked: list[Prompt]) -> list[list[int]]:
+def answers(asked: list[Prompt]) -> list[list[int]]:
     """mlx-vlm's greedy answers."""
-    whole = Whole(load_whole(FAMILY["config"], folder))
+    whole = Whole(random_whole(FAMILY["config"], 3))
     return [whole(one, DECODED)[1] for one in asked]
 
 

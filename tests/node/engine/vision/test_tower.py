@@ -13,7 +13,7 @@ import pytest
 from sealring.node.engine.profile import profile
 from sealring.node.engine.ranges import needed
 from sealring.node.engine.staging.splicing import embedded
-from sealring.node.engine.vision.check import prompts, save_random
+from sealring.node.engine.vision.check import prompts, random_whole, save
 from sealring.node.engine.vision.sizes import largest_image
 from sealring.node.engine.vision.tower import Tower, load_tower
 from sealring.node.engine.weights import load_lazily, read_header
@@ -24,8 +24,8 @@ FAMILY: dict[str, Any] = json.loads((Path(__file__).parents[3] / "data" / "archs
 PICTURE = prompts(300, FAMILY["token"], FAMILY["images"], 0)[0].pictures[0]
 
 
-def saved(folder: Path, more: dict[str, Any] | None = None) -> Path:
-    save_random(FAMILY["config"] | (more or {}), folder, seed=1)
+def saved(folder: Path) -> Path:
+    save(random_whole(FAMILY["config"], 1), FAMILY["config"], folder, {})
     return folder
 
 
