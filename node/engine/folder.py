@@ -202,7 +202,8 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     is_head = lo == 0 and command.rank == 0
     is_tail = command.rank == command.ranks - 1 if stage is None else stage.spec.is_tail
     words = measured["vocab_size"]
-    front = Front(path, command.context, words, emit) if is_head else None
+    sees = command.vision and is_head and command.ranks <= 1
+    front = Front(path, command.context, words, emit, sees=sees) if is_head else None
     grammars = front.grammars if front is not None else None
     if grammars is None and is_tail:
         grammars = Grammars(partial(load_tokenizer, path, chats=False), words)
@@ -224,11 +225,13 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             drafter = _drafter(path, command, words) if is_head and command.draft.path else None
             guesses_here = command.mtp and stage.spec.is_tail and command.ranks <= 1
             tail_drafter = _tail_drafter(path, command, stage) if guesses_here else None
-            tower = _tower(path, stage) if command.vision and is_head and command.ranks <= 1 else None
+            tower = _tower(path, stage) if sees else None
         except (RuntimeError, ValueError) as error:
             raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:
             front.wait_loaded()
+            if tower is None:
+                front.blind()
         if reading is not None:
             reading.result()
     except BaseException:

@@ -32,6 +32,7 @@ from sealring.mesh.errors import (
     SealringError,
     StageFailed,
 )
+from sealring.mesh.prompt.images import VISION, has_images
 from sealring.mesh.prompt.validate import MAX_SCORED, MAX_STOP_CHARACTERS, validate_prompt
 from sealring.mesh.ring.composition import (
     MAX_CHOICES,
@@ -64,21 +65,27 @@ from sealring.node.engine.text.constraints import grammar_of, may_be_held
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
 from sealring.node.engine.text.plaintext import too_long
 from sealring.node.engine.text.sections import Sections
+from sealring.node.engine.text.showing import Shown
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.text.turns import Turns
 from sealring.node.engine.trial import bad_grammar
-from sealring.node.engine.vision.picture import Picture
+from sealring.node.engine.vision.picture import Picture, text_of, with_digests
+from sealring.node.engine.vision.viewing import MAX_ARRAY_BYTES, Viewer, blindness, eyes_of, pictures_in
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
-MAX_UNREAD_BYTES = 96 << 20
+MAX_UNREAD_BYTES = 256 << 20
 MAX_UNSTARTED = 1024
 """Bounds of prompts at the head: bytes that wait to be read, and prompts that are not prefilled.
 
-A gateway opens 16 ahead, of 4 MiB at most; the head does not trust it to.
+A gateway opens 16 ahead, of 4 MiB at most and up to 24 MiB of images; the head does not trust it to.
 """
+
+MAX_PICTURE_BYTES = 2 * MAX_ARRAY_BYTES
+"""Bytes that the images of all prompts may take at the head until they are prefilled: those of one prompt
+while another's are read."""
 
 READERS = 3
 """Threads that read prompts: one may have a long prompt, one a costly chat, and one is left."""
@@ -105,9 +112,10 @@ node.engine.trial's SECONDS."""
 
 LOAD_SECONDS = 120.0
 STUCK_SECONDS = 240.0
-"""No prompt takes as long to read. A chat is rendered twice, in a process that has 20 s for each and as many
-to start. Grammars are tried in another process, MAX_TRIED_TOOLS and two at most, until one costs too much:
-each has a part of a second of a processor. All else that a prompt costs is bounded in processor time."""
+"""No prompt takes as long to read. Its images take a minute and 20 s. A chat is rendered twice, in a process
+that has 20 s for each and as many to start; where images of tools have to move, twice more. Grammars are
+tried in another process, MAX_TRIED_TOOLS and two at most, until one costs too much: each has a part of a
+second of a processor. All else that a prompt costs is bounded in processor time."""
 
 
 class StoredNames(NamedTuple):
@@ -296,8 +304,12 @@ class Front:
         vocabulary: int,
         emit: Emit,
         clock: Clock = monotonic_clock,
+        *,
+        sees: bool = False,
+        picture_bytes: int = MAX_PICTURE_BYTES,
     ) -> None:
-        """`vocabulary` is the number of tokens that the model may sample."""
+        """`vocabulary` is the number of tokens that the model may sample. `sees`: its vision tower is loaded,
+        too, and prompts may have images unless `blind` is called."""
         # under the lock; a prompt that was being read while the machine slept is not stuck for it
         self._clock = AwakeClock(clock)
         self._context = context
@@ -326,6 +338,10 @@ class Front:
         self._loaded = threading.Event()
         self._failure: BaseException | None = None
         self._tokenizer: Tokenizer | None = None
+        self._path = path
+        self._sees = sees
+        self._most_picture_bytes = picture_bytes
+        self._viewer: Viewer | None = None
         self.grammars = Grammars(self.tokenizer, vocabulary)
         threading.Thread(target=self._run, args=(path,), name="front", daemon=True).start()
         for number in range(1, READERS):
@@ -348,7 +364,17 @@ class Front:
     def capabilities(self) -> list[str]:
         """The model's abilities beside answering, by its template (mesh.prompt.tools.CAPABILITIES)."""
         form = self.tokenizer().format
-        return ["tools"] * (form.call is not None) + ["thinking"] * (form.thinking is not None)
+        return (
+            ["tools"] * (form.call is not None)
+            + ["thinking"] * (form.thinking is not None)
+            + [VISION] * (self._viewer is not None)
+        )
+
+    def blind(self) -> None:
+        """Refuses images from now on; the model's tower cannot be used."""
+        viewer, self._viewer = self._viewer, None
+        if viewer is not None:
+            viewer.close()
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, once it is loaded."""
@@ -387,7 +413,9 @@ class Front:
                 return
             self._unread += size
             item = self._generation, command
-            self._turns.put(_client(command), command.row, item, long=size > LONG_BYTES)
+            # the processes that read images are costly, and there is one
+            long = size > LONG_BYTES or has_images(command.prompt)
+            self._turns.put(_client(command), command.row, item, long=long)
 
     def discard(self, row: int) -> None:
         """Forgets a row that no step will name; if it waits to be read it is refused instead."""
@@ -458,6 +486,7 @@ class Front:
             if parser := self._tokenizer.format.parser:
                 self._calls = CallReader(parser)
             self.grammars.prepare()
+            self._viewer = eyes_of(path, self._tokenizer) if self._sees else None
         except BaseException as error:
             self._failure = error
             return
@@ -465,6 +494,7 @@ class Front:
             self._loaded.set()
         self._read()
         self._tokenizer.close()
+        self.blind()
         self.grammars.close()
         if self._calls is not None:
             self._calls.close()
@@ -492,6 +522,9 @@ class Front:
             self._discarded.discard(command.row)
             if generation != self._generation:
                 return
+            size = sum(picture.nbytes for row in rows for picture in row.pictures)
+            if size and size + self._picture_bytes() > self._most_picture_bytes:
+                event, rows = refusal(command.row, _too_many_pictures()), []
             sampling = command.prompt.sampling
             for number, row in enumerate(rows if wanted else (), command.row):
                 self._rows[number] = row
@@ -510,8 +543,10 @@ class Front:
         numbers = range(command.row, command.row + (command.choices or 1))
         if len(numbers) > MAX_CHOICES or any(number in self._rows for number in numbers):
             raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
+        pictures: list[Picture] = []
         if prompt.WhichOneof("input") == "chat":
-            ids, param = encode_chat(tokenizer, prompt.chat), "messages"
+            ids, pictures = self._encode_chat(tokenizer, prompt.chat)
+            param = "messages"
         elif prompt.WhichOneof("input") == "tokens":
             ids, param = list(prompt.tokens.ids), "prompt"
         else:
@@ -529,22 +564,28 @@ class Front:
         if grammar:
             _check_free(prompt.sampling)
         tokens = np.array(ids + answered, np.uint32)
+        words = with_digests(tokens, pictures).tobytes()
+        texts = text_of(tokens, pictures)  # which an answer may repeat
+        asked = len(texts) - len(answered)
         shares = command.prefix_scope and not scores  # what is kept of a prompt has no logits
         chain, disk = NO_CHAIN, self._disk
         if shares and disk is not None and is_clear(command.prefix_scope):
-            chain = chain_of(disk.key, command.prefix_scope, tokens.tobytes())
+            chain = chain_of(disk.key, command.prefix_scope, words)
         end_tokens = sorted(tokenizer.end_tokens)
+        penalized = texts[:asked].tolist() if pictures else ids
         sampled = params.from_sampling(
-            prompt.sampling, ids, answered, resume.choice, grammar, end_tokens, chain.packed()
+            prompt.sampling, penalized, answered, resume.choice, grammar, end_tokens, chain.packed()
         )
-        guessed_for = self._tail_reads and not grammar and _drafts(prompt.sampling) > 0
+        if pictures and scores:
+            sampled = dataclasses.replace(sampled, scored=tuple(ids))
+        guessed_for = self._tail_reads and not grammar and _drafts(prompt.sampling) > 0 and not pictures
         if guessed_for and len(tokens) <= params.MOST_COMPUTED:
             sampled = dataclasses.replace(sampled, prompt=tuple(tokens.tolist()))
         record = params.encode(sampled)
         if len(record) > MAX_PARAMS_BYTES or len(answered) >= max_tokens:
             raise _bad_resume("the answer was longer than it may be")
         names = PrefixNames(self._prefix_key, command.prefix_scope) if shares else None
-        prefixes, named = self._ends.extend(names, tokens.tobytes()) if names else (b"", b"")
+        prefixes, named = self._ends.extend(names, words) if names else (b"", b"")
         opened = control.RowOpened(
             row=command.row,
             prompt_tokens=len(tokens),
@@ -568,12 +609,14 @@ class Front:
             follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
             return Answer(detokenizer, stops, ends, max_tokens, log, sections, follower)
 
-        lookup = self._lookup(tokenizer, prompt, tokens, len(ids)) if opened.drafts else None
-        guesses = Guesses(tokens, command.prefix_scope) if opened.drafts and self._modelled else None
+        lookup = self._lookup(tokenizer, prompt, texts, asked) if opened.drafts else None
+        modelled = opened.drafts and self._modelled and not pictures  # a draft model sees nothing
+        guesses = Guesses(tokens, command.prefix_scope) if modelled else None
         scored = ids if scores else ()
         client = _client(command)
         copied = list(numbers[1:])
         row = OpenRow(tokens, record, answer(), names, lookup, guesses, chain, copied, scored, client)
+        row.pictures = pictures
         if row.answer.tools and self._calls is not None:
             self._calls.prepare()
         row.answer.resume(resume)
@@ -584,6 +627,23 @@ class Front:
             for _ in row.copies
         )
         return opened, [row, *copies]
+
+    def _encode_chat(self, tokenizer: Tokenizer, chat: inference.Chat) -> tuple[list[int], list[Picture]]:
+        """The tokens of a chat, and its images. Raises InvalidInput, FailedPrecondition
+        (VISION_NOT_INSTALLED)."""
+        if not any(message.images for message in chat.messages):
+            return encode_chat(tokenizer, chat), []
+        viewer = self._viewer
+        if viewer is None:
+            raise blindness(self._path, sees=self._sees)
+        seen = viewer.view(chat.messages)
+        shown = Shown(viewer.placeholder, [one.text for one in seen])
+        ids = encode_chat(tokenizer, chat, shown)
+        return ids, pictures_in(ids, viewer.row_token, seen)
+
+    def _picture_bytes(self) -> int:
+        """The images of all prompts that are not prefilled."""
+        return sum(picture.nbytes for row in self._rows.values() for picture in row.pictures)
 
     def _lookup(
         self, tokenizer: Tokenizer, prompt: inference.Prompt, tokens: Tokens, prompt_tokens: int
@@ -1057,6 +1117,14 @@ def _check_scored(tokens: int, sampling: inference.Sampling) -> None:
             param="logprobs",
             prompt_tokens=tokens,
         )
+
+
+def _too_many_pictures() -> ResourceExhausted:
+    return ResourceExhausted(
+        "the head holds too many images of prompts that are not prefilled",
+        hint="try again later, or send fewer images",
+        reason="TOO_MANY_ROWS",
+    )
 
 
 def _too_long_to_tell() -> ResourceExhausted:

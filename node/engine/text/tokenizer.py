@@ -29,6 +29,7 @@ from sealring.node.engine.text.parsers import deepseek_format
 from sealring.node.engine.text.plaintext import PlainText, Write
 from sealring.node.engine.text.rendering import refused
 from sealring.node.engine.text.sections import THINKING, Format, SpeltDetokenizer, format_of
+from sealring.node.engine.text.showing import Shown, placeholder
 
 if TYPE_CHECKING:
     from sealring.node.engine.text.rendering import Messages, RenderingProcess, Tools
@@ -56,14 +57,21 @@ class Tokenizer(Protocol):
     """Tokens without a text, by id, and their names."""
 
     def encode_chat(
-        self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        tools: Tools = (),
+        arguments: Mapping[str, Any] | None = None,
+        shown: Shown | None = None,
     ) -> list[int]:
         """Tokens of the messages in the model's chat template, ready for the assistant's answer.
 
         Contents are text, whatever they spell, in messages, tools and `arguments`, which are more variables
-        of the template. Raises InvalidInput: CHAT_TEMPLATE_REFUSED, NO_CHAT_TEMPLATE, CONTEXT_TOO_LONG,
-        PROMPT_UNUSABLE.
+        of the template. `shown` are the images of the messages. Raises InvalidInput: CHAT_TEMPLATE_REFUSED,
+        NO_CHAT_TEMPLATE, CONTEXT_TOO_LONG, PROMPT_UNUSABLE, BAD_IMAGE.
         """
+
+    def placeholder(self, known: Sequence[str]) -> str:
+        """The first of these texts that the chat template writes for an image; empty if it knows none."""
 
     def encode_markers(self, text: str) -> list[int]:
         """Tokens of what the server itself writes, the names of special ones included."""
@@ -138,11 +146,18 @@ class FileTokenizer:
         return self._backend.token_to_id(token) is not None
 
     def encode_chat(
-        self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        tools: Tools = (),
+        arguments: Mapping[str, Any] | None = None,
+        shown: Shown | None = None,
     ) -> list[int]:
         if not self._template:
             raise no_chat_template()
-        return _chat(self._plain, (messages, tools, arguments or {}), self._template.render)
+        return _chat(self._plain, (messages, tools, arguments or {}), self._template.render, shown)
+
+    def placeholder(self, known: Sequence[str]) -> str:
+        return placeholder(self._template.render, known) if self._template else ""
 
     def encode_markers(self, text: str) -> list[int]:
         return self._encode(text, add_special_tokens=False)
@@ -230,12 +245,19 @@ class LoadedTokenizer:
         self._template = _template(source, named | variables) if wanted else None
 
     def encode_chat(
-        self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        tools: Tools = (),
+        arguments: Mapping[str, Any] | None = None,
+        shown: Shown | None = None,
     ) -> list[int]:
         if not self._wrapper.has_chat_template:
             raise no_chat_template()
         render = self._template.render if self._template else self._render
-        return _chat(self._plain, (messages, tools, arguments or {}), render)
+        return _chat(self._plain, (messages, tools, arguments or {}), render, shown)
+
+    def placeholder(self, known: Sequence[str]) -> str:
+        return placeholder(self._template.render, known) if self._template else ""
 
     def encode_markers(self, text: str) -> list[int]:
         return self._encode(text, add_special_tokens=False)
@@ -338,6 +360,7 @@ def _chat(
     plain: PlainText,
     chat: tuple[Messages, Tools, Mapping[str, Any]],
     render: Callable[[Messages, Tools, Mapping[str, Any]], str],
+    shown: Shown | None,
 ) -> list[int]:
     """`chat` is all that comes from outside: what anybody wrote in it stays text."""
     written: list[str] = []
@@ -347,12 +370,15 @@ def _chat(
         return text
 
     _mapped(chat, collect)
-    return plain.encode(
-        "".join(written),
-        lambda write: render(*_mapped(chat, write)),
-        add_special_tokens=False,
-        param="messages",
-    )
+    said = "".join(written)
+
+    def rendered(write: Write) -> str:
+        return render(*_mapped(chat, write))
+
+    def with_images(write: Write) -> str:
+        return rendered(write) if shown is None else shown.within(rendered, write, said)
+
+    return plain.encode(said, with_images, add_special_tokens=False, param="messages")
 
 
 def _mapped(value: Any, write: Write, name: str = "") -> Any:

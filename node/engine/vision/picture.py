@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,19 @@ class Picture:
         return self.places.nbytes + sum(array.nbytes for array in self.arrays.values())
 
 
-def named(tokens: npt.NDArray[np.uint32], pictures: Iterable[Picture]) -> npt.NDArray[np.uint32]:
+def with_digests(tokens: npt.NDArray[np.uint32], pictures: Sequence[Picture]) -> npt.NDArray[np.uint32]:
     """A prompt's tokens as its prefixes are named by: words of an image's digest stand for its tokens.
 
     Each has 31 bits of the digest, and its highest bit says that it is no token.
     """
-    words = tokens.copy()
+    words = tokens.copy() if pictures else tokens
     for picture in pictures:
         digest = np.frombuffer(picture.digest, ">u4").astype(np.uint32) | np.uint32(_NO_TOKEN)
         words[picture.start : picture.end] = np.resize(digest, picture.end - picture.start)
     return words
+
+
+def text_of(tokens: npt.NDArray[np.uint32], pictures: Sequence[Picture]) -> npt.NDArray[np.uint32]:
+    """The tokens of a prompt that stand for no image."""
+    spans = [np.arange(picture.start, picture.end) for picture in pictures]
+    return np.delete(tokens, np.concatenate(spans)) if spans else tokens

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from huggingface_hub import constants
 from PIL import Image
 
 from sealring.mesh.errors import SealringError
@@ -66,6 +67,7 @@ class Processor:
     """
 
     def __init__(self, folder: Path, special: Mapping[str, int]) -> None:
+        constants.HF_HUB_OFFLINE = True  # a folder that lacks a file is not completed from elsewhere
         config = _read(folder, "config.json")
         self._tokenizer = _tokenizer(folder, special)
         self._names = {number: name for name, number in special.items()}
@@ -196,7 +198,6 @@ def main() -> None:
     forbid_core_files()
     seconds, address = map(int, sys.argv[1:])
     hold_to(address)
-    os.environ["HF_HUB_OFFLINE"] = "1"  # a folder that lacks a file is not completed from elsewhere
     processor: Processor | None = None
 
     def answer(asked: dict[str, Any]) -> dict[str, Any]:

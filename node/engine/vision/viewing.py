@@ -7,19 +7,25 @@ from anybody. This module imports neither mlx-vlm nor Pillow.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from sealring.mesh.clock import Clock, monotonic_clock
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.node.engine.helper import Helpers
+from sealring.node.engine.vision import mlx_vlm_import
 from sealring.node.engine.vision.picture import Picture
+from sealring.node.engine.weights import read_config
 from sealring.v1 import inference_pb2 as inference
+
+log = structlog.get_logger()
 
 HIGH_SIDE, LOW_SIDE = 2048, 512
 """Pixels of an image's longer side at most; a larger one is made smaller first. These are what OpenAI's API
@@ -65,20 +71,30 @@ class Viewer:
     Raises ViewerError where the family's processor cannot be made of the folder.
     """
 
-    def __init__(self, folder: Path, special: Mapping[int, str], clock: Clock = monotonic_clock) -> None:
-        """`special`: the names of the model's special tokens."""
+    def __init__(
+        self,
+        folder: Path,
+        special: Mapping[int, str],
+        clock: Clock = monotonic_clock,
+        *,
+        seconds: int = SECONDS,
+        memory: int = MEMORY_BYTES,
+        most: int = MAX_ARRAY_BYTES,
+    ) -> None:
+        """`special`: the names of the model's special tokens. The rest are the bounds above."""
         self._clock = clock
+        self._seconds, self._most = seconds, most
         self._told: Mapping[str, Any] = {}
         names = {name: number for number, name in special.items()}
         self._processes = Helpers(
             "sealring.node.engine.vision.processor",
-            str(SECONDS),
+            str(seconds),
             str(ADDRESS_BYTES),
             first={"folder": str(folder), "special": names},
             most=1,
             begun=self._begun,
-            memory=MEMORY_BYTES,
-            data=MAX_ARRAY_BYTES,
+            memory=memory,
+            data=most,
         )
         self._processes.prepare()
         if not self._told:
@@ -114,8 +130,8 @@ class Viewer:
                     raise _too_many(f"to read them takes more than {PROMPT_SECONDS:g} s", param)
                 found.append(self._view(image, param))
                 size += sum(array.nbytes for array in found[-1].arrays.values())
-                if size > MAX_ARRAY_BYTES:
-                    raise _too_many(f"with this one they take more than {MAX_ARRAY_BYTES >> 20} MiB", param)
+                if size > self._most:
+                    raise _too_many(f"with this one they take more than {self._most >> 20} MiB", param)
         return found
 
     def close(self) -> None:
@@ -126,7 +142,7 @@ class Viewer:
         side = LOW_SIDE if image.low_detail else HIGH_SIDE
         answer = self._processes.ask({"side": side, "placeholder": self.placeholder, "data": image.data})
         if answer is None:
-            raise _bad(f"to read it takes more than {SECONDS} s or more than its memory", param)
+            raise _bad(f"to read it takes more than {self._seconds} s or more than its memory", param)
         if "large" in answer:
             raise _too_large(param, *answer["large"])
         if "bad" in answer or "failed" in answer:
@@ -147,6 +163,44 @@ class Viewer:
 
 class ViewerError(Exception):
     """No processor can be made of a model's folder. Its text says why."""
+
+
+class Names(Protocol):
+    """What a viewer needs of a tokenizer, as node.engine.text.tokenizer has it."""
+
+    special: Mapping[int, str]
+
+    def placeholder(self, known: Sequence[str]) -> str: ...
+
+
+def eyes_of(folder: Path, tokenizer: Names) -> Viewer | None:
+    """The viewer of a model; None if no processor can be made of its folder, or if its chat template knows no
+    images, so that prompts without images are served all the same."""
+    try:
+        viewer = Viewer(folder, tokenizer.special)
+    except (ViewerError, Unavailable) as error:
+        log.warning("images_unreadable", model=folder.name, why=str(error))
+        return None
+    viewer.placeholder = tokenizer.placeholder(viewer.placeholders)
+    if viewer.placeholder:
+        return viewer
+    viewer.close()
+    log.warning("images_unreadable", model=folder.name, why="the chat template knows no images")
+    return None
+
+
+def blindness(folder: Path, *, sees: bool) -> SealringError:
+    """The error for an image where there is no viewer. `sees`: the model's tower was to be loaded."""
+    config = read_config(folder)
+    if config.get("vision_config") and not all(map(importlib.util.find_spec, ("mlx_vlm", "PIL"))):
+        return mlx_vlm_import.not_installed()
+    unusable = "; the log of the ring's head says why" if sees else ""
+    return InvalidInput(
+        f"the model cannot see images{unusable}",
+        hint="send text only, or ask a model with the capability `vision`",
+        reason="MODEL_CANNOT_SEE",
+        param="messages",
+    )
 
 
 def pictures_in(ids: Sequence[int], row_token: int, seen: Sequence[Seen]) -> list[Picture]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.chat import encode_chat, sections_of
+from sealring.node.engine.text.chat import behind_tools, encode_chat, in_turns, sections_of
 from sealring.node.engine.text.sections import Format
 from sealring.node.engine.text.template import ChatTemplate
 from sealring.v1 import inference_pb2 as inference
@@ -27,7 +27,7 @@ class Template:
         self._turn = turn
 
     def encode_chat(self, *given: Any) -> list[int]:
-        self.given = list(given)
+        self.given = list(given[:-1])  # the last one are the images
         return [ord(char) for char in self._turn]
 
     def last_turn(self, ids: Sequence[int]) -> str:
@@ -120,6 +120,75 @@ def test_only_a_model_that_can_call_has_to(thinking: tuple[str, str] | None) -> 
 def test_only_answers_to_chats_are_divided(form: Format, prompt: inference.Prompt, divided: bool) -> None:
     template: Any = Template(form)
     assert (sections_of(template, prompt, []) is not None) is divided
+
+
+def image(name: str, at: int = 0) -> inference.Image:
+    return inference.Image(data=name.encode(), at=at)
+
+
+def shown_in(chat: inference.Chat) -> list[tuple[str, Any]]:
+    """Role and content of each message that the template was given."""
+    (messages, *_), _ = told(chat)
+    return [(message["role"], message["content"]) for message in messages]
+
+
+IMAGE = {"type": "image"}
+
+
+def text(content: str) -> dict[str, str]:
+    return {"type": "text", "text": content}
+
+
+def test_a_message_with_images_is_a_list_of_parts() -> None:
+    chat = inference.Chat()
+    chat.messages.add(role="user", content="see  this", images=[image("a", 4), image("b", 4), image("c", 9)])
+    chat.messages.add(role="assistant", content="I do")
+    chat.messages.add(role="user", images=[image("d")])
+    assert shown_in(chat) == [
+        ("user", [text("see "), IMAGE, IMAGE, text(" this"), IMAGE]),
+        ("assistant", "I do"),
+        ("user", [IMAGE]),
+    ]
+
+
+def test_images_keep_their_places_where_messages_become_one() -> None:
+    chat = inference.Chat()
+    chat.messages.add(role="user", images=[image("a")])
+    chat.messages.add(role="user", content="one", images=[image("b"), image("c", 2)])
+    chat.messages.add(role="user", images=[image("d")])
+    chat.messages.add(role="user", content="two", images=[image("e", 3)])
+    (joined,) = in_turns(chat.messages)
+    assert joined.content == "one\n\ntwo"
+    assert [(each.data, each.at) for each in joined.images] == [
+        (b"a", 0),
+        (b"b", 0),
+        (b"c", 2),
+        (b"d", 3),
+        (b"e", 8),
+    ]
+    assert [len(message.images) for message in chat.messages] == [1, 2, 1, 1]
+
+
+def test_images_of_tools_move_to_the_user_where_the_template_knows_none_there() -> None:
+    chat = inference.Chat()
+    chat.messages.add(role="assistant", tool_calls=[inference.ToolCall(name="look", arguments="{}")])
+    chat.messages.add(role="tool", content="it is", images=[image("a", 2)])
+    chat.messages.add(role="tool", content="so", images=[image("b")])
+    chat.messages.add(role="user", content="well?", images=[image("c", 5)])
+    chat.messages.add(role="tool", content="x", images=[image("d")])
+    chat.messages.add(role="assistant", content="yes")
+    chat.messages.add(role="tool", content="y", images=[image("e")])
+    moved = behind_tools(chat.messages)
+    assert [(one.role, one.content, [(each.data, each.at) for each in one.images]) for one in moved[1:]] == [
+        ("tool", "it is", []),
+        ("tool", "so", []),
+        ("user", "well?", [(b"a", 0), (b"b", 0), (b"c", 5)]),
+        ("tool", "x", []),
+        ("user", "", [(b"d", 0)]),
+        ("assistant", "yes", []),
+        ("tool", "y", []),
+        ("user", "", [(b"e", 0)]),
+    ]
 
 
 STRICT = """{%- for message in messages -%}

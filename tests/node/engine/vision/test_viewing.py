@@ -14,8 +14,7 @@ from hostileimages import BAD, HOSTILE, SOUND, endless_scans, picture, saved
 from visionmodels import FAMILIES, tokenizer, write_folder
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.vision import viewing
-from sealring.node.engine.vision.picture import named
+from sealring.node.engine.vision.picture import with_digests
 from sealring.node.engine.vision.viewing import Viewer, ViewerError, pictures_in
 from sealring.v1 import inference_pb2 as inference
 
@@ -36,8 +35,8 @@ np.savez(out, **{name: np.array(made[name]) for name in made if not name.startsw
 """Prepares a text with images as mlx-vlm's own `load` and `generate` do."""
 
 
-def viewer(folder: Path, name: str) -> Viewer:
-    made = Viewer(write_folder(folder, name), dict(enumerate(FAMILIES[name].special)))
+def viewer(folder: Path, name: str, **bounds: int) -> Viewer:
+    made = Viewer(write_folder(folder, name), dict(enumerate(FAMILIES[name].special)), **bounds)
     made.placeholder = next(one for one in made.placeholders if one in FAMILIES[name].image)
     return made
 
@@ -112,7 +111,7 @@ def test_prefixes_are_named_by_the_image(gemma: Viewer) -> None:
         seen = gemma.view(shown(saved(file, "PNG")))
         tokens = np.array([9, 9, 5, *[7] * seen[0].rows, 6, 9], np.uint32)
         (found,) = pictures_in(tokens.tolist(), gemma.row_token, seen)
-        ids[name] = named(tokens, [found])
+        ids[name] = with_digests(tokens, [found])
         assert ids[name][[0, 1, -1]].tolist() == [9, 9, 9]
         assert (ids[name][2:-1] >= 1 << 31).all()
         assert gemma.view(shown(saved(file, "PNG")))[0].digest == seen[0].digest
@@ -121,9 +120,7 @@ def test_prefixes_are_named_by_the_image(gemma: Viewer) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_refused_by_its_place_and_the_next_one_is_read(
-    gemma: Viewer, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_hostile_file_is_refused_by_its_place_and_the_next_one_is_read(gemma: Viewer, name: str) -> None:
     reason, make = HOSTILE[name]
     if "endless" in name:
         return  # below, with less time
@@ -140,10 +137,9 @@ def test_an_unusual_file_is_read(gemma: Viewer, name: str) -> None:
 
 
 def test_a_file_that_takes_too_long_is_refused_and_the_next_one_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(viewing, "SECONDS", 4)  # of which the start takes two
-    made = viewer(tmp_path, "gemma3")
+    made = viewer(tmp_path, "gemma3", seconds=4)  # of which the start takes two
     try:
         with pytest.raises(InvalidInput) as caught:
             made.view(shown(endless_scans(4000)))
@@ -154,11 +150,10 @@ def test_a_file_that_takes_too_long_is_refused_and_the_next_one_is_read(
         made.close()
 
 
-def test_an_image_takes_no_more_memory_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
     """The parent looks, since macOS holds no process to its address space."""
     file = saved(picture(5000, 5000, "RGBA"), "PNG", compress_level=1)
-    monkeypatch.setattr(viewing, "MEMORY_BYTES", 150 << 20)
-    made = viewer(tmp_path, "gemma3")
+    made = viewer(tmp_path, "gemma3", memory=150 << 20)
     try:
         with pytest.raises(InvalidInput) as caught:
             made.view(shown(file))
@@ -174,13 +169,15 @@ def test_fifty_megapixels_with_transparency_fit(gemma: Viewer) -> None:
     assert seen.rows == 16
 
 
-def test_the_images_of_a_prompt_are_bounded_together(gemma: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_images_of_a_prompt_are_bounded_together(tmp_path: Path) -> None:
     file = saved(picture(), "PNG")
-    size = sum(array.nbytes for array in gemma.view(shown(file))[0].arrays.values())
-    monkeypatch.setattr(viewing, "MAX_ARRAY_BYTES", 2 * size)
-    assert len(gemma.view(shown(file, file))) == 2
-    with pytest.raises(InvalidInput) as caught:
-        gemma.view(shown(file, file, file))
+    made = viewer(tmp_path, "gemma3", most=2 * 112 * 112 * 3 * 4)
+    try:
+        assert len(made.view(shown(file, file))) == 2
+        with pytest.raises(InvalidInput) as caught:
+            made.view(shown(file, file, file))
+    finally:
+        made.close()
     assert (caught.value.reason, caught.value.metadata["param"]) == (
         "TOO_MANY_IMAGES",
         "messages[0].images[2]",

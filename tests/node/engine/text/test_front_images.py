@@ -1,0 +1,186 @@
+"""The head's front with a model that sees: a prompt's tokens, its pictures and its names."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+from hostileimages import BAD, HOSTILE, picture, saved
+from visionmodels import FAMILIES, tokenizer, write_folder
+
+from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, clear_scope
+from sealring.node.engine import params
+from sealring.node.engine.text.front import Front, StoredNames
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import inference_pb2 as inference
+
+SPECIAL = FAMILIES["gemma3"].special
+ROW = SPECIAL.index("<image_soft_token>")
+ONE, OTHER = saved(picture(), "PNG"), saved(picture().rotate(180), "JPEG")
+
+
+class Desk:
+    """A front and what it says."""
+
+    def __init__(self, folder: Path, **options: int) -> None:
+        self.events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
+        self.front = Front(folder, 4096, 1000, self.events.put, **{"sees": True} | options)
+        self.front.wait_loaded()
+        self._rows = 0
+
+    def open(
+        self, *files: bytes, said: str = "what is it?", at: int = 0, scope: bytes = b"", **options: float
+    ) -> engine.EngineEvent:
+        self._rows += 1
+        images = [inference.Image(data=file, at=at) for file in files]
+        message = inference.ChatMessage(role="user", content=said, images=images)
+        prompt = inference.Prompt(chat=inference.Chat(messages=[message]))
+        prompt.sampling.MergeFrom(inference.Sampling(**options))
+        self.front.open(engine.OpenEngineRow(row=self._rows, prompt=prompt, prefix_scope=scope))
+        return self.events.get(timeout=200)
+
+    def refusal_of(self, *files: bytes) -> str:
+        return self.open(*files).refused.problem.reason
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    made = Desk(write_folder(tmp_path_factory.mktemp("gemma3"), "gemma3"))
+    yield made
+    made.front.stop()
+
+
+def test_a_prompt_has_the_tokens_of_its_images(desk: Desk) -> None:
+    opened = desk.open(ONE, OTHER).opened
+    shown = "\n\n<start_of_image>" + "<image_soft_token>" * 16 + "<end_of_image>\n\n"
+    turn = f"<bos><start_of_turn>user\n{shown * 2}what is it?<end_of_turn>\n<start_of_turn>model\n"
+    ids = tokenizer(SPECIAL).encode(turn, add_special_tokens=False).ids
+    assert desk.front.prompt(opened.row).tolist() == ids
+    assert opened.prompt_tokens == len(ids)
+    first, second = desk.front.pictures(opened.row)
+    assert [*first.places, *second.places] == [place for place, token in enumerate(ids) if token == ROW]
+    assert first.arrays["pixel_values"].shape == (1, 3, 112, 112)
+    assert first.end <= second.start
+
+
+def test_pictures_go_once_they_are_prefilled_or_nobody_wants_them(desk: Desk) -> None:
+    row = desk.open(ONE).opened.row
+    desk.front.prefilled(row)
+    assert desk.front.pictures(row) == ()
+    row = desk.open(ONE).opened.row
+    desk.front.forget(row)
+    assert desk.front.pictures(row) == ()
+
+
+def test_prefixes_are_those_of_the_same_images(desk: Desk) -> None:
+    scope = clear_scope("tenant")
+    names = [desk.open(*files, scope=scope, said="x" * 300).opened.prefixes for files in ((ONE,), (OTHER,))]
+    assert names[0] == desk.open(ONE, scope=scope, said="x" * 300).opened.prefixes
+    assert names[0]
+    pairs = zip(*(np.frombuffer(each, "V16") for each in names), strict=True)
+    assert not any(mine == other for mine, other in pairs)
+
+
+def test_blocks_on_disk_are_those_of_the_same_images(desk: Desk) -> None:
+    seen: list[Chain] = []
+
+    def held(chain: Chain) -> Chain:
+        seen.append(chain)
+        return NO_CHAIN
+
+    desk.front.use_disk(StoredNames(bytes(KEY_BYTES), held))
+    for file in (ONE, OTHER, ONE):
+        desk.open(file, scope=clear_scope("tenant"), said="x" * 600)
+    one, other, again = (chain.names for chain in seen)
+    assert one == again
+    assert not set(one) & set(other)
+
+
+def test_what_is_said_again_is_counted_without_images(desk: Desk) -> None:
+    opened = desk.open(ONE, repetition_penalty=1.5, repetition_context_size=4000).opened
+    record = params.decode(desk.front.parameters(opened.row))
+    assert ROW not in record.prompt_tail
+    assert len(record.prompt_tail) == opened.prompt_tokens - 18
+
+
+def test_nothing_of_an_image_is_guessed(desk: Desk) -> None:
+    """The prompt's last tokens are there once more, with an image behind them."""
+    desk.front.begin_epoch({}, speculate=True, modelled=True)
+    row = desk.open(ONE, said="model", at=5).opened.row  # then a line break, as at the end
+    last = int(desk.front.prompt(row)[-1])
+    assert desk.front.guesses(row) is None
+    assert desk.front.drafts(row, last, 8) != [last] * 8
+    assert not {ROW, SPECIAL.index("<start_of_image>")} & {*desk.front.drafts(row, last, 8)}
+
+
+def test_scores_of_a_prompt_are_of_all_its_tokens(desk: Desk) -> None:
+    opened = desk.open(ONE, logprobs=1, prompt_logprobs=True).opened
+    assert len(params.decode(desk.front.parameters(opened.row)).scored) == opened.prompt_tokens
+
+
+def test_a_bad_image_is_refused_and_the_next_prompt_is_read(desk: Desk) -> None:
+    refused = desk.open(ONE, HOSTILE["a page"][1]()).refused.problem
+    assert (refused.reason, refused.metadata["param"]) == (BAD, "messages[0].images[1]")
+    assert desk.open(ONE).opened.prompt_tokens
+
+
+def test_a_prompt_with_too_many_tokens_is_refused(desk: Desk) -> None:
+    assert desk.refusal_of(*[saved(picture(8, 8), "PNG")] * 100) == ""
+    assert desk.open(ONE, said="x" * 4090).refused.problem.reason == "CONTEXT_TOO_LONG"
+
+
+def test_images_that_wait_to_be_prefilled_are_bounded(tmp_path: Path) -> None:
+    desk = Desk(write_folder(tmp_path, "gemma3"), picture_bytes=2 * (112 * 112 * 3 * 4 + 16 * 8))
+    row = desk.open(ONE).opened.row
+    assert desk.refusal_of(ONE) == ""
+    assert desk.refusal_of(ONE) == "TOO_MANY_ROWS"
+    assert desk.open().opened.prompt_tokens
+    desk.front.prefilled(row)
+    assert desk.refusal_of(ONE) == ""
+    desk.front.stop()
+
+
+def test_a_model_that_sees_says_so(desk: Desk) -> None:
+    assert desk.front.capabilities == ["vision"]
+
+
+def test_a_model_without_a_tower_refuses_images_by_name(tmp_path: Path) -> None:
+    made = Desk(write_folder(tmp_path, "gemma3"), sees=False)
+    assert made.front.capabilities == []
+    assert made.refusal_of(ONE) == "MODEL_CANNOT_SEE"
+    assert made.open().opened.prompt_tokens
+    made.front.stop()
+
+
+def test_where_mlx_vlm_lacks_an_image_is_refused_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_vlm", None)
+    made = Desk(write_folder(tmp_path, "gemma3"), sees=False)
+    refused = made.open(ONE).refused.problem
+    made.front.stop()
+    assert refused.reason == "VISION_NOT_INSTALLED"
+    assert "sealring[vision]" in refused.hint
+
+
+def test_a_template_that_knows_no_images_makes_the_model_blind(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, "gemma3")
+    (folder / "chat_template.jinja").write_text("{% for one in messages %}{{ one['content'] }}{% endfor %}")
+    made = Desk(folder)
+    assert made.front.capabilities == []
+    assert made.refusal_of(ONE) == "MODEL_CANNOT_SEE"
+    made.front.stop()
+
+
+def test_a_folder_without_a_processor_makes_the_model_blind(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, "gemma3")
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Nothing"}))
+    made = Desk(folder)
+    assert made.front.capabilities == []
+    assert made.refusal_of(ONE) == "MODEL_CANNOT_SEE"
+    made.front.stop()
