@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from sealring.edge.inference.answer import Answer
+from sealring.edge.inference.holding import Holding
 from sealring.edge.inference.service import model_not_found
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.edge.metrics import Metrics
@@ -27,6 +28,10 @@ from sealring.v1 import inference_pb2 as inference
 
 MAX_KEY = 256
 MAX_RING = 64
+MAX_HELD = 256 << 20
+"""Bytes of the prompts of all requests under way. They are kept until the answers end: a ring may break, and
+another one begin anew. No tenant has more of them than are left for the others."""
+
 _RETRY_SECONDS = 5
 START_SECONDS = 5.0
 """How long a request waits until a gateway that was just started has heard which models there are.
@@ -62,12 +67,19 @@ class Router(Protocol):
 class RingBackend:
     """Answers prompts with the rings that this gateway schedules."""
 
-    def __init__(self, rings: Router, metrics: Metrics, start_seconds: float = START_SECONDS) -> None:
+    def __init__(
+        self,
+        rings: Router,
+        metrics: Metrics,
+        start_seconds: float = START_SECONDS,
+        most_held: int = MAX_HELD,
+    ) -> None:
         self._rings = rings
         self._metrics = metrics
         self._start_seconds = start_seconds
         self._routing_secret = os.urandom(SECRET_BYTES)
         self._running: set[str] = set()
+        self._held = Holding(most_held)
         self._idle = asyncio.Event()
         self._draining = False
 
@@ -100,6 +112,8 @@ class RingBackend:
             routing_key=self._routing_key(request, tenant),
         )
         work.progress.claimed = min(request.attempts, MAX_ATTEMPTS - 1)
+        size = request.envelope.ByteSize()
+        self._held.take(tenant, size)
         self._running.add(request_id)
         try:
             with self._metrics.request(model) as observed:
@@ -115,6 +129,7 @@ class RingBackend:
             raise late or _counted(error, work) from error.__cause__
         finally:
             self._running.discard(request_id)
+            self._held.give_back(tenant, size)
             if not self._running:
                 self._idle.set()
             self._rings.cancel(request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import hashlib
@@ -26,7 +27,7 @@ from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, l
 from sealring.api.responses import ask_responses
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, Gate
 from sealring.edge.http.answers import EventStream, collect, started, together, unless_disconnected
-from sealring.edge.http.body import BodyTurns, parse_object, read_body
+from sealring.edge.http.body import MAX_TEXT, BodyTurns, parse_object, read_body
 from sealring.edge.http.guard import Guard
 from sealring.edge.http.paths import Path, Paths
 from sealring.edge.inference.kept import KeptAnswers
@@ -101,20 +102,33 @@ class Edge:
         """What `read` makes of the body's JSON object and the request's id. Raises SealringError."""
         data = await read_body(request)
         async with self._turns.turn_of(data):
-            return read(parse_object(data), request.state.request_id)
+            value = parse_object(data)
+            if len(data) > MAX_TEXT:  # to decode images takes as long again
+                await asyncio.sleep(0)
+            return read(value, request.state.request_id)
 
     async def ask(self, request: Request, ask: Ask) -> Response:
         """Answers one API's question, which `ask` reads from the body."""
-        body, asked = await self._read(request, lambda body, number: (body, ask(body, number)))
+        asked, events = await self._read(
+            request, lambda body, number: self._asked(request, ask, body, number)
+        )
         try:
-            return await self._answered(request, asked, body)
+            return await self._answered(request, asked, events)
         except SealringError as error:
             raise renamed(error, asked.names) from error.__cause__
 
-    async def _answered(self, request: Request, asked: Asked, body: dict[str, Any]) -> Response:
-        """The answer, or the stream that it comes in."""
+    def _asked(
+        self, request: Request, ask: Ask, body: dict[str, Any], number: str
+    ) -> tuple[Asked, AsyncGenerator[inference.GenerateResponse, None]]:
+        """What is asked, and its answer's events. Nothing keeps the body, which has images in base64."""
+        asked = ask(body, number)
         request.state.caller.claim(asked.choices)
-        events = self._load(asked.request) if asked.loads else self._answer(request, asked, body)
+        return asked, self._load(asked.request) if asked.loads else self._answer(request, asked, body)
+
+    async def _answered(
+        self, request: Request, asked: Asked, events: AsyncGenerator[inference.GenerateResponse, None]
+    ) -> Response:
+        """The answer, or the stream that it comes in."""
         if asked.stream:
             stream = EventStream(events, asked, _headers)
             await stream.begin(request.receive)

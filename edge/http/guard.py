@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sealring.edge.access.gate import Door, presented
 from sealring.edge.http.answers import error_response
 from sealring.edge.http.paths import Paths
+from sealring.edge.inference.holding import Holding
 from sealring.mesh.errors import (
     Cancelled,
     Internal,
@@ -55,7 +55,7 @@ class Guard:
         self._app = app
         self._gate = gate
         self.under_way = 0
-        self.held: Counter[str] = Counter()  # by the key
+        self.held = Holding(MAX_HELD)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,10 +66,8 @@ class Guard:
 
         def hold(size: int) -> None:
             nonlocal held
-            if self.held[key] + size > MAX_HELD - self.held.total() - size:
-                raise _too_much()
+            self.held.take(key, size)
             held += size
-            self.held[key] += size
 
         scope.setdefault("state", {}).update(request_id=request_id, send=send, hold=hold)
 
@@ -104,9 +102,7 @@ class Guard:
             await self._fail(error, scope, receive, None if begun else tagged_send, admitted=admitted)
         finally:
             self.under_way -= 1
-            self.held[key] -= held
-            if not self.held[key]:
-                del self.held[key]
+            self.held.give_back(key, held)
 
     async def _fail(
         self, error: Exception, scope: Scope, receive: Receive, send: Send | None, *, admitted: bool
@@ -202,15 +198,6 @@ def _too_many() -> ResourceExhausted:
         f"{MAX_REQUESTS} requests are under way",
         hint="try again later",
         reason="TOO_MANY_REQUESTS",
-        retry_after=1,
-    )
-
-
-def _too_much() -> ResourceExhausted:
-    return ResourceExhausted(
-        "the requests under way have too many bytes",
-        hint="try again later",
-        reason="TOO_MANY_BYTES",
         retry_after=1,
     )
 

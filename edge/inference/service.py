@@ -33,8 +33,9 @@ class InferenceBackend(Protocol):
 
         `key` names the client; requests of different keys take turns. `tenant` is the id of an API key, or
         empty without keys: prompts of one tenant may share kept prefixes. Raises InvalidInput, NotFound
-        (MODEL_NOT_FOUND), ResourceExhausted (QUEUE_FULL), FailedPrecondition (TRUST_BELOW_FLOOR),
-        Unavailable (RING_DOWN, and RING_GONE when a prompt was sealed for a ring that is not there).
+        (MODEL_NOT_FOUND), ResourceExhausted (QUEUE_FULL, TOO_MANY_BYTES), FailedPrecondition
+        (TRUST_BELOW_FLOOR), Unavailable (RING_DOWN, and RING_GONE when a prompt was sealed for a ring that is
+        not there).
         """
         ...
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import EpochEnded, InvalidInput, SealringError, StageFailed
 from sealring.mesh.member.introduction import Introduced, introduce, write_first
 from sealring.mesh.member.proof import Credentials, Purpose, VerifyProof, of_identity
+from sealring.mesh.rpc.pieces import Joiner, Outgoing
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
@@ -85,7 +85,8 @@ class MemberStream:
         self._channel: PeerChannel | None = None
         self.call: Any = None
         self.introduced: Introduced | None = None
-        self.outgoing: deque[tuple[bytes, Callable[[], None] | None]] = deque()
+        self._outgoing = Outgoing(lambda piece: _message(piece=piece))
+        self._joiner = Joiner()
         self._wake = asyncio.Event()
         self._finished = False
         self.read_out = asyncio.Event()
@@ -146,11 +147,22 @@ class MemberStream:
     def send(self, message: bytes, written: Callable[[], None] | None = None) -> None:
         """Queues a message; nothing follows a goodbye. `written` is called once it is on its way."""
         if not self._finished:
-            self.outgoing.append((message, written))
+            self._outgoing.put(message, written)
             self._wake.set()
 
+    def send_long(self, message: bytes, written: Callable[[], None] | None = None, *, key: str = "") -> None:
+        """As `send`, for messages that may be long, and those that must not overtake them."""
+        if not self._finished:
+            self._outgoing.put_long(message, written, key=key)
+            self._wake.set()
+
+    def withdraw(self, key: str) -> bool:
+        """Takes a message of `send_long` back that has not begun to leave; whether it was there."""
+        return self._outgoing.withdraw(key)
+
     def finish(self, reason: str) -> None:
-        """Says goodbye as the last thing."""
+        """Says goodbye as the last thing. Nothing in pieces goes out before it."""
+        self._outgoing.shorten()
         goodbye = control.ScheduleRequest()
         goodbye.goodbye.reason = reason
         self.send(goodbye.SerializeToString())
@@ -160,8 +172,8 @@ class MemberStream:
         """Writes the queue until its goodbye, or until `read_all` has raised the reason of the end."""
         try:
             while True:
-                while self.outgoing:
-                    message, written = self.outgoing.popleft()
+                while self._outgoing:
+                    message, written = self._outgoing.take()
                     await self.call.write(message)
                     if written is not None:
                         written()
@@ -192,6 +204,11 @@ class MemberStream:
                     raise await self.failure()
                 self.heard = self._clock()
                 kind = response.WhichOneof("message")
+                if kind == "piece":
+                    whole = self._joined(response.piece)
+                    if whole is None:
+                        continue
+                    response, kind = whole, whole.WhichOneof("message")
                 if kind == "pong":
                     self._on_pong(response.pong)
                     if not self._head:
@@ -209,6 +226,14 @@ class MemberStream:
             raise _replaced(self.target.id) from None
         finally:
             self.read_out.set()
+
+    def _joined(self, piece: control.Piece) -> control.ScheduleResponse | None:
+        """The forwarded request that a piece completes; an empty message for anything else."""
+        whole = self._joiner.add(piece) if self._head else b""
+        if whole is None:
+            return None
+        response = parse_response(whole)
+        return response if response.HasField("forward") else control.ScheduleResponse()
 
     def cancel(self) -> None:
         """Ends the call, whatever state it is in, and lets go of it: gRPC keeps a connection open for as long
@@ -287,6 +312,16 @@ class ControlStreams:
 
     def send_head(self, message: bytes, written: Callable[[], None] | None = None) -> None:
         self.streams[0].send(message, written)
+
+    def send_prompt(
+        self, message: bytes, written: Callable[[], None] | None = None, *, key: str = ""
+    ) -> None:
+        """Sends the head a prompt, or what must not overtake one; steps and pings go between its pieces."""
+        self.streams[0].send_long(message, written, key=key)
+
+    def withdraw(self, key: str) -> bool:
+        """Takes a prompt back that has not begun to leave; whether there was one."""
+        return self.streams[0].withdraw(key)
 
     def expect(self) -> None:
         """The ring owes an answer; STALL_SECONDS count from the first call since `answered`."""

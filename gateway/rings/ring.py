@@ -45,7 +45,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.member.proof import Credentials
 from sealring.mesh.prompt.images import VISION, without_images
 from sealring.mesh.prompt.tools import capabilities_of
-from sealring.mesh.prompt.validate import check_text_envelope
+from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES, check_text_envelope
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_names import Names, split
 from sealring.mesh.roster.rules import links_in_clear
@@ -71,9 +71,9 @@ FREE_UNREAD, MAX_UNREAD, ALL_UNREAD = 64 << 10, 4 << 20, 32 << 20
 client in step has none: text is joined, and connections have buffers of their own. 4 MiB are a million tokens
 of text, or a thousand with the log-probabilities of 20 others each."""
 
-ALL_ASKED = 8 << 20
-"""Bytes of guests' requests that one ring holds; one alone may have more. A head may have made them up, and
-each costs a few times its bytes while it is given to the head."""
+MOST_ASKED, ALL_ASKED = 2048, 2 * MAX_ENVELOPE_BYTES
+"""Guests' requests that one ring holds, and their bytes; one alone may have more. A head may have made them
+up, and each costs a few times its bytes while it is given to the head."""
 
 YIELD_SECONDS = 2.0
 """The time that a guest leaves to the gateway that scheduled before, so that it attaches first.
@@ -245,8 +245,7 @@ class Ring:
         if self.answers.pop(request_id, None) is None:
             return
         if request_id in self._sent:
-            cancelled = self._sent.cancel(request_id)
-            self._send_head(control.ScheduleRequest(forward=cancelled))
+            self._take_back_forward(request_id)
         else:
             self.perform(self.scheduler.cancel(request_id))
 
@@ -371,7 +370,18 @@ class Ring:
     def _forward(self, streams: ControlStreams, request: Request, *, again: bool = False) -> None:
         """Sends a request to the gateway that schedules."""
         forward = self._sent.add(request, self._clock(), again=again)
-        streams.send_head(control.ScheduleRequest(forward=forward).SerializeToString())
+        message = control.ScheduleRequest(forward=forward).SerializeToString()
+        streams.send_prompt(message, key=f"forward {forward.number}")
+
+    def _take_back_forward(self, request_id: str) -> None:
+        """Cancels a request at the gateway that schedules."""
+        cancelled = self._sent.cancel(request_id)
+        self._take_back(f"forward {cancelled.number}", control.ScheduleRequest(forward=cancelled))
+
+    def _take_back(self, key: str, message: control.ScheduleRequest) -> None:
+        """Sends what cancels a prompt, unless that has not begun to leave."""
+        if self._streams is not None and not self._streams.withdraw(key):
+            self._streams.send_prompt(message.SerializeToString())
 
     def _take_forwarded(self, forwarded: control.Forwarded) -> None:
         """Takes an event of a request that was forwarded. Raises InvalidInput (BAD_MESSAGE)."""
@@ -414,8 +424,8 @@ class Ring:
         else:
             if asked in self.answers:
                 return
-            held = sum(each.asked for each in self.answers.values())
-            if held and held + answer.asked > ALL_ASKED:
+            held = [each.asked for each in self.answers.values() if each.asked]
+            if held and (len(held) >= MOST_ASKED or sum(held) + answer.asked > ALL_ASKED):
                 answer.fail(ResourceExhausted("guests have too much waiting", reason="QUEUE_FULL"))
                 return
             self.submit(request, answer)
@@ -489,7 +499,8 @@ class Ring:
                     todo.extend(self._open(action))
                 case DiscardRow(row):
                     self.unstarted.pop(row, None)
-                    self._send_head(control.ScheduleRequest(discard=control.DiscardRow(row=row)))
+                    discard = control.ScheduleRequest(discard=control.DiscardRow(row=row))
+                    self._take_back(f"row {row}", discard)
                 case Begin(request, prompt_tokens):
                     self._begun(request, prompt_tokens)
                 case Finish(request, finished):
@@ -549,21 +560,21 @@ class Ring:
         if action.resume is not None:
             envelope, choices = inference.Envelope(clear=envelope.clear), 1
             envelope.clear.resume.CopyFrom(action.resume)
-        self._send_head(
-            control.ScheduleRequest(
-                open=control.OpenRow(
-                    row=action.row,
-                    request_id=request.id,
-                    deployment=request.deployment,
-                    envelope=envelope,
-                    max_tokens=request.max_tokens,
-                    choices=choices if choices > 1 else 0,
-                    client=self._client(request.key),
-                    prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
-                )
-            ),
-            answer.timings.send,
+        opened = control.ScheduleRequest(
+            open=control.OpenRow(
+                row=action.row,
+                request_id=request.id,
+                deployment=request.deployment,
+                envelope=envelope,
+                max_tokens=request.max_tokens,
+                choices=choices if choices > 1 else 0,
+                client=self._client(request.key),
+                prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
+            )
         )
+        if self._streams is not None:
+            message = opened.SerializeToString()
+            self._streams.send_prompt(message, answer.timings.send, key=f"row {action.row}")
         return []
 
     def _client(self, key: str) -> bytes:
@@ -614,7 +625,7 @@ class Ring:
         )
         if request_id not in self._sent:
             return self.scheduler.cancel(request_id)
-        self._send_head(control.ScheduleRequest(forward=self._sent.cancel(request_id)))
+        self._take_back_forward(request_id)
         return []
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.images import has_images
+from sealring.mesh.prompt.images import images_size
 from sealring.mesh.ring.unbroken import Unbroken
 from sealring.v1 import inference_pb2 as inference
 
@@ -129,8 +129,8 @@ class Request:
     (mesh.ring.routing), or is empty. Rings with less trust than `min_trust` do not get the request.
 
     `priority` orders the requests of one key, the lower the earlier. `patience` is the time in seconds after
-    which the request fails unless it runs. `keep_alive` is GenerateRequest's, or None. `shows` is whether a
-    prompt in clear has images.
+    which the request fails unless it runs. `keep_alive` is GenerateRequest's, or None. `bulk` are
+    the bytes of the images of a prompt in clear, and all bytes of a sealed one.
     """
 
     id: str
@@ -146,13 +146,13 @@ class Request:
     patience: float = math.inf
     min_trust: int = 0
     keep_alive: int | None = None
-    shows: bool = field(init=False)
+    bulk: int = field(init=False)
     progress: Progress = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         progress = Progress(tuple(ChoiceProgress() for _ in range(self.choices)))
         object.__setattr__(self, "progress", progress)
-        object.__setattr__(self, "shows", has_images(self.envelope.clear))
+        object.__setattr__(self, "bulk", len(self.envelope.sealed) or images_size(self.envelope.clear))
 
     @classmethod
     def of(
@@ -187,6 +187,11 @@ class Request:
         """Whether a user asks, as far as is known: the prompt does not end with a tool's result."""
         messages = self.envelope.clear.chat.messages
         return not messages or messages[-1].role != "tool"
+
+    @property
+    def shows(self) -> bool:
+        """Whether a prompt in clear has images."""
+        return self.bulk > 0 and not self.sealed
 
     @property
     def sealed(self) -> bool:

@@ -16,7 +16,7 @@ EPOCH_ENDED: it asks for the rest itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.actions import (
@@ -44,6 +44,7 @@ from sealring.mesh.errors import (
     SealringError,
     StageFailed,
 )
+from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES
 from sealring.mesh.ring.prefix_names import split
 from sealring.mesh.ring.unbroken import around, unbroken
 from sealring.v1 import control_pb2 as control
@@ -51,6 +52,10 @@ from sealring.v1 import inference_pb2 as inference
 
 OPEN_AHEAD = 16
 """Most rows that the head has and of which no chunk has been announced."""
+
+OPEN_BYTES = MAX_ENVELOPE_BYTES
+"""Bytes of images and of sealed prompts in the prompts that the head still reads; one alone may have more.
+With 16 texts of 4 MiB they are what a head takes (node.engine.text.front.MAX_UNREAD_BYTES)."""
 
 OPEN_SPARE = 2
 """How many more of them than can start now: an opened row is no longer subject to fairness."""
@@ -467,7 +472,13 @@ class Scheduler:
             if epoch.alone.id in self._rows_of and not epoch.alone.progress.harmless:
                 return
             epoch.alone = None
-        while (request := self._next(epoch)) is not None:
+        waits = set[str]()  # keys whose next prompt the head has no room for yet
+        while (request := self._next(epoch, waits)) is not None:
+            reads = sum(row.request.bulk for row in epoch.opened.values() if row.opening)
+            if reads and reads + request.bulk > OPEN_BYTES:
+                self._queue.push_front(request)
+                waits.add(request.key)
+                continue
             if _alone(request):
                 if not all(rows[0].request.progress.harmless for rows in self._rows_of.values()):
                     self._queue.push_front(request)
@@ -480,8 +491,8 @@ class Scheduler:
                 epoch.last_row = row.group[-1].number
                 self._actions.append(OpenRow(row.number, request, _resume(row)))
 
-    def _next(self, epoch: _Epoch) -> Request | None:
-        """Takes the request that is to be opened now, if any is.
+    def _next(self, epoch: _Epoch, waits: Collection[str]) -> Request | None:
+        """Takes the request that is to be opened now, if any is, of another key than those in `waits`.
 
         Where prompts that the head still reads have taken all room, a key with none among them has one more:
         nobody waits for what another one's prompts cost.
@@ -491,14 +502,14 @@ class Scheduler:
         startable = 0 if epoch.planner.pressed else epoch.ring.max_rows - epoch.planner.ledger.rows
         room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(epoch.opened) - epoch.planner.unstarted
         if self._holding:
-            resuming = self._queue.resuming if room > 0 else []
+            resuming = [one for one in self._queue.resuming if one.key not in waits] if room > 0 else []
             return self._queue.remove(resuming[0].id) if resuming else None
         if room > 0:
-            return self._queue.pop() if len(self._queue) else None
+            return self._queue.pop_but(waits)
         opening = [row.request.key for row in epoch.opened.values() if row.opening]
         if room + len(opening) <= 0 or len(epoch.opened) >= 2 * OPEN_AHEAD:
             return None
-        return self._queue.pop_but(opening)
+        return self._queue.pop_but({*opening, *waits})
 
     def _take(self) -> list[Action]:
         actions, self._actions = self._actions, []

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -35,6 +36,7 @@ from sealring.mesh.pki.certificates import Role, key_hash
 from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.ring.prefix_names import MAX_CHAIN_BYTES, clear_scope, sealed_scope
 from sealring.mesh.roster.rules import links_in_clear
+from sealring.mesh.rpc.pieces import MAX_WHOLE, Joiner, Outgoing
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
 from sealring.node.daemon.epoch import MemberEpoch
@@ -45,16 +47,16 @@ log = structlog.get_logger()
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 ATTACH_SECONDS = 10.0
-MAX_WAITING_BYTES = 32 << 20
-"""Unread bytes of a gateway before the epoch ends: twice 16 MiB, the largest message. Messages of guests are
-passed on to it while it has less than half of that to read."""
+MAX_WAITING_BYTES = 2 * MAX_WHOLE
+"""Unread bytes of a gateway before the epoch ends: twice the largest message. Messages of guests are passed
+on to it while it has less than half of that to read."""
 
 MAX_GUEST_BYTES = 8 << 20
 """Unread bytes of each of 16 guests before its stream ends."""
 
 MAX_TAKEN_BACK = 4096
-"""Requests that one guest takes back while the scheduling gateway is behind, which holds half as many of all
-guests (gateway.rings.ring.ALL_ASKED). More of them end the guest's stream, which cancels all that it sent."""
+"""Requests that one guest takes back while the scheduling gateway is behind. That one holds half as many of
+all guests (gateway.rings.ring.MOST_ASKED). More end the guest's stream, which cancels all that it sent."""
 
 _MESSAGE_BYTES = 128
 """Estimated memory of a queued message beside its own bytes."""
@@ -138,8 +140,11 @@ class GatewayStream:
         self._sealed = SealedRows()
         self._epoch = epoch
         self._head = epoch.plan.rank == 0
-        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._unread = 0  # bytes of it
+        self._waiting = Outgoing(lambda piece: control_pb2.ScheduleResponse(piece=piece).SerializeToString())
+        self._joiner = Joiner()
+        self._unread = 0  # bytes of what waits
+        self._wake = asyncio.Event()
+        self._ended = False
         self._taken_back: dict[int, dict[int, None]] = {}  # by guest, while this gateway is behind
         self._looking: asyncio.Task[None] | None = None
         self._over = False
@@ -174,8 +179,9 @@ class GatewayStream:
         self._finish(control_pb2.ScheduleResponse(goodbye=membership_pb2.Goodbye(reason=reason)))
 
     def pass_on(self, **message: Any) -> None:
-        """Queues a message from another gateway's stream."""
-        self._put(control_pb2.ScheduleResponse(**message).SerializeToString())
+        """Queues a message from another gateway's stream. A cancellation does not overtake its request."""
+        passed = control_pb2.ScheduleResponse(**message)
+        self._put(passed.SerializeToString(), long=passed.HasField("forward"))
 
     def guest_left(self, guest: int) -> None:
         """Cancels the requests that a guest has forwarded."""
@@ -205,10 +211,20 @@ class GatewayStream:
 
     async def answer(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         """Writes everything that is queued, until the stream is finished."""
-        while (message := await self._waiting.get()) is not None:
-            await write(message)
-            self._unread -= len(message) + _MESSAGE_BYTES
-            self._pass_on_taken_back()
+        while True:
+            while self._waiting:
+                message, written = self._waiting.take()
+                await write(message)
+                if written is not None:
+                    written()
+            if self._ended:
+                return
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _written(self, size: int) -> None:
+        self._unread -= size
+        self._pass_on_taken_back()
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
         """Takes requests until the gateway ends its stream. An invalid one ends the epoch; one of a guest
@@ -227,12 +243,26 @@ class GatewayStream:
                 log.warning("guest_refused", gateway=self.id, error=type(error).__name__)
             else:
                 self._epoch.fault(error)
-        self._waiting.put_nowait(None)
+        self._end()
+
+    def _end(self) -> None:
+        """Has `answer` return once what waits is written, but for what has to go in pieces."""
+        self._waiting.shorten()
+        self._ended = True
+        self._wake.set()
 
     def take(self, request: bytes) -> bool:
         """Handles one request; False if it is the last one."""
         message = parse_request(request)
         what = message.WhichOneof("message")
+        if what == "piece" and self._head:
+            whole = self._joiner.add(message.piece)
+            if whole is None:
+                return True
+            message = parse_request(whole)
+            what = message.WhichOneof("message")
+            if what not in ("open", "forward"):
+                raise InvalidInput("only prompts come in pieces", reason="BAD_MESSAGE")
         if self.guest and what not in ("forward", "ping", "renewal", "goodbye"):
             raise InvalidInput("a guest may only forward", reason="BAD_MESSAGE")
         if what == "step":
@@ -344,7 +374,7 @@ class GatewayStream:
             )
             self._put(control_pb2.ScheduleResponse(pong=pong).SerializeToString())
 
-    def _put(self, message: bytes) -> None:
+    def _put(self, message: bytes, *, long: bool = False) -> None:
         if self._over:
             return
         size = len(message) + _MESSAGE_BYTES
@@ -355,16 +385,21 @@ class GatewayStream:
                 slow = ResourceExhausted("the gateway is behind in reading", reason="GATEWAY_SLOW")
                 self._epoch.fault(slow)
             return
+        self._queue(message, size, long=long)
+
+    def _queue(self, message: bytes, size: int, *, long: bool = False) -> None:
         self._unread += size
-        self._waiting.put_nowait(message)
+        put = self._waiting.put_long if long else self._waiting.put
+        put(message, partial(self._written, size))
+        self._wake.set()
 
     def _finish(self, last: control_pb2.ScheduleResponse) -> None:
         if not self._over:
             self._over = True
             message = last.SerializeToString()
-            self._unread += len(message) + _MESSAGE_BYTES
-            self._waiting.put_nowait(message)
-            self._waiting.put_nowait(None)
+            self._waiting.shorten()
+            self._queue(message, len(message) + _MESSAGE_BYTES)
+            self._end()
 
 
 class ControlService:

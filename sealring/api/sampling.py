@@ -281,10 +281,10 @@ def make_request(
         inference.GenerateRequest(
             model=clean("" if body.model == _DEFAULT else body.model, "model"),
             request_id=request_id,
-            envelope=inference.Envelope(clear=prompt),
             prompt_cache_key=body.prompt_cache_key,
         )
     )
+    request.envelope.clear.CopyFrom(prompt)  # the only copy of its images
     return request
 
 

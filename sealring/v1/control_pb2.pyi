@@ -64,6 +64,7 @@ class ScheduleRequest(_message.Message):
     FORWARD_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach: ...
     @_builtins.property
@@ -102,6 +103,10 @@ class ScheduleRequest(_message.Message):
     def recall(self) -> Global___Recall:
         """of members that say in Attached that they recall"""
 
+    @_builtins.property
+    def piece(self) -> Global___Piece:
+        """head only: of an open or a forward"""
+
     def __init__(
         self,
         *,
@@ -117,12 +122,13 @@ class ScheduleRequest(_message.Message):
         forward: Global___Forward | None = ...,
         forwarded: Global___Forwarded | None = ...,
         recall: Global___Recall | None = ...,
+        piece: Global___Piece | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "recall", b"recall", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "piece", b"piece", "ping", b"ping", "proof", b"proof", "recall", b"recall", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "ping", b"ping", "proof", b"proof", "recall", b"recall", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "piece", b"piece", "ping", b"ping", "proof", b"proof", "recall", b"recall", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal", "forward", "forwarded", "recall"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal", "forward", "forwarded", "recall", "piece"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -143,6 +149,7 @@ class ScheduleResponse(_message.Message):
     FORWARD_FIELD_NUMBER: _builtins.int
     FORWARDED_FIELD_NUMBER: _builtins.int
     RECALLED_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -179,6 +186,10 @@ class ScheduleResponse(_message.Message):
 
     @_builtins.property
     def recalled(self) -> Global___Recalled: ...
+    @_builtins.property
+    def piece(self) -> Global___Piece:
+        """head only: of a forward"""
+
     def __init__(
         self,
         *,
@@ -193,16 +204,44 @@ class ScheduleResponse(_message.Message):
         forward: Global___Forward | None = ...,
         forwarded: Global___Forwarded | None = ...,
         recalled: Global___Recalled | None = ...,
+        piece: Global___Piece | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "recalled", b"recalled", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "piece", b"piece", "pong", b"pong", "proof", b"proof", "recalled", b"recalled", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "pong", b"pong", "proof", b"proof", "recalled", b"recalled", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "piece", b"piece", "pong", b"pong", "proof", b"proof", "recalled", b"recalled", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "opened", "refused", "done", "pong", "fault", "goodbye", "proof", "forward", "forwarded", "recalled"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "opened", "refused", "done", "pong", "fault", "goodbye", "proof", "forward", "forwarded", "recalled", "piece"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___ScheduleResponse: _TypeAlias = ScheduleResponse  # noqa: Y015
+
+@_typing.final
+class Piece(_message.Message):
+    """A part of one long message of the same stream, serialized. Its pieces come in their order, and other messages between
+    them: a prompt with images takes seconds on a slow network, and steps and pings do not wait for it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """at most 256 KiB"""
+    last: _builtins.bool
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Piece: _TypeAlias = Piece  # noqa: Y015
 
 @_typing.final
 class Attach(_message.Message):

@@ -397,3 +397,27 @@ async def test_a_long_sealed_prompt_goes_only_to_a_model_that_may_see() -> None:
     backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
     assert (await refused(backend, model="demo", envelope=long)).reason == "ENVELOPE_TOO_LONG"
     assert (await refused(backend, model="eyes", envelope=long)).reason == "RING_DOWN"
+
+
+async def test_one_tenants_prompts_leave_room_for_anothers() -> None:
+    rings = SlowRing()
+    envelope = inference.Envelope(clear=inference.Prompt(text="x" * 100))
+    backend = RingBackend(rings, Metrics(), most_held=2 * envelope.ByteSize())  # type: ignore[arg-type]
+    made = inference.GenerateRequest(envelope=envelope)
+    first = asyncio.create_task(anext(backend.generate(made, tenant="a")))
+    await until(lambda: len(rings.requests) == 1)
+    with pytest.raises(SealringError) as caught:
+        await anext(backend.generate(made, tenant="a"))
+    assert caught.value.reason == "TOO_MANY_BYTES"
+    small = inference.GenerateRequest(envelope=inference.Envelope(clear=inference.Prompt(text="x" * 9)))
+    other = asyncio.create_task(anext(backend.generate(small, tenant="b")))
+    await until(lambda: len(rings.requests) == 2)
+    for task in (first, other):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    again = asyncio.create_task(anext(backend.generate(made, tenant="a")))
+    await until(lambda: len(rings.requests) == 3)
+    again.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await again

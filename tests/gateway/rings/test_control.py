@@ -35,6 +35,7 @@ from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc import reach
+from sealring.mesh.rpc.pieces import PIECE_BYTES
 from sealring.mesh.rpc.tls import TlsStore
 from sealring.v1 import control_pb2, inference_pb2, membership_pb2
 
@@ -373,6 +374,47 @@ async def test_a_goodbye_is_the_last_message() -> None:
     assert (head.written[-1].goodbye.reason, written, head.events) == ("LEAVING", [2], ["done"])
     streams.cancel()
     assert other.events == ["done", "cancelled"]
+
+
+async def test_pings_do_not_wait_for_a_long_prompt_and_a_goodbye_drops_it() -> None:
+    class Slow(Call):
+        async def write(self, message: bytes) -> None:
+            await super().write(message)
+            if len(self.written) == 1:
+                streams.send_all(ping)
+            elif len(self.written) == 3:
+                streams.streams[0].finish("LEAVING")
+
+    head = Slow()
+    streams, _ = played(head)
+    ping = control_pb2.ScheduleRequest(ping=control_pb2.Ping(sequence=1)).SerializeToString()
+    streams.send_prompt(bytes(9 * PIECE_BYTES), key="one")
+    streams.send_prompt(b"", key="two")
+    assert streams.withdraw("two")
+    async with asyncio.timeout(200):
+        await streams.streams[0].write_all()
+    assert [message.WhichOneof("message") for message in head.written] == [
+        "piece",
+        "ping",
+        "piece",
+        "goodbye",
+    ]
+
+
+async def test_a_guests_prompt_comes_in_pieces_and_nothing_else_does() -> None:
+    request = inference_pb2.GenerateRequest(model="x" * PIECE_BYTES)
+    forward = control_pb2.ScheduleResponse(forward=control_pb2.Forward(guest=1, number=1, request=request))
+    data = forward.SerializeToString()
+    parts = [control_pb2.Piece(data=data[:9]), control_pb2.Piece(data=data[9:], last=True)]
+    step = control_pb2.Piece(data=DONE.SerializeToString(), last=True)
+    said = [control_pb2.ScheduleResponse(piece=piece) for piece in (*parts, step)]
+    streams, _ = played(Call(*said), Call(said[0]))
+    handled: list[control_pb2.ScheduleResponse] = []
+    for stream in streams.streams:
+        with pytest.raises(EpochEnded) as caught:
+            await stream.read_all(handled.append)
+        assert caught.value.reason == "BAD_MESSAGE"
+    assert handled == [forward]
 
 
 @pytest.mark.parametrize("member_first", [True, False])

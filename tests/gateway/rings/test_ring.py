@@ -55,6 +55,12 @@ class Members:
         if written is not None:
             written()
 
+    def send_prompt(self, message: bytes, written: Any = None, *, key: str = "") -> None:
+        self.send_head(message, written)
+
+    def withdraw(self, key: str) -> bool:
+        return False
+
     def expect(self) -> None:
         self.owed += 1
 

@@ -25,7 +25,7 @@ from sealring.gateway.scheduler.budget import MANY
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.planner import EXTENSION
 from sealring.gateway.scheduler.request import TOKEN_BYTES, Request
-from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, OPEN_AHEAD, Scheduler
+from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, OPEN_AHEAD, OPEN_BYTES, Scheduler
 from sealring.mesh.errors import EpochEnded, Internal, InvalidInput
 from sealring.mesh.ring.composition import Composition
 from sealring.mesh.ring.spread import round_seconds
@@ -1017,6 +1017,29 @@ def test_a_key_whose_prompts_the_head_still_reads_holds_up_itself_alone() -> Non
     steps = [action.step for action in begun if isinstance(action, AnnounceStep)]
     assert [chunk.row for step in steps for chunk in step.prefill.chunks] == [row]
     assert [action.request.id for action in begun if isinstance(action, OpenRow)] == ["short 1"]
+
+
+def test_the_head_reads_images_of_so_many_bytes_at_once_and_texts_meanwhile() -> None:
+    scheduler = Scheduler(queue_limit=10)
+    scheduler.attach(RingFacts((MemberMemory(1, 0, 2048),), 8, 64))
+    large = inference.Envelope(sealed=bytes(OPEN_BYTES // 2 + 1))
+
+    def opened(actions: list[Action]) -> list[str]:
+        return [action.request.id for action in actions if isinstance(action, OpenRow)]
+
+    assert opened(scheduler.submit(Request("one", "a", 5, large), 0.0)) == ["one"]
+    assert opened(scheduler.submit(Request("two", "b", 5, large), 0.0)) == []
+    assert opened(scheduler.submit(Request("after", "b", 5, inference.Envelope()), 0.0)) == []
+    assert opened(scheduler.submit(Request("text", "c", 5, inference.Envelope()), 0.0)) == ["text"]
+    read = control.RowOpened(row=1, prompt_tokens=3, params_bytes=0, max_tokens=5)
+    assert opened(scheduler.row_opened(read)) == ["two", "after"]
+
+
+def test_a_prompt_of_any_size_is_read_where_no_other_large_one_is() -> None:
+    scheduler = Scheduler(queue_limit=10)
+    scheduler.attach(RingFacts((MemberMemory(1, 0, 2048),), 8, 64))
+    largest = inference.Envelope(sealed=bytes(OPEN_BYTES + 1))
+    assert any(isinstance(one, OpenRow) for one in scheduler.submit(Request("one", "a", 5, largest), 0.0))
 
 
 @given(st.permutations(range(4)))

@@ -19,6 +19,7 @@ from sealring.mesh.prompt.sealed import RequestInfo, seal_request
 from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.roster.model import RingMember
 from sealring.mesh.rpc.interceptor import Lease
+from sealring.mesh.rpc.pieces import PIECE_BYTES, Outgoing
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, server_credentials
@@ -567,6 +568,73 @@ async def test_messages_are_passed_on_while_their_reader_keeps_up() -> None:
     assert stream.behind
     stream.say_goodbye("over")
     assert (len(await read(stream)), stream.behind) == (2, False)
+
+
+def pieces(message: bytes) -> list[bytes]:
+    """A message as a gateway sends it."""
+    outgoing = Outgoing(lambda piece: packed(piece=piece))
+    outgoing.put_long(message)
+    sent = []
+    while outgoing:
+        sent.append(outgoing.take()[0])
+    return sent
+
+
+async def test_a_guests_prompt_in_pieces_reaches_the_gateway_that_schedules() -> None:
+    desk = Desk(0)
+    scheduler, guest = stream_of(desk), stream_of(desk)
+    for stream in (scheduler, guest):
+        desk.epoch.attach(stream)
+    envelope = inference_pb2.Envelope(sealed=bytes(3 * PIECE_BYTES))
+    asked = inference_pb2.GenerateRequest(envelope=envelope)
+    sent = pieces(packed(forward=control_pb2.Forward(number=1, request=asked)))
+    assert len(sent) == 4
+    for message in sent:
+        assert guest.take(message)
+    guest.take(packed(forward=control_pb2.Forward(number=1, cancel=True)))
+    written = list[control_pb2.ScheduleResponse]()
+
+    async def write(message: bytes) -> None:
+        written.append(unpacked(message))
+
+    answering = asyncio.create_task(scheduler.answer(write))
+    await until(lambda: len(written) == 5)
+    assert not scheduler.behind
+    scheduler.say_goodbye("over")
+    await answering
+    whole = b"".join(message.piece.data for message in written[:4])
+    assert [message.piece.last for message in written[:4]] == [False, False, False, True]
+    assert unpacked(whole).forward.request == asked
+    assert [message.WhichOneof("message") for message in written[4:]] == ["forward", "goodbye"]
+    assert written[4].forward.cancel
+
+
+async def test_a_prompt_in_pieces_is_opened_and_a_step_comes_between(connect) -> None:
+    desk, stream = await connect()
+    envelope = inference_pb2.Envelope(clear=inference_pb2.Prompt(text="x" * (2 * PIECE_BYTES)))
+    first, *others = pieces(packed(open=open_row(envelope=envelope)))
+    await stream.send(first)
+    await stream.send(step=control_pb2.Step(number=1))
+    for message in others:
+        await stream.send(message)
+    await until(lambda: len(desk.engine.work) == 2)
+    assert desk.engine.work[0].step.number == 1
+    assert desk.engine.work[1].open_row.prompt == envelope.clear
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        packed(step=control_pb2.Step(number=1)),
+        b"",
+        packed(piece=control_pb2.Piece(data=b"x", last=True)),
+    ],
+)
+async def test_nothing_but_a_prompt_comes_in_pieces(message: bytes) -> None:
+    stream = stream_of(Desk(0))
+    with pytest.raises(InvalidInput) as caught:
+        stream.take(packed(piece=control_pb2.Piece(data=message, last=True)))
+    assert caught.value.reason == "BAD_MESSAGE"
 
 
 async def read(stream: control.GatewayStream) -> list[control_pb2.ScheduleResponse]:

@@ -1,0 +1,40 @@
+"""Bytes that requests under way hold, bounded so that nobody takes the room of everybody."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sealring.mesh.errors import ResourceExhausted
+
+
+class Holding:
+    """Bytes in use, by key. No key has more of them than are left for the others."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes of all keys together."""
+        self._most = most
+        self._held: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._held.total()
+
+    def take(self, key: str, size: int) -> None:
+        """Raises ResourceExhausted (TOO_MANY_BYTES)."""
+        if self._held[key] + size > self._most - self._held.total() - size:
+            self._forget(key)
+            raise ResourceExhausted(
+                "the requests under way have too many bytes",
+                hint="try again later",
+                reason="TOO_MANY_BYTES",
+                retry_after=1,
+            )
+        self._held[key] += size
+
+    def give_back(self, key: str, size: int) -> None:
+        """Undoes as many bytes of `take`."""
+        self._held[key] -= size
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        if not self._held[key]:
+            del self._held[key]
