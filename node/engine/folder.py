@@ -35,6 +35,7 @@ from sealring.node.engine.text.alike import cannot_go_back, check_alike
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.transfer import shares_memory
+from sealring.node.engine.vision.sizes import can_see
 from sealring.node.engine.vision.tower import Tower, load_tower
 from sealring.node.engine.warm_up import patience, timed, warm_up
 from sealring.node.engine.weights import (
@@ -43,6 +44,7 @@ from sealring.node.engine.weights import (
     load_mtp_head,
     load_shard,
     read_arrays,
+    read_config,
     read_weights,
 )
 from sealring.v1 import control_pb2 as control
@@ -252,7 +254,7 @@ def _tower(path: Path, stage: Stage) -> Tower | None:
     Raises ModelError (WEIGHTS_CORRUPT).
     """
     try:
-        tower = load_tower(path, *embedded(stage.model))
+        tower = load_tower(path, *embedded(stage.model)) if can_see(read_config(path)) else None
         if tower is not None:
             stage.take_images(tower.residuals)
     except SealringError as error:

@@ -11,12 +11,17 @@ from typing import Any
 from sealring.node.engine.weights import read_header, weight_files
 
 from . import mlx_vlm_import
+from .viewing import HIGH_SIDE
 
 _OWN = re.compile(
     r"(^|\.)(vision\w*|visual|\w*projector|\w*_projection_adapter|connector|aligner|mlp1|patch_merger"
     r"|embed_vision|image_newline|view_separator)\."
 )
 """Names of the tensors of towers and projectors, in the checkpoints of all families."""
+
+SHOWN = frozenset(["gemma3", "gemma4", "kimi_vl", "llama4", "mistral3", "pixtral"])
+"""Model types of which `vision.check` has shown that stages compute images as mlx-vlm's whole model does. Of
+any other it is not known, or known to be wrong, and no tower is loaded."""
 
 _STATES = 16
 """Arrays of patches x width that a tower's layer and those in flight hold at once: states, queries, keys,
@@ -34,7 +39,7 @@ def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, int]:
     while it computes the largest image. 0 where there is no tower, or nothing installed that computes it."""
     found = {"vision_bytes": 0, "vision_working_bytes": 0}
     vision = config.get("vision_config")
-    if not isinstance(vision, Mapping) or not mlx_vlm_import.knows(str(config.get("model_type"))):
+    if not isinstance(vision, Mapping) or not can_see(config):
         return found
     for file in weight_files(path):
         entries = json.loads(read_header(file))
@@ -45,6 +50,14 @@ def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, int]:
     if found["vision_bytes"]:
         found["vision_working_bytes"] = _working_bytes(path, vision)
     return found
+
+
+def can_see(config: Mapping[str, Any]) -> bool:
+    """Whether images of a model of this configuration are computed here, by a tower that is installed."""
+    text = config.get("text_config")
+    both_ways = isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision"
+    model_type = str(config.get("model_type"))
+    return model_type in SHOWN and not both_ways and mlx_vlm_import.knows(model_type)
 
 
 def _working_bytes(path: Path, vision: Mapping[str, Any]) -> int:
@@ -70,7 +83,7 @@ def largest_image(path: Path, vision: Mapping[str, Any]) -> int:
         found.append(_number(settings, "in_token_limit") * patch * patch)
         tiles = max(_number(settings, "max_patches", "max_crops", "max_tiles"), 0)
         found.append((tiles + 1) * edge * edge if tiles else 0)
-    return max(found)
+    return min(max(found), max(edge, HIGH_SIDE) ** 2)
 
 
 def _settings(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -123,7 +123,7 @@ def load_tower(path: Path, width: int, dtype: mx.Dtype) -> Tower | None:
     Raises ModelError (WEIGHTS_MISMATCH, BAD_MODEL_CONFIG), FailedPrecondition (VISION_NOT_INSTALLED).
     """
     config = read_config(path)
-    if not config.get("vision_config") and not config.get("vision_tower"):
+    if not config.get("vision_config"):
         return None
     family = mlx_vlm_import.family(config["model_type"])
     if family is None or not hasattr(family, "VisionModel"):

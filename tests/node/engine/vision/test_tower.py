@@ -14,7 +14,7 @@ from sealring.node.engine.profile import profile
 from sealring.node.engine.ranges import needed
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.vision.check import prompts, random_whole, save
-from sealring.node.engine.vision.sizes import largest_image
+from sealring.node.engine.vision.sizes import can_see, largest_image
 from sealring.node.engine.vision.tower import Tower, load_tower
 from sealring.node.engine.weights import load_lazily, read_header
 
@@ -100,8 +100,9 @@ def test_only_the_head_needs_the_towers_bytes_of_the_files(tmp_path: Path) -> No
         ({}, 896 * 896),
         ({"max_pixels": 2 << 20}, 2 << 20),
         ({"size": {"longest_edge": 1540}}, 1540 * 1540),
+        ({"max_pixels": 1 << 28}, 2048 * 2048),
         ({"image_processor": {"in_token_limit": 4096}}, 4096 * 14 * 14),
-        ({"max_patches": 16}, 17 * 896 * 896),
+        ({"max_patches": 3}, 4 * 896 * 896),
         ("no object", 896 * 896),
     ],
 )
@@ -109,3 +110,10 @@ def test_the_largest_image_is_the_processors(tmp_path: Path, settings: Any, pixe
     name = "processor_config.json" if "image_processor" in settings else "preprocessor_config.json"
     (tmp_path / name).write_text(json.dumps(settings))
     assert largest_image(tmp_path, {"image_size": 896, "patch_size": 14}) == pixels
+
+
+def test_images_of_families_that_were_not_shown_to_be_right_are_refused() -> None:
+    assert can_see(FAMILY["config"])
+    assert not can_see(FAMILY["config"] | {"model_type": "paligemma"})
+    text = FAMILY["config"]["text_config"] | {"use_bidirectional_attention": "vision"}
+    assert not can_see(FAMILY["config"] | {"text_config": text})
