@@ -32,6 +32,7 @@ _NAMES = (
 """Commands and groups of them in the order of the help; each has the module of its name, and `deploy` is
 `deployment.short`."""
 _PARTS = "Parts of a cluster"
+_COMMAND_WIDTH = 26
 
 
 class Commands(Mapping[str, Any]):
@@ -85,7 +86,7 @@ app = typer.Typer(
     name="sealring",
     cls=Sections,
     help="One language model over several machines: sealed activations, signed membership.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -102,6 +103,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -110,7 +112,16 @@ def root(
     ] = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
 ) -> None:
-    """Options before the command."""
+    """Options before the command. Without one it says where things stand and what to type next."""
+    if context.invoked_subcommand is None:
+        from sealring.cli.local.standing import standing
+        from sealring.cli.terminal.command import config_file
+        from sealring.cli.terminal.host import host_of
+        from sealring.cli.terminal.output import print_data
+
+        for what, does in standing(host_of(context), config_file(config)):
+            print_data(f"  {what:<{_COMMAND_WIDTH}}  {does}" if does else what)
+        print_data(f"  {'sealring --help':<{_COMMAND_WIDTH}}  all commands")
 
 
 def main(arguments: Sequence[str] | None = None, host: Host | None = None) -> None:

@@ -47,7 +47,7 @@ short = typer.Typer()
 PLAN_SECONDS = 180.0
 """A node that sees a large model for the first time reads the headers of all its weights."""
 
-_FETCH_SECONDS = 86400.0
+FETCH_SECONDS = 86400.0
 
 _SIMULATED = {"context", "max_rows", "stages", "split", "strategy", "clear_links", "backend", "replicas"}
 """Fields of a specification that --simulate takes."""
@@ -325,7 +325,7 @@ def create(
             asked = True
             answer, fetches = await create_deployment(admin, spec, shown.update)
             if wait and not spec.on_demand:
-                most = _FETCH_SECONDS if fetches else wait_timeout
+                most = FETCH_SECONDS if fetches else wait_timeout
                 await wait_until_serving(admin, spec.name, seconds=most, say=shown.update)
         return answer.plan, await count_idle(admin, answer.plan)
 
@@ -399,7 +399,8 @@ def plan(context: typer.Context, spec: Any, simulate: Simulate = None, as_json: 
 
     async def work(admin: Admin) -> Any:
         await name_members(admin, spec)
-        planned = await admin.call("PlanDeployment", spec=spec, seconds=PLAN_SECONDS)
+        with progress(f"planning {spec.name}"):
+            planned = await admin.call("PlanDeployment", spec=spec, seconds=PLAN_SECONDS)
         return planned, await admin.call("ListNodes")
 
     answer, nodes = run_admin(context, work)

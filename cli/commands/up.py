@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from sealring.cli.terminal.command import command, config_file
 from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson
-from sealring.cli.terminal.output import Progress, moment, print_data, print_json, say
+from sealring.cli.terminal.output import Progress, moment, print_data, print_json, progress, say
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ app = typer.Typer()
 CODE_USES = 16
 CODE_SECONDS = 3600
 _LOOK_SECONDS = 1.0
+_TOO_SMALL = frozenset({"DOES_NOT_FIT", "NOT_ENOUGH_NODES"})
+"""Reasons for which a plan may succeed once there are more nodes."""
 
 
 def _folder(text: str) -> Path:
@@ -75,6 +78,10 @@ def up(
     downloads: Downloads = None,
     software_identity_allowed: SoftwareIdentity = None,
     announce: Announce = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="serve this as well: a folder, a hub id, or demo"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make this the first machine of a cluster, and run it until Ctrl-C.
@@ -108,9 +115,15 @@ def up(
                 token = await machine.token(uses=CODE_USES, seconds=CODE_SECONDS)
                 print_json(_report(machine, token, code))
             else:
-                _tell(machine, code)
+                _tell(machine, code, model=model)
 
-        run_cluster(host, make, work, what="starting the coordinator", meanwhile=_watch)
+        async def meanwhile(machine: FirstMachine) -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_watch(machine))
+                if model is not None:
+                    group.create_task(serve_model(machine, model))
+
+        run_cluster(host, make, work, what="starting the coordinator", meanwhile=meanwhile)
 
 
 def choose_address(host: Host, found: Sequence[OwnAddress]) -> OwnAddress:
@@ -136,7 +149,7 @@ def _report(machine: FirstMachine, token: Any, code: Any) -> dict[str, Any]:
     }
 
 
-def _tell(machine: FirstMachine, code: Any) -> None:
+def _tell(machine: FirstMachine, code: Any, *, model: str | None) -> None:
     from sealring.mesh.member.joincode import show_code
 
     say(f"coordinator at {machine.coordinator_address}, gateway at {machine.http_url}")
@@ -146,8 +159,60 @@ def _tell(machine: FirstMachine, code: Any) -> None:
     say(f"\nIt finds this cluster, {machine.cluster}, and asks for this code:\n")
     print_data(f"  {show_code(code.code)}")
     say(f"\nWhere it finds nothing: sealring join {machine.join_address}")
-    say("Then here, in another terminal: sealring deploy MODEL (demo is the bundled one), sealring chat")
+    if model is None:
+        say("Then here, in another terminal: sealring deploy MODEL (demo is the bundled one), sealring chat")
     say("Another code: sealring token code. Ctrl-C stops what runs on this machine.\n")
+
+
+async def serve_model(machine: FirstMachine, model: str) -> None:
+    """Has the cluster serve a model, which nodes fetch if none has it, and says how to ask it.
+
+    One that does not fit is tried again whenever another machine comes. Any other error is said, and the
+    cluster goes on.
+    """
+    from sealring.cli.calls.waiting import wait_until_serving
+    from sealring.cli.commands.deployment import FETCH_SECONDS, create_deployment, make_spec
+    from sealring.mesh.errors import SealringError, Unavailable
+
+    admin, spec = machine.admin, make_spec(model)
+    while True:
+        try:
+            online = await _online(admin)
+            with progress(f"planning {spec.name}") as shown:
+                deployed = (await admin.call("ListDeployments")).deployments
+                if spec.name not in {one.plan.spec.name for one in deployed}:
+                    await create_deployment(admin, spec, shown.update)
+                await wait_until_serving(admin, spec.name, seconds=FETCH_SECONDS, say=shown.update)
+        except Unavailable:  # the coordinator is busy, or no node is there yet
+            await asyncio.sleep(_LOOK_SECONDS)
+        except SealringError as error:
+            if error.reason not in _TOO_SMALL:
+                say(f"{model} is not served: {error} [{error.reason}]")
+                return
+            say(f"{model} is not served yet: {error}; it is tried again when another machine comes")
+            await _other_nodes(admin, online)
+        else:
+            break
+    say(f'\n{spec.name} is serving. Ask it in another terminal: sealring chat "..."')
+    say(f"or with any OpenAI client at {machine.http_url}/v1; sealring connect sets programs up\n")
+
+
+async def _other_nodes(admin: Any, online: set[str]) -> None:
+    """Returns once others are online than these."""
+    from sealring.mesh.errors import SealringError
+
+    now = online
+    while now == online:
+        await asyncio.sleep(_LOOK_SECONDS)
+        with contextlib.suppress(SealringError):  # the coordinator is busy
+            now = await _online(admin)
+
+
+async def _online(admin: Any) -> set[str]:
+    from sealring.v1 import admin_pb2
+
+    answer = await admin.call("ListNodes")
+    return {one.id for one in answer.nodes if one.state == admin_pb2.NODE_STATE_ONLINE}
 
 
 async def _watch(machine: FirstMachine) -> None:

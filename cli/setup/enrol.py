@@ -22,6 +22,7 @@ from typing import Any
 
 from sealring.cli.setup.choices import Wishes, choose_other
 from sealring.cli.terminal.host import Host
+from sealring.cli.terminal.output import progress
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer, result_of
@@ -38,7 +39,8 @@ def enrol(host: Host, root: Path, said: Mapping[str, Any], wishes: Wishes, token
     from sealring.node.settings import NodeSettings, default_name
 
     choices = choose_other(host, root, said, wishes, JoinToken.parse(token).addresses)
-    enrolled = host.run(host.join("node", NodeSettings(**choices.settings["node"]), token))
+    with progress("joining the cluster"):
+        enrolled = host.run(host.join("node", NodeSettings(**choices.settings["node"]), token))
     peer, wanted = enrolled.state.peer, choices.settings["node"].get("name", default_name())
     if enrolled.state.name != wanted:
         choices.said.append(

@@ -7,6 +7,7 @@ import datetime
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 _TRUST_FIELDS = frozenset({"trust", "min_trust", "trust_floor"})
+_SHARE = re.compile(r"([0-9]{1,3}) ?%")
+_BAR_WIDTH = 20
 _UNBOUNDED = 10_000
 """Columns of a table that goes to a file or a pipe: nothing is folded there."""
 
@@ -117,17 +120,28 @@ def progress(what: str) -> Iterator[Progress]:
 
 
 class Progress:
-    """What is being waited for. On a terminal it is one line that changes."""
+    """What is being waited for. On a terminal it is one line that changes, with the time that it has taken,
+    and a bar where the words have a share in them ("loading 60 %")."""
 
     def __init__(self, what: str) -> None:
-        self._status: Any = None
+        self._bars: Any = None
         self._what = ""
         if sys.stderr.isatty():
             show_rich()
             from rich.console import Console
+            from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bars
 
-            self._status = Console(file=sys.stderr).status("", spinner="dots")
-            self._status.start()
+            self._bars = Bars(
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=_BAR_WIDTH),
+                TimeElapsedColumn(),
+                console=Console(file=sys.stderr),
+                transient=True,
+            )
+            self._bars.start()
+            self._task = self._bars.add_task("", total=None)
         self.update(what)
 
     def update(self, what: str) -> None:
@@ -135,18 +149,18 @@ class Progress:
         if what == self._what:
             return
         self._what = what
-        if self._status is None:
+        if self._bars is None:
             say(what)
-        else:
-            from rich.text import Text
-
-            self._status.update(Text(printable(what)))
+            return
+        share = _SHARE.search(what)
+        total, done = (100, min(int(share[1]), 100)) if share else (None, 0)
+        self._bars.update(self._task, description=printable(what), total=total, completed=done)
 
     def close(self) -> None:
         """Takes the line away."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
 
 
 def plain(message: Message) -> dict[str, Any]:

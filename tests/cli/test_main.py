@@ -154,7 +154,7 @@ def test_an_error_is_one_line_with_its_hint(here: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
-        ([], 2),
+        ([], 0),
         (["nonsense"], 2),
         (["token", "create", "--ttl", "2h"], 2),
         (["token", "create", "--ttl", "600"], 2),

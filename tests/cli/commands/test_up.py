@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from commands import Coordinator
+from commands import Coordinator, quickly
 
-from sealring.cli.commands.up import choose_address
+from sealring.cli.commands.up import choose_address, serve_model
 from sealring.cli.terminal.output import moment
-from sealring.mesh.errors import Unavailable
+from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.mesh.system.networks import OwnAddress
-from sealring.v1 import admin_pb2
+from sealring.v1 import admin_pb2, membership_pb2
 
 EXPIRES = 1_800_000_000
 
@@ -131,3 +131,46 @@ def test_the_address_is_asked_for_where_somebody_can_answer(
     assert not typed
     listed = "  1  a (en0)\n  2  b (en0)\n  3  c (en0)\n"
     assert capsys.readouterr().err == (listed if typed is not None else "")
+
+
+def serving(name: str) -> Any:
+    plan = admin_pb2.DeploymentPlan(spec=admin_pb2.DeploymentSpec(name=name, model=name))
+    ring = admin_pb2.RingStatus(ring=f"{name}-0", phase=membership_pb2.RING_PHASE_SERVING)
+    return admin_pb2.ListDeploymentsResponse(deployments=[admin_pb2.Deployment(plan=plan, rings=[ring])])
+
+
+def test_with_a_model_it_goes_on_until_that_is_served(host: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model does not fit on one machine, and a second one comes."""
+    machine = Machine(Path("/state"), {}, say=print)
+    none = admin_pb2.ListDeploymentsResponse()
+    small = FailedPrecondition("demo needs 9 GiB more", reason="DOES_NOT_FIT")
+    machine.admin.answers |= {
+        "CreateDeployment": [small, admin_pb2.CreateDeploymentResponse()],
+        "ListDeployments": [none, none, serving("demo")],
+    }
+    quickly(serve_model(machine, "demo"))  # type: ignore[arg-type]
+    assert [one.spec.model for one in machine.admin.calls("CreateDeployment")] == ["demo", "demo"]
+    said = capsys.readouterr().err
+    assert "demo is not served yet: demo needs 9 GiB more; it is tried again when another" in said
+    assert 'demo is serving. Ask it in another terminal: sealring chat "..."' in said
+
+
+def test_a_model_that_is_served_already_is_not_deployed_again(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = Machine(Path("/state"), {}, say=print)
+    machine.admin.answers["ListDeployments"] = serving("demo")
+    quickly(serve_model(machine, "demo"))  # type: ignore[arg-type]
+    assert machine.admin.calls("CreateDeployment") == []
+    assert "demo is serving" in capsys.readouterr().err
+
+
+class Lacking(Machine):
+    def __init__(self, state: Path, settings: Any, *, say: Any) -> None:
+        super().__init__(state, settings, say=say)
+        self.admin.answers["CreateDeployment"] = NotFound("no node has it", reason="MODEL_NOT_FOUND")
+
+
+def test_a_model_that_cannot_be_served_does_not_end_the_cluster(up: Any, host: Any) -> None:
+    host.machine = Lacking
+    done = up("--model", "nothing")
+    assert (done.status, "nothing is not served: no node has it [MODEL_NOT_FOUND]" in done.err) == (0, True)
+    assert "mac-2 is online" in done.err
