@@ -266,8 +266,9 @@ def _tower(path: Path, stage: Stage) -> Tower | None:
     return tower
 
 
-def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> TailDrafter:
-    """The MTP head of the model at `path`, behind its last stage.
+def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> TailDrafter | None:
+    """The MTP head of the model at `path`, behind its last stage; None if its code fails, so that the stage
+    serves without guesses.
 
     Raises ModelError (NO_MTP_HEAD, WEIGHTS_MISMATCH, WEIGHTS_CORRUPT).
     """
@@ -275,6 +276,8 @@ def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> TailDr
     read_arrays(path, head.kept)
     memory = head.weight_bytes + command.context * head.kv_bytes_per_token
     made = TailDrafter(head, stage, command.context, memory)
+    if made.failed:
+        return None
     log.info("mtp_head_loaded", weight_bytes=head.weight_bytes, guess_ms=round(1e3 * made.seconds, 2))
     return made
 

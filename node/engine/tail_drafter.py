@@ -68,8 +68,8 @@ class TailDrafter:
         self._prefixes: dict[int, Origin] = {}  # of this epoch
         self.failed = False
         """Whether the model's own code has failed. It guesses nothing any more; answers go on without."""
-        self.seconds = self._timed()
-        """How long a guess takes."""
+        self.seconds = self._try(self._timed) or 0.0
+        """How long a guess takes; 0 if the head has failed at that."""
 
     # Rows
 
@@ -282,7 +282,7 @@ class TailDrafter:
         try:
             return compute()
         except Exception as error:  # a model's own code may raise anything; answers need no guesses
-            log.error("mtp_head_failed", model_type=self._stage.spec.model_type, exc_info=error)
+            log.warning("mtp_head_failed", model_type=self._stage.spec.model_type, exc_info=error)
             self.failed = True
             self.distrust()
             return None

@@ -17,7 +17,8 @@ from stagering import CHUNK, Prompts, Ring, compute_thread, config_of
 
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage
-from sealring.node.engine.staging.mtp_head import FORMATS
+from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.staging.mtp_head import FORMATS, MtpHead
 from sealring.node.engine.staging.skeleton import build_skeleton
 from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.warm_up import warm_up
@@ -210,6 +211,29 @@ def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family:
     for row, answer in prompts.answers.items():
         assert answer == coming[row][: len(answer)]
     assert [len(prompts.answers[row]) > 8 for row in texts] == [True, False, True, True]
+
+
+class Raising(MtpHead):
+    """A head that loads, and whose code fails when it is called."""
+
+    def __call__(self, tokens: mx.array, hidden: mx.array, cache: Cache) -> tuple[mx.array, mx.array]:
+        raise RuntimeError("no kernel for this shape")
+
+
+def test_a_head_that_fails_while_it_is_timed_is_given_up_and_nothing_else(tmp_path: Path) -> None:
+    """Its stage would load no more if the error were passed on."""
+    config = tiny(config_of("glm4_moe"), "glm4_moe")
+    save(tmp_path, config)
+    made = Made(tmp_path, config, 2)
+    assert (made.drafter.failed, made.drafter.seconds > 0) == (False, True)
+
+    def broken() -> TailDrafter:
+        head = load_mtp_head(tmp_path, made.stages[-1].model, shares=False)
+        head.__class__ = Raising
+        return TailDrafter(head, made.stages[-1], ROOM)
+
+    drafter = compute_thread(1).submit(broken).result(PATIENCE_SECONDS)
+    assert (drafter.failed, drafter.seconds) == (True, 0.0)
 
 
 def test_guesses_are_refused_where_no_head_makes_them(tmp_path: Path) -> None:
