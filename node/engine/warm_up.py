@@ -15,7 +15,6 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 
 import mlx.core as mx
 import structlog
@@ -54,11 +53,8 @@ _CUT_TRIAL = (3, 5)
 _BATCH_TRIAL = (3, 5)
 """Tokens of two rows."""
 
-_MOST_TIMES, _SHORT = 4, 0.05
-"""Attempts of a measurement at most, and seconds up to which there is another one."""
-
-_SLOW_MOMENT = 1.05
-"""Times as long as a larger step from which a step is timed again. Kernels may make that so, or a moment."""
+_AGAIN = 2
+"""How often all steps are timed again, while there are seconds left."""
 
 _LONG_CONTEXT = 64
 """Tokens in caches from which a step behind them is timed: fewer cost nothing that could be seen."""
@@ -181,6 +177,8 @@ def timed(
     trial.time_rows(_sizes(TIMED_ROWS, rows), {size for size in device.row_edges() if size < rows})
     trial.time_chunks(_sizes(TIMED_TOKENS, min(longest, stage.positions)))
     trial.time_long(sorted({min(size, rows) for size in LONG_ROWS}))
+    for _ in range(_AGAIN):
+        trial.time_again()
     trial.close()
     return trial.found
 
@@ -190,35 +188,74 @@ def _sizes(sizes: Sequence[int], most: int) -> list[int]:
 
 
 class _Trial:
-    """Steps of one stage that are timed. `found` is what came out, and `left` the seconds to go."""
+    """Steps of one stage that are timed. `left` are the seconds to go."""
 
     def __init__(self, stage: Stage, seconds: float, long: float, clock: Callable[[], float]) -> None:
-        self.found: list[control.StepTime] = []
         self._stage, self._made, self._left = stage, transfer(), seconds
-        self._long, self._clock = long, clock
+        self._most, self._clock = long, clock
+        self._begun = stage.make_cache()  # of a row of one token
+        self._lane: Cache = []
+        self._held = 0  # rows in the lane
         self._row: Cache = []
-        self._decoding: dict[int, float] = {}  # seconds by rows
         self._context = 0  # tokens in the row
+        self._decoding: dict[int, float] = {}  # seconds by rows
+        self._chunks: dict[int, float] = {}  # seconds by tokens
+        self._behind: dict[int, float] = {}  # seconds by rows, behind the row's tokens
+
+    @property
+    def found(self) -> list[control.StepTime]:
+        """What came out."""
+        return [
+            *(_noted(rows, 1, took) for rows, took in sorted(self._decoding.items())),
+            *(_noted(1, tokens, took) for tokens, took in sorted(self._chunks.items()) if tokens > 1),
+            *(_noted(rows, 1, took, self._context) for rows, took in sorted(self._behind.items())),
+        ]
 
     def time_rows(self, sizes: Sequence[int], finer: set[int]) -> None:
+        """Times decode steps of the sizes, then of the finer ones between those that differ most."""
         reserved, self._left = self._left / 2, self._left / 2
-        row = self._stage.make_cache()
-        _runs_ahead(self._stage, self._made, row, 1, 1)
-        lane: Cache = []
-        held = 0
-
-        def seconds(size: int) -> float:
-            nonlocal lane, held
-            more = [copy.deepcopy(row) for _ in range(size - held)]
-            lane, held = caches.recompose(lane, range(min(held, size)), more), size
-            return self._time(lambda: lane, size, 1)
-
-        self._time_each(sizes, finer, seconds, self._decoding)
-        for size, took in sorted(self._decoding.items()):
-            self._note(size, 1, took)
+        _runs_ahead(self._stage, self._made, self._begun, 1, 1)
+        self._time_each(sizes, self._decode, self._decoding)
+        while (size := self._steepest(finer)) is not None:
+            self._decoding[size] = self._decode(size)
+        self._lane, self._held = [], 0
         self._left += reserved
 
     def time_chunks(self, sizes: Sequence[int]) -> None:
+        self._chunks[1] = self._decoding[1]
+        self._time_each([size for size in sizes if size > 1], self._chunk, self._chunks)
+
+    def time_long(self, sizes: Sequence[int]) -> None:
+        for size in (each for each in sizes if each in self._decoding and self._context >= _LONG_CONTEXT):
+            if 2 * self._decoding[size] > self._left:
+                break
+            self._behind[size] = self._decode_behind(size)
+
+    def time_again(self) -> None:
+        """Times every step again, the shortest first, and takes the least time: a moment in which others have
+        the device makes a step slow however often it is tried then."""
+        for taken, seconds in (
+            (self._decoding, self._decode),
+            (self._chunks, self._chunk),
+            (self._behind, self._decode_behind),
+        ):
+            for size in sorted(taken):
+                if (taken is not self._chunks or size > 1) and self._left >= taken[size]:
+                    taken[size] = min(taken[size], seconds(size, least=1))
+            self._lane, self._held = [], 0
+
+    def close(self) -> None:
+        self._made.close()
+        self._begun, self._row = [], []
+        mx.clear_cache()
+
+    def _decode(self, size: int, least: int = 0) -> float:
+        more = [copy.deepcopy(self._begun) for _ in range(size - self._held)]
+        self._lane = caches.recompose(self._lane, range(min(self._held, size)), more)
+        self._held = size
+        return self._time(lambda: self._lane, size, 1, least)
+
+    def _chunk(self, size: int, least: int = 0) -> float:
         row: Cache = []
 
         def fresh() -> Cache:
@@ -226,35 +263,27 @@ class _Trial:
             row = self._stage.make_cache()
             return row
 
-        def seconds(size: int) -> float:
-            took = self._time(fresh, 1, size)
-            if size > self._context:
-                self._row, self._context = row, size
-            return took
+        took = self._time(fresh, 1, size, least)
+        if size > self._context:
+            self._row, self._context = row, size
+        return took
 
-        taken = {1: self._decoding[1]}
-        self._time_each([size for size in sizes if size > 1], set(), seconds, taken)
-        for size, took in sorted(taken.items())[1:]:
-            self._note(1, size, took)
+    def _decode_behind(self, size: int, least: int = 0) -> float:
+        lane = caches.merge([copy.deepcopy(self._row) for _ in range(size)])
+        return self._time(lambda: lane, size, 1, least)
 
     def _time_each(
-        self, sizes: Sequence[int], finer: set[int], seconds: Callable[[int], float], taken: dict[int, float]
+        self, sizes: Sequence[int], seconds: Callable[[int], float], taken: dict[int, float]
     ) -> None:
-        """Times steps of the sizes, then of the finer ones between those that differ most, then again those
-        that took longer than a larger one."""
         for size in sizes:
             if not self._worth(taken, size):
                 break
             taken[size] = seconds(size)
-        while (finer_one := self._steepest(taken, finer)) is not None:
-            taken[finer_one] = seconds(finer_one)
-        for size, larger in reversed(list(pairwise(sorted(taken)))):
-            if self._left >= taken[size] > _SLOW_MOMENT * taken[larger]:
-                taken[size] = min(taken[size], seconds(size))
 
-    def _steepest(self, taken: Mapping[int, float], finer: set[int]) -> int | None:
+    def _steepest(self, finer: set[int]) -> int | None:
         """The size to time between the two that differ most for the time it takes; None if none is left that
         may be timed."""
+        taken = self._decoding
         known = sorted(taken)
         found = []
         for size in sorted(finer - taken.keys(), reverse=True):
@@ -265,32 +294,19 @@ class _Trial:
                     found.append(((1 - least / most) / most, -size))
         return -max(found)[1] if found else None
 
-    def time_long(self, sizes: Sequence[int]) -> None:
-        for size in (each for each in sizes if each in self._decoding and self._context >= _LONG_CONTEXT):
-            if 2 * self._decoding[size] > self._left:
-                break
-            lane = caches.merge([copy.deepcopy(self._row) for _ in range(size)])
-            self._note(size, 1, self._time(lambda: lane, size, 1), self._context)  # noqa: B023 (at once)
-
-    def close(self) -> None:
-        self._made.close()
-        self._row = []
-        mx.clear_cache()
-
     def _worth(self, taken: Mapping[int, float], size: int) -> bool:
         """Whether a step of a size is to be timed, on the line through the last two; the two smallest are."""
         if len(taken) < 2:
             return True
         (low, least), (high, most) = list(taken.items())[-2:]
         expected = most + max(0.0, most - least) / (high - low) * (size - high)
-        return expected <= min(self._long, self._left)
+        return expected <= min(self._most, self._left)
 
-    def _time(self, cache: Callable[[], Cache], rows: int, tokens: int) -> float:
-        """Seconds of a step, of several attempts the least. On a GPU the first is not counted: it loads
-        kernels and makes plans at a new shape. Long steps have no third one, for there are more sizes to
-        time, and a moment hardly matters to them."""
+    def _time(self, cache: Callable[[], Cache], rows: int, tokens: int, least: int) -> float:
+        """Seconds of a step, the least of `least` attempts; 0: of as many as a first time takes. On a GPU that
+        is two, of which the first is not counted: it loads kernels and makes plans at a new shape."""
         attempts: list[float] = []
-        while len(attempts) < _least_times() or (len(attempts) < _MOST_TIMES and sum(attempts) < _SHORT):
+        for _ in range(least or _first_times()):
             given = cache()
             begun = self._clock()
             _runs_ahead(self._stage, self._made, given, rows, tokens)
@@ -298,9 +314,10 @@ class _Trial:
         self._left -= sum(attempts[1:] or attempts)
         return min(attempts)
 
-    def _note(self, rows: int, tokens: int, seconds: float, context: int = 0) -> None:
-        took = max(1, round(seconds * 1e6))
-        self.found.append(control.StepTime(rows=rows, tokens=tokens, microseconds=took, context=context))
+
+def _noted(rows: int, tokens: int, seconds: float, context: int = 0) -> control.StepTime:
+    took = max(1, round(seconds * 1e6))
+    return control.StepTime(rows=rows, tokens=tokens, microseconds=took, context=context)
 
 
 def patience(times: Sequence[control.StepTime], longest: int) -> float:
@@ -315,8 +332,8 @@ def patience(times: Sequence[control.StepTime], longest: int) -> float:
     return max(_STUCK, _SLOWER * last.microseconds / 1e6 * max(1.0, longest / last.tokens))
 
 
-def _least_times() -> int:
-    """Attempts of a measurement at least."""
+def _first_times() -> int:
+    """Attempts of a step that is timed first."""
     return 1 if mx.default_device() == mx.cpu else 2
 
 
