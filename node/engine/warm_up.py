@@ -303,8 +303,8 @@ class _Trial:
         return expected <= min(self._most, self._left)
 
     def _time(self, cache: Callable[[], Cache], rows: int, tokens: int, least: int) -> float:
-        """Seconds of a step, the least of `least` attempts; 0: of as many as a first time takes. Those are two
-        on a GPU, whose first step of a shape loads kernels and makes plans, and costs no seconds."""
+        """Seconds of a step, the least of `least` attempts; 0: of as many as a first time takes. A GPU's are
+        two, of which the first loads kernels, makes plans for the shape, and costs no seconds."""
         attempts: list[float] = []
         for _ in range(least or _first_times()):
             given = cache()
