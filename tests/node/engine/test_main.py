@@ -465,6 +465,7 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
         front=None,
         drafters=[SimpleNamespace(memory=70)],
         tail_drafter=None,
+        tower=None,
         kv_bytes=(1, 1),
         prefixes=SimpleNamespace(turn_over=lambda ring: {}),
     )
