@@ -393,3 +393,54 @@ def write_folder(path: Path, name: str, config: dict[str, Any] | None = None) ->
             (path / file).write_text(json.dumps(content))
     (path / "chat_template.jinja").write_text(family.template.replace("@IMAGE@", family.image))
     return path
+
+
+def write_model(path: Path, seed: int = 3) -> Path:
+    """A Gemma 3 of random weights in float32, with a tower."""
+    from sealring.node.engine.vision.check import random_whole, save
+
+    found = json.loads((Path(__file__).parents[1] / "data" / "archs-images.json").read_bytes())
+    config = found["gemma3"]["config"]
+    family = FAMILIES["gemma3"]
+    words = len(family.special) + 256
+    config |= family.config | {"vocab_size": words, "eos_token_id": [1, 4], "hidden_size": 128}
+    config["text_config"] |= {"vocab_size": words, "mm_tokens_per_image": 16, "max_position_embeddings": 4096}
+    config["image_token_index"] = family.special.index(family.row)
+    write_folder(path, "gemma3", config)
+    save(random_whole(config, seed), config, path, {})
+    return path
+
+
+REFERENCE = """
+import io, json, sys
+import mlx.core as mx
+import numpy as np
+from PIL import Image
+from sealring.node.engine.vision import mlx_vlm_import
+from sealring.node.engine.vision.check import random_whole
+folder, seed, most = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+config = json.load(open(folder + "/config.json"))
+model = random_whole(config, seed)
+from transformers import AutoProcessor, AutoTokenizer
+processor, tokenizer = AutoProcessor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+tokenizer.chat_template = open(folder + "/chat_template.jinja").read()
+for line in sys.stdin:
+    asked = json.loads(line)
+    images = [Image.open(file).convert("RGB") for file in asked["files"]]
+    text = tokenizer.apply_chat_template(asked["messages"], add_generation_prompt=True, tokenize=False)
+    made = dict(processor(images=images or None, text=[text], add_special_tokens=False))
+    ids, pixels = mx.array(made["input_ids"]), made.get("pixel_values")
+    features = model.get_input_embeddings(ids, pixels, mask=mx.ones(ids.shape, mx.int32))
+    others = {name: value for name, value in features.to_dict().items() if value is not None}
+    embeddings = others.pop("inputs_embeds")
+    cache = model.language_model.make_cache()
+    out = model.language_model(inputs=ids, inputs_embeds=embeddings, cache=cache, **others)
+    said = []
+    while len(said) < most:
+        said.append(mx.argmax(out.logits[0, -1]).item())
+        if said[-1] in config["eos_token_id"]:
+            break
+        out = model.language_model(inputs=mx.array([[said[-1]]]), cache=cache)
+    print(json.dumps({"prompt": ids.shape[1], "tokens": said}), flush=True)
+"""
+"""mlx-vlm's whole model, greedy, with its own processor and transformers' rendering of the chat."""

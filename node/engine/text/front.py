@@ -596,6 +596,7 @@ class Front:
             prefixes=prefixes,
             ends=named,
             stored=disk.held(chain).packed() if disk is not None and chain.names else b"",
+            unbroken=[control.TokenSpan(begin=one.start, end=one.end) for one in pictures],
         )
 
         def answer() -> Answer:

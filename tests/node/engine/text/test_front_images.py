@@ -66,6 +66,8 @@ def test_a_prompt_has_the_tokens_of_its_images(desk: Desk) -> None:
     assert [*first.places, *second.places] == [place for place, token in enumerate(ids) if token == ROW]
     assert first.arrays["pixel_values"].shape == (1, 3, 112, 112)
     assert first.end <= second.start
+    spans = [(span.begin, span.end) for span in opened.unbroken]
+    assert spans == [(first.start, first.end), (second.start, second.end)]
 
 
 def test_pictures_go_once_they_are_prefilled_or_nobody_wants_them(desk: Desk) -> None:
