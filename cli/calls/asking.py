@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from sealring.cli.calls.gateway import Access, Gateway, inference, named
 from sealring.cli.terminal.output import enum_word
 from sealring.mesh.clock import Clock, monotonic_clock
-from sealring.mesh.errors import FailedPrecondition, SealringError
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
 
 if TYPE_CHECKING:
     from sealring.client import AsyncClient, Delta
+    from sealring.client.question import Content
     from sealring.mesh.prompt.options import SamplingOptions
 
 ASK_CLEAR = "or ask in clear, which the gateway can read: --clear"
@@ -37,7 +38,7 @@ class Target:
 class Question:
     """A conversation to continue, as (role, content) pairs; 0 `max_tokens`: what the context holds."""
 
-    messages: Sequence[tuple[str, str]]
+    messages: Sequence[tuple[str, Content]]
     model: str = ""
     max_tokens: int = 0
     min_trust: int = 0
@@ -231,6 +232,25 @@ async def in_clear(
                 )
     except grpc.RpcError as error:
         raise named(from_rpc_error(error), "the gateway", gateway.address) from None
+
+
+def read_image(file: str) -> bytes:
+    """The bytes of a picture's file, which the head looks into. Raises InvalidInput (BAD_IMAGE,
+    IMAGE_TOO_LARGE)."""
+    from sealring.mesh.prompt.images import MAX_IMAGE_BYTES, check_size
+
+    try:
+        with Path(file).expanduser().open("rb") as opened:
+            image = opened.read(MAX_IMAGE_BYTES + 1)
+    except (OSError, RuntimeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        raise InvalidInput(
+            f"{file} cannot be read: {why or 'there is no such file'}", reason="BAD_IMAGE", param="image"
+        ) from None
+    check_size(len(image), "image")
+    if not image:
+        raise InvalidInput(f"{file} is empty", reason="BAD_IMAGE", param="image")
+    return image
 
 
 def _shown(token: Any) -> dict[str, Any]:

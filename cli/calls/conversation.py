@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from sealring.cli.calls.asking import Asker, Question, Target
+from sealring.cli.calls.asking import Asker, Question, Target, read_image
 from sealring.cli.terminal.output import say
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import InvalidInput, SealringError
+
+if TYPE_CHECKING:
+    from sealring.client.question import Content
 
 MAX_LINE = 1 << 20
 
 _TOO_LONG = frozenset({"CONTEXT_TOO_LONG", "TOO_LARGE_FOR_RING"})
-_CLEAR, _EXIT, _HELP = "/clear", "/exit", "/help"
+_CLEAR, _EXIT, _HELP, _IMAGE = "/clear", "/exit", "/help", "/image"
 _COMMAND = re.compile(r"/[a-z]+\Z")
 _COMMANDS = f"""\
 {_CLEAR}  forget what was said and begin again
 {_EXIT}   leave, as Ctrl-D does
 {_HELP}   show this
+{_IMAGE}  show a picture with the next question: {_IMAGE} FILE
 Ctrl-C stops an answer, or drops what is typed; the arrow keys edit the line and fetch earlier ones"""
 
 
@@ -31,10 +37,12 @@ def converse(
     opened: AbstractAsyncContextManager[Asker],
     base: Question,
     show: Callable[[str], None],
+    images: Sequence[bytes] = (),
 ) -> None:
     """Asks `opened`, which leads to `target`, each line that the user types, until Ctrl-D or /exit.
 
     `base` has the model, the options and the messages before the first line; `show` gets the answers' pieces.
+    `images` are shown with the first line.
 
     Lines are read and Ctrl-C is caught in the main thread, between the runs of the event loop.
     """
@@ -44,7 +52,7 @@ def converse(
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         asker = runner.run(stack.enter_async_context(opened))
-        conversation = Conversation(runner, asker, base, show)
+        conversation = Conversation(runner, asker, base, show, images)
         try:
             while (line := read_line()) is not None:
                 if line == _EXIT:
@@ -63,18 +71,24 @@ class Conversation:
         asker: Asker,
         base: Question,
         show: Callable[[str], None],
+        images: Sequence[bytes] = (),
     ) -> None:
+        """`images` are shown with the first question."""
         self._runner = runner
         self._asker = asker
         self._base = base
         self._show = show
-        self._said: list[tuple[str, str]] = []
+        self._said: list[tuple[str, Content]] = []
+        self._images = list(images)
 
     def take(self, line: str) -> None:
         """A line that was typed: a command, a question, or nothing."""
         if line == _CLEAR:
             self._said.clear()
+            self._images.clear()
             say("(a new conversation)")
+        elif line.startswith(f"{_IMAGE} "):
+            self._attach(line.removeprefix(_IMAGE))
         elif _COMMAND.match(line):
             if line != _HELP:
                 say(f"there is no {line}")
@@ -82,12 +96,23 @@ class Conversation:
         elif line:
             self.turn(line)
 
+    def _attach(self, named: str) -> None:
+        """Shows files with the next question; names with blanks are quoted as in a shell."""
+        try:
+            images = [read_image(file) for file in shlex.split(named)]
+        except (InvalidInput, ValueError) as error:
+            say(f"error: {error}")
+            return
+        self._images += images
+        say(f"(the next question shows {len(self._images)} picture{'s' * (len(self._images) > 1)})")
+
     def turn(self, line: str) -> None:
         """One question and its answer; both are kept if any of the answer came and no error ended it."""
         if len(line) > MAX_LINE:
             say(f"error: the question is longer than {MAX_LINE} characters")
             return
-        asked = [*self._said, ("user", line)]
+        images, self._images = self._images, []
+        asked: list[tuple[str, Content]] = [*self._said, ("user", (*images, line) if images else line)]
         try:
             text = self._ask(asked)
             while text is None:
@@ -100,7 +125,7 @@ class Conversation:
         if text:
             self._said = [*asked, ("assistant", text)]
 
-    def _ask(self, messages: list[tuple[str, str]]) -> str | None:
+    def _ask(self, messages: list[tuple[str, Content]]) -> str | None:
         """The answer as far as it was shown, without reasoning, or None when older messages stand in its way.
 
         Raises SealringError.

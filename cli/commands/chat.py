@@ -53,6 +53,10 @@ def chat(
     ] = None,
     model: Annotated[str, typer.Option(metavar="NAME", help="deployment [default: the only one]")] = "",
     system: Annotated[str, typer.Option(help="the system prompt")] = "",
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="show this picture with the question; may be repeated"),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option(min=0, max=1 << 24, help="longest answer [default: what the context holds]")
     ] = 0,
@@ -91,7 +95,7 @@ def chat(
     In a conversation Ctrl-C stops an answer, Ctrl-D ends it all, and /help lists the rest. Without
     --gateway it asks your own `sealring up`, else the gateway at the default address, else a running demo.
     """
-    from sealring.cli.calls.asking import Question
+    from sealring.cli.calls.asking import Question, read_image
     from sealring.mesh.prompt.options import SamplingOptions
 
     loaded, host = load_settings(context), host_of(context)
@@ -114,6 +118,7 @@ def chat(
     )
     messages = [("system", system)] if system else []
     first = Question(messages, model, max_tokens, SCORES[min_trust], sampling)
+    images = [read_image(file) for file in image or ()]
     if question == "-":
         question = sys.stdin.read(_MAX_LINE + 1)
         if len(question) <= _MAX_LINE:  # else it is cut, and would be a shorter question without its blanks
@@ -122,7 +127,8 @@ def chat(
         if not question or len(question) > _MAX_LINE:
             raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
         target = _target(host, loaded, root_sha256, clear=clear)
-        host.run(_once(host, target, first, question, as_json=as_json))
+        asked = replace(first, messages=[*messages, ("user", (*images, question) if images else question)])
+        host.run(_once(host, target, asked, as_json=as_json))
     elif as_json:
         raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
     else:
@@ -131,7 +137,7 @@ def chat(
 
         target = _target(host, loaded, root_sha256, clear=clear)
         opened = host.reach(asking, target, seconds=_ASK_SECONDS)
-        converse(target, opened, first, write_piece)
+        converse(target, opened, first, write_piece, images)
 
 
 def write_piece(text: str) -> None:
@@ -139,11 +145,10 @@ def write_piece(text: str) -> None:
     write(printable(text, keep="\n\t", instead=""))
 
 
-async def _once(host: Host, target: Target, base: Question, question: str, *, as_json: bool) -> None:
+async def _once(host: Host, target: Target, asked: Question, *, as_json: bool) -> None:
     from sealring.cli.calls.asking import asking
 
     async with host.reach(asking, target, seconds=_ASK_SECONDS) as asker:
-        asked = replace(base, messages=[*base.messages, ("user", question)])
         answer = await asker.ask(asked, (lambda text: None) if as_json else write_piece)
     if as_json:
         shown = {name: value for name, value in asdict(answer).items() if name != "text"}

@@ -294,9 +294,54 @@ async function refresh(path, seconds) {
 let messages = [];
 let answering = null;
 
-async function chat(question) {
-  messages.push({ role: "user", content: question });
-  element("talk").append(make("p", question, "user"));
+const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+const LARGEST = 8 * 1024 * 1024; // bytes of a picture that the gateway takes
+let pictures = []; // data URLs, to be shown with the next question
+
+function thumbnail(picture, name = "a picture") {
+  const made = make("img");
+  made.src = picture; // a data URL: the page may load no other
+  made.alt = name;
+  return made;
+}
+
+async function addPictures(files) {
+  for (const file of files) {
+    if (!KINDS.includes(file.type) || file.size > LARGEST) {
+      const why = file.size > LARGEST ? "is larger than 8 MiB" : "is no PNG, JPEG, WebP or GIF";
+      element("talk").append(make("div", `${file.name} ${why}`, "down"));
+      continue;
+    }
+    const picture = await new Promise((done, fail) => {
+      const reader = new FileReader();
+      reader.onload = () => done(reader.result);
+      reader.onerror = () => fail(reader.error);
+      reader.readAsDataURL(file);
+    });
+    pictures.push(picture);
+    const shown = thumbnail(picture, file.name);
+    shown.addEventListener("click", () => {
+      const at = pictures.indexOf(picture);
+      if (at >= 0) pictures.splice(at, 1);
+      shown.remove();
+    });
+    element("pictures").append(shown);
+  }
+}
+
+function takePictures() {
+  const taken = pictures;
+  pictures = [];
+  element("pictures").replaceChildren();
+  return taken;
+}
+
+async function chat(question, shown) {
+  const parts = shown.map((url) => ({ type: "image_url", image_url: { url } }));
+  messages.push({ role: "user", content: parts.length ? [...parts, { type: "text", text: question }] : question });
+  const said = make("p", question, "user");
+  if (shown.length) said.prepend(...shown.map((picture) => thumbnail(picture)), make("br"));
+  element("talk").append(said);
   const line = element("talk").appendChild(make("p"));
   answering = new AbortController();
   element("stop").hidden = false;
@@ -345,7 +390,26 @@ element("chat").addEventListener("submit", (event) => {
   const question = element("question").value.trim();
   if (!question || answering) return;
   element("question").value = "";
-  void chat(question);
+  void chat(question, takePictures());
+});
+element("picture").addEventListener("click", () => element("files").click());
+element("files").addEventListener("change", async () => {
+  await addPictures([...element("files").files]);
+  element("files").value = ""; // so that the same file can be chosen again
+});
+element("chat").addEventListener("dragover", (event) => {
+  if (event.dataTransfer.types.includes("Files")) event.preventDefault();
+});
+element("chat").addEventListener("drop", (event) => {
+  if (!event.dataTransfer.files.length) return;
+  event.preventDefault(); // else the browser would open the file
+  void addPictures([...event.dataTransfer.files]);
+});
+element("question").addEventListener("paste", (event) => {
+  const files = [...event.clipboardData.files];
+  if (!files.length || event.clipboardData.types.includes("text/plain")) return; // a text, with a picture of it
+  event.preventDefault();
+  void addPictures(files);
 });
 element("question").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return; // an input method's Enter is its own
@@ -356,6 +420,7 @@ element("stop").addEventListener("click", () => answering?.abort());
 element("clear").addEventListener("click", () => {
   answering?.abort();
   messages = [];
+  takePictures();
   element("talk").replaceChildren();
 });
 element("model").addEventListener("change", showSeers);

@@ -182,6 +182,7 @@ def model_object(model: inference.Model) -> dict[str, Any]:
         "rows": model.rows,
         "state": state_of(model),
         "aliases": list(model.aliases),
+        "capabilities": list(model.capabilities),
         **({"digest": model.digest} if model.digest else {}),
         **told(model),
         **({"expires": model.expires} if model.expires else {}),

@@ -317,7 +317,12 @@ def tags(models: list[inference.Model]) -> _Object:
     """`GET /api/tags`: the models that can be asked for, loaded or not, each under all of its names, as
     Ollama lists a copy."""
     named = ((one, name) for one in models for name in (one.name, *one.aliases) if not name.endswith("*"))
-    return {"models": [_listed(one, name) | {"state": state_of(one)} for one, name in named]}
+    return {
+        "models": [
+            _listed(one, name) | {"state": state_of(one), "capabilities": _capabilities(one)}
+            for one, name in named
+        ]
+    }
 
 
 def loaded(models: list[inference.Model]) -> _Object:
@@ -363,7 +368,11 @@ def show(model: inference.Model) -> _Object:
         **({"general.parameter_count": model.parameters} if model.parameters else {}),
         f"{kind}.context_length": model.context,
     }
-    return {**_details(model), "model_info": information, "capabilities": ["completion", *model.capabilities]}
+    return {**_details(model), "model_info": information, "capabilities": _capabilities(model)}
+
+
+def _capabilities(model: inference.Model) -> list[str]:
+    return ["completion", *model.capabilities]
 
 
 def _details(model: inference.Model) -> _Object:

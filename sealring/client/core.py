@@ -122,7 +122,8 @@ class Asks(ABC, Generic[R]):
         """Asks with a prompt of the contract as it is; otherwise as `chat`."""
 
     def chat(self, messages: Messages, **options: Unpack[Options]) -> R:
-        """Asks for the next message of a chat; `messages` are `{"role": ..., "content": ...}`.
+        """Asks for the next message of a chat; `messages` are `{"role": ..., "content": ...}`, of which the
+        content is a text, or a list of texts and of images, which are the bytes of their files.
 
         Iterate the reply for its pieces, or take its `result`. Raises at once InvalidInput; while it is read
         RosterError (the gateway's roster is not believed), FailedPrecondition (TRUST_BELOW_FLOOR), NotFound

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.options import SamplingOptions
@@ -16,8 +16,12 @@ MAX_TIMEOUT_SECONDS = 3600
 """The longest time that a question may take. Its envelope lives for minutes; a question that waits longer is
 sealed anew."""
 
-Messages = Sequence[Mapping[str, str]]
-"""Messages of a chat: `{"role": "system" | "user" | "assistant", "content": "..."}`."""
+Content: TypeAlias = str | Sequence[str | bytes]
+"""A text, or texts and images in their order: the bytes of a PNG, JPEG, WebP or GIF file are an image."""
+
+Messages = Sequence[Mapping[str, Content]]
+"""Messages of a chat: `{"role": "system" | "user" | "assistant", "content": "..."}`. A user may show images:
+`{"role": "user", "content": ["What is in this picture?", image]}`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,18 +62,28 @@ def chat_prompt(messages: Messages) -> inference.Prompt:
     """Raises InvalidInput (BAD_MESSAGE) for a message without role or content, or with anything else."""
     prompt = inference.Prompt()
     for index, message in enumerate(messages):
-        if set(message) != {"role", "content"} or not all(isinstance(it, str) for it in message.values()):
+        param = f"messages[{index}]"
+        role, content = message.get("role"), message.get("content")
+        if set(message) != {"role", "content"} or not isinstance(role, str) or not _is_content(content):
             raise InvalidInput(
                 "a message is not a role and a content",
                 hint='give messages as {"role": "user", "content": "..."}',
                 reason="BAD_MESSAGE",
-                param=f"messages[{index}]",
+                param=param,
             )
-        prompt.chat.messages.add(
-            role=_text(message["role"], f"messages[{index}].role"),
-            content=_text(message["content"], f"messages[{index}].content"),
-        )
+        said = prompt.chat.messages.add(role=_text(role, f"{param}.role"))
+        for part in [content] if isinstance(content, str) else content or ():
+            if isinstance(part, str):
+                said.content += _text(part, f"{param}.content")
+            else:
+                said.images.add(data=part, at=len(said.content))
     return prompt
+
+
+def _is_content(content: Content | None) -> bool:
+    if isinstance(content, list | tuple):
+        return all(isinstance(part, str | bytes) for part in content)
+    return isinstance(content, str)
 
 
 def text_prompt(text: str) -> inference.Prompt:

@@ -106,6 +106,16 @@ def test_lm_studios_name_for_it_is_taken_too() -> None:
     assert caught.value.metadata["param"] == "ttl"
 
 
+def test_lists_tell_which_models_see() -> None:
+    seeing = inference.Model(name="eyes", capabilities=["tools", "vision"])
+    assert show(seeing)["capabilities"] == ["completion", "tools", "vision"]
+    assert [one["capabilities"] for one in tags([seeing, MODELS[0]])["models"]] == [
+        ["completion", "tools", "vision"],
+        ["completion"],
+    ]
+    assert model_object(seeing)["capabilities"] == ["tools", "vision"]
+
+
 def test_lists_have_all_models_with_their_states_and_ps_those_that_are_loaded_or_will_be() -> None:
     states = {one["name"]: one["state"] for one in tags(MODELS)["models"]}
     assert states == {

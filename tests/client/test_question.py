@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sealring.client.question import MAX_TIMEOUT_SECONDS, Question, set_sampling, text_prompt
+from sealring.client.question import MAX_TIMEOUT_SECONDS, Question, chat_prompt, set_sampling, text_prompt
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.numbers import request_of
 from sealring.mesh.prompt.options import SamplingOptions
@@ -87,3 +87,16 @@ def test_any_other_time_is_refused(timeout: float) -> None:
     with pytest.raises(InvalidInput) as caught:
         Question(text_prompt("x"), request_of({}), timeout, b"")
     assert caught.value.reason == "BAD_TIMEOUT"
+
+
+def test_texts_and_images_of_a_message_keep_their_order() -> None:
+    (said,) = chat_prompt([{"role": "user", "content": ["a é", b"one", b"two", "b", b"three"]}]).chat.messages
+    assert said.content == "a éb"
+    assert [(one.at, one.data) for one in said.images] == [(3, b"one"), (3, b"two"), (4, b"three")]
+
+
+@pytest.mark.parametrize("content", [b"image", ["x", 7], [None], {"x": b"image"}, 7])
+def test_what_is_neither_text_nor_image_is_refused(content: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        chat_prompt([{"role": "user", "content": content}])
+    assert (caught.value.reason, caught.value.metadata["param"]) == ("BAD_MESSAGE", "messages[0]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -109,6 +110,16 @@ async def test_errors_have_ollamas_form(client: Any, backend: Any) -> None:
     with pytest.raises(ollama.ResponseError, match="lost"):
         async for _ in await client.chat(model="demo", messages=MESSAGES, stream=True):
             pass
+
+
+async def test_images_of_the_package_are_shown(client: Any, backend: Any, tmp_path: Path) -> None:
+    file = tmp_path / "dot.png"
+    file.write_bytes(b"picture")
+    await client.chat(model="demo", messages=[{"role": "user", "content": "see", "images": [str(file)]}])
+    await client.generate(model="demo", prompt="see", images=[file.read_bytes()])
+    for request in backend.requests:
+        (said,) = request.envelope.clear.chat.messages
+        assert (said.content, said.images) == ("see", [inference.Image(data=b"picture")])
 
 
 NOTHING: list[dict[str, Any]] = [

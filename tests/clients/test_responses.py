@@ -46,6 +46,33 @@ async def test_a_response_whole_and_streamed(client: openai.AsyncOpenAI) -> None
         assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (5, 3, 8)
 
 
+URL = "data:image/png;base64,AAAA"
+
+
+async def test_images_of_the_package_are_shown(client: openai.AsyncOpenAI, backend: Any) -> None:
+    shown: Any = [
+        {"type": "input_text", "text": "see"},
+        {"type": "input_image", "image_url": URL, "detail": "low"},
+    ]
+    asked: Any = [{"role": "user", "content": shown}]
+    await client.responses.create(model="demo", input=asked)
+    shown = [
+        {"type": "text", "text": "see"},
+        {"type": "image_url", "image_url": {"url": URL, "detail": "low"}},
+    ]
+    asked = [{"role": "user", "content": shown}]
+    await client.chat.completions.create(model="demo", messages=asked)
+    for request in backend.requests:
+        (said,) = request.envelope.clear.chat.messages
+        assert said == inference.ChatMessage(
+            role="user", content="see", images=[inference.Image(data=bytes(3), at=3, low_detail=True)]
+        )
+    shown[1]["image_url"]["url"] = "https://example.com/a.png"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model="demo", messages=asked)
+    assert (caught.value.code, caught.value.param) == ("image_url_refused", "messages[0].content[1]")
+
+
 REQUIRED: dict[str, Any] = {
     "id": str,
     "object": str,

@@ -6,6 +6,7 @@ import asyncio
 import io
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,3 +142,33 @@ def test_the_prompt_is_not_where_the_answers_go(
     monkeypatch.setattr(sys, "stdin", Terminal(" one \n"))
     assert [read_line(), read_line()] == ["one", None]
     assert capsys.readouterr() == ("", "> \n(Ctrl-D ends it, /help lists the rest)\n> > \n")
+
+
+def test_a_picture_is_shown_with_the_next_question_and_stays_in_the_conversation(
+    talk: Talk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a b.png", "c.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    talk.conversation.take(f"/image '{tmp_path}/a b.png'")
+    talk.conversation.take(f"/image {tmp_path}/c.png")
+    assert "shows 2 pictures" in capsys.readouterr().err
+    talk.say("both?", ["yes"], "stop")
+    talk.say("sure?", ["yes"], "stop")
+    shown = ("user", (b"a b.png", b"c.png", "both?"))
+    assert talk.asked == [
+        [("system", "be brief"), shown],
+        [("system", "be brief"), shown, ("assistant", "yes"), ("user", "sure?")],
+    ]
+
+
+def test_a_picture_that_cannot_be_read_is_named_and_clear_drops_others(
+    talk: Talk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (f"{tmp_path}/none.png", f"{tmp_path}", "'", f"{tmp_path}/\0"):
+        talk.conversation.take(f"/image {file}")
+        assert "error: " in capsys.readouterr().err
+    (tmp_path / "a.png").write_bytes(b"x")
+    talk.conversation.take(f"/image {tmp_path}/a.png")
+    talk.conversation.take("/clear")
+    talk.say("hi", ["yes"], "stop")
+    assert talk.asked == [[("system", "be brief"), ("user", "hi")]]

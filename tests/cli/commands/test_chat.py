@@ -13,6 +13,7 @@ from commands import Asker
 
 from sealring.cli.local.leftovers import temporary_folder
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.prompt.images import MAX_IMAGE_BYTES
 from sealring.mesh.system.lock import lock_state
 from sealring.mesh.system.paths import default_state_root
 
@@ -180,3 +181,27 @@ def test_a_question_that_is_empty_or_too_long_is_refused(
 def test_a_question_of_a_file_is_asked_whole(here: Any, asker: Asker, typed: str, asked: str) -> None:
     assert here("chat", "-", *KNOWN, stdin=typed).status == 0
     assert asker.asked[0].messages == [("user", asked)]
+
+
+def test_pictures_stand_before_the_question(here: Any, asker: Asker, tmp_path: Path) -> None:
+    files = [tmp_path / "a.png", tmp_path / "b.png"]
+    for file in files:
+        file.write_bytes(file.name.encode())
+    done = here("chat", "which?", *KNOWN, "--image", str(files[0]), "--image", str(files[1]))
+    assert done.status == 0
+    assert asker.asked[0].messages == [("user", (b"a.png", b"b.png", "which?"))]
+
+
+def test_a_picture_that_cannot_be_sent_is_named(here: Any, asker: Asker, tmp_path: Path) -> None:
+    large = tmp_path / "large.png"
+    large.write_bytes(bytes(MAX_IMAGE_BYTES + 1))
+    empty = tmp_path / "empty.png"
+    empty.touch()
+    for file, reason in (
+        (tmp_path / "none.png", "BAD_IMAGE"),
+        (empty, "BAD_IMAGE"),
+        (large, "IMAGE_TOO_LARGE"),
+    ):
+        done = here("chat", "hi", *KNOWN, "--image", str(file))
+        assert (done.status != 0, f"[{reason}]" in done.err) == (True, True)
+    assert not asker.asked

@@ -67,6 +67,7 @@ async def test_pages_are_anybodys_and_ask_nobody_else(browser: httpx.AsyncClient
     assert page.status_code == 200
     assert len(page.content) > 100
     assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "img-src data:;" in page.headers["content-security-policy"]
     assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
     assert (page.headers["cache-control"], page.headers["referrer-policy"]) == ("no-store", "no-referrer")
 

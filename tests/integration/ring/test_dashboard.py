@@ -44,6 +44,7 @@ def look(address, folder, later, by_turns):
         assert "one chain" in page.wait("document.querySelector('#chain').textContent", LIMIT_SECONDS)
         page.wait("document.querySelector('#seers').textContent.includes('node-')")
         seers = page.run("document.querySelector('#seers').textContent")
+        refused = ask_about_a_picture(page)
         page.run("document.querySelector('#question').value = 'What is the capital of France?'")
         page.run("document.querySelector('#chat').requestSubmit()")
         page.wait("!!document.querySelector('#talk .small')", LIMIT_SECONDS)
@@ -62,7 +63,34 @@ def look(address, folder, later, by_turns):
         assert "#" not in page.run("location.href")
         elsewhere = page.run("performance.getEntriesByType('resource').map((one) => new URL(one.name).host)")
         assert set(elsewhere) == {address.split("/")[2]}
-        return seers, answer, told
+        return seers, refused, answer, told
+
+
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def ask_about_a_picture(page):
+    """Drops two files, of which one is a picture, and asks about it; what the model says of it."""
+    page.run(
+        f"""(() => {{
+          const dropped = new DataTransfer();
+          const dot = Uint8Array.from(atob("{DOT}"), (one) => one.charCodeAt(0));
+          dropped.items.add(new File([dot], "dot.png", {{ type: "image/png" }}));
+          dropped.items.add(new File(["x"], "notes.txt", {{ type: "text/plain" }}));
+          const drop = new DragEvent("drop", {{ dataTransfer: dropped, bubbles: true, cancelable: true }});
+          document.querySelector("#chat").dispatchEvent(drop);
+        }})()"""
+    )
+    page.wait("document.querySelector('#pictures img')?.naturalWidth === 1")
+    page.wait("document.querySelector('#talk .down')?.textContent.startsWith('notes.txt is no')")
+    page.run("document.querySelector('#question').value = 'What is this?'")
+    page.run("document.querySelector('#chat').requestSubmit()")
+    page.wait("document.querySelectorAll('#talk .down').length === 2", LIMIT_SECONDS)
+    assert page.run("document.querySelector('#talk p.user img').naturalWidth") == 1
+    assert page.run("document.querySelector('#pictures').children.length") == 0
+    refused = page.run("[...document.querySelectorAll('#talk .down')].at(-1).textContent")
+    page.run("document.querySelector('#clear').click()")
+    return refused
 
 
 LATER, THIRD = (
@@ -129,10 +157,11 @@ async def test_a_browser_shows_the_cluster_and_asks_sealed_questions(ring, tmp_p
 
     try:
         async with dashboard(ring) as address:
-            seers, answer, told = await asyncio.to_thread(look, address, tmp_path, later, by_turns)
+            seers, refused, answer, told = await asyncio.to_thread(look, address, tmp_path, later, by_turns)
     finally:
         for name in names:
             await ring.cluster.admin.call("DeleteDeployment", name=name)
+    assert "cannot see images" in refused
     assert answer == "The capital of France is Paris."
     assert told == "The capital of Italy is Rome."
     assert "sealed for node-" in seers
