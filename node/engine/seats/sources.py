@@ -156,6 +156,8 @@ class _Opened(Source):
             raise bad_chunk(chunk)
         arrays = [mx.array(tokens[None, chunk.start : chunk.end])]
         if self._images is not None and (pictures := self._prompts.pictures(chunk.row)):
+            if any(one.start < edge < one.end for one in pictures for edge in (chunk.start, chunk.end)):
+                raise bad_chunk(chunk)
             fail = partial(self._prompts.fail, chunk.row)
             arrays += self._images.inputs(chunk.row, pictures, chunk.start, chunk.end, fail)
         if chunk.last:

@@ -140,6 +140,24 @@ def test_a_rings_answers_are_mlx_vlms_and_each_image_is_computed_once(
     assert len(tower.seen) == sum(len(one.pictures) for one in asked)
 
 
+def test_a_chunk_that_divides_an_image_ends_the_epoch(folder: Path, asked: list[Prompt]) -> None:
+    """A gateway may ignore the spans that the head reports."""
+    stages, tower = load(folder, SPLITS[1])
+    one = asked[0]
+    head = Prompts({1: (one.tokens.tolist(), greedy(one))})
+    head.images = {1: one.pictures}
+    ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
+    try:
+        chunk = control.Chunk(row=1, end=one.pictures[0].end - 1, prompt_tokens=len(one.tokens))
+        chunk.params_bytes = len(head.parameters(1))
+        Steps(ring).announce(prefill=control.Prefill(chunks=[chunk]))
+        ring.wait_for_fault()
+    finally:
+        ring.close()
+    assert [error.reason for error in ring.faults[:1]] == ["BAD_STEP"]
+    assert not tower.seen
+
+
 def test_an_image_on_which_the_tower_fails_ends_its_own_row_only(
     folder: Path, asked: list[Prompt], answers: list[list[int]]
 ) -> None:
