@@ -79,8 +79,8 @@ def prompts(vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], see
     """A prompt with one image, one with several, one without, and one that begins with an image.
 
     `kinds` are images: `shapes` of random arrays, `values` of arrays, the number of `rows`, and
-    how many of these stand in a `row` of the image, behind each of which is another token. `token` stands for
-    a row.
+    how many of these stand in a `row` of the image, behind each of which is another token. Tokens may stand
+    `before` and `behind` all. `token` stands for a row.
     """
     random = np.random.default_rng(seed)
     made = []
@@ -89,15 +89,17 @@ def prompts(vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], see
         pictures = []
         for part in layout:
             if isinstance(part, int):
-                tokens += random.integers(3, min(vocabulary, token), part).tolist()
+                tokens += random.integers(3, min(vocabulary, token) - 8, part).tolist()
                 continue
             kind = kinds[0 if part == "one" else -1]
             arrays = {
                 name: random.normal(size=shape).astype(np.float32) for name, shape in kind["shapes"].items()
             } | {name: np.array(value) for name, value in kind.get("values", {}).items()}
             start, long = len(tokens), kind.get("row", kind["rows"])
+            tokens += kind.get("before", [])
             for _ in range(kind["rows"] // long):
                 tokens += [token] * long + [_BREAK] * ("row" in kind)
+            tokens += kind.get("behind", [])
             places = np.flatnonzero(np.array(tokens) == token)
             digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).digest()
             pictures.append(Picture(start, len(tokens), places[places >= start], digest, arrays))
@@ -151,6 +153,8 @@ class Whole:
             if name != "inputs_embeds" and value is not None
         }
         language = self._model.language_model
+        for name in {"_position_ids", "_rope_deltas"} & vars(language).keys():
+            setattr(language, name, None)  # of the prompt before
         cache = language.make_cache() if hasattr(language, "make_cache") else _plain(language)
         logits = []
         for start, end in prompt.chunks():

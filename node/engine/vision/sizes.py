@@ -19,7 +19,7 @@ _OWN = re.compile(
 )
 """Names of the tensors of towers and projectors, in the checkpoints of all families."""
 
-SHOWN = frozenset(["gemma3", "gemma4", "kimi_vl", "llama4", "mistral3", "pixtral"])
+SHOWN = frozenset(["gemma3", "gemma4", "kimi_k25", "kimi_vl", "lfm2-vl", "llama4", "mistral3", "pixtral"])
 """Model types of which `vision.check` has shown that stages compute images as mlx-vlm's whole model does. Of
 any other it is not known, or known to be wrong, and no tower is loaded."""
 
