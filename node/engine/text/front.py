@@ -87,8 +87,8 @@ MAX_PICTURE_BYTES = 2 * MAX_ARRAY_BYTES
 """Bytes that the images of all prompts may take at the head until they are prefilled: those of one prompt
 while another's are read."""
 
-READERS = 3
-"""Threads that read prompts: one may have a long prompt, one a costly chat, and one is left."""
+READERS = 4
+"""Threads that read prompts: one may have a long prompt, one images, one a costly chat, and one is left."""
 
 LONG_BYTES = 256 << 10
 """A prompt is long from here on: to read it takes a tenth of a second and more."""
@@ -112,7 +112,7 @@ node.engine.trial's SECONDS."""
 
 LOAD_SECONDS = 120.0
 STUCK_SECONDS = 240.0
-"""No prompt takes as long to read. Its images take a minute and 20 s. A chat is rendered twice, in a process
+"""No prompt takes as long to read. Its images take a minute. A chat is rendered twice, in a process
 that has 20 s for each and as many to start; where images of tools have to move, twice more. Grammars are
 tried in another process, MAX_TRIED_TOOLS and two at most, until one costs too much: each has a part of a
 second of a processor. All else that a prompt costs is bounded in processor time."""
@@ -413,9 +413,8 @@ class Front:
                 return
             self._unread += size
             item = self._generation, command
-            # the processes that read images are costly, and there is one
-            long = size > LONG_BYTES or has_images(command.prompt)
-            self._turns.put(_client(command), command.row, item, long=long)
+            kind = "images" if has_images(command.prompt) else "long" if size > LONG_BYTES else ""
+            self._turns.put(_client(command), command.row, item, kind)
 
     def discard(self, row: int) -> None:
         """Forgets a row that no step will name; if it waits to be read it is refused instead."""
@@ -944,7 +943,7 @@ class Front:
 
     def _ask(self, row: int, opened: OpenRow) -> None:
         opened.reading = True
-        self._unread_calls.put(opened.client, row, (row, opened, self._generation), long=False)
+        self._unread_calls.put(opened.client, row, (row, opened, self._generation))
 
     # The threads that read calls
 

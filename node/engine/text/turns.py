@@ -1,7 +1,7 @@
 """Prompts that wait to be read, by client: clients take turns, and of each one prompt is read at a time.
 
-So a client whose prompts are costly holds up itself. Of all clients together one long prompt is read at a
-time: its tokens take memory, and the other readers are left to short ones.
+So a client whose prompts are costly holds up itself. Of all clients together one prompt of a costly kind is
+read at a time: it takes memory, and the other readers are left to others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class _Waiting(NamedTuple, Generic[T]):
     number: int
     item: T
-    long: bool
+    kind: str
 
 
 class Turn(NamedTuple, Generic[T]):
@@ -24,7 +24,7 @@ class Turn(NamedTuple, Generic[T]):
 
     client: bytes
     item: T
-    long: bool
+    kind: str
 
 
 class Turns(Generic[T]):
@@ -34,7 +34,7 @@ class Turns(Generic[T]):
         self._changed = threading.Condition()
         self._clients: OrderedDict[bytes, deque[_Waiting[T]]] = OrderedDict()  # in the order of their turns
         self._busy: set[bytes] = set()
-        self._long = False  # one is being read
+        self._kinds: set[str] = set()  # costly ones, of which one is being read
         self._closed = False
         self._count = 0
 
@@ -42,10 +42,11 @@ class Turns(Generic[T]):
         """How many wait."""
         return self._count
 
-    def put(self, client: bytes, number: int, item: T, *, long: bool) -> None:
-        """Adds what comes after all others of its client. It can be taken back by its number."""
+    def put(self, client: bytes, number: int, item: T, kind: str = "") -> None:
+        """Adds what comes after all others of its client. It can be taken back by its number. `kind` names
+        what makes it costly, if anything does."""
         with self._changed:
-            self._clients.setdefault(client, deque()).append(_Waiting(number, item, long))
+            self._clients.setdefault(client, deque()).append(_Waiting(number, item, kind))
             self._count += 1
             self._changed.notify()
 
@@ -62,14 +63,15 @@ class Turns(Generic[T]):
                 self._clients[client] = waiting  # behind the others
             self._count -= 1
             self._busy.add(client)
-            self._long = self._long or found.long
-            return Turn(client, found.item, found.long)
+            if found.kind:
+                self._kinds.add(found.kind)
+            return Turn(client, found.item, found.kind)
 
     def done(self, turn: Turn[T]) -> None:
         """What was taken has been read."""
         with self._changed:
             self._busy.discard(turn.client)
-            self._long = self._long and not turn.long
+            self._kinds.discard(turn.kind)
             self._changed.notify_all()
 
     def remove(self, number: int) -> T | None:
@@ -103,4 +105,4 @@ class Turns(Generic[T]):
         if self._closed:
             return None
         free = (client for client in self._clients if client not in self._busy)
-        return next((one for one in free if not (self._long and self._clients[one][0].long)), None)
+        return next((one for one in free if self._clients[one][0].kind not in self._kinds), None)

@@ -34,8 +34,8 @@ documents for high and low `detail`, and they bound what a processor makes of an
 SECONDS = 10
 """Processor time for each image, and for the start of the process."""
 
-PROMPT_SECONDS = 60.0
-"""For all images of a prompt together, however busy the machine is."""
+PROMPT_SECONDS = 30.0
+"""For all images of a prompt but the last, however busy the machine is. Others with images wait meanwhile."""
 
 MEMORY_BYTES = 768 << 20
 """Resident, of the process: of 50 megapixels with transparency it takes 0.6 GiB."""

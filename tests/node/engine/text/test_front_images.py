@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 from hostileimages import BAD, HOSTILE, picture, saved
 from visionmodels import FAMILIES, tokenizer, write_folder
@@ -34,15 +35,30 @@ class Desk:
         self._rows = 0
 
     def open(
-        self, *files: bytes, said: str = "what is it?", at: int = 0, scope: bytes = b"", **options: float
+        self,
+        *files: bytes,
+        said: str = "what is it?",
+        at: int = 0,
+        scope: bytes = b"",
+        answered: Sequence[int] = (),
+        **options: float,
     ) -> engine.EngineEvent:
         self._rows += 1
         images = [inference.Image(data=file, at=at) for file in files]
         message = inference.ChatMessage(role="user", content=said, images=images)
         prompt = inference.Prompt(chat=inference.Chat(messages=[message]))
         prompt.sampling.MergeFrom(inference.Sampling(**options))
+        if answered:
+            prompt.resume.tokens.extend(answered)
         self.front.open(engine.OpenEngineRow(row=self._rows, prompt=prompt, prefix_scope=scope))
         return self.events.get(timeout=200)
+
+    def put(self, row: int, client: bytes, *files: bytes, said: str = "x") -> None:
+        """A prompt of a client, whose event comes later."""
+        images = [inference.Image(data=file) for file in files]
+        message = inference.ChatMessage(role="user", content=said, images=images)
+        prompt = inference.Prompt(chat=inference.Chat(messages=[message]))
+        self.front.open(engine.OpenEngineRow(row=row, prompt=prompt, client=client))
 
     def refusal_of(self, *files: bytes) -> str:
         return self.open(*files).refused.problem.reason
@@ -129,6 +145,34 @@ def test_a_bad_image_is_refused_and_the_next_prompt_is_read(desk: Desk) -> None:
     refused = desk.open(ONE, HOSTILE["a page"][1]()).refused.problem
     assert (refused.reason, refused.metadata["param"]) == (BAD, "messages[0].images[1]")
     assert desk.open(ONE).opened.prompt_tokens
+
+
+def test_others_are_read_while_an_image_takes_long(desk: Desk) -> None:
+    """Also a prompt that is long."""
+    assert desk.open(ONE).opened.prompt_tokens
+    children = psutil.Process().children()
+    (reader,) = (one for one in children if "sealring.node.engine.vision.processor" in one.cmdline())
+    reader.suspend()
+    desk.put(1001, b"one", ONE)
+    desk.put(1002, b"other", said="x" * 300_000)
+    desk.put(1003, b"third")
+    events = [desk.events.get(timeout=200) for _ in range(2)]
+    reader.resume()
+    events.append(desk.events.get(timeout=200))
+    assert {event.opened.row or event.refused.row for event in events[:2]} == {1002, 1003}
+    assert events[2].opened.row == 1001
+
+
+def test_a_prompt_that_is_replayed_shows_its_images_again(desk: Desk) -> None:
+    scope = clear_scope("tenant")
+    opened = desk.open(ONE, scope=scope).opened
+    first = desk.front.pictures(opened.row)[0]
+    again = desk.open(ONE, scope=scope, answered=[40, 41]).opened
+    assert again.prompt_tokens == opened.prompt_tokens + 2
+    assert again.prefixes == opened.prefixes
+    (shown,) = desk.front.pictures(again.row)
+    assert (shown.start, shown.end, shown.digest) == (first.start, first.end, first.digest)
+    assert np.array_equal(shown.arrays["pixel_values"], first.arrays["pixel_values"])
 
 
 def test_a_prompt_with_too_many_tokens_is_refused(desk: Desk) -> None:

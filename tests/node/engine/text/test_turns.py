@@ -1,4 +1,4 @@
-"""Clients take turns, and one long prompt is read at a time."""
+"""Clients take turns, and one prompt of each costly kind is read at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def taken(turns: Turns[str]) -> Turn[str]:
     return turn
 
 
-def put(turns: Turns[str], *items: str, long: bool = False) -> None:
+def put(turns: Turns[str], *items: str, kind: str = "") -> None:
     """The first letter of each is its client."""
     for item in items:
-        turns.put(item[:1].encode(), int(item[1:]), item, long=long)
+        turns.put(item[:1].encode(), int(item[1:]), item, kind)
 
 
 def test_clients_take_turns_and_of_each_one_is_read_at_a_time() -> None:
@@ -48,13 +48,16 @@ def test_a_client_whose_prompts_are_costly_waits_for_itself() -> None:
     assert taken(turns).item == "a1"
 
 
-def test_one_long_prompt_is_read_at_a_time() -> None:
+def test_one_prompt_of_a_costly_kind_is_read_at_a_time() -> None:
     turns = Turns[str]()
-    put(turns, "a1", "b2", long=True)
-    put(turns, "c3")
-    long, short = taken(turns), taken(turns)
-    assert (long.item, short.item) == ("a1", "c3")
+    put(turns, "a1", "b2", kind="long")
+    put(turns, "c3", "d4", kind="images")
+    put(turns, "e5")
+    long, images, short = taken(turns), taken(turns), taken(turns)
+    assert (long.item, images.item, short.item) == ("a1", "c3", "e5")
     turns.done(short)
+    turns.done(images)
+    assert taken(turns).item == "d4"
     turns.done(long)
     assert taken(turns).item == "b2"
 
