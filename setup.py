@@ -1,4 +1,4 @@
-"""Adds the bundled demo model to the wheel, for `sealring demo`; pyproject.toml cannot express this."""
+"""Adds the bundled models to the wheel, for `sealring demo`; pyproject.toml cannot express this."""
 
 import shutil
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-MODEL = "examples/demo_model/model"
+MODELS = ("demo_model", "seeing_model")
 
 
 class BuildWithModel(build_py):
-    """Builds the packages and puts the model beside those of the command; a checkout has it already."""
+    """Builds the packages and puts the models beside those of the command; a checkout has them already."""
 
     def run(self) -> None:
         if not self.editable_mode:
@@ -18,7 +18,9 @@ class BuildWithModel(build_py):
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         if not self.editable_mode:
-            shutil.copytree(MODEL, Path(self.build_lib, "sealring", "cli", "demo_model"), dirs_exist_ok=True)
+            for name in MODELS:
+                built = Path(self.build_lib, "sealring", "cli", name)
+                shutil.copytree(Path("examples", name, "model"), built, dirs_exist_ok=True)
 
 
 setup(cmdclass={"build_py": BuildWithModel})

@@ -15,7 +15,10 @@ from sealring.mesh.errors import NotFound, SealringError, Unavailable
 from sealring.mesh.names import is_commit
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-BUNDLED = "demo"
+BUNDLED = {"demo": "demo_model", "demo-vision": "seeing_model"}
+"""The models that sealring brings along, by name, and their folders below `examples`: one that reads, and one
+that sees pictures, too."""
+
 NOTE = "sealring-manifest.json"
 """File of sealring's note in a folder that it has filled; it is no part of the model."""
 
@@ -27,7 +30,7 @@ _MAX_FILES = 4096
 def local_model(name: str, folders: Sequence[Path]) -> Path | None:
     """The folder of a model on this machine, or None for a hub id that is not here.
 
-    A name is an absolute path, a folder's name in one of `folders`, "demo" for the bundled model, or a hub id
+    A name is an absolute path, a folder's name in one of `folders`, a name of BUNDLED, or a hub id
     `org/name`. A hub id is looked up in `folders` as `org/name` and as `name`, then in the hub's own cache.
     Folders that cannot be read are skipped.
 
@@ -47,7 +50,7 @@ def local_model(name: str, folders: Sequence[Path]) -> Path | None:
                     return folder / inner
             except OSError as error:
                 unread = unread or unreadable(folder, error)
-    elsewhere = _cached(name) if is_hub_id else bundled_model() if name == BUNDLED else None
+    elsewhere = _cached(name) if is_hub_id else bundled_model(name) if name in BUNDLED else None
     if elsewhere is not None:
         return elsewhere
     if unread is not None:
@@ -61,13 +64,13 @@ def local_model(name: str, folders: Sequence[Path]) -> Path | None:
     raise not_found(name, "put it in a models folder, or name it by its path or hub id")
 
 
-def bundled_model() -> Path:
-    """The demo model, as installed or in the checkout. Raises NotFound (MODEL_NOT_FOUND)."""
-    above = Path(__file__).resolve().parents[2]
-    for folder in (above / "cli" / "demo_model", above / "examples" / "demo_model" / "model"):
+def bundled_model(name: str = "demo") -> Path:
+    """The folder of one of BUNDLED, as installed or in the checkout. Raises NotFound (MODEL_NOT_FOUND)."""
+    above, inner = Path(__file__).resolve().parents[2], BUNDLED[name]
+    for folder in (above / "cli" / inner, above / "examples" / inner / "model"):
         if is_file(folder / "config.json"):
             return folder
-    raise not_found(BUNDLED, "the bundled demo model is not here: install sealring again")
+    raise not_found(name, "a bundled model is not here: install sealring again")
 
 
 def not_found(name: str, hint: str) -> NotFound:

@@ -24,6 +24,7 @@ def test_names_below_the_folders_and_absolute_paths(tmp_path: Path) -> None:
     folders = [tmp_path / "first", tmp_path / "second"]
     assert local_model("demo", folders) == demo
     assert local_model("demo", []) == bundled_model()
+    assert local_model("demo-vision", []) == bundled_model("demo-vision") != bundled_model()
     assert local_model("org/big", folders) == nested
     assert local_model("anyone/demo", folders) == demo
     assert local_model(str(demo), []) == demo
