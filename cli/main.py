@@ -26,7 +26,7 @@ _NAMES = (
     *("demo", "up", "join", "deploy", "chat", "proxy", "connect"),
     *("status", "dashboard", "doctor", "logs", "bugreport", "trace"),
     *("coordinator", "node", "gateway", "deployment", "model", "cache"),
-    *("token", "key", "operator", "roster", "root"),
+    *("token", "key", "operator", "roster", "root", "receipt"),
     *("audit", "service", "config"),
 )
 """Commands and groups of them in the order of the help; each has the module of its name, and `deploy` is

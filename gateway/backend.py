@@ -16,6 +16,7 @@ from sealring.edge.inference.holding import Holding
 from sealring.edge.inference.service import model_not_found
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.edge.metrics import Metrics
+from sealring.gateway.rings.receipts import RecentRosters
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
@@ -56,6 +57,10 @@ class Router(Protocol):
     def loading(self, name: str) -> Unavailable | None: ...
 
     async def load(self, name: str, keep_alive: int | None) -> None: ...
+
+    @property
+    def rosters(self) -> RecentRosters:
+        """Rosters for receipts that name them."""
 
     def signed_roster(self) -> inference.GetRosterResponse: ...
 
@@ -101,6 +106,8 @@ class RingBackend:
                 reason="REQUEST_ID_IN_USE",
                 param="request_id",
             )
+        if request.HasField("receipt") and request.envelope.HasField("clear"):
+            request.receipt.roster_hash = self._rings.rosters.newest
         answer = Answer(timings)
         timings.parsed = time.perf_counter()
         work = Request.of(
@@ -123,6 +130,8 @@ class RingBackend:
                         timings.first = time.perf_counter()
                         observed.segments(timings.segments())
                     observed.event(event)
+                    if event.finished.receipts:
+                        self._rings.rosters.attach(event.finished.receipts)
                     yield event
         except SealringError as error:
             late = self._rings.loading(model) if error.reason == "DEADLINE_PASSED" else None

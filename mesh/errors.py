@@ -168,6 +168,12 @@ class EnvelopeError(PermissionDenied):
     default_reason = "ENVELOPE_REFUSED"
 
 
+class ReceiptError(PermissionDenied):
+    """A receipt does not prove what it should."""
+
+    default_reason = "RECEIPT_REFUSED"
+
+
 class CertificateError(PermissionDenied):
     """A certificate or signing request failed a check."""
 

@@ -58,6 +58,8 @@ class Source:
     prompt_tokens: int
     completion_tokens: int
     finish: str
+    sealring_receipt: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    """The receipts of a sealed answer, which the client has checked (`sealring receipt verify`)."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,8 @@ async def asking(target: Target, *, seconds: float) -> AsyncIterator[Asker]:
 
 async def sealed(client: AsyncClient, question: Question) -> AsyncGenerator[Delta | Source, None]:
     """An answer by the client library. Raises what `AsyncClient.chat` lists."""
+    from sealring.mesh.receipt.form import receipts_json
+
     try:
         reply = client.chat(
             [{"role": role, "content": content} for role, content in question.messages],
@@ -189,6 +193,7 @@ async def sealed(client: AsyncClient, question: Question) -> AsyncGenerator[Delt
         prompt_tokens=done.usage.prompt_tokens,
         completion_tokens=done.usage.completion_tokens,
         finish=done.finish_reason,
+        sealring_receipt=receipts_json(done.receipts),
     )
 
 

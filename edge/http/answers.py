@@ -149,6 +149,7 @@ def _all(ends: list[inference.Finished]) -> inference.Finished:
     for end in ends:
         one = inference.FinishedChoice(reason=end.reason, completion_tokens=end.completion_tokens)
         whole.choices.extend(end.choices or [one])
+        whole.receipts.extend(end.receipts)
     return whole
 
 

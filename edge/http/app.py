@@ -34,6 +34,7 @@ from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.service import InferenceBackend
 from sealring.edge.inference.timings import CURRENT, HEADER
 from sealring.mesh.errors import SealringError
+from sealring.mesh.receipt.statement import check_nonce
 from sealring.mesh.rpc.protocol import software_version
 from sealring.v1 import inference_pb2 as inference
 
@@ -72,6 +73,20 @@ def create_app(
 def _pass_on(request: Request, error: Exception) -> Response:
     """Leaves Starlette's own errors to the guard."""
     raise error
+
+
+RECEIPT = "sealring-receipt"
+"""The header that asks for receipts; its value is the client's nonce in hexadecimal digits."""
+
+
+def nonce_of(value: str) -> bytes:
+    """Raises InvalidInput (BAD_NONCE)."""
+    try:
+        nonce = bytes.fromhex(value)
+    except ValueError:
+        nonce = b""
+    check_nonce(nonce)
+    return nonce
 
 
 PAGE = """<!doctype html>
@@ -122,6 +137,9 @@ class Edge:
     ) -> tuple[Asked, AsyncGenerator[inference.GenerateResponse, None]]:
         """What is asked, and its answer's events. Nothing keeps the body, which has images in base64."""
         asked = ask(body, number)
+        if RECEIPT in request.headers:
+            for one in (asked.request, *asked.others):
+                one.receipt.nonce = nonce_of(request.headers[RECEIPT])
         request.state.caller.claim(asked.choices)
         return asked, self._load(asked.request) if asked.loads else self._answer(request, asked, body)
 
@@ -145,7 +163,7 @@ class Edge:
         key = request.headers.get("idempotency-key")
         if key is None:
             return self._events(request, asked)
-        text = json.dumps([request.url.path, body], sort_keys=True)
+        text = json.dumps([request.url.path, body, request.headers.get(RECEIPT)], sort_keys=True)
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         caller = request.state.caller.key_id or ""
         return self._kept.events(caller, key, digest, lambda: self._events(request, asked))

@@ -215,6 +215,8 @@ class MemberStream:
                         continue
                 if kind == "recalled":
                     response.recalled.rank = self._rank
+                if kind == "receipt":
+                    response.receipt.rank = self._rank
                 if kind in ("fault", "goodbye", "attached", "proof", None):
                     raise _over(response, self.target.id)
                 handle(response)
@@ -322,6 +324,9 @@ class ControlStreams:
     def withdraw(self, key: str) -> bool:
         """Takes a prompt back that has not begun to leave; whether there was one."""
         return self.streams[0].withdraw(key)
+
+    def send_tail(self, message: bytes) -> None:
+        self.streams[-1].send(message)
 
     def expect(self) -> None:
         """The ring owes an answer; STALL_SECONDS count from the first call since `answered`."""

@@ -67,6 +67,7 @@ class Sent:
                 deadline_ms=max(1, round(left * 1e3)) if math.isfinite(left) else 0,
                 choices=request.choices,
                 attempts=max(int(again or progress.claimed > 0), progress.attempts),
+                receipt=request.receipt,
             ),
             key=request.key,
             tenant=request.tenant,
@@ -99,7 +100,7 @@ class Sent:
         if forwarded.event.HasField("delta"):
             choice = request.progress.choices[forwarded.event.delta.choice]
             choice.pieces += 1
-            if choice.pieces > len(choice.tokens):
+            if choice.pieces > len(choice.tokens) + (request.receipt is not None):
                 raise InvalidInput("a forwarded answer has more pieces than tokens", reason="BAD_MESSAGE")
             choice.spend(forwarded.event.ByteSize(), sealed=request.sealed, logprobs=request.logprobs)
         if kind == "problem" or forwarded.event.HasField("finished"):

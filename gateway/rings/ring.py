@@ -18,6 +18,7 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.control import ControlStreams
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
 from sealring.gateway.rings.members import Members, MemberTarget
+from sealring.gateway.rings.receipts import Receipts
 from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
@@ -28,6 +29,7 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     OpenRow,
     RecallBlocks,
+    SignRow,
 )
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
 from sealring.gateway.scheduler.request import Request
@@ -46,6 +48,7 @@ from sealring.mesh.member.proof import Credentials
 from sealring.mesh.prompt.images import VISION, without_images
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES, check_text_envelope
+from sealring.mesh.receipt.statement import MAX_EARLIER
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_names import Names, split
 from sealring.mesh.roster.rules import links_in_clear
@@ -133,6 +136,7 @@ class Ring:
         self._metrics = metrics
         self._clock = clock
         self.answers: dict[str, AnswerWriter] = {}
+        self._receipts = Receipts()
         self._sent = Sent()  # while another gateway schedules
         self._context = 0  # of the epoch that is attached
         self.capabilities: Sequence[str] = ()
@@ -244,6 +248,7 @@ class Ring:
         """Ends a request that may or may not be here."""
         if self.answers.pop(request_id, None) is None:
             return
+        self._receipts.drop(request_id)
         if request_id in self._sent:
             self._take_back_forward(request_id)
         else:
@@ -259,6 +264,7 @@ class Ring:
         """Fails requests whose own deadlines have passed. Must be called about every second."""
         self._formable()  # a clock that counts looks
         self.perform(self.scheduler.expire(self._clock()))
+        self._finish_all(self._receipts.late(self._clock()))
 
     def fail_all(self, error: SealringError) -> None:
         self.perform(self.scheduler.end_epoch(EpochEnded(error.message, hint=error.hint)))
@@ -320,6 +326,7 @@ class Ring:
         self, serving: ServingEpoch, streams: ControlStreams, attached: Sequence[control.Attached]
     ) -> None:
         self._streams, self._context, self._unsent = streams, serving.context, 0
+        self._receipts.begin_epoch(len(serving.members))
         self.capabilities = capabilities_of(attached[0].capabilities) if attached else []
         self.unstarted.clear()
         for answer in self.answers.values():
@@ -342,6 +349,7 @@ class Ring:
         if used:
             self._over = streams.epoch
             self._metrics.epochs_ended.labels(self.deployment).inc()
+        self._finish_all(self._receipts.give_up("EPOCH_ENDED"))
         # The order matters. The end of the epoch queues its requests and sets `suspect`. Then guests'
         # requests are dropped, except the suspect: `_settle` may have to refuse it. Then forwarded requests
         # are queued here again. Last, other rings may take what waits: nothing that comes later would be
@@ -456,6 +464,9 @@ class Ring:
         if kind == "recalled":
             self.perform(self.scheduler.recalled(response.recalled))
             return
+        if kind == "receipt":
+            self._take_receipt(response.receipt)
+            return
         now = self._clock()
         self._event = time.perf_counter()
         if kind == "forward":
@@ -477,6 +488,21 @@ class Ring:
         if self.scheduler.expects_answer:
             streams.expect()
 
+    def _take_receipt(self, part: control.RowReceipt) -> None:
+        taken = self._receipts.take(part)
+        if taken is None:
+            return
+        request, choice = taken
+        if part.sealed and (answer := self.answers.get(request.id)) is not None:
+            answer.delta("", part.sealed, len(request.progress.choices[choice].tokens), choice=choice)
+        if (over := self._receipts.complete(request.id)) is not None:
+            self._finish_all([over])
+
+    def _finish_all(self, ends: Sequence[tuple[Request, inference.Finished]]) -> None:
+        for request, finished in ends:
+            if (answer := self.answers.pop(request.id, None)) is not None:
+                answer.finished(finished)
+
     def perform(self, actions: list[Action]) -> None:
         todo = deque(actions)
         while todo:
@@ -497,6 +523,8 @@ class Ring:
                         self._streams.send_all(control.ScheduleRequest(recall=recall).SerializeToString())
                 case OpenRow():
                     todo.extend(self._open(action))
+                case SignRow(row, tokens):
+                    self._sign(row, tokens)
                 case DiscardRow(row):
                     self.unstarted.pop(row, None)
                     discard = control.ScheduleRequest(discard=control.DiscardRow(row=row))
@@ -508,6 +536,14 @@ class Ring:
                 case Fail(request, error):
                     if (failed := self.answers.pop(request.id, None)) is not None:
                         failed.fail(error)
+
+    def _sign(self, row: int, tokens: int) -> None:
+        """Has the tail sign for a row. The head signs by itself, once it has ended it."""
+        if not tokens:
+            self._receipts.unsigned(row)
+        elif self._streams is not None and len(self._streams.streams) > 1:
+            sign = control.SignRow(row=row, tokens=tokens)
+            self._streams.send_tail(control.ScheduleRequest(sign=sign).SerializeToString())
 
     def _announce(self, step: control.Step) -> None:
         streams = self._streams
@@ -560,6 +596,9 @@ class Ring:
         if action.resume is not None:
             envelope, choices = inference.Envelope(clear=envelope.clear), 1
             envelope.clear.resume.CopyFrom(action.resume)
+        if request.receipt is not None:
+            self._receipts.opened(action.row, request, action.resume)
+            self._note_epochs(request, envelope, action.resume)
         opened = control.ScheduleRequest(
             open=control.OpenRow(
                 row=action.row,
@@ -570,12 +609,30 @@ class Ring:
                 choices=choices if choices > 1 else 0,
                 client=self._client(request.key),
                 prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
+                receipt=request.receipt,
             )
         )
         if self._streams is not None:
             message = opened.SerializeToString()
             self._streams.send_prompt(message, answer.timings.send, key=f"row {action.row}")
         return []
+
+    def _note_epochs(
+        self, request: Request, envelope: inference.Envelope, resume: inference.Resume | None
+    ) -> None:
+        """Names the epochs that brought the answer so far to the head, and notes this one."""
+        serving = self.serving
+        assert serving is not None
+        for choice in (
+            request.progress.choices if resume is None else [request.progress.choices[resume.choice]]
+        ):
+            if resume is not None:
+                begun = choice.epochs or [inference.EarlierEpoch()]  # 0: by another gateway
+                begun[-1].tokens = len(resume.tokens)
+                choice.epochs = [each for each in begun if each.tokens][-MAX_EARLIER:]
+                del envelope.clear.resume.earlier[:]
+                envelope.clear.resume.earlier.extend(choice.epochs)
+            choice.epochs.append(inference.EarlierEpoch(ring=self.name, epoch=serving.epoch))
 
     def _client(self, key: str) -> bytes:
         """A pseudonym of the client for the head, which learns only which prompts are of one client."""
@@ -595,6 +652,7 @@ class Ring:
                 prompt_tokens=prompt_tokens,
                 min_trust=serving.min_trust if serving else 0,
                 roster_version=serving.roster_version if serving else 0,
+                epoch=serving.epoch if serving else 0,
             )
         )
 
@@ -603,7 +661,11 @@ class Ring:
         self._accepted.inc(finished.accepted_tokens)
         if request.routing_key and finished.cached_tokens:
             self._routed_hits.inc()
-        if (answer := self.answers.pop(request.id, None)) is not None:
+        if request.receipt is not None:
+            self._receipts.hold(request, finished, self._clock())
+            over = self._receipts.complete(request.id)
+            self._finish_all([over] if over is not None else [])
+        elif (answer := self.answers.pop(request.id, None)) is not None:
             answer.finished(finished)
 
     def _bound_unread(self, request_id: str, answer: AnswerWriter) -> list[Action]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -13,11 +14,12 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.choice import Choice
 from sealring.gateway.rings.guests import Refused
 from sealring.gateway.rings.members import Members, MemberTarget
+from sealring.gateway.rings.receipts import RecentRosters
 from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.rings.table import MAX_RINGS, RingTable
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.clock import Clock, PausableClock, awake_clock
-from sealring.mesh.errors import Unavailable
+from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.member.proof import Credentials
 from sealring.mesh.roster import model as rosters
 from sealring.mesh.rpc.protocol import speaks
@@ -64,6 +66,7 @@ class Rings:
         self._choice = Choice(self._table, metrics)
         self._ring_of: dict[str, Ring] = {}  # by request
         self._refused = Refused()
+        self.rosters = RecentRosters()
         self._closing: set[asyncio.Task[None]] = set()
         metrics.watch(self._table.loads)
 
@@ -114,6 +117,9 @@ class Rings:
         if roster is None and self._table.roster is None:
             return
         self._table.use_roster(roster)
+        if roster is not None:
+            with contextlib.suppress(SealringError):  # it has expired meanwhile
+                self.rosters.remember(roster.hash, self._signed())
         signed = {ring.id for ring in self._table.signed()}
         for ring in self._table:
             if ring.name in signed:

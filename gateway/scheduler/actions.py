@@ -40,6 +40,16 @@ class AnnounceStep(NamedTuple):
     step: control.Step
 
 
+class SignRow(NamedTuple):
+    """Have the members sign for a row that has ended, before it is evicted.
+
+    `tokens` are those of its answer; 0: the gateway has ended it by itself, and the head does not know that.
+    """
+
+    row: int
+    tokens: int
+
+
 class Begin(NamedTuple):
     """The head has read the prompt."""
 
@@ -76,4 +86,6 @@ class Fail(NamedTuple):
     error: SealringError
 
 
-Action: TypeAlias = OpenRow | DiscardRow | RecallBlocks | AnnounceStep | Begin | Deliver | Finish | Fail
+Action: TypeAlias = (
+    OpenRow | DiscardRow | RecallBlocks | AnnounceStep | SignRow | Begin | Deliver | Finish | Fail
+)

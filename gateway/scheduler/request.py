@@ -42,6 +42,9 @@ class ChoiceProgress:
     pieces: int = 0
     """Deltas that another gateway has forwarded."""
 
+    epochs: list[inference.EarlierEpoch] = field(default_factory=list)
+    """Epochs that brought tokens of it, which receipts name; the last one may still go on."""
+
     def spend(self, size: int, *, sealed: bool, logprobs: bool, held: int = 0) -> None:
         """Counts an output of `size` bytes, of which `held` are log-probabilities that are held back.
 
@@ -81,6 +84,8 @@ class Progress:
     cached: int = 0
     drafted: int = 0
     accepted: int = 0
+    receipts: dict[int, inference.Receipt] = field(default_factory=dict)
+    """By choice, as far as members have signed."""
 
     @property
     def all_attempts(self) -> int:
@@ -129,8 +134,8 @@ class Request:
     (mesh.ring.routing), or is empty. Rings with less trust than `min_trust` do not get the request.
 
     `priority` orders the requests of one key, the lower the earlier. `patience` is the time in seconds after
-    which the request fails unless it runs. `keep_alive` is GenerateRequest's, or None. `bulk` are
-    the bytes of the images of a prompt in clear, and all bytes of a sealed one.
+    which the request fails unless it runs. `keep_alive` and `receipt` are GenerateRequest's, or None. `bulk`
+    are the bytes of the images of a prompt in clear, and all bytes of a sealed one.
     """
 
     id: str
@@ -146,6 +151,7 @@ class Request:
     patience: float = math.inf
     min_trust: int = 0
     keep_alive: int | None = None
+    receipt: inference.ReceiptRequest | None = None
     bulk: int = field(init=False)
     progress: Progress = field(init=False, repr=False)
 
@@ -180,6 +186,7 @@ class Request:
             asked.deadline_ms / 1e3 or math.inf,
             asked.min_trust,
             asked.keep_alive if asked.HasField("keep_alive") else None,
+            asked.receipt if asked.HasField("receipt") else None,
         )
 
     @property

@@ -29,6 +29,7 @@ from sealring.gateway.scheduler.actions import (
     Finish,
     OpenRow,
     Piece,
+    SignRow,
 )
 from sealring.gateway.scheduler.drafting import Likely
 from sealring.gateway.scheduler.facts import RingFacts
@@ -359,12 +360,14 @@ class Scheduler:
             self._content(row, output, pieces, large=large)
             if finish := output.finish:
                 self._running_epoch().planner.finished(row, tokens - row.answered, output)
+                self._sign(row, tokens)
                 if untold:
                     row.ended = True
                     self._running_epoch().planner.close(row)
                 else:
                     self._finish(row, finish, tokens)
             elif tokens - row.answered >= row.limit:
+                self._sign(row, 0)
                 self._finish(row, inference.FINISH_REASON_LENGTH, tokens)
 
     def _contents(self, rows: dict[int, Row], done: control.StepDone) -> None:
@@ -398,6 +401,11 @@ class Scheduler:
         parsed = output.parsed if output.HasField("parsed") else None
         if text or sealed or logprobs or parsed is not None:
             pieces.append((row.request, text, sealed, output.tokens, logprobs, row.choice, parsed))
+
+    def _sign(self, row: Row, tokens: int) -> None:
+        """Has a row signed for, as `SignRow` says."""
+        if row.request.receipt is not None:
+            self._actions.append(SignRow(row.number, tokens))
 
     def _finish(self, row: Row, reason: inference.FinishReason.ValueType, tokens: int) -> None:
         request = row.request

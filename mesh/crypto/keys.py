@@ -36,6 +36,7 @@ class Label(enum.Enum):
     CSR_BY_IDENTITY = b"sealring/v1 identity csr"
     CONNECTION = b"sealring/v1 connection"
     RENEWAL = b"sealring/v1 renewal"
+    RECEIPT = b"sealring/v1 receipt"
 
 
 def signing_input(label: Label, content: bytes) -> bytes:

@@ -13,6 +13,8 @@ from sealring.mesh.prompt.images import MAX_IMAGES_BYTES, check_images
 from sealring.mesh.prompt.numbers import numbers_of, validate_numbers
 from sealring.mesh.prompt.options import BOUNDS, MAX_LOGPROBS
 from sealring.mesh.prompt.tools import check_calls, check_schema, check_tools, tools_size
+from sealring.mesh.receipt.digests import HASH_BYTES
+from sealring.mesh.receipt.statement import check_nonce
 from sealring.v1 import inference_pb2 as inference
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -85,12 +87,15 @@ def validate_request(request: inference.GenerateRequest) -> None:
     """Checks a request as a gateway may see it: clear prompts wholly, sealed ones by their size.
 
     Raises InvalidInput: BAD_REQUEST_ID, EMPTY_ENVELOPE, ENVELOPE_TOO_LONG, BAD_PROMPT_CACHE_KEY, BAD_RESUME,
+    BAD_NONCE, BAD_ROSTER_HASH,
     and those of `validate_numbers` and `validate_prompt`. An empty request id and an empty model name pass.
     """
     if request.request_id:
         validate_request_id(request.request_id)
     validate_numbers(**numbers_of(request))
     kind = request.envelope.WhichOneof("content")
+    if request.HasField("receipt"):
+        _check_receipt(request.receipt, sealed=kind == "sealed")
     validate_prompt_cache_key(request.prompt_cache_key, sealed=kind == "sealed")
     if kind == "clear":
         validate_prompt(request.envelope.clear)
@@ -114,6 +119,20 @@ def check_text_envelope(sealed: bytes) -> None:
 def _check_envelope(limit: int, sealed: bytes) -> None:
     long = f"the envelope is longer than {limit} bytes"
     _at_most(limit, len(sealed), long, "ENVELOPE_TOO_LONG", "envelope")
+
+
+def _check_receipt(receipt: inference.ReceiptRequest, *, sealed: bool) -> None:
+    if sealed and receipt.nonce:
+        raise InvalidInput(
+            "the nonce of a sealed prompt's receipt is sent in clear",
+            hint="put it inside the sealed prompt",
+            reason="BAD_NONCE",
+            param="receipt",
+        )
+    if not sealed:
+        check_nonce(receipt.nonce)
+    if len(receipt.roster_hash) not in (0, HASH_BYTES):
+        raise InvalidInput("a roster's hash has 32 bytes", reason="BAD_ROSTER_HASH", param="receipt")
 
 
 def validate_prompt_cache_key(key: str, *, sealed: bool) -> None:

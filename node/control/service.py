@@ -40,6 +40,7 @@ from sealring.mesh.rpc.pieces import MAX_WHOLE, Joiner, Outgoing
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
 from sealring.node.daemon.epoch import MemberEpoch
+from sealring.node.daemon.receipts import ReceiptKey, ReceiptRows
 from sealring.node.daemon.sealed_rows import SealedReply, SealedRows, Unsealer
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2
 
@@ -94,6 +95,10 @@ class Schedules(Protocol):
     def unsealer(self) -> Unsealer:
         """Opens sealed prompts."""
 
+    @property
+    def receipt_key(self) -> ReceiptKey:
+        """Signs receipts."""
+
 
 def reframe(message: bytes, tag: bytes) -> bytes:
     """The one inner message of `message` under another field number, byte for byte.
@@ -126,6 +131,7 @@ class GatewayStream:
         epoch: MemberEpoch,
         unsealer: Unsealer,
         tenure: Tenure,
+        receipt_key: ReceiptKey,
         max_waiting: int = MAX_WAITING_BYTES,
         max_guest: int = MAX_GUEST_BYTES,
     ) -> None:
@@ -138,6 +144,7 @@ class GatewayStream:
         self._max_waiting = max_waiting
         self._max_guest = max_guest
         self._sealed = SealedRows()
+        self._receipts = ReceiptRows(receipt_key, epoch.plan, self._send_receipt)
         self._epoch = epoch
         self._head = epoch.plan.rank == 0
         self._waiting = Outgoing(lambda piece: control_pb2.ScheduleResponse(piece=piece).SerializeToString())
@@ -158,6 +165,13 @@ class GatewayStream:
             return
         self._put(_RESPONSE_OF_EVENT[event[0]] + event[1:])
 
+    def row_digests(self, digests: engine_pb2.RowDigests) -> None:
+        """Has a row's receipt signed."""
+        self._receipts.ended(digests)
+
+    def _send_receipt(self, receipt: control_pb2.RowReceipt) -> None:
+        self._put(control_pb2.ScheduleResponse(receipt=receipt).SerializeToString())
+
     def epoch_over(self, problem: membership_pb2.Problem) -> None:
         """Queues the fault as the stream's last message."""
         plan = self._epoch.plan
@@ -170,7 +184,8 @@ class GatewayStream:
         return self._unread > self._max_waiting // 2
 
     def close(self) -> None:
-        """Stops answering pings."""
+        """Stops answering pings and signing receipts."""
+        self._receipts.close()
         if self._looking is not None:
             self._looking.cancel()
 
@@ -273,6 +288,7 @@ class GatewayStream:
             self._epoch.gate.passed(message.step.number)
         elif what == "discard" and self._head:
             self._sealed.discard(message.discard.row)
+            self._receipts.forget(message.discard.row)
             self._work(reframe(request, _COMMAND_DISCARD))
         elif what == "ping":
             if self._looking is None or self._looking.done():
@@ -281,6 +297,8 @@ class GatewayStream:
             if len(message.recall.chain) > MAX_CHAIN_BYTES:
                 raise InvalidInput("a recall has too many names", reason="BAD_MESSAGE")
             self._work(reframe(request, _COMMAND_RECALL))
+        elif what == "sign" and not self._head:
+            self._work(engine_pb2.EngineCommand(sign=message.sign).SerializeToString())
         elif what == "open" and self._head:
             self._open(message.open)
         elif what == "forward" and self.guest:
@@ -351,10 +369,23 @@ class GatewayStream:
         if content == "clear":
             command.prompt.CopyFrom(open_row.envelope.clear)
             command.prefix_scope = clear_scope(open_row.prefix_scope)
+            if open_row.HasField("receipt"):
+                roster, nonce = self._unsealer.roster(open_row.receipt.roster_hash), open_row.receipt.nonce
+                command.receipt = self._receipts.open(open_row, command.prompt, nonce, roster, None)
             return command, None
         body, reply = self._unsealer.open(open_row, self._epoch.plan)
         command.prompt.CopyFrom(body.prompt)
         command.prefix_scope = sealed_scope(body.prefix_salt)
+        if body.receipt_nonce:
+            roster = self._unsealer.roster(open_row.envelope.sealed_for.roster_hash)
+            try:
+                command.receipt = self._receipts.open(
+                    open_row, command.prompt, body.receipt_nonce, roster, reply
+                )
+            except SealringError:
+                reply.unclaim()
+                raise
+            reply.receipts = True
         return command, reply
 
     async def _pong(self, ping: control_pb2.Ping) -> None:
@@ -449,7 +480,14 @@ class ControlService:
             lambda: self._schedules.gateway_key(caller.cluster, caller.id),
             self._schedules.authorities,
         )
-        stream = GatewayStream(caller.id, epoch, self._schedules.unsealer, tenure, self._max_waiting)
+        stream = GatewayStream(
+            caller.id,
+            epoch,
+            self._schedules.unsealer,
+            tenure,
+            self._schedules.receipt_key,
+            self._max_waiting,
+        )
         epoch.attach(stream, yields=attach.yields)
         log.info("gateway_attached", gateway=caller.id, ring=attach.ring, epoch=attach.epoch)
         reader: asyncio.Task[None] | None = None

@@ -24,6 +24,7 @@ from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.handler import CoordinatorHandler
 from sealring.node.daemon.model_keeper import ModelKeeper
 from sealring.node.daemon.prefix_disks import PrefixDisks
+from sealring.node.daemon.receipts import ReceiptKey
 from sealring.node.daemon.roster_intake import RosterIntake
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.daemon.seat import Seat, Surroundings
@@ -89,6 +90,7 @@ class Daemon:
 
         sealing_key = SealingKey(hybrid=settings.hybrid_sealing_key)
         self.unsealer = Unsealer(sealing_key, own_id, clock=self._rosters.now)
+        self.receipt_key = ReceiptKey(cluster, own_id, signer, self._rosters.now)
         self.identity = Credentials(cluster, own_id, by_identity(signer), lambda: self._rosters.held)
         self.diagnosis = Diagnosis(
             settings, own_id, lambda: self._rosters.valid, lambda: self._session.connected

@@ -89,6 +89,9 @@ class EngineSink(Protocol):
     def row_event(self, event: bytes) -> None:
         """A serialized EngineEvent that holds RowOpened, RowRefused or StepDone."""
 
+    def row_digests(self, digests: engine_pb2.RowDigests) -> None:
+        """What is to be signed for a row that has ended."""
+
     def engine_fault(self, error: SealringError) -> None:
         """Ends the epoch."""
 
@@ -348,6 +351,9 @@ class EngineProcess:
         elif kind == "progress":
             if self._progress is not None:
                 self._progress(event.progress.fraction)
+        elif kind == "digests":
+            if self._sink is not None:
+                self._sink.row_digests(event.digests)
         elif kind == "fault":
             self._fault(from_problem(event.fault.problem))
         elif kind in ("profiled", "loaded", "problem", "epoch_opened", "epoch_closed", "trace", "joined"):

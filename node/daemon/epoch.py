@@ -161,6 +161,8 @@ class GatewayStream(Protocol):
 
     def row_event(self, event: bytes) -> None: ...
 
+    def row_digests(self, digests: engine_pb2.RowDigests) -> None: ...
+
     def epoch_over(self, problem: membership_pb2.Problem) -> None: ...
 
     def say_goodbye(self, reason: str) -> None: ...
@@ -326,6 +328,11 @@ class MemberEpoch:
         """Passes an engine's event on to the gateway."""
         if self.gateway is not None and self.phase is Phase.UP:
             self.gateway.row_event(event)
+
+    def row_digests(self, digests: engine_pb2.RowDigests) -> None:
+        """Has what an engine says of a row that has ended signed for the gateway."""
+        if self.gateway is not None and self.phase is Phase.UP:
+            self.gateway.row_digests(digests)
 
     def engine_fault(self, error: SealringError) -> None:
         """Ends the epoch on an engine's fault. MLX may end a process whose group does not form."""

@@ -98,6 +98,18 @@ class Unsealer:
             raise
         return body, SealedReply(opened.reply, open_row.row, open_row.choices or 1, opened.unclaim)
 
+    def roster(self, named: bytes) -> Roster:
+        """The roster with this hash, or the newest one.
+
+        Raises Unavailable (SEALED_BY_OTHER_ROSTER) where none has rings of this node.
+        """
+        view = self._views.get(named)
+        if view is None or view.roster.expired(self._clock()):
+            view = next(reversed(self._views.values()), None)
+        if view is None:
+            raise _other_roster()
+        return view.roster
+
     def _current_trust(self, roster_hash: bytes, plan: EpochPlan) -> int:
         """The ring's trust in the newest roster, if its members are those that the sender verified."""
         named = self._views.get(roster_hash)
@@ -150,6 +162,8 @@ class SealedReply:
         self._unfinished = choices
         self._begun = False
         self._sealer = sealer
+        self.receipts = False
+        """Whether a chunk with the receipt of each choice comes last."""
 
     def seal(self, output: control_pb2.RowOutput) -> None:
         """Replaces the content of an output by the next sealed chunk."""
@@ -168,8 +182,14 @@ class SealedReply:
             self._begun, delta.prompt_tokens = True, self.prompt_tokens
         if output.finish and not output.untold:
             delta.finish, delta.prompt_tokens = output.finish, self.prompt_tokens
-            self._unfinished -= 1
+            self._unfinished -= not self.receipts
         output.sealed = self._sealer.seal(padded(delta), last=not self._unfinished)
+
+    def seal_receipt(self, row: int, receipt: inference_pb2.HeadReceipt) -> bytes:
+        """The chunk with the receipt of one choice, its last."""
+        self._unfinished -= 1
+        delta = inference_pb2.SealedDelta(choice=row - self._row, receipt=receipt)
+        return self._sealer.seal(padded(delta), last=not self._unfinished)
 
 
 @dataclass(slots=True, eq=False)

@@ -44,6 +44,7 @@ from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Lanes, Row
 from sealring.node.engine.prefixes import Prefixes
+from sealring.node.engine.receipts import Sampled
 from sealring.node.engine.seats import Prompts, seat_of
 from sealring.node.engine.seats.results import StageCall, behind, launch, states
 from sealring.node.engine.seats.sources import Input, no_drafts
@@ -56,6 +57,7 @@ from sealring.node.engine.trace import engine_trace
 from sealring.node.engine.vision.tower import Tower
 from sealring.node.wire.channel import EngineChannel
 from sealring.v1 import control_pb2 as control
+from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import trace_pb2
 
 log = structlog.get_logger()
@@ -136,6 +138,7 @@ class StageEpoch:
         self._over = False
         self._over_lock = threading.Lock()
         self._waits_for_ranks = isinstance(stage.spec, ShardSpec)
+        self._sampled = Sampled()
         seat = seat_of(
             stage,
             channel=channel,
@@ -145,6 +148,7 @@ class StageEpoch:
             tail_drafter=self._tail_drafter,
             mtp=self._mtp,
             tower=tower,
+            sampled=self._sampled,
             deadline=deadline,
             fail=self.fail,
         )
@@ -216,6 +220,10 @@ class StageEpoch:
         """As `Account.recall`: counts a prefix that is to be read from disk, for a step to restore."""
         idle = self.steps == self._composition.last_step
         return self._account.recall(number, tokens, there, idle=idle)
+
+    def digests(self, sign: control.SignRow) -> engine.RowDigests:
+        """The hash that the tail signs for a row that has ended."""
+        return self._sampled.digests(sign.row, sign.tokens)
 
     def give_up_recall(self, number: int) -> None:
         self._account.give_up(number)
@@ -373,6 +381,7 @@ class StageEpoch:
         for change in step.changes:
             if isinstance(change, Settling):
                 self._source.settle(change)
+                self._sampled.settle(change)
                 if self._tail_drafter is not None:
                     self._tail_drafter.settle(change)
                 settled.setdefault(change.lane, []).append(change)
@@ -384,6 +393,7 @@ class StageEpoch:
         for change in step.changes:
             if isinstance(change, Eviction):
                 self._source.forget(change.row)
+                self._sampled.forget(change.row)
         for change, cache in kept:  # now: an evicted row's arrays go as they are copied, layer by layer
             launch(states(cache))
             self._prefixes.write_behind(change)

@@ -163,6 +163,9 @@ class Engine:
             self._recall(command.recall)
         elif kind == "discard":
             self._discard(command.discard.row)
+        elif kind == "sign":
+            if self._epoch is not None:
+                self._emit(engine.EngineEvent(digests=self._epoch.digests(command.sign)))
         elif kind == "open_epoch":
             self._guarded(command.open_epoch.id, partial(self._open_epoch, command.open_epoch))
         elif kind == "close_epoch":

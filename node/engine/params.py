@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt import options
 from sealring.mesh.prompt import validate as limits
+from sealring.mesh.receipt.digests import HASH_BYTES
 from sealring.mesh.ring.prefix_names import MAX_CHAIN_BYTES, NAME_BYTES, Chain
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -57,6 +58,7 @@ class RowParameters:
     those that never may (node.engine.penalties); both rise. `stored` is the packed chain of the prompt
     (mesh.ring.prefix_names), for every member; empty where none of its blocks may be stored.
 
+    `receipt` binds what the tail signs for the answer (mesh.receipt.statement); empty where it signs nothing.
     `position` counts the answer's tokens that were generated in an earlier epoch. `answered` are these
     tokens, for penalties that count them and for a grammar. `grammar` constrains the answer
     (node.engine.grammar). `matcher` is the answer's place in it, at the tail only and not in the record.
@@ -82,6 +84,7 @@ class RowParameters:
     masked: tuple[int, ...] = ()
     masked_always: tuple[int, ...] = ()
     stored: bytes = b""
+    receipt: bytes = b""
     grammar: str = ""
     matcher: Matcher | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -118,6 +121,7 @@ def from_sampling(
     grammar: str = "",
     ends: Sequence[int] = (),
     stored: bytes = b"",
+    receipt: bytes = b"",
 ) -> RowParameters:
     """The parameters of a validated request; a request without a seed gets a random one.
 
@@ -144,6 +148,7 @@ def from_sampling(
         masked=_rising(stops if sampling.min_tokens else ()),
         masked_always=_rising(ends if sampling.ignore_eos else ()),
         stored=stored,
+        receipt=receipt,
         grammar=grammar,
     )
 
@@ -170,6 +175,7 @@ def encode(parameters: RowParameters) -> bytes:
         masked_until=parameters.masked_until,
         grammar=parameters.grammar,
         stored=parameters.stored,
+        receipt=parameters.receipt,
         **{name: getattr(parameters, name) for name in _TUPLES},
     ).SerializeToString()
     record = _LENGTH.pack(len(content)) + content
@@ -192,6 +198,7 @@ def decode(record: bytes | memoryview) -> RowParameters:
             masked_until=found.masked_until,
             grammar=found.grammar,
             stored=found.stored,
+            receipt=found.receipt,
         )
     except (struct.error, DecodeError, ValueError):
         raise _bad("is malformed") from None
@@ -237,6 +244,7 @@ _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     ),
     lambda row: len(row.answered) == (row.position if row.counts or row.grammar else 0),
     lambda row: len(row.stored) <= MAX_CHAIN_BYTES and len(row.stored) % NAME_BYTES == 0,
+    lambda row: len(row.receipt) in (0, HASH_BYTES),
     lambda row: len(row.masked + row.masked_always) <= MAX_MASKED,
     lambda row: all(one < two for each in (row.masked, row.masked_always) for one, two in pairwise(each)),
     lambda row: max(row.masked + row.masked_always, default=0) <= limits.MAX_TOKEN_ID,

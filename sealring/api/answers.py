@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from sealring.api.errors import error_body
 from sealring.mesh.errors import SealringError
+from sealring.mesh.receipt.form import NAME, receipts_json
 from sealring.v1 import inference_pb2 as inference
 
 Logprobs: TypeAlias = Sequence[inference.TokenLogprob] | None
@@ -118,6 +119,11 @@ class Renderer:
         """`stop` or `length`, of each answer; an end without a list of them is that of one."""
         ends = [end.reason for end in finished.choices] or [finished.reason]
         return [_REASONS.get(reason, "stop") for reason in ends]
+
+
+def receipt_of(finished: inference.Finished) -> dict[str, Any]:
+    """The field with the receipts of an answer, where they were asked for; clients that know none skip it."""
+    return {NAME: receipts_json(finished.receipts)} if finished.receipts else {}
 
 
 def pieces(delta: inference.Delta) -> Iterator[tuple[str, str | inference.ToolCall]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces
+from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces, receipt_of
 from sealring.api.chat import ask_as_chat, loaded_tool
 from sealring.api.errors import anthropic_error
 from sealring.api.fields import (
@@ -377,7 +377,12 @@ class MessageRenderer(Renderer):
     def last(self, finished: inference.Finished) -> bytes:
         told = self._close()
         told += event(
-            {"type": "message_delta", "delta": self._stop(finished), "usage": _usage(finished)},
+            {
+                "type": "message_delta",
+                "delta": self._stop(finished),
+                "usage": _usage(finished),
+                **receipt_of(finished),
+            },
             "message_delta",
         )
         return told + event({"type": "message_stop"}, "message_stop")
@@ -390,7 +395,7 @@ class MessageRenderer(Renderer):
         content = [{**_EMPTY[kind], **self._block(kind, piece)} for kind, piece in pieces(whole)]
         self._matched = answer.stop
         told = {"content": content, **self._stop(finished), "usage": _usage(finished)}
-        return json.dumps({**self._message, **told}).encode()
+        return json.dumps({**self._message, **told, **receipt_of(finished)}).encode()
 
     def _stop(self, finished: inference.Finished) -> dict[str, str | None]:
         """Calls come first: clients make them only where they are what the answer ended with."""

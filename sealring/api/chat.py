@@ -12,7 +12,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from sealring.api.answers import Asked, Choice, Logprobs, Renderer, call_id, event, usage_of, usage_so_far
+from sealring.api.answers import (
+    Asked,
+    Choice,
+    Logprobs,
+    Renderer,
+    call_id,
+    event,
+    receipt_of,
+    usage_of,
+    usage_so_far,
+)
 from sealring.api.fields import (
     BOOKKEEPING,
     MAX_STRING,
@@ -497,8 +507,9 @@ class ChatRenderer(Renderer):
             event(self._chunk(index, {}, "tool_calls" if called and reason == "stop" else reason))
             for index, (called, reason) in enumerate(zip(self._calls, self.reasons(finished), strict=True))
         ]
-        if self._usage:
-            events.append(event({**self._chunk(0, {}, None), "choices": [], "usage": usage_of(finished)}))
+        more = {**({"usage": usage_of(finished)} if self._usage else {}), **receipt_of(finished)}
+        if more:
+            events.append(event({**self._chunk(0, {}, None), "choices": [], **more}))
         return b"".join(events) + b"data: [DONE]\n\n"
 
     def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
@@ -515,7 +526,8 @@ class ChatRenderer(Renderer):
             choices.append(
                 {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
             )
-        return json.dumps({**self._common, "choices": choices, "usage": usage_of(finished)}).encode()
+        told = {**self._common, "choices": choices, "usage": usage_of(finished), **receipt_of(finished)}
+        return json.dumps(told).encode()
 
 
 def _call(call: inference.ToolCall, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field
 
-from sealring.api.answers import Asked, Choice, Logprobs, Renderer, event, usage_of, usage_so_far
+from sealring.api.answers import Asked, Choice, Logprobs, Renderer, event, receipt_of, usage_of, usage_so_far
 from sealring.api.fields import Translated, check_body, unsupported
 from sealring.api.logprobs import CompletionLogprobs
 from sealring.api.sampling import CommonBody, clean, make_request
@@ -126,10 +126,12 @@ class CompletionRenderer(Renderer):
         logprobs = self._logprobs[index](tokens) if self._logprobs and tokens is not None else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
-    def _event(self, *choices: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+    def _event(self, *choices: dict[str, Any], usage: dict[str, Any] | None = None, **more: Any) -> bytes:
         if self._tokens and usage is None:
             usage = usage_so_far(self._prompt_tokens, self._tokens)
-        return event({**self._common, "choices": choices, **({"usage": usage} if self._usage else {})})
+        return event(
+            {**self._common, "choices": choices, **({"usage": usage} if self._usage else {}), **more}
+        )
 
     def first(self) -> bytes:
         told = [(index, text) for index, text in enumerate(self._echoed) if text]
@@ -168,8 +170,8 @@ class CompletionRenderer(Renderer):
         """The finish reasons, the usage where it was asked for, and the end of the stream."""
         reasons, usage = self._ends(finished)
         events = [self._event(self._choice(index, "", reason, None)) for index, reason in enumerate(reasons)]
-        if self._usage:
-            events.append(self._event(usage=usage))
+        if self._usage or finished.receipts:
+            events.append(self._event(usage=usage, **receipt_of(finished)))
         return b"".join(events) + b"data: [DONE]\n\n"
 
     def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
@@ -181,7 +183,8 @@ class CompletionRenderer(Renderer):
             before = self._echoed[index] or self._spelt(index, prompt)
             text, told = (answer.text, told) if self._answers else ("", [])
             choices.append(self._choice(index, before + text, reason, prompt + told))
-        return json.dumps({**self._common, "choices": choices, "usage": usage}).encode()
+        whole = {**self._common, "choices": choices, "usage": usage, **receipt_of(finished)}
+        return json.dumps(whole).encode()
 
 
 def _divided(

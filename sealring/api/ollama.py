@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from sealring.api.answers import Asked, Choice, Renderer, pieces, state_of, told
+from sealring.api.answers import Asked, Choice, Renderer, pieces, receipt_of, state_of, told
 from sealring.api.chat import ask_as_chat
 from sealring.api.errors import ollama_error
 from sealring.api.fields import (
@@ -281,6 +281,7 @@ class OllamaRenderer(Renderer):
             "prompt_eval_duration": self._begun - self._loaded,
             "eval_count": finished.completion_tokens,
             "eval_duration": now - self._begun,
+            **receipt_of(finished),
         }
 
     def last(self, finished: inference.Finished) -> bytes:

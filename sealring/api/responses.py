@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces
+from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces, receipt_of
 from sealring.api.chat import ask_as_chat, loaded_tool
 from sealring.api.errors import error_body
 from sealring.api.fields import (
@@ -470,6 +470,7 @@ class ResponseRenderer(Renderer):
         status = "completed" if reason == "stop" else "incomplete"
         told = self._close(status)
         self._response |= {"status": status, "output": self._items, "usage": _usage(finished, self._thought)}
+        self._response |= receipt_of(finished)
         if reason == "stop":
             self._response["completed_at"] = int(time.time())
         else:

@@ -168,11 +168,12 @@ class AsyncClient(Asks[AsyncReply]):
     def ask(self, prompt: inference.Prompt, **options: Unpack[RequestOptions]) -> AsyncReply:
         """Asks with a prompt of the contract as it is; otherwise as `chat`."""
         model, timeout = options.pop("model", ""), options.pop("timeout", None)
+        nonce = options.pop("receipt_nonce", b"") or secrets.token_bytes(32)
         key = routing_key_of(self._routing_secret, options.pop("prompt_cache_key", None), prompt)
         request = request_of(options)
         request.model, request.min_trust = model, max(self._floor, request.min_trust)
         seconds = self._timeout if timeout is None else timeout
-        return self._reply(Question(prompt, request, seconds, self._prefix_salt, key))
+        return self._reply(Question(prompt, request, seconds, self._prefix_salt, key, nonce))
 
     async def __aenter__(self) -> Self:
         return self
@@ -273,7 +274,10 @@ class AsyncClient(Asks[AsyncReply]):
             except SealringError as error:
                 await asyncio.sleep(attempts.pause_after(error))
                 continue
-            attempt, gateway = attempts.next(view.roster, view.loads, model), self.gateways.current
+            attempt, gateway = (
+                attempts.next(view.roster, view.loads, model, view.response),
+                self.gateways.current,
+            )
             call = self._stub(gateway).Generate(
                 attempt.request, timeout=attempts.seconds_left, metadata=self._metadata
             )

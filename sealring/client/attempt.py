@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from sealring.client.choice import Loads, choose_ring
 from sealring.client.question import Question
+from sealring.client.receipts import SealedReceipts, unsigned
 from sealring.client.types import (
     Choice,
     Completion,
@@ -31,6 +32,7 @@ from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, SealringError,
 from sealring.mesh.names import split_pin
 from sealring.mesh.prompt.images import has_images, without_images
 from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS, REQUEST_ID_BYTES, RequestInfo, seal_request
+from sealring.mesh.receipt.statement import MAX_EARLIER
 from sealring.mesh.roster.model import Roster
 from sealring.v1 import inference_pb2 as inference
 
@@ -66,6 +68,9 @@ class Answered:
     tokens: int = 0
     pieces: list[Delta] = dataclasses.field(default_factory=list)
     reason: FinishReason | None = None
+    receipt: inference.Receipt | None = None
+    earlier: list[inference.EarlierEpoch] = dataclasses.field(default_factory=list)
+    """Epochs of earlier attempts that brought some of the tokens."""
 
     def go_back(self) -> None:
         """Drops the tokens whose content has not come: the next attempt brings them again."""
@@ -98,8 +103,10 @@ class Attempt:
         lifetime: float,
         answers: Sequence[Answered] | None = None,
         attempts: int = 0,
+        signed: inference.GetRosterResponse | None = None,
     ) -> None:
-        """`answers` are all of the question as far as they have come, `attempts` GenerateRequest's.
+        """`answers` are all of the question as far as they have come, `attempts` GenerateRequest's. `signed`
+        is the roster as the gateway gave it.
 
         Raises InvalidInput (BAD_SEALING_KEY, REQUEST_TOO_LARGE).
         """
@@ -116,6 +123,10 @@ class Attempt:
                 answer.go_back()
         self._asked = range(len(self._answers))
         self._usage: Usage | None = None
+        self._epoch = 0
+        self._given = [len(answer.token_ids) for answer in self._answers]
+        signed = signed or inference.GetRosterResponse()
+        self._receipts = SealedReceipts(question, roster, signed, ring.id)
         prompt = question.prompt
         if any(answer.token_ids for answer in self._answers):
             prompt = inference.Prompt()
@@ -123,7 +134,11 @@ class Attempt:
             choice = next(number for number in self._asked if self._answers[number].reason is None)
             self._asked = range(choice, choice + 1)
             one = self._answers[choice]
-            prompt.resume.CopyFrom(inference.Resume(tokens=one.token_ids, held=one.held, choice=choice))
+            prompt.resume.CopyFrom(
+                inference.Resume(
+                    tokens=one.token_ids, held=one.held, choice=choice, earlier=one.earlier[-MAX_EARLIER:]
+                )
+            )
         self.lifetime = min(ceil(lifetime), MAX_LIFETIME_SECONDS)
         self.sealed_at = time.time()
         expires = int(self.sealed_at + self.lifetime)
@@ -134,6 +149,7 @@ class Attempt:
             min_trust=question.request.min_trust,
             prefix_salt=question.prefix_salt,
             choices=len(self._asked),
+            receipt_nonce=question.receipt_nonce,
         )
         head = roster.member(ring.members[0].id)
         sealed, self._opener = seal_request(head.sealing_key, info, body.SerializeToString())
@@ -149,6 +165,7 @@ class Attempt:
                 envelope=inference.Envelope(sealed=sealed, sealed_for=sealed_for),
                 choices=len(self._asked),
                 attempts=attempts,
+                receipt=inference.ReceiptRequest(),
             )
         )
 
@@ -192,12 +209,21 @@ class Attempt:
             choices=choices,
             reasoning=choices[0].reasoning,
             tool_calls=choices[0].tool_calls,
+            receipts=tuple(answer.receipt or unsigned(one) for one, answer in enumerate(self._answers)),
         )
+
+    def gave_up(self) -> None:
+        """The attempt has failed: another one names the epoch that brought what has come."""
+        for answer, given in zip(self._answers, self._given, strict=True):
+            if len(answer.token_ids) > given:
+                answer.earlier.append(
+                    inference.EarlierEpoch(ring=self.ring.id, epoch=self._epoch, tokens=len(answer.token_ids))
+                )
 
     def _take_start(self, started: inference.Started) -> None:
         if started.ring != self.ring.id:
             raise _out_of_order()
-        self._started = True
+        self._started, self._epoch = True, started.epoch
 
     def _take_delta(self, outer: inference.Delta) -> Delta | None:
         if outer.WhichOneof("content") != "sealed":
@@ -216,6 +242,13 @@ class Attempt:
             raise _out_of_order()
         number = self._asked[delta.choice]
         choice = self._answers[number]
+        if delta.HasField("receipt"):
+            if choice.reason is None or number in self._receipts:
+                raise _out_of_order()
+            self._receipts.take(number, delta.receipt)
+            if last != all(each in self._receipts for each in self._asked):
+                raise _out_of_order()
+            return None
         if choice.reason is not None or delta.tokens < choice.tokens:
             raise _out_of_order()
         self.prompt_tokens = self.prompt_tokens or delta.prompt_tokens
@@ -227,9 +260,10 @@ class Attempt:
             choice.token_ids += choice.untold
             choice.untold = []
             choice.held = list(delta.held)
-        if last != all(self._answers[each].reason is not None for each in self._asked):
+        complete = all(self._answers[each].reason is not None for each in self._asked)
+        if last and not complete:
             raise _out_of_order()
-        if last:
+        if complete:  # receipts may follow, of a head that signs them
             self._usage = self._used(delta.prompt_tokens)
         told = Delta(
             delta.text,
@@ -247,6 +281,8 @@ class Attempt:
 
     def _take_end(self, finished: inference.Finished) -> None:
         self._finished = True
+        if self._usage is not None and not self._opener.complete:
+            raise _cut_off()
         usage = self._usage or self._ended_by_gateway(finished)
         cached = min(finished.cached_tokens, usage.prompt_tokens)
         accepted = min(finished.accepted_tokens, usage.completion_tokens)
@@ -254,6 +290,19 @@ class Attempt:
         self._usage = dataclasses.replace(
             usage, cached_tokens=cached, drafted_tokens=drafted, accepted_tokens=accepted
         )
+        tails = {each.choice: each.tail for each in finished.receipts if each.HasField("tail")}
+        for place, number in enumerate(self._asked):
+            answer = self._answers[number]
+            if answer.reason is not None:
+                answer.receipt = self._receipts.checked(
+                    number,
+                    tails.get(place),
+                    answer.pieces,
+                    answer.token_ids[self._given[number] :],
+                    self._epoch,
+                    answer.reason,
+                    answer.tokens,
+                )
 
     def _ended_by_gateway(self, finished: inference.Finished) -> Usage:
         """The gateway may end a reply itself only where memory sets the limit: with max_tokens 0."""
@@ -318,9 +367,15 @@ class Attempts:
         """Whether an attempt has failed, so that the roster has to be fetched anew."""
         return self._failed > 0
 
-    def next(self, roster: Roster, loads: Loads, model: str = "") -> Attempt:
+    def next(
+        self,
+        roster: Roster,
+        loads: Loads,
+        model: str = "",
+        signed: inference.GetRosterResponse | None = None,
+    ) -> Attempt:
         """The next envelope, for a ring of the question's model, whose name in the roster is `model` if the
-        question has another one; `ended` must follow.
+        question has another one; `ended` must follow. `signed` is the roster as the gateway gave it.
 
         A model that cannot see, by the word of the gateway, gets no image. Raises NotFound,
         FailedPrecondition (TRUST_BELOW_FLOOR, MODEL_DIFFERS), InvalidInput (MODEL_CANNOT_SEE, and others).
@@ -344,7 +399,7 @@ class Attempts:
             )
         ring = Ring.from_roster(chosen, roster)
         self._on_ring(ring)
-        attempt = Attempt(question, roster, ring, self.seconds_left, self._answers, self._told)
+        attempt = Attempt(question, roster, ring, self.seconds_left, self._answers, self._told, signed)
         loads.sent(ring.id)
         self._met = True
         self._counted = loads, ring.id
@@ -364,6 +419,7 @@ class Attempts:
         for as long as its user does: gateways and rings come back, and the answer goes on.
         """
         if attempt is not None:
+            attempt.gave_up()
             self._gone_since = None
             if attempt.delivered:
                 self._count, self._failed = 0, 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.prompt.validate import validate_prompt, validate_prompt_cache_key
+from sealring.mesh.receipt.statement import check_nonce
 from sealring.mesh.ring.routing import routing_key
 from sealring.v1 import inference_pb2 as inference
 
@@ -38,10 +40,14 @@ class Question:
     timeout: float
     prefix_salt: bytes
     routing_key: bytes = b""
+    receipt_nonce: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    """What the members that answer sign beside the answer, so that nobody can show their receipts for another
+    question."""
 
     def __post_init__(self) -> None:
         """Raises InvalidInput: BAD_TIMEOUT, and those of validate_prompt."""
         validate_prompt(self.prompt)
+        check_nonce(self.receipt_nonce)
         if not 0 < self.timeout <= MAX_TIMEOUT_SECONDS:
             raise InvalidInput(
                 "timeout is out of bounds",

@@ -41,6 +41,7 @@ class SealingBackend:
             request.envelope.clear,
             model=request.model,
             prompt_cache_key=request.prompt_cache_key if request.HasField("prompt_cache_key") else None,
+            receipt_nonce=request.receipt.nonce,
             **numbers_of(request),
         )
         begun = False
@@ -56,6 +57,8 @@ class SealingBackend:
                 if not begun:
                     yield _started(request, reply)
                 counted, finished = _ended(reply.completion)
+                if request.HasField("receipt"):
+                    finished.finished.receipts.extend(reply.completion.receipts)
                 observed.event(counted)
                 observed.event(finished)
                 yield finished

@@ -160,6 +160,9 @@ class Completion:
     choices: tuple[Choice, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    receipts: tuple[inference.Receipt, ...] = ()
+    """What head and tail have signed for each choice. The client has checked it; one that `missing` says why
+    it is not there (docs/receipts.md)."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,9 @@ class RequestOptions(RequestNumbers, total=False):
     prompt_cache_key: str | None
     """Questions with the same key go to the same ring, unless it is too busy. None: the key is derived from
     the beginning of the conversation; empty: the least busy ring answers. The key stays in this process."""
+    receipt_nonce: bytes
+    """16 to 64 bytes in the receipt of the answer, which tie it to something of the caller's. By default 32
+    random bytes."""
 
 
 class Options(RequestOptions, SamplingOptions, total=False):

@@ -65,6 +65,7 @@ class ScheduleRequest(_message.Message):
     FORWARDED_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
+    SIGN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___Attach: ...
     @_builtins.property
@@ -107,6 +108,10 @@ class ScheduleRequest(_message.Message):
     def piece(self) -> Global___Piece:
         """head only: of an open or a forward"""
 
+    @_builtins.property
+    def sign(self) -> Global___SignRow:
+        """tail only: a row that asks for a receipt has ended"""
+
     def __init__(
         self,
         *,
@@ -123,12 +128,13 @@ class ScheduleRequest(_message.Message):
         forwarded: Global___Forwarded | None = ...,
         recall: Global___Recall | None = ...,
         piece: Global___Piece | None = ...,
+        sign: Global___SignRow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "piece", b"piece", "ping", b"ping", "proof", b"proof", "recall", b"recall", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "piece", b"piece", "ping", b"ping", "proof", b"proof", "recall", b"recall", "renewal", b"renewal", "sign", b"sign", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "piece", b"piece", "ping", b"ping", "proof", b"proof", "recall", b"recall", "renewal", b"renewal", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "discard", b"discard", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "offer", b"offer", "open", b"open", "piece", b"piece", "ping", b"ping", "proof", b"proof", "recall", b"recall", "renewal", b"renewal", "sign", b"sign", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal", "forward", "forwarded", "recall", "piece"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "open", "discard", "step", "ping", "goodbye", "offer", "proof", "renewal", "forward", "forwarded", "recall", "piece", "sign"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -150,6 +156,7 @@ class ScheduleResponse(_message.Message):
     FORWARDED_FIELD_NUMBER: _builtins.int
     RECALLED_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___Attached: ...
     @_builtins.property
@@ -190,6 +197,10 @@ class ScheduleResponse(_message.Message):
     def piece(self) -> Global___Piece:
         """head only: of a forward"""
 
+    @_builtins.property
+    def receipt(self) -> Global___RowReceipt:
+        """head and tail"""
+
     def __init__(
         self,
         *,
@@ -205,12 +216,13 @@ class ScheduleResponse(_message.Message):
         forwarded: Global___Forwarded | None = ...,
         recalled: Global___Recalled | None = ...,
         piece: Global___Piece | None = ...,
+        receipt: Global___RowReceipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "piece", b"piece", "pong", b"pong", "proof", b"proof", "recalled", b"recalled", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "piece", b"piece", "pong", b"pong", "proof", b"proof", "recalled", b"recalled", "receipt", b"receipt", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "piece", b"piece", "pong", b"pong", "proof", b"proof", "recalled", b"recalled", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "done", b"done", "fault", b"fault", "forward", b"forward", "forwarded", b"forwarded", "goodbye", b"goodbye", "message", b"message", "opened", b"opened", "piece", b"piece", "pong", b"pong", "proof", b"proof", "recalled", b"recalled", "receipt", b"receipt", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "opened", "refused", "done", "pong", "fault", "goodbye", "proof", "forward", "forwarded", "recalled", "piece"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "opened", "refused", "done", "pong", "fault", "goodbye", "proof", "forward", "forwarded", "recalled", "piece", "receipt"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -573,6 +585,7 @@ class OpenRow(_message.Message):
     PREFIX_SCOPE_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """chosen by the gateway, never used twice in an epoch"""
     request_id: _builtins.str
@@ -589,6 +602,10 @@ class OpenRow(_message.Message):
     """
     @_builtins.property
     def envelope(self) -> _inference_pb2.Envelope: ...
+    @_builtins.property
+    def receipt(self) -> _inference_pb2.ReceiptRequest:
+        """as in GenerateRequest"""
+
     def __init__(
         self,
         *,
@@ -600,14 +617,79 @@ class OpenRow(_message.Message):
         prefix_scope: _builtins.str = ...,
         choices: _builtins.int = ...,
         client: _builtins.bytes = ...,
+        receipt: _inference_pb2.ReceiptRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "client", b"client", "deployment", b"deployment", "envelope", b"envelope", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "request_id", b"request_id", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "client", b"client", "deployment", b"deployment", "envelope", b"envelope", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "receipt", b"receipt", "request_id", b"request_id", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenRow: _TypeAlias = OpenRow  # noqa: Y015
+
+@_typing.final
+class SignRow(_message.Message):
+    """Asks the tail to sign for the first tokens of an answer. Comes before the row is evicted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    tokens: _builtins.int
+    """of the answer, those of earlier epochs included"""
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["row", b"row", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignRow: _TypeAlias = SignRow  # noqa: Y015
+
+@_typing.final
+class RowReceipt(_message.Message):
+    """A member's signature for a row that has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    sealed: _builtins.bytes
+    """SealedDelta with the head's"""
+    rank: _builtins.int
+    """of the member on whose stream the gateway has read this: it notes that itself"""
+    @_builtins.property
+    def head(self) -> _inference_pb2.HeadReceipt: ...
+    @_builtins.property
+    def tail(self) -> _inference_pb2.TailReceipt: ...
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        head: _inference_pb2.HeadReceipt | None = ...,
+        sealed: _builtins.bytes = ...,
+        tail: _inference_pb2.TailReceipt | None = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "part", b"part", "sealed", b"sealed", "tail", b"tail"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "part", b"part", "rank", b"rank", "row", b"row", "sealed", b"sealed", "tail", b"tail"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["head", "sealed", "tail"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___RowReceipt: _TypeAlias = RowReceipt  # noqa: Y015
 
 @_typing.final
 class RowOpened(_message.Message):

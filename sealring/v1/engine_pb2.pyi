@@ -47,6 +47,7 @@ class EngineCommand(_message.Message):
     JOIN_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
     USE_DISK_FIELD_NUMBER: _builtins.int
+    SIGN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def profile(self) -> Global___ProfileModel: ...
     @_builtins.property
@@ -79,6 +80,10 @@ class EngineCommand(_message.Message):
     def use_disk(self) -> Global___UseDisk:
         """likewise, in every epoch"""
 
+    @_builtins.property
+    def sign(self) -> _control_pb2.SignRow:
+        """tail only"""
+
     def __init__(
         self,
         *,
@@ -95,12 +100,13 @@ class EngineCommand(_message.Message):
         join: Global___JoinGroup | None = ...,
         recall: _control_pb2.Recall | None = ...,
         use_disk: Global___UseDisk | None = ...,
+        sign: _control_pb2.SignRow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "sign", b"sign", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "sign", b"sign", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join", "recall", "use_disk"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join", "recall", "use_disk", "sign"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -125,6 +131,7 @@ class EngineEvent(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     JOINED_FIELD_NUMBER: _builtins.int
     RECALLED_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___EngineReady:
         """first"""
@@ -161,6 +168,8 @@ class EngineEvent(_message.Message):
     def joined(self) -> Global___GroupJoined: ...
     @_builtins.property
     def recalled(self) -> _control_pb2.Recalled: ...
+    @_builtins.property
+    def digests(self) -> Global___RowDigests: ...
     def __init__(
         self,
         *,
@@ -179,12 +188,13 @@ class EngineEvent(_message.Message):
         trace: Global___TraceTaken | None = ...,
         joined: Global___GroupJoined | None = ...,
         recalled: _control_pb2.Recalled | None = ...,
+        digests: Global___RowDigests | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "recalled", b"recalled", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "recalled", b"recalled", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "recalled", b"recalled", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "recalled", b"recalled", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "profiled", "progress", "loaded", "problem", "opened", "refused", "done", "fault", "pong", "epoch_opened", "epoch_closed", "trace", "joined", "recalled"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "profiled", "progress", "loaded", "problem", "opened", "refused", "done", "fault", "pong", "epoch_opened", "epoch_closed", "trace", "joined", "recalled", "digests"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -797,6 +807,7 @@ class OpenEngineRow(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     PREFIX_SCOPE_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     max_tokens: _builtins.int
     choices: _builtins.int
@@ -805,6 +816,8 @@ class OpenEngineRow(_message.Message):
     """rows of one scope may share prefixes; empty: this row shares none"""
     client: _builtins.bytes
     """as in OpenRow"""
+    receipt: _builtins.bytes
+    """32 bytes that bind what head and tail sign (mesh.receipt.statement); empty: they sign nothing"""
     @_builtins.property
     def prompt(self) -> _inference_pb2.Prompt:
         """the daemon has opened the envelope"""
@@ -818,14 +831,70 @@ class OpenEngineRow(_message.Message):
         choices: _builtins.int = ...,
         prefix_scope: _builtins.bytes = ...,
         client: _builtins.bytes = ...,
+        receipt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "client", b"client", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "prompt", b"prompt", "row", b"row"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "client", b"client", "max_tokens", b"max_tokens", "prefix_scope", b"prefix_scope", "prompt", b"prompt", "receipt", b"receipt", "row", b"row"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenEngineRow: _TypeAlias = OpenEngineRow  # noqa: Y015
+
+@_typing.final
+class RowDigests(_message.Message):
+    """Hashes for the daemon of head or tail, which signs them: the row has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    BINDING_FIELD_NUMBER: _builtins.int
+    GIVEN_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLED_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    binding: _builtins.bytes
+    """OpenEngineRow.receipt"""
+    given: _builtins.int
+    """tokens of the answer that an earlier epoch has brought"""
+    tokens: _builtins.int
+    """of the answer, those included"""
+    sampled: _builtins.bytes
+    """SHA-256 over the others; empty: the tail does not have that many"""
+    text: _builtins.bytes
+    """of the head only
+    this and the next two: SHA-256 over what was sent of the answer
+    """
+    reasoning: _builtins.bytes
+    calls: _builtins.bytes
+    finish: _inference_pb2.FinishReason.ValueType
+    prompt_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        binding: _builtins.bytes = ...,
+        given: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        sampled: _builtins.bytes = ...,
+        text: _builtins.bytes = ...,
+        reasoning: _builtins.bytes = ...,
+        calls: _builtins.bytes = ...,
+        finish: _inference_pb2.FinishReason.ValueType = ...,
+        prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "calls", b"calls", "finish", b"finish", "given", b"given", "prompt_tokens", b"prompt_tokens", "reasoning", b"reasoning", "row", b"row", "sampled", b"sampled", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowDigests: _TypeAlias = RowDigests  # noqa: Y015
 
 @_typing.final
 class EngineFault(_message.Message):
@@ -1289,6 +1358,7 @@ class RowParameters(_message.Message):
     STORED_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """tokens of the answer that an earlier epoch has generated"""
     masked_until: _builtins.int
@@ -1297,6 +1367,8 @@ class RowParameters(_message.Message):
     """the prompt's chain (mesh.ring.prefix_names): every member may store its blocks"""
     grammar: _builtins.str
     """Lark, in llguidance's dialect; empty: any answer"""
+    receipt: _builtins.bytes
+    """as in OpenEngineRow"""
     @_builtins.property
     def sampling(self) -> _inference_pb2.Sampling:
         """options that are one number each; the seed is this row's"""
@@ -1345,10 +1417,11 @@ class RowParameters(_message.Message):
         stored: _builtins.bytes = ...,
         prompt: _abc.Iterable[_builtins.int] | None = ...,
         grammar: _builtins.str = ...,
+        receipt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "grammar", b"grammar", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "position", b"position", "prompt", b"prompt", "prompt_tail", b"prompt_tail", "sampling", b"sampling", "scored", b"scored", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "grammar", b"grammar", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "position", b"position", "prompt", b"prompt", "prompt_tail", b"prompt_tail", "receipt", b"receipt", "sampling", b"sampling", "scored", b"scored", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -80,6 +80,7 @@ class GenerateRequest(_message.Message):
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     KEEP_ALIVE_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the deployment's name; may be empty when there is only one"""
     request_id: _builtins.str
@@ -108,6 +109,10 @@ class GenerateRequest(_message.Message):
     """
     @_builtins.property
     def envelope(self) -> Global___Envelope: ...
+    @_builtins.property
+    def receipt(self) -> Global___ReceiptRequest:
+        """the members that answer are to sign for it"""
+
     def __init__(
         self,
         *,
@@ -122,10 +127,11 @@ class GenerateRequest(_message.Message):
         prompt_cache_key: _builtins.str | None = ...,
         attempts: _builtins.int = ...,
         keep_alive: _builtins.int | None = ...,
+        receipt: Global___ReceiptRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "_prompt_cache_key", b"_prompt_cache_key", "envelope", b"envelope", "keep_alive", b"keep_alive", "prompt_cache_key", b"prompt_cache_key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "_prompt_cache_key", b"_prompt_cache_key", "envelope", b"envelope", "keep_alive", b"keep_alive", "prompt_cache_key", b"prompt_cache_key", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "_prompt_cache_key", b"_prompt_cache_key", "attempts", b"attempts", "choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "keep_alive", b"keep_alive", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "_prompt_cache_key", b"_prompt_cache_key", "attempts", b"attempts", "choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "keep_alive", b"keep_alive", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "receipt", b"receipt", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
     _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015
@@ -137,6 +143,133 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_cache_key) -> _WhichOneofReturnType__prompt_cache_key | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class ReceiptRequest(_message.Message):
+    """Asks for a receipt (docs/receipts.md) with each answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: _builtins.int
+    ROSTER_HASH_FIELD_NUMBER: _builtins.int
+    nonce: _builtins.bytes
+    """16 to 64 bytes that the client has drawn; empty beside a sealed prompt, which has it inside"""
+    roster_hash: _builtins.bytes
+    """of the gateway's newest roster, which it sends along; clients leave it empty"""
+    def __init__(
+        self,
+        *,
+        nonce: _builtins.bytes = ...,
+        roster_hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "roster_hash", b"roster_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiptRequest: _TypeAlias = ReceiptRequest  # noqa: Y015
+
+@_typing.final
+class HeadReceipt(_message.Message):
+    """The signature of the head of a ring for one answer (mesh/receipt/statement.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    statement: _builtins.bytes
+    """canonical JSON"""
+    signature: _builtins.bytes
+    """by its identity key"""
+    missing: _builtins.str
+    """the reason why there is none"""
+    def __init__(
+        self,
+        *,
+        statement: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+        missing: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "signature", b"signature", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadReceipt: _TypeAlias = HeadReceipt  # noqa: Y015
+
+@_typing.final
+class TailReceipt(_message.Message):
+    """The tail's signature for the tokens that it has sampled. Its statement follows from the head's and from this."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINISHED_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    finished: _builtins.int
+    """milliseconds since 1970"""
+    signature: _builtins.bytes
+    """by its identity key"""
+    missing: _builtins.str
+    """the reason why there is none"""
+    def __init__(
+        self,
+        *,
+        finished: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
+        missing: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "missing", b"missing", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TailReceipt: _TypeAlias = TailReceipt  # noqa: Y015
+
+@_typing.final
+class Receipt(_message.Message):
+    """The receipt for one choice of an answer. A client that knows the root hash needs nothing else to check it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
+    ROOT_METADATA_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    roster: _builtins.bytes
+    """the DSSE envelope that the head names; empty where the client has it"""
+    root_metadata: _builtins.bytes
+    """as in GetRosterResponse"""
+    @_builtins.property
+    def head(self) -> Global___HeadReceipt:
+        """beside a sealed prompt it is in the choice's last sealed chunk instead"""
+
+    @_builtins.property
+    def tail(self) -> Global___TailReceipt:
+        """absent in a ring of one"""
+
+    def __init__(
+        self,
+        *,
+        choice: _builtins.int = ...,
+        head: Global___HeadReceipt | None = ...,
+        tail: Global___TailReceipt | None = ...,
+        roster: _builtins.bytes = ...,
+        root_metadata: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "tail", b"tail"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "head", b"head", "root_metadata", b"root_metadata", "roster", b"roster", "tail", b"tail"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
 
 @_typing.final
 class Envelope(_message.Message):
@@ -217,6 +350,7 @@ class SealedPrompt(_message.Message):
     MIN_TRUST_FIELD_NUMBER: _builtins.int
     PREFIX_SALT_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
+    RECEIPT_NONCE_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """as in GenerateRequest"""
     min_trust: _builtins.int
@@ -225,6 +359,8 @@ class SealedPrompt(_message.Message):
     """Sealed prompts of the same salt may share prefixes; empty: this one shares none. Up to 64 bytes, secret."""
     choices: _builtins.int
     """as in GenerateRequest"""
+    receipt_nonce: _builtins.bytes
+    """as in ReceiptRequest; empty: no receipt is asked for"""
     @_builtins.property
     def prompt(self) -> Global___Prompt: ...
     def __init__(
@@ -235,10 +371,11 @@ class SealedPrompt(_message.Message):
         min_trust: _builtins.int = ...,
         prefix_salt: _builtins.bytes = ...,
         choices: _builtins.int = ...,
+        receipt_nonce: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "prefix_salt", b"prefix_salt", "prompt", b"prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "prefix_salt", b"prefix_salt", "prompt", b"prompt", "receipt_nonce", b"receipt_nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -261,6 +398,7 @@ class SealedDelta(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     PARSED_FIELD_NUMBER: _builtins.int
     UNTOLD_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     tokens: _builtins.int
     """generated so far"""
@@ -282,6 +420,10 @@ class SealedDelta(_message.Message):
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
     @_builtins.property
     def parsed(self) -> Global___Parsed: ...
+    @_builtins.property
+    def receipt(self) -> Global___HeadReceipt:
+        """where one is asked for: the choice's last chunk, which has nothing else"""
+
     def __init__(
         self,
         *,
@@ -296,10 +438,11 @@ class SealedDelta(_message.Message):
         held: _abc.Iterable[Global___TokenLogprob] | None = ...,
         parsed: Global___Parsed | None = ...,
         untold: _builtins.bool = ...,
+        receipt: Global___HeadReceipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["parsed", b"parsed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parsed", b"parsed", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "padding", b"padding", "parsed", b"parsed", "prompt_tokens", b"prompt_tokens", "text", b"text", "token", b"token", "tokens", b"tokens", "untold", b"untold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "padding", b"padding", "parsed", b"parsed", "prompt_tokens", b"prompt_tokens", "receipt", b"receipt", "text", b"text", "token", b"token", "tokens", b"tokens", "untold", b"untold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -392,6 +535,7 @@ class Resume(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
+    EARLIER_FIELD_NUMBER: _builtins.int
     choice: _builtins.int
     """which of the answers this is; no other is given"""
     @_builtins.property
@@ -402,20 +546,51 @@ class Resume(_message.Message):
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """of the last of them, those that were not told"""
 
+    @_builtins.property
+    def earlier(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlierEpoch]:
+        """those that brought `tokens`; receipts name them"""
+
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         held: _abc.Iterable[Global___TokenLogprob] | None = ...,
         choice: _builtins.int = ...,
+        earlier: _abc.Iterable[Global___EarlierEpoch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "held", b"held", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "earlier", b"earlier", "held", b"held", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Resume: _TypeAlias = Resume  # noqa: Y015
+
+@_typing.final
+class EarlierEpoch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RING_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ring: _builtins.str
+    epoch: _builtins.int
+    tokens: _builtins.int
+    """that the answer had at its end"""
+    def __init__(
+        self,
+        *,
+        ring: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "ring", b"ring", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EarlierEpoch: _TypeAlias = EarlierEpoch  # noqa: Y015
 
 @_typing.final
 class Chat(_message.Message):
@@ -806,6 +981,7 @@ class Started(_message.Message):
     MIN_TRUST_FIELD_NUMBER: _builtins.int
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
     LOAD_MS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     ring: _builtins.str
@@ -815,6 +991,8 @@ class Started(_message.Message):
     roster_version: _builtins.int
     load_ms: _builtins.int
     """that the request waited until a ring served its model"""
+    epoch: _builtins.int
+    """of the ring, in which the answer begins"""
     def __init__(
         self,
         *,
@@ -825,10 +1003,11 @@ class Started(_message.Message):
         min_trust: _builtins.int = ...,
         roster_version: _builtins.int = ...,
         load_ms: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load_ms", b"load_ms", "min_trust", b"min_trust", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "ring", b"ring", "roster_version", b"roster_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "load_ms", b"load_ms", "min_trust", b"min_trust", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "ring", b"ring", "roster_version", b"roster_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -955,6 +1134,7 @@ class Finished(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
@@ -968,6 +1148,10 @@ class Finished(_message.Message):
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___FinishedChoice]:
         """of several answers, each one's end; above are the first one's reason and the tokens of all"""
 
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Receipt]:
+        """by choice, where they are asked for"""
+
     def __init__(
         self,
         *,
@@ -978,10 +1162,11 @@ class Finished(_message.Message):
         choices: _abc.Iterable[Global___FinishedChoice] | None = ...,
         drafted_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
+        receipts: _abc.Iterable[Global___Receipt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "choices", b"choices", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "choices", b"choices", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "receipts", b"receipts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

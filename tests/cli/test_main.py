@@ -84,7 +84,7 @@ def test_the_help_lists_every_command_by_what_it_is_for(here: Any, monkeypatch: 
         "Look:": ["status", "dashboard", "doctor", "logs", "bugreport", "trace"],
         "Parts of a cluster:": [
             *("coordinator", "node", "gateway", "deployment", "model", "cache", "token", "key"),
-            *("operator", "roster", "root", "audit", "service", "config"),
+            *("operator", "roster", "root", "receipt", "audit", "service", "config"),
         ],
     }
     assert here("-h").out.splitlines() == lines

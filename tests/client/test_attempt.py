@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from rostertest import PaperCluster
 from scriptedgateway import PIECES, answer
 
@@ -119,7 +120,7 @@ def test_an_envelope_expires_with_the_question() -> None:
 
 
 def test_a_head_that_contradicts_itself_is_not_believed() -> None:
-    for fields in ({"tokens": 0, "text": "x"}, {"tokens": 9, "finish": inference.FINISH_REASON_STOP}):
+    for fields in ({"tokens": 0, "text": "x"}, {"tokens": 9, "receipt": inference.HeadReceipt()}):
         attempt = Attempt(question(), CLUSTER.roster, RING, 60.0)
         to = attempt.request.envelope.sealed_for
         info = RequestInfo("demo", to.request_id, to.expires, to.roster_hash)
@@ -130,13 +131,13 @@ def test_a_head_that_contradicts_itself_is_not_believed() -> None:
         assert attempt.take(started) is None
         first = inference.SealedDelta(text="a", tokens=1).SerializeToString()
         second = inference.SealedDelta(**fields).SerializeToString()
-        for body, refused in ((first, False), (second, True)):
+        for body, believed in ((first, True), (second, False)):
             event = inference.GenerateResponse(delta=inference.Delta(sealed=sealer.seal(body)))
-            if refused:
+            if believed:
+                assert attempt.take(event)
+            else:
                 with pytest.raises(EnvelopeError):
                     attempt.take(event)
-            else:
-                assert attempt.take(event)
 
 
 def test_an_answer_goes_on_before_the_tokens_whose_content_has_not_come() -> None:
@@ -233,19 +234,38 @@ STOP = inference.FINISH_REASON_STOP
         ([{"choice": 2, "text": "x", "tokens": 1}], False),
         ([{"choice": 1, "finish": STOP}, {"choice": 1, "text": "x", "tokens": 1}], False),
         ([{"choice": 1, "finish": STOP}], True),
-        ([{"choice": 1, "finish": STOP}, {"choice": 0, "finish": STOP}], False),
+        ([{"choice": 1, "finish": STOP}, {"choice": 1, "receipt": {}}, {"choice": 1, "receipt": {}}], False),
+        ([{"choice": 1, "finish": STOP}, {"choice": 1, "receipt": {}}], True),
+        ([{"choice": 1, "receipt": {}}], False),
     ],
 )
 def test_choices_that_contradict_themselves_are_not_believed(
     bodies: list[dict[str, Any]], last: bool
 ) -> None:
-    """Too many or too few, going on after their end, or with a last chunk that is not the last."""
+    """Too many or too few, going on after their end, or with receipts that nobody waits for."""
     attempt, seal = sealed_attempt(choices=2)
     *before, worst = bodies
     for body in before:
         attempt.take(seal(body, last=False))
     with pytest.raises(EnvelopeError):
         attempt.take(seal(worst, last=last))
+
+
+def test_an_answer_whose_last_chunk_is_not_the_last_was_cut_off() -> None:
+    attempt, seal = sealed_attempt()
+    attempt.take(seal({"text": "b", "tokens": 2, "finish": STOP}, last=False))
+    with refused("REPLY_CUT_OFF", EnvelopeError):
+        attempt.take(inference.GenerateResponse(finished=inference.Finished(reason=STOP)))
+
+
+def test_an_answer_that_nobody_signed_says_so() -> None:
+    attempt, seal = sealed_attempt()
+    attempt.take(seal({"text": "b", "tokens": 2, "finish": STOP}, last=False))
+    attempt.take(seal({"receipt": {"missing": "ENCLAVE_FAILED"}}, last=True))
+    attempt.take(inference.GenerateResponse(finished=inference.Finished(reason=STOP)))
+    whole = attempt.completion()
+    assert whole is not None
+    assert [one.head.missing for one in whole.receipts] == ["ENCLAVE_FAILED"]
 
 
 def test_all_choices_must_have_ended() -> None:
@@ -479,7 +499,12 @@ def test_the_next_attempt_asks_for_what_is_missing_one_answer_after_the_other() 
     attempt, seal, body = begun()
     assert (body.choices, body.max_tokens, attempt.request.choices) == (1, 50, 1)
     assert body.prompt.text == "hello"
-    assert body.prompt.resume == inference.Resume(tokens=[4, 5], held=[held], choice=0)
+    assert body.prompt.resume == inference.Resume(
+        tokens=[4, 5],
+        held=[held],
+        choice=0,
+        earlier=[inference.EarlierEpoch(ring="demo-0", epoch=0, tokens=2)],
+    )
     delta = attempt.take(seal({"text": "b", "tokens": 3, "finish": STOP, "prompt_tokens": 7}, last=True))
     assert delta is not None
     assert (delta.choice, delta.tokens) == (0, 3)

@@ -49,10 +49,11 @@ async def asked(**fields: Any) -> dict[str, Any]:
 
 
 async def test_all_that_is_asked_reaches_the_client() -> None:
-    assert await asked() == {"model": "demo", "prompt_cache_key": None}
+    own = {"model": "demo", "prompt_cache_key": None, "receipt_nonce": b""}
+    assert await asked() == own
     numbers = {"max_tokens": 9, "min_trust": 3, "priority": -2, "deadline_ms": 7, "keep_alive": 0}
     found = await asked(choices=3, **numbers)
-    assert found == {"model": "demo", "prompt_cache_key": None, "n": 3} | numbers
+    assert found == own | {"n": 3} | numbers
     assert (await asked(prompt_cache_key=""))["prompt_cache_key"] == ""
 
 

@@ -420,7 +420,7 @@ def test_what_a_gateway_schedules(messages: list[bytes]) -> None:
             yield message
 
     epoch = Epoch()
-    stream = GatewayStream("gateway", epoch, Unsealer(), Stranger())  # type: ignore[arg-type]
+    stream = GatewayStream("gateway", epoch, Unsealer(), Stranger(), Stranger())  # type: ignore[arg-type]
     asyncio.run(stream.read(requests()))
     assert all(isinstance(error, SealringError) for error in epoch.faults), epoch.faults
     for message in messages:

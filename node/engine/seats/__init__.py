@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.grammar import Grammars
+from sealring.node.engine.receipts import Sampled
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.transfer import Transfer, transfer
@@ -52,6 +53,7 @@ def seat_of(
     tail_drafter: TailDrafter | None = None,
     mtp: bool = False,
     tower: Tower | None = None,
+    sampled: Sampled | None = None,
     deadline: float,
     fail: Callable[[BaseException], None],
 ) -> Seat:
@@ -63,7 +65,7 @@ def seat_of(
         source: Source = Alone(prompts, images)
         alone = OwnExit(prompts, fail)
         return Seat(source, alone, Sampling(stage, source, alone, moves, grammars), moves)
-    link = LinkExit(channel, fail)
+    link = LinkExit(channel, fail, sampled)
     if isinstance(spec, ShardSpec):
         if spec.is_head:
             assert prompts is not None
@@ -78,7 +80,7 @@ def seat_of(
     else:
         source = Neighbour(spec, channel, moves, deadline)
     if spec.is_tail:
-        results: Results = Sampling(stage, source, link, moves, grammars, tail_drafter)
+        results: Results = Sampling(stage, source, link, moves, grammars, tail_drafter, sampled)
     elif isinstance(spec, ShardSpec):
         results = Alike(stage, source, link, moves)
     else:

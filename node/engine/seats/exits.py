@@ -16,6 +16,7 @@ from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, ResolvedSte
 from sealring.node.engine import records
 from sealring.node.engine.drafts import Guesses
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
+from sealring.node.engine.receipts import Places, Sampled, bring
 from sealring.node.engine.threads import DeviceWaits, Outbox, StepTimes
 from sealring.node.engine.transfer import SendBuffer, SharedSendBuffer
 from sealring.node.engine.vision.picture import Picture
@@ -147,12 +148,18 @@ class OwnExit(Exit):
 class LinkExit(Exit):
     """The exit of a member of a longer ring: records to the next member."""
 
-    def __init__(self, channel: EngineChannel, fail: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, channel: EngineChannel, fail: Callable[[BaseException], None], sampled: Sampled | None = None
+    ) -> None:
+        """`sampled`: at the tail, notes tokens of rows that ask for a receipt."""
         self._channel = channel
+        self._sampled = sampled
         super().__init__(fail)
 
     def tokens(self, step: ResolvedStep, asking: Asking, results: SendBuffer, times: StepTimes) -> None:
-        self.send(records.tokens_record(step, asking), results, times)
+        header = records.tokens_record(step, asking)
+        places = self._sampled.places(step) if self._sampled is not None else ()
+        self._outbox.put((header, places) if places else header, results, times)
 
     def send(self, header: RecordHeader, results: SendBuffer, times: StepTimes) -> None:
         """Sends results as a record."""
@@ -163,5 +170,10 @@ class LinkExit(Exit):
         self.send(header, SharedSendBuffer([data]), StepTimes(header.step, time.perf_counter()))
 
     def _deliver(self, label: object, buffers: list[memoryview]) -> None:
+        places: Places = ()
+        if not isinstance(label, RecordHeader):
+            assert isinstance(label, tuple)
+            label, places = label
+        bring(places, np.frombuffer(buffers[0], np.uint32).tolist() if places else ())
         assert isinstance(label, RecordHeader)
         self._channel.send(label, *buffers)

@@ -18,6 +18,7 @@ from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Row
 from sealring.node.engine.logprobs import Asking, asking_of, scores
 from sealring.node.engine.params import RowParameters
+from sealring.node.engine.receipts import Sampled
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.caches import Cache
@@ -258,8 +259,10 @@ class Sampling(_Logits):
         transfer: Transfer,
         grammars: Grammars | None,
         drafter: TailDrafter | None = None,
+        sampled: Sampled | None = None,
     ) -> None:
         super().__init__(stage, source, way_out, transfer)
+        self._receipts = sampled
         self._grammars = grammars
         self._drafter = drafter
         self._watching = False
@@ -277,6 +280,8 @@ class Sampling(_Logits):
             if self._drafter is not None:
                 self._drafter.begin(chunk, parameters.prompt)
             parameters = dataclasses.replace(parameters, prompt=())
+        if parameters.receipt and self._receipts is not None:
+            self._receipts.begin(row.number, chunk.choices, parameters.receipt, parameters.position)
         row.parameters = parameters
 
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array | None:

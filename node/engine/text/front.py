@@ -59,6 +59,7 @@ from sealring.node.engine import params
 from sealring.node.engine.drafts import Guesses, Lookup
 from sealring.node.engine.grammar import Follower, Grammars, left_its_grammar
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
+from sealring.node.engine.receipts import Told
 from sealring.node.engine.text.calls import AT_ONCE, CallReader
 from sealring.node.engine.text.chat import encode_chat, sections_of
 from sealring.node.engine.text.constraints import grammar_of, may_be_held
@@ -126,6 +127,9 @@ class StoredNames(NamedTuple):
 
 
 Emit = Callable[[engine.EngineEvent], None]
+Read = Callable[[str, Sequence[Any]], Sequence[inference.ToolCall] | None]
+"""As `CallReader.read`."""
+
 Tokens = npt.NDArray[np.uint32]
 
 
@@ -142,7 +146,11 @@ class Answer:
         log: TokenLog | None = None,
         sections: Sections | None = None,
         follower: Follower | None = None,
+        receipt: Told | None = None,
     ) -> None:
+        self.receipt = receipt
+        """What it notes for a receipt, where the row asks for one."""
+
         self._detokenizer = detokenizer
         self._stops = stops
         self._end_tokens = end_tokens
@@ -173,6 +181,8 @@ class Answer:
         Raises Internal (GRAMMAR_FAILED) where it is none of the row's grammar.
         """
         self.tokens += 1
+        if self.receipt is not None:
+            self.receipt.token(token)
         if self._follower is not None and not self._follower.allows(token):
             self.finish = inference.FINISH_REASON_STOP  # nothing more is sent
             raise left_its_grammar()
@@ -218,6 +228,8 @@ class Answer:
         if self._stops.stopped:
             parsed = parsed or inference.Parsed()
             parsed.stop = self._stops.matched
+        if self.receipt is not None:
+            self.receipt.add(text, parsed)
         return text, parsed
 
     @property
@@ -233,11 +245,15 @@ class Answer:
     def read(self, calls: Sequence[inference.ToolCall] | None) -> tuple[str, inference.Parsed | None]:
         """As `divide`, with the calls that the `unread` one holds. None: it cannot be read, and is text."""
         assert self._sections is not None
-        return self._sections.read(calls)
+        text, parsed = self._sections.read(calls)
+        if self.receipt is not None:
+            self.receipt.add(text, parsed)
+        return text, parsed
 
-    def resume(self, resume: inference.Resume) -> None:
+    def resume(self, resume: inference.Resume, read: Read | None = None) -> None:
         """Goes to where the answer was when its ring broke; whatever was sent then is not sent again.
 
+        `read` reads the calls that it holds, which are hashed for its receipt; they are not read without one.
         Raises InvalidInput (BAD_RESUME) for an answer that had ended.
         """
         told = len(resume.tokens) - len(resume.held)
@@ -246,8 +262,8 @@ class Answer:
             text = self.add(token)
             self._told += len(text)
             self.divide(text)
-            while self.unread is not None:  # the gateway has what it holds
-                self.read([])
+            while (call := self.unread) is not None:  # the gateway has what it holds
+                self.read([] if read is None or self.receipt is None else read(call, self.tools))
             if self._log is not None and index >= told:
                 self._log.restore(resume.held[index - told], start, self._certain)
         if self.finish:
@@ -573,7 +589,14 @@ class Front:
         end_tokens = sorted(tokenizer.end_tokens)
         penalized = texts[:asked].tolist() if pictures else ids
         sampled = params.from_sampling(
-            prompt.sampling, penalized, answered, resume.choice, grammar, end_tokens, chain.packed()
+            prompt.sampling,
+            penalized,
+            answered,
+            resume.choice,
+            grammar,
+            end_tokens,
+            chain.packed(),
+            command.receipt,
         )
         if pictures and scores:
             sampled = dataclasses.replace(sampled, scored=tuple(ids))
@@ -607,7 +630,8 @@ class Front:
             sections = sections_of(tokenizer, prompt, ids)
             detokenizer = tokenizer.detokenizer(spelt=sections is not None)
             follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
-            return Answer(detokenizer, stops, ends, max_tokens, log, sections, follower)
+            receipt = Told(command.receipt, len(ids), len(answered)) if command.receipt else None
+            return Answer(detokenizer, stops, ends, max_tokens, log, sections, follower, receipt)
 
         lookup = self._lookup(tokenizer, prompt, texts, asked) if opened.drafts else None
         modelled = opened.drafts and self._modelled and not pictures  # a draft model sees nothing
@@ -619,7 +643,7 @@ class Front:
         row.pictures = pictures
         if row.answer.tools and self._calls is not None:
             self._calls.prepare()
-        row.answer.resume(resume)
+        row.answer.resume(resume, self._calls.read if self._calls is not None else None)
         copies = (
             OpenRow(
                 None, b"", answer(), None, lookup and lookup.copy(), guesses and guesses.copy(), client=client
@@ -870,6 +894,15 @@ class Front:
         for event in failed:  # first, for a row whose last step is done must have ended
             self._emit(event)
         self._emit(engine.EngineEvent(done=done))
+        for output in outputs:
+            if output.finish and not output.untold:
+                self._say_digests(output.row, self._rows.get(output.row))
+
+    def _say_digests(self, row: int, opened: OpenRow | None) -> None:
+        """Says what is to be signed for a row whose answer is sent whole, where it asks for a receipt."""
+        if opened is not None and opened.answer.receipt is not None:
+            digests = opened.answer.receipt.digests(row, opened.answer.finish)
+            self._emit(engine.EngineEvent(digests=digests))
 
     @staticmethod
     def _say_likely(done: control.StepDone, rows: Sequence[OpenRow]) -> None:
@@ -989,6 +1022,8 @@ class Front:
             large = content.ByteSize() > MAX_OUTPUT_BYTES
             late = control.StepDone(outputs=[content])
             self._emit(refusal(row, _too_large()) if large else engine.EngineEvent(done=late))
+            if not large:
+                self._say_digests(row, opened)
 
     def _awaited(self, row: int, opened: OpenRow, generation: int) -> bool:
         """Whether anybody waits for what the row has not told yet: it is open, or the gateway has its last

@@ -227,7 +227,7 @@ async def test_the_command_asks_and_leaves(stage: Stage, here: Any) -> None:
     assert (done.data["answer"], done.data["sealed"]) == ('["hi"]', True)
     done = await asyncio.to_thread(here, "chat", "-", *known, stdin="hi there\n")
     assert done.out == '["hi there"]\n'
-    assert done.err.endswith("; sealed, trust software)\n")
+    assert done.err.endswith("; sealed, trust software, without a receipt (NOT_SIGNED))\n")
     done = await asyncio.to_thread(here, "chat", *known, stdin="one\ntwo\n\n")
     assert done.out == '["one"]\n["one", "[\\"one\\"]", "two"]\n'
     done = await asyncio.to_thread(here, "chat", "hi", "--gateway", stage.address)

@@ -3,8 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rosterkit import make_authority
+from rosterkit import make_cluster as make_signed_cluster
 
 from sealring.v1 import admin_pb2, membership_pb2
+
+__all__ = ["make_authority", "make_signed_cluster"]
 
 AT = 1_800_000_000
 NODE, GATEWAY = membership_pb2.ROLE_NODE, membership_pb2.ROLE_GATEWAY

@@ -213,7 +213,7 @@ STOP = inference.FINISH_REASON_STOP
 
 
 async def test_an_answer_from_beginning_to_end() -> None:
-    ring = Serving(dataclasses.replace(SERVING, min_trust=2, roster_version=9))
+    ring = Serving(dataclasses.replace(SERVING, min_trust=2, roster_version=9, epoch=4))
     answer = ring.ask("one", floor=2, routing_key=b"key")
     assert ring.members.owed == 1
     ring.opened(1, prompt=100)
@@ -227,7 +227,13 @@ async def test_an_answer_from_beginning_to_end() -> None:
     assert ring.members.owed > owed
     started, delta, finished = await read(answer)
     assert started.started == inference.Started(
-        request_id="one", model="model", ring="ring-0", prompt_tokens=100, min_trust=2, roster_version=9
+        request_id="one",
+        model="model",
+        ring="ring-0",
+        prompt_tokens=100,
+        min_trust=2,
+        roster_version=9,
+        epoch=4,
     )
     assert delta.delta.text == "all"
     assert finished.finished == inference.Finished(reason=STOP, prompt_tokens=100, completion_tokens=1)

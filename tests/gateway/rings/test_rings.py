@@ -344,7 +344,7 @@ def test_a_model_is_what_the_roster_says_of_its_own_rings() -> None:
     ]
     for one in signed:
         one.model_digest = bytes(32)
-    rings.use_roster(SimpleNamespace(rings=signed, members=[]))  # type: ignore[arg-type]
+    rings.use_roster(SimpleNamespace(rings=signed, members=[], hash=b""))  # type: ignore[arg-type]
     second.serving = None  # type: ignore[assignment]
     model, other = rings.models()
     assert (model.name, model.context, model.min_trust) == ("model", 256, 10)
@@ -371,6 +371,7 @@ def roster_of(*names: str, members: tuple[str, ...] = ("one", "two")) -> Any:
     listed = {name: SimpleNamespace(id=name, identity_key=b"k", addresses=(f"{name}:1",)) for name in members}
     return SimpleNamespace(
         version=7,
+        hash=bytes(32),
         members=list(listed.values()),
         member=listed.__getitem__,
         rings=[

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from prooftest import identity, introduce
 from rostertest import PaperCluster
 
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
+from sealring.mesh.clock import wall_clock
+from sealring.mesh.crypto.identity import SoftwareSigner, verify
+from sealring.mesh.crypto.keys import Label
+from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError, Unavailable
 from sealring.mesh.member.proof import Credentials, Purpose
 from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, to_pem
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request
+from sealring.mesh.receipt.digests import request_digest
+from sealring.mesh.receipt.statement import TailStatement, parse_statement
 from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.roster.model import RingMember
 from sealring.mesh.rpc.interceptor import Lease
@@ -27,6 +31,7 @@ from sealring.node.control import service as control
 from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MemberEpoch, Phase
+from sealring.node.daemon.receipts import ReceiptKey
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
 
@@ -58,7 +63,7 @@ class Engine:
 
 class Plan:
     ring, epoch, deployment, rank, size, kv_budget = "demo-0", 1, "demo", 0, 1, 1 << 20
-    backend = ""
+    backend, model_digest, layers = "", "", (0, 1)
     members: tuple[RingMember, ...] = ()
 
 
@@ -78,9 +83,11 @@ class Desk:
         paper = PaperCluster(size=1)
         self.key = paper.keys["demo-0"]
         self.roster = paper.roster
-        self.plan.members = paper.roster.rings[0].members
+        ring = paper.roster.rings[0]
+        self.plan.members, self.plan.model_digest = ring.members, ring.model_digest.hex()
         self.unsealer = Unsealer(self.key, self.plan.members[0].id)
         self.unsealer.learn(self.roster)
+        self.receipt_key = ReceiptKey("testbed", self.plan.members[0].id, self.signer, wall_clock)
 
     def report(self, message: membership_pb2.MemberMessage) -> None:
         self.faults.append(message.fault.problem.reason)
@@ -216,6 +223,68 @@ async def test_what_passes_through(connect) -> None:
     await stream.send(ping=control_pb2.Ping(sequence=3))
     assert (await stream.next()).pong == control_pb2.Pong(sequence=3, steps=5, engine_memory=77)
     assert desk.faults == []
+
+
+async def test_a_head_signs_for_what_its_engine_has_sent(connect) -> None:
+    desk, stream = await connect()
+    nonce, prompt = bytes(range(16)), inference_pb2.Prompt(text="hello")
+    asked = inference_pb2.ReceiptRequest(nonce=nonce, roster_hash=desk.roster.hash)
+    await stream.send(open=open_row(row=3, choices=2, receipt=asked))
+    await until(lambda: desk.engine.work)
+    bound = desk.engine.work[0].open_row.receipt
+    digests = engine_pb2.RowDigests(row=4, binding=bound, tokens=9, given=2, sampled=bytes(32), finish=1)
+    for name in ("text", "reasoning", "calls"):
+        setattr(digests, name, bytes(32))
+    desk.epoch.row_digests(digests)
+    receipt = (await stream.next()).receipt
+    statement = parse_statement(receipt.head.statement)
+    verify(desk.signer.public_key, Label.RECEIPT, receipt.head.statement, receipt.head.signature)
+    assert (receipt.row, statement.row, statement.choice, statement.nonce) == (4, 4, 1, nonce)
+    assert (statement.request, statement.binding) == (request_digest(prompt, 9), bound)
+    assert (statement.tokens, statement.given, statement.roster_hash) == (9, 2, desk.roster.hash)
+    desk.epoch.row_digests(digests)  # it was signed for already, so nothing more comes
+    await stream.send(open=open_row(row=9, receipt=inference_pb2.ReceiptRequest(nonce=b"short")))
+    assert (await stream.next()).refused.problem.reason == "BAD_NONCE"
+
+
+async def test_a_tail_signs_for_what_its_engine_has_sampled(connect) -> None:
+    desk, stream = await connect(rank=2)
+    await stream.send(sign=control_pb2.SignRow(row=3, tokens=9))
+    await until(lambda: desk.engine.work)
+    assert desk.engine.work[0].sign == control_pb2.SignRow(row=3, tokens=9)
+    digests = engine_pb2.RowDigests(row=3, binding=bytes(32), tokens=9, sampled=b"s" * 32)
+    desk.epoch.row_digests(digests)
+    receipt = (await stream.next()).receipt
+    plan = desk.plan
+    expected = TailStatement(
+        "testbed",
+        plan.ring,
+        plan.epoch,
+        3,
+        bytes(32),
+        plan.members[0].id,
+        plan.layers,
+        bytes.fromhex(plan.model_digest),
+        0,
+        9,
+        b"s" * 32,
+        receipt.tail.finished,
+    )
+    verify(desk.signer.public_key, Label.RECEIPT, expected.encode(), receipt.tail.signature)
+    desk.epoch.row_digests(engine_pb2.RowDigests(row=3, tokens=10))
+    assert (await stream.next()).receipt.tail.missing == "NOT_SAMPLED"
+
+
+async def test_a_key_that_cannot_sign_leaves_an_answer_visibly_without_a_receipt(connect) -> None:
+    desk, stream = await connect(rank=1)
+    desk.signer.sign = failing  # type: ignore[method-assign]
+    desk.epoch.row_digests(engine_pb2.RowDigests(row=3, binding=bytes(32), tokens=9, sampled=bytes(32)))
+    assert (await stream.next()).receipt.tail.missing == "ENCLAVE_FAILED"
+    assert desk.epoch.phase is Phase.UP
+
+
+def failing(label: Label, content: bytes) -> bytes:
+    raise Unavailable("the enclave does not answer", reason="ENCLAVE_FAILED")
 
 
 async def test_a_row_that_cannot_be_opened_is_refused_and_the_epoch_goes_on(connect) -> None:
@@ -557,7 +626,7 @@ async def test_who_says_nothing_is_not_waited_for(cluster) -> None:
 def stream_of(desk: Desk, renewals: list[Any] | None = None, **limits: int) -> control.GatewayStream:
     """The part of a stream that needs no connection."""
     tenure: Any = SimpleNamespace(renew=(renewals if renewals is not None else []).append)
-    return control.GatewayStream("gateway", desk.epoch, desk.unsealer, tenure, **limits)
+    return control.GatewayStream("gateway", desk.epoch, desk.unsealer, tenure, desk.receipt_key, **limits)
 
 
 async def test_messages_are_passed_on_while_their_reader_keeps_up() -> None:

@@ -1,0 +1,183 @@
+"""The check of a receipt, offline: from the root hash down to both signatures.
+
+root hash -> root metadata -> roster (by its times when the answer began) -> the ring and its keys -> the
+head's signature -> the tail's -> what the client knows: nonce, request, answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from sealring.mesh.clock import SKEW_SECONDS
+from sealring.mesh.crypto.identity import verify
+from sealring.mesh.crypto.keys import Label
+from sealring.mesh.errors import ReceiptError, RosterError, SealringError
+from sealring.mesh.pki.root import decode_chain, follow_chain
+from sealring.mesh.receipt.statement import Place, Statement, parse_statement, tail_statement
+from sealring.mesh.roster.model import Ring, Roster
+from sealring.mesh.roster.reader import check_roster
+from sealring.v1 import inference_pb2 as inference
+
+MAX_SECONDS = 24 * 3600
+"""No answer takes longer; with more the times are wrong."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a client knows of its request. What is None is not compared."""
+
+    nonce: bytes | None = None
+    request: bytes | None = None
+    text: bytes | None = None
+    reasoning: bytes | None = None
+    calls: bytes | None = None
+    choice: int | None = None
+    finish: str | None = None
+    tokens: int | None = None
+    sampled: bytes | None = None
+    deployment: str | None = None
+    model_digest: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What a receipt proves: the statement, and the ring by the roster that it names."""
+
+    statement: Statement
+    roster: Roster
+    ring: Ring
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """The trust level of each member, by id."""
+        return {place.id: str(self.roster.member(place.id).level) for place in self.ring.members}
+
+
+def verify_receipt(
+    receipt: inference.Receipt, root_sha256: bytes, known: Known, *, later: Roster | None = None
+) -> Proven:
+    """Checks everything in a receipt, its roster and root metadata too, and returns what it proves.
+
+    `later` is a newer verified roster of the cluster: members that it lists as revoked before the answer
+    ended are not believed. Raises ReceiptError (RECEIPT_*).
+    """
+    _require(receipt.head, "head")
+    statement = parse_statement(receipt.head.statement)
+    proven = check_receipt(receipt, _roster(receipt, statement, root_sha256), known)
+    if later is not None:
+        _check_revoked(statement, later)
+    return proven
+
+
+def check_receipt(receipt: inference.Receipt, roster: Roster, known: Known) -> Proven:
+    """As `verify_receipt`, by a roster that is verified already. Raises ReceiptError (RECEIPT_*)."""
+    _require(receipt.head, "head")
+    statement = parse_statement(receipt.head.statement)
+    named = statement.cluster, statement.roster_version, statement.roster_hash
+    if named != (roster.cluster, roster.version, roster.hash):
+        raise ReceiptError("the head names another roster", reason="RECEIPT_ROSTER")
+    ring = _ring(statement, roster)
+    _check_times(statement)
+    head, tail = ring.members[0].id, ring.members[-1].id
+    _check_signature(roster, head, statement.encode(), receipt.head.signature, "head")
+    if head != tail:
+        _require(receipt.tail, "tail")
+        end = receipt.tail.finished
+        if not statement.opened - SKEW_SECONDS * 1000 <= end <= statement.opened + MAX_SECONDS * 1000:
+            raise ReceiptError("the tail's time does not fit the head's", reason="RECEIPT_TIMES")
+        signed = tail_statement(statement, end).encode()
+        _check_signature(roster, tail, signed, receipt.tail.signature, "tail")
+    if receipt.choice != statement.choice:
+        raise _other("choice")
+    _compare(statement, known)
+    return Proven(statement, roster, ring)
+
+
+def _require(part: inference.HeadReceipt | inference.TailReceipt, who: str) -> None:
+    if part.missing or not part.signature:
+        raise ReceiptError(
+            f"the {who} of the ring has not signed ({part.missing or 'UNSIGNED'})",
+            reason="RECEIPT_MISSING",
+            hint="the answer may be right all the same; ask again if it has to be proved",
+        )
+
+
+def _roster(receipt: inference.Receipt, statement: Statement, root_sha256: bytes) -> Roster:
+    """The roster that the head names, valid when the answer began."""
+    if not receipt.roster or not receipt.root_metadata:
+        raise ReceiptError(
+            "the receipt names a roster and does not bring it",
+            hint="give the roster of that version, and the root metadata",
+            reason="RECEIPT_ROSTER",
+        )
+    try:
+        root = follow_chain(decode_chain(receipt.root_metadata), root_sha256)
+        roster = check_roster(receipt.roster, root, now=statement.opened / 1000)
+    except RosterError as error:
+        raise ReceiptError(
+            f"its roster is not believed: {error.message} ({error.reason})",
+            hint=error.hint,
+            reason="RECEIPT_ROSTER",
+            roster=error.reason,
+        ) from None
+    return roster
+
+
+def _ring(statement: Statement, roster: Roster) -> Ring:
+    """The ring that the head names, as the roster has it."""
+    try:
+        ring = roster.ring(statement.ring)
+    except SealringError:
+        raise ReceiptError("its ring is not in the roster", reason="RECEIPT_RING") from None
+    places = tuple(Place(one.id, one.layers, roster.member(one.id).trust) for one in ring.members)
+    stated = statement.members, statement.deployment, statement.model_digest
+    if stated != (places, ring.deployment, ring.model_digest):
+        raise ReceiptError("the head describes another ring than the roster", reason="RECEIPT_RING")
+    return ring
+
+
+def _check_times(statement: Statement) -> None:
+    took = statement.finished - statement.opened
+    if not -SKEW_SECONDS * 1000 <= took <= MAX_SECONDS * 1000:
+        raise ReceiptError("the answer ended before it began, or took days", reason="RECEIPT_TIMES")
+
+
+def _check_signature(roster: Roster, member: str, statement: bytes, signature: bytes, who: str) -> None:
+    try:
+        verify(roster.member(member).identity_key, Label.RECEIPT, statement, signature)
+    except SealringError:
+        raise ReceiptError(f"the {who}'s signature does not verify", reason="RECEIPT_SIGNATURE") from None
+
+
+def _check_revoked(statement: Statement, later: Roster) -> None:
+    if later.cluster != statement.cluster or later.version < statement.roster_version:
+        raise ReceiptError("the later roster is of another cluster, or older", reason="RECEIPT_ROSTER")
+    members = {place.id for place in statement.members}
+    for entry in later.revoked:
+        if entry.id in members and entry.at * 1000 <= statement.finished:
+            raise ReceiptError(
+                "a member of the ring was revoked before the answer ended",
+                reason="RECEIPT_REVOKED",
+                member=entry.id,
+            )
+
+
+_WHAT = {
+    "nonce": "nonce",
+    "request": "request",
+    "choice": "choice",
+    "deployment": "model",
+    "model_digest": "model",
+}
+"""Words for the fields of Known; all others are of the answer."""
+
+
+def _compare(statement: Statement, known: Known) -> None:
+    """Raises ReceiptError (RECEIPT_OTHER_*) unless the statement is of what the client knows."""
+    for name in (field.name for field in fields(Known)):
+        if getattr(known, name) not in (None, getattr(statement, name)):
+            raise _other(_WHAT.get(name, "answer"))
+
+
+def _other(what: str) -> ReceiptError:
+    return ReceiptError(f"the receipt is for another {what}", reason=f"RECEIPT_OTHER_{what.upper()}")

@@ -1,0 +1,58 @@
+"""The receipt of an answer that went on in another epoch, in clear and sealed."""
+
+import secrets
+
+from harness import CARRIER
+from ringtest import CLUSTER, LIMIT_SECONDS, chat
+
+from sealring.api.receipts import text_told
+from sealring.client.trust import parse_root_sha256
+from sealring.mesh.receipt.digests import request_digest
+from sealring.mesh.receipt.verify import Known, verify_receipt
+from sealring.v1 import inference_pb2 as inference
+
+pytestmark = CLUSTER
+TOKENS, BEFORE = 150, 10
+
+
+async def test_an_answer_over_two_epochs_names_both(broken):
+    before = (await broken.serving()).epoch
+    prompt, nonce, text = chat("Count as far as you can.", ignore_eos=True), secrets.token_bytes(16), ""
+    request = inference.GenerateRequest(
+        model="demo",
+        envelope=inference.Envelope(clear=prompt),
+        max_tokens=TOKENS,
+        receipt=inference.ReceiptRequest(nonce=nonce),
+    )
+    killed = False
+    async for event in broken.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=broken.metadata()):
+        text += event.delta.text
+        if not killed and event.delta.tokens >= BEFORE:
+            killed = True
+            broken.part("node-1", CARRIER).kill()
+    (receipt,) = event.finished.receipts
+    known = Known(
+        nonce=nonce, request=request_digest(prompt, TOKENS), text=text_told(text).text, tokens=TOKENS
+    )
+    statement = verify_receipt(receipt, parse_root_sha256(broken.pin), known).statement
+    assert killed
+    assert [(one.epoch, one.tokens) for one in statement.earlier] == [(before, statement.given)]
+    assert BEFORE <= statement.given < TOKENS
+    assert statement.epoch > before
+
+
+async def test_a_sealed_answer_over_two_epochs_names_both(broken):
+    before = (await broken.serving()).epoch
+    messages, killed = [{"role": "user", "content": "Count as far as you can."}], False
+    async with broken.sealing() as client:
+        reply = client.chat(messages, max_tokens=TOKENS, ignore_eos=True)
+        async for delta in reply:
+            if not killed and delta.tokens >= BEFORE:
+                killed = True
+                broken.part("node-1", CARRIER).kill()
+    (receipt,) = reply.completion.receipts
+    known = Known(text=text_told(reply.completion.text).text, tokens=TOKENS)
+    statement = verify_receipt(receipt, parse_root_sha256(broken.pin), known).statement
+    assert killed
+    assert [(one.epoch, one.tokens) for one in statement.earlier] == [(before, statement.given)]
+    assert statement.epoch > before

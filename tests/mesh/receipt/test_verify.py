@@ -1,0 +1,244 @@
+"""Receipts that are forged, replayed, cut, or of another roster, model or answer: each is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from receiptkit import NONCE, PROMPT, TOKENS, signed, statement_of
+from refusals import refused
+from rosterkit import NOW, make_member, make_ring
+
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto.keys import Label
+from sealring.mesh.errors import ReceiptError
+from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
+from sealring.mesh.receipt.form import receipts_json, receipts_of
+from sealring.mesh.receipt.statement import Earlier, parse_statement
+from sealring.mesh.receipt.verify import Known, verify_receipt
+from sealring.mesh.roster.model import Revoked
+from sealring.v1 import inference_pb2 as inference
+
+
+def pin(cluster: Any) -> bytes:
+    return bytes(cluster.authority.root.fingerprint)
+
+
+def known(**changes: Any) -> Known:
+    answer = AnswerHash()
+    for piece in ("there", " was"):
+        answer.add(piece)
+    answer.add("", "hm", [inference.ToolCall(id="x", name="look", arguments='{"a":[2],"b":1}')])
+    told = answer.digests()
+    every: dict[str, Any] = {
+        "text": told.text,
+        "reasoning": told.reasoning,
+        "calls": told.calls,
+        "nonce": NONCE,
+        "request": request_digest(PROMPT, 20),
+        "choice": 0,
+        "finish": "stop",
+        "tokens": 3,
+        "deployment": "demo",
+        "model_digest": b"\x33" * 32,
+    }
+    return Known(**every | changes)
+
+
+def test_an_honest_receipt_proves_the_request_the_answer_and_the_ring(cluster: Any) -> None:
+    envelope = cluster.sign()
+    statement = statement_of(cluster, envelope)
+    receipt = signed(cluster, envelope, statement)
+    expected = known(sampled=sampled_digest(statement.binding, TOKENS))
+    proven = verify_receipt(receipt, pin(cluster), expected)
+    assert proven.statement == statement
+    assert [proven.levels[place.id] for place in statement.members] == ["software"] * 3
+    assert receipts_of(receipts_json([receipt, receipt])) == [receipt, receipt]
+
+
+def test_a_ring_of_one_needs_no_second_signature(make_cluster: Callable[..., Any]) -> None:
+    cluster = make_cluster(1)
+    envelope = cluster.sign()
+    receipt = signed(cluster, envelope, statement_of(cluster, envelope))
+    receipt.ClearField("tail")
+    verify_receipt(receipt, pin(cluster), known())
+
+
+def test_an_answer_over_several_epochs_names_each(cluster: Any) -> None:
+    envelope = cluster.sign()
+    earlier = (Earlier("ring-0", 2, 1), Earlier("ring-0", 3, 2))
+    statement = statement_of(cluster, envelope, given=2, earlier=earlier)
+    proven = verify_receipt(signed(cluster, envelope, statement), pin(cluster), known())
+    assert proven.statement.earlier == earlier
+
+
+FORGED: list[tuple[str, dict[str, Any]]] = [
+    ("RECEIPT_RING", {"ring": "ring-1"}),
+    ("RECEIPT_RING", {"model_digest": b"\x34" * 32}),
+    ("RECEIPT_RING", {"deployment": "other"}),
+    ("RECEIPT_ROSTER", {"roster_hash": b"\x01" * 32}),
+    ("RECEIPT_ROSTER", {"roster_version": 2}),
+    ("RECEIPT_ROSTER", {"cluster": "other"}),
+    ("RECEIPT_ROSTER", {"opened": (NOW + 700) * 1000, "finished": (NOW + 701) * 1000}),
+    ("RECEIPT_ROSTER", {"opened": (NOW - 70) * 1000}),
+    ("RECEIPT_TIMES", {"finished": (NOW - 3600) * 1000}),
+    ("RECEIPT_TIMES", {"finished": (NOW + 90_000) * 1000}),
+    ("RECEIPT_OTHER_NONCE", {"nonce": b"\x05" * 32}),
+    ("RECEIPT_OTHER_REQUEST", {"request": b"\x05" * 32}),
+    ("RECEIPT_OTHER_ANSWER", {"text": b"\x05" * 32}),
+    ("RECEIPT_OTHER_ANSWER", {"reasoning": b"\x05" * 32}),
+    ("RECEIPT_OTHER_ANSWER", {"calls": b"\x05" * 32}),
+    ("RECEIPT_OTHER_ANSWER", {"finish": "length"}),
+    ("RECEIPT_OTHER_ANSWER", {"tokens": 4}),
+    ("RECEIPT_OTHER_CHOICE", {"choice": 1}),
+]
+
+
+@pytest.mark.parametrize(("reason", "changes"), FORGED)
+def test_members_that_sign_for_something_else_are_refused(
+    cluster: Any, reason: str, changes: dict[str, Any]
+) -> None:
+    envelope = cluster.sign()
+    receipt = signed(cluster, envelope, statement_of(cluster, envelope, **changes))
+    with refused(reason, ReceiptError):
+        verify_receipt(receipt, pin(cluster), known())
+
+
+def test_a_head_that_inflates_its_trust_or_moves_layers_is_refused(cluster: Any) -> None:
+    envelope = cluster.sign()
+    honest = statement_of(cluster, envelope)
+    first, *others = honest.members
+    for change in ({"trust": 30}, {"layers": (0, 4)}, {"id": others[0].id}):
+        members = (dataclasses.replace(first, **change), *others)
+        receipt = signed(cluster, envelope, dataclasses.replace(honest, members=members))
+        with refused("RECEIPT_RING", ReceiptError):
+            verify_receipt(receipt, pin(cluster), known())
+
+
+def test_only_the_head_and_the_tail_of_that_ring_can_sign(cluster: Any) -> None:
+    envelope = cluster.sign()
+    statement = statement_of(cluster, envelope)
+    stranger, middle = SoftwareSigner.generate(), cluster.signers[1]
+    for head, tail in ((stranger, None), (None, stranger), (middle, None), (None, middle)):
+        with refused("RECEIPT_SIGNATURE", ReceiptError):
+            verify_receipt(signed(cluster, envelope, statement, head=head, tail=tail), pin(cluster), known())
+
+
+def test_a_signature_for_another_use_is_no_receipt(cluster: Any) -> None:
+    envelope = cluster.sign()
+    statement = statement_of(cluster, envelope)
+    for label in Label:
+        if label is not Label.RECEIPT:
+            receipt = signed(cluster, envelope, statement)
+            receipt.head.signature = cluster.signers[0].sign(label, statement.encode())
+            with refused("RECEIPT_SIGNATURE", ReceiptError):
+                verify_receipt(receipt, pin(cluster), known())
+
+
+def test_the_tail_of_one_answer_does_not_vouch_for_another(cluster: Any) -> None:
+    envelope = cluster.sign()
+    honest = statement_of(cluster, envelope)
+    other = signed(cluster, envelope, dataclasses.replace(honest, nonce=b"\x06" * 32))
+    for changes in ({}, {"row": 10}, {"sampled": b"\x07" * 32}, {"given": 1}):
+        receipt = signed(cluster, envelope, dataclasses.replace(honest, **changes))
+        receipt.tail.CopyFrom(other.tail)
+        with refused("RECEIPT_SIGNATURE", ReceiptError):
+            verify_receipt(receipt, pin(cluster), known())
+
+
+def test_a_receipt_that_was_cut_proves_nothing(cluster: Any) -> None:
+    envelope = cluster.sign()
+    for part, reason in (
+        ("head", "RECEIPT_MISSING"),
+        ("tail", "RECEIPT_MISSING"),
+        ("roster", "RECEIPT_ROSTER"),
+        ("root_metadata", "RECEIPT_ROSTER"),
+    ):
+        receipt = signed(cluster, envelope, statement_of(cluster, envelope))
+        receipt.ClearField(part)
+        with refused(reason, ReceiptError):
+            verify_receipt(receipt, pin(cluster), known())
+
+
+def test_rosters_of_other_clusters_and_of_other_times_are_refused(
+    cluster: Any, make_cluster: Callable[..., Any]
+) -> None:
+    envelope = cluster.sign()
+    receipt = signed(cluster, envelope, statement_of(cluster, envelope))
+    other = make_cluster(3, cluster="other")
+    with refused("RECEIPT_ROSTER", ReceiptError):
+        verify_receipt(receipt, pin(other), known())
+    for roster in (other.sign(), cluster.sign(version=2)):
+        replaced = inference.Receipt()
+        replaced.CopyFrom(receipt)
+        replaced.roster = roster
+        with refused("RECEIPT_ROSTER", ReceiptError):
+            verify_receipt(replaced, pin(cluster), known())
+
+
+def test_a_member_that_was_revoked_meanwhile_is_not_believed(cluster: Any) -> None:
+    envelope = cluster.sign()
+    statement = statement_of(cluster, envelope)
+    receipt, tail = signed(cluster, envelope, statement), cluster.draft.members[-1]
+    kept = [make_member(signer) for signer in cluster.signers[:2]]
+    for at, believed in ((NOW - 5, False), (NOW + 100, True)):
+        later = cluster.verified(
+            version=2,
+            members=tuple(kept),
+            rings=(make_ring(kept),),
+            revoked=(Revoked(tail.id, tail.identity_key, at),),
+        )
+        if believed:
+            verify_receipt(receipt, pin(cluster), known(), later=later)
+        else:
+            with refused("RECEIPT_REVOKED", ReceiptError):
+                verify_receipt(receipt, pin(cluster), known(), later=later)
+
+
+@pytest.fixture
+def honest(cluster: Any) -> inference.Receipt:
+    envelope = cluster.sign()
+    return signed(cluster, envelope, statement_of(cluster, envelope))
+
+
+PARTS = ["head.statement", "head.signature", "tail.signature", "roster", "root_metadata"]
+
+
+@given(part=st.sampled_from(PARTS), bit=st.integers(0, 1 << 20))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_no_bit_of_a_receipt_can_be_flipped(
+    cluster: Any, honest: inference.Receipt, part: str, bit: int
+) -> None:
+    receipt = inference.Receipt()
+    receipt.CopyFrom(honest)
+    *outer, name = part.split(".")
+    holder = getattr(receipt, outer[0]) if outer else receipt
+    flipped = bytearray(getattr(holder, name))
+    flipped[bit // 8 % len(flipped)] ^= 1 << bit % 8
+    setattr(holder, name, bytes(flipped))
+    with pytest.raises(ReceiptError):
+        verify_receipt(receipt, pin(cluster), known())
+
+
+@given(cut=st.floats(0, 1, exclude_max=True))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_statement_that_is_cut_anywhere_is_malformed(honest: inference.Receipt, cut: float) -> None:
+    data = honest.head.statement
+    assert parse_statement(data).encode() == data
+    with refused("RECEIPT_MALFORMED", ReceiptError):
+        parse_statement(data[: int(cut * len(data))])
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=8), lambda each: st.lists(each, max_size=3)))
+def test_receipts_of_strangers_are_read_or_refused(value: Any) -> None:
+    for outer in (
+        value,
+        {"choices": value, "rosters": value},
+        {"choices": [{"head": value}], "rosters": [{}]},
+    ):
+        with refused("RECEIPT_MALFORMED", ReceiptError):
+            receipts_of(outer)

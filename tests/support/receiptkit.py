@@ -1,0 +1,79 @@
+"""Receipts as the members of a small cluster sign them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rosterkit import NOW, Cluster
+
+from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto.keys import Label
+from sealring.mesh.pki.root import encode_chain
+from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
+from sealring.mesh.receipt.statement import Place, Statement, binding, tail_statement
+from sealring.mesh.roster.reader import check_roster
+from sealring.v1 import inference_pb2 as inference
+
+NONCE = bytes(range(32))
+PROMPT = inference.Prompt(text="Once upon a time", stop=["\n"])
+TOKENS = [5, 7, 11]
+
+
+def statement_of(cluster: Cluster, envelope: bytes, /, **changes: Any) -> Statement:
+    """What an honest head of the cluster's ring states, with some fields changed."""
+    roster = check_roster(envelope, cluster.authority.root, now=NOW)
+    ring = roster.rings[0]
+    request, answer = request_digest(PROMPT, 20), AnswerHash()
+    answer.add("there was", "hm", [inference.ToolCall(name="look", arguments='{"b": 1, "a": [2]}')])
+    told = answer.digests()
+    statement = Statement(
+        cluster=roster.cluster,
+        roster_version=roster.version,
+        roster_hash=roster.hash,
+        ring=ring.id,
+        epoch=4,
+        deployment=ring.deployment,
+        model_digest=ring.model_digest,
+        members=tuple(Place(one.id, one.layers, roster.member(one.id).trust) for one in ring.members),
+        row=9,
+        choice=0,
+        nonce=NONCE,
+        request=request,
+        text=told.text,
+        reasoning=told.reasoning,
+        calls=told.calls,
+        finish="stop",
+        prompt_tokens=4,
+        tokens=3,
+        given=0,
+        sampled=sampled_digest(binding(NONCE, request, roster.hash, ring.id, 4), TOKENS),
+        earlier=(),
+        opened=NOW * 1000,
+        finished=NOW * 1000 + 900,
+    )
+    return dataclasses.replace(statement, **changes)
+
+
+def signed(
+    cluster: Cluster,
+    envelope: bytes,
+    statement: Statement,
+    *,
+    head: SoftwareSigner | None = None,
+    tail: SoftwareSigner | None = None,
+) -> inference.Receipt:
+    """The receipt of a statement, signed by the ring's head and tail, or by others."""
+    data, finished = statement.encode(), statement.finished + 5
+    last = tail_statement(statement, finished).encode()
+    return inference.Receipt(
+        choice=statement.choice,
+        head=inference.HeadReceipt(
+            statement=data, signature=(head or cluster.signers[0]).sign(Label.RECEIPT, data)
+        ),
+        tail=inference.TailReceipt(
+            finished=finished, signature=(tail or cluster.signers[-1]).sign(Label.RECEIPT, last)
+        ),
+        roster=envelope,
+        root_metadata=encode_chain(cluster.authority.root.chain),
+    )
