@@ -2,8 +2,9 @@
 
 The head says how much of a prompt it has on disk. If that is more than what is kept in memory, and memory for
 it is free, all members are asked to read it, and the row begins behind what all of them have read. So a
-prompt of which nothing is stored waits for nobody. A row waits no longer than prefill would take. Where
-caches cannot be cut, members that have read more than others are asked once more, for what all have.
+prompt of which nothing is stored waits for nobody. A row waits no longer than prefill would take: members
+read for one row after another, as they would compute their prompts. Where caches cannot be cut, members that
+have read more than others are asked once more, for what all have.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Recalls:
             return
         if not self._prefixes.reserve(row, chain.tokens):
             return
-        patience = max(LEAST_SECONDS, self._seconds(chain.tokens))
-        self._ask(row, chain, now + patience)
+        begins = max([now, *(recall.until for recall in self._waiting.values())])
+        self._ask(row, chain, begins + max(LEAST_SECONDS, self._seconds(chain.tokens)))
 
     def _ask(self, row: Row, chain: Chain, until: float) -> None:
         self._last += 1

@@ -11,7 +11,7 @@ import pytest
 
 from sealring.gateway.scheduler.actions import Action, AnnounceStep, DiscardRow, OpenRow, RecallBlocks
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
-from sealring.gateway.scheduler.recalls import RETRY_SECONDS
+from sealring.gateway.scheduler.recalls import LEAST_SECONDS, RETRY_SECONDS
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.errors import InvalidInput
@@ -207,6 +207,19 @@ def test_a_disk_that_takes_longer_than_prefill_is_not_waited_for() -> None:
     assert other in desk.begun, "the disk is left alone for a while"
     desk.ask("later", 2000, 1024, token=b"late", now=60.0 + RETRY_SECONDS)
     assert len(desk.recalls) == 3
+
+
+def test_the_time_that_members_read_for_rows_before_is_none_of_a_recalls() -> None:
+    """Else a queue of quick reads would look like a slow disk, and nothing be recalled for a while."""
+    desk = Desk()
+    for name in ("one", "two", "three"):
+        desk.ask(name, 2000, 1024, token=name[:4].encode().ljust(4))
+    for number in (1, 2, 3):
+        desk.take(desk.scheduler.expire((number - 0.5) * LEAST_SECONDS))
+        desk.answer(number, 1024, 1024)
+        desk.finish()
+    assert [number for number, _ in desk.restored] == [1, 2, 3]
+    assert desk.cancelled == []
 
 
 def test_later_rows_pass_one_that_waits_for_disks() -> None:

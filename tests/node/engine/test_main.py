@@ -480,7 +480,7 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_epoch_whose_channel_does_not_come_is_refused(gone: bool) -> None:
     """Its daemon is too busy, or has ended."""
     stage = SimpleNamespace(weight_bytes=0, spec=SimpleNamespace(is_head=True, is_tail=False))
-    loaded: Any = SimpleNamespace(stage=stage, drafters=[])
+    loaded: Any = SimpleNamespace(stage=stage, drafters=[], tower=None)
     command = engine.OpenEngineEpoch(id=1, epoch=3, rank=0, size=2)
     (ours, theirs), (daemon, handoff) = socket.socketpair(), socket.socketpair()
     with (
