@@ -275,7 +275,8 @@ class Guesses:
     def wanting(self) -> bool:
         """Whether to guess another token: there are to be as many as the last run had behind what steps
         compute, so that the next run finds its drafts there. While there are no runs there is to be one now
-        and then, so that it is known how often guesses are right: more rarely with each that is wrong."""
+        and then, so that it is known how often guesses are right: more rarely after each, for right ones do
+        not pay either, or there would be runs."""
         if self._run == 1 and self.known < self._probe:
             return False
         return self.known + len(self._ahead) < max(self.known, self._sent) + self._run
@@ -303,7 +304,7 @@ class Guesses:
 
     def _count(self, right: bool) -> None:
         self._tally.add(right)
-        self._pause = 1 if right else min(2 * self._pause, CAUGHT_UP)
+        self._pause = 1 if right and self._run > 1 else min(2 * self._pause, CAUGHT_UP)
         self._probe = self.known + self._pause
 
     def likely(self) -> float:

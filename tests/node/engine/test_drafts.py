@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import ResolvedStep, Settling
-from sealring.node.engine.drafts import Guesses, Lookup, Runs
+from sealring.node.engine.drafts import CAUGHT_UP, Guesses, Lookup, Runs
 from sealring.node.wire.timelog import now
 
 
@@ -302,3 +302,16 @@ def test_guesses_are_as_many_as_the_next_run_needs() -> None:
     assert made() == 0
     guesses.add(8)
     assert made() == 3
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_guesses_that_no_run_has_are_rare_though_they_are_right(right: bool) -> None:
+    """They do not pay, or the gateway would ask for runs. A guess for each token cost an eighth of speed."""
+    guesses, made = Guesses(np.array([1, 2], np.uint32)), 0
+    for _ in range(96):
+        while guesses.wanting:
+            guesses.guess(guesses.feed(CAUGHT_UP), 7)
+            made += 1
+        guesses.add(7 if right else 8)
+    assert made <= 5 + 96 / CAUGHT_UP
+    assert (guesses.likely() > 0.5) is right
