@@ -275,7 +275,7 @@ class Guesses:
     def wanting(self) -> bool:
         """Whether to guess another token: there are to be as many as the last run had behind what steps
         compute, so that the next run finds its drafts there. While there are no runs there is to be one now
-        and then, so that it is known how often guesses are right: more rarely after each, for right ones do
+        and then, so that it is known how often guesses are right. It is more rare after each: right ones do
         not pay either, or there would be runs."""
         if self._run == 1 and self.known < self._probe:
             return False
