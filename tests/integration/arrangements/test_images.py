@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import pytest_asyncio
 from hostileimages import HOSTILE, picture, saved
+from PIL import Image
 from ringtest import CLUSTER, LIMIT_SECONDS, PROXY_KEY, Arrangements, Ring, proxy
 from visionmodels import REFERENCE, write_model
 
+from sealring.mesh.prompt.images import MAX_IMAGE_BYTES, MAX_IMAGES_BYTES
 from sealring.node.engine.text.tokenizer import load_tokenizer
 
 pytestmark = CLUSTER
@@ -118,6 +121,30 @@ async def test_a_sealed_prompt_shows_its_image(
         answer = await post(ring, asked(ONE[0]), url=url, key=PROXY_KEY)
     assert answer["choices"][0]["message"]["content"] == expected[0][1]
     assert answer["usage"]["prompt_tokens"] == expected[0][0]
+
+
+def noise(seed: int) -> bytes:
+    """A file that is little smaller than the largest, since noise cannot be compressed."""
+    values = np.random.default_rng(seed).integers(0, 256, (1600, 1720, 3), np.uint8)
+    file = saved(Image.fromarray(values), "PNG")
+    assert 7.8 * 2**20 < len(file) < MAX_IMAGE_BYTES
+    return file
+
+
+async def test_the_largest_images_pass_every_hop_in_clear_and_sealed(ring: Ring, tmp_path: Path) -> None:
+    urls = [_url(noise(seed)) for seed in range(MAX_IMAGES_BYTES // MAX_IMAGE_BYTES)]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    messages: list[Any] = [{"role": "user", "content": [*parts, {"type": "text", "text": "Which?"}]}]
+    (key := tmp_path / "key").write_text(ring.key)
+    key.chmod(0o600)
+    clear = await post(ring, messages)
+    async with proxy(ring, tmp_path, "--api-key-file", str(key)) as (url, _):
+        sealed = await post(ring, messages, url=url, key=PROXY_KEY)
+        one_more = [{"role": "user", "content": [*parts, parts[0]]}]
+        refused = [await post(ring, one_more), await post(ring, one_more, url=url, key=PROXY_KEY)]
+    assert clear["choices"] == sealed["choices"]
+    assert clear["usage"]["prompt_tokens"] == sealed["usage"]["prompt_tokens"]
+    assert {one["error"]["code"] for one in refused} <= {"body_too_large", "image_too_large"}
 
 
 async def test_hostile_images_are_refused_while_others_are_answered(
