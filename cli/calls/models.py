@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from sealring.mesh.errors import ConfigError, InvalidInput, NotFound, Unauthenticated, Unavailable
 from sealring.mesh.names import served_name
+from sealring.mesh.prompt.images import VISION
 from sealring.mesh.system.addresses import is_loopback
 from sealring.mesh.system.files import read_secret
 
@@ -46,10 +47,11 @@ def key_for(url: str, key_file: Path) -> str | None:
 
 
 class Served(NamedTuple):
-    """A model by its own name, and how many tokens its context holds."""
+    """A model by its own name, how many tokens its context holds, and whether it sees images."""
 
     name: str
     context: int
+    sees: bool = False
 
 
 def served(url: str, key: str | None, model: str = "") -> tuple[Served, Served]:
@@ -81,7 +83,12 @@ def served(url: str, key: str | None, model: str = "") -> tuple[Served, Served]:
             )
         listed = json.loads(text)["data"]
         named = [one for one in listed if _NAME.fullmatch(one["id"])]
-        models = {one["id"]: Served(one["id"], int(one["context_length"])) for one in named}
+        models = {
+            one["id"]: Served(
+                one["id"], int(one["context_length"]), VISION in (one.get("capabilities") or ())
+            )
+            for one in named
+        }
         aliases = {str(alias): one["id"] for one in named for alias in one.get("aliases", ())}
     except (OSError, ValueError, ArithmeticError, RecursionError, HTTPException, LookupError, TypeError):
         raise Unavailable(

@@ -65,7 +65,7 @@ _CODEX_MODEL = {
     "supported_in_api": True,
     "priority": 0,
     "context_window": "$context",
-    "input_modalities": ["text"],
+    "input_modalities": "$modalities",
     "shell_type": "unified_exec",
     "apply_patch_tool_type": "freeform",
     "supports_parallel_tool_calls": True,
@@ -134,7 +134,11 @@ stream_idle_timeout_ms = 3600000
                             "name": "$small",
                             "limit": {"context": "$small_context", "output": "$small_output"},
                         },
-                        "$model": {"name": "$model", "limit": {"context": "$context", "output": "$output"}},
+                        "$model": {
+                            "name": "$model",
+                            "limit": {"context": "$context", "output": "$output"},
+                            "modalities": {"input": "$modalities", "output": ["text"]},
+                        },
                     },
                 }
             },
@@ -180,7 +184,7 @@ models:
     apiBase: $url/v1
     apiKey: $key
     roles: [chat, edit, apply]
-    capabilities: [tool_use]
+    capabilities: [tool_use$and_images]
     defaultCompletionOptions:
       contextLength: $context
       maxTokens: $output
@@ -303,12 +307,16 @@ def _most_output(context: int) -> int:
     return max(1, min(_MOST_OUTPUT, context // 4))
 
 
-def values_of(url: str, model: Served, small: Served, key: str, home: Path) -> dict[str, str | int]:
+Values = dict[str, str | int | list[str]]
+
+
+def values_of(url: str, model: Served, small: Served, key: str, home: Path) -> Values:
     """What stands for the names in an entry.
 
     `$model` and `$small` are names, `$context` and `$small_context` their contexts. Besides, there are
-    `$output` and `$small_output`, the most tokens of one answer, `$half` of the context, and
-    `$without_tools`, which turns Open WebUI's own tools off where the context is small.
+    `$output` and `$small_output`, the most tokens of one answer, `$half` of the context,
+    `$without_tools`, which turns Open WebUI's own tools off where the context is small, `$modalities` that
+    the model reads, and `$and_images` for Continue where images are among them.
     """
     context = model.context
     return {
@@ -323,15 +331,17 @@ def values_of(url: str, model: Served, small: Served, key: str, home: Path) -> d
         "half": context // 2,
         "output": _most_output(context),
         "without_tools": "" if context >= TOOLS_FIT_FROM else ', "builtin_tools": false',
+        "modalities": ["text", "image"] if model.sees else ["text"],
+        "and_images": ", image_input" if model.sees else "",
     }
 
 
-def filled(content: Any, values: dict[str, str | int]) -> Any:
+def filled(content: Any, values: Values) -> Any:
     """The content with its values. `$context` alone becomes a number, `${context}` a text."""
     if isinstance(content, str):
         name = content.removeprefix("$")
-        number = values.get(name) if content.startswith("$") else None
-        return number if isinstance(number, int) else Template(content).substitute(values)
+        value = values.get(name) if content.startswith("$") else None
+        return value if isinstance(value, int | list) else Template(content).substitute(values)
     if isinstance(content, list):
         return [filled(one, values) for one in content]
     if isinstance(content, dict):

@@ -109,7 +109,25 @@ REQUIRED: dict[str, Any] = {
 """What openresponses.org's compliance cases demand of a response."""
 
 
-@pytest.mark.parametrize("change", [{}, {"tools": [{"type": "function", "name": "look"}], "temperature": 0}])
+SHOWN: dict[str, Any] = {
+    "type": "message",
+    "role": "user",
+    "content": [
+        {"type": "input_text", "text": "What do you see in this image? Answer in one sentence."},
+        {"type": "input_image", "image_url": URL},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"tools": [{"type": "function", "name": "look"}], "temperature": 0},
+        {"input": [SHOWN]},
+    ],
+    ids=["conversation", "tool", "image"],
+)
 async def test_a_response_has_all_fields_of_open_responses(
     port: int, calling: Any, change: dict[str, Any]
 ) -> None:

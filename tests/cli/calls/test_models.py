@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sealring.cli.calls.models import served
+from sealring.cli.calls.models import Served, served
 from sealring.mesh.errors import ConfigError, InvalidInput, NotFound, Unauthenticated, Unavailable
 
 
@@ -52,10 +52,10 @@ def models(**contexts: Any) -> tuple[int, str]:
 
 def test_the_only_model_or_the_one_that_is_named(edge: Any) -> None:
     edge.answer = models(demo=4096)
-    assert served(edge.url, None) == (("demo", 4096),) * 2
+    assert served(edge.url, None) == (Served("demo", 4096),) * 2
     assert edge.asked == ("/v1/models", "Bearer none")
     edge.answer = models(demo=4096, other=8)
-    assert served(f"{edge.url}/below", "srk_x", "other") == (("other", 8),) * 2
+    assert served(f"{edge.url}/below", "srk_x", "other") == (Served("other", 8),) * 2
     assert edge.asked == ("/below/v1/models", "Bearer srk_x")
     for named, said in (("", "more than one model, or none"), ("mine", "no model 'mine'")):
         with pytest.raises(NotFound, match=said) as raised:
@@ -86,10 +86,16 @@ def test_the_small_model_is_the_one_that_is_named_so(edge: Any, listed: Any, fou
     assert tuple(one.name for one in served(edge.url, None)) == found
 
 
+def test_whether_a_model_sees_is_known_where_it_is_told(edge: Any) -> None:
+    for told, sees in (({}, False), ({"capabilities": None}, False), ({"capabilities": ["vision"]}, True)):
+        edge.answer = 200, json.dumps({"data": [{"id": "demo", "context_length": 8, **told}]})
+        assert served(edge.url, None) == (Served("demo", 8, sees),) * 2
+
+
 def test_names_that_could_be_more_than_names_are_no_models(edge: Any) -> None:
     """They are put into files of other programs."""
     edge.answer = models(**{'a"b': 1, "a b": 1, "": 1, "x" * 129: 1, "y" * 128: 7})
-    assert served(edge.url, None) == (("y" * 128, 7),) * 2
+    assert served(edge.url, None) == (Served("y" * 128, 7),) * 2
 
 
 @pytest.mark.parametrize("status", [401, 403])

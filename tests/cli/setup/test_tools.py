@@ -17,6 +17,19 @@ DEMO = Served("demo", 4096)
 VALUES = values_of("http://h:1", DEMO, DEMO, "none", Path("/home/me"))
 
 
+def test_programs_know_that_a_model_sees() -> None:
+    for sees in (False, True):
+        model = Served("demo", 4096, sees)
+        values = values_of("http://h:1", model, model, "none", Path("/home/me"))
+        modalities = ["text", "image"] if sees else ["text"]
+        (catalog,) = TOOLS["codex"].beside.values()
+        assert filled(catalog, values)["models"][0]["input_modalities"] == modalities
+        opencode = filled(TOOLS["opencode"].content, values)["provider"]["sealring"]["models"]["demo"]
+        assert opencode["modalities"] == {"input": modalities, "output": ["text"]}
+        continued = filled(TOOLS["continue"].content, values)
+        assert f"capabilities: [tool_use{', image_input' * sees}]\n" in continued
+
+
 @pytest.mark.parametrize("name", TOOLS)
 def test_every_entry_names_where_and_is_well_formed(name: str, tmp_path: Path) -> None:
     tool = TOOLS[name]
