@@ -314,9 +314,9 @@ def values_of(url: str, model: Served, small: Served, key: str, home: Path) -> V
     """What stands for the names in an entry.
 
     `$model` and `$small` are names, `$context` and `$small_context` their contexts. Besides, there are
-    `$output` and `$small_output`, the most tokens of one answer, `$half` of the context,
-    `$without_tools`, which turns Open WebUI's own tools off where the context is small, `$modalities` that
-    the model reads, and `$and_images` for Continue where images are among them.
+    `$output` and `$small_output`, the most tokens of one answer, and `$half` of the context.
+    `$without_tools` turns Open WebUI's own tools off where the context is small. `$modalities` are what the
+    model reads, and `$and_images` says so to Continue where images are among them.
     """
     context = model.context
     return {
