@@ -15,7 +15,7 @@ $(VENV)/.ready $(VENV)/.runnable: pyproject.toml constraints.txt
 	@$(PYTHON) .ci/suits.py
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)'
-	@$(if $(EXTRAS),$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps mlx-vlm)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps mlx-vlm pillow
 	@touch $@
 
 # What it needs and no more, where nobody has made the tools for development yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from sealring.cli.commands.chat import write_piece
 from sealring.cli.commands.deployment import default_name
 from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
 from sealring.cli.local.leftovers import PORTS, announced, temporary_folder
-from sealring.cli.local.output import QUESTION, print_ring, print_ways, report
+from sealring.cli.local.output import PICTURE_QUESTION, QUESTION, print_ring, print_ways, report
 from sealring.cli.terminal.command import command
 from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson
@@ -24,6 +25,7 @@ from sealring.mesh.errors import ConfigError, InvalidInput, ModelError
 if TYPE_CHECKING:
     from sealring.cli.calls.asking import Answer
     from sealring.cli.local.cluster import LocalCluster
+    from sealring.client.question import Content
 
 app = typer.Typer()
 
@@ -48,16 +50,19 @@ def demo(
     """Run a whole cluster on this machine and ask a question.
 
     A coordinator, nodes and a gateway as processes of their own, a sealed ring over the bundled model, one
-    question, its answer. Serves until Ctrl-C, which leaves no process, and no file outside the state folder.
+    question, its answer. Where sealring[vision] is installed, a second ring with the bundled model that sees
+    answers a question about a picture. Serves until Ctrl-C, which leaves no process, and no file outside the
+    state folder.
     """
     if not question.strip() or len(question) > _MAX_QUESTION:
         raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
     from sealring.cli.local.cluster import LocalCluster
-    from sealring.node.models.folders import bundled_model
+    from sealring.node.models.folders import VISION, bundled_model
 
     host = host_of(context)
     folder = bundled_model() if model is None else model_folder(model)
     name = "demo" if model is None else default_name(str(folder))
+    sees = model is None and not as_json and all(map(importlib.util.find_spec, ("mlx_vlm", "PIL")))
 
     async def work(cluster: LocalCluster, shown: Progress) -> None:
         began = time.monotonic()
@@ -65,12 +70,19 @@ def demo(
         deployment = await cluster.deploy(stages=nodes)
         shown.close()
         ready = time.monotonic() - began
-        answer = await _ask(host, cluster, question, quiet=as_json)
+        say(f"\n> {question}")
+        answer = await _ask(host, cluster, name, question, quiet=as_json)
         first = answer.ttft_s
         say(f"(first token {ready + first:.1f} s after the start, {first:.2f} s after the question)")
         if as_json:
             print_json(report(answer, deployment))
             return
+        if sees:
+            seeing = bundled_model(VISION)
+            await cluster.deploy(stages=nodes, name=VISION, model=str(seeing))
+            picture = seeing / "shapes.png"
+            say(f"\n> {PICTURE_QUESTION} ({picture})")
+            await _ask(host, cluster, VISION, (picture.read_bytes(), PICTURE_QUESTION), quiet=False)
         print_ring(deployment)
         if not once:
             print_ways(cluster)
@@ -114,15 +126,14 @@ def state_folder(host: Host, chosen: Path | None) -> Iterator[Path]:
         yield chosen
 
 
-async def _ask(host: Host, cluster: LocalCluster, question: str, *, quiet: bool) -> Answer:
+async def _ask(host: Host, cluster: LocalCluster, name: str, question: Content, *, quiet: bool) -> Answer:
     from sealring.cli.calls.asking import Question, Target, asking
     from sealring.cli.calls.operator import read_bundle
 
-    say(f"\n> {question}")
     pin = read_bundle(cluster.operator_bundle).root_sha256
     target = Target([cluster.grpc_address], {"credentials": None, "api_key": None}, pin)
     async with host.reach(asking, target, seconds=_ASK_SECONDS) as asker:
-        asked = Question([("user", question)], cluster.name)
+        asked = Question([("user", question)], name)
         answer = await asker.ask(asked, (lambda text: None) if quiet else write_piece)
     if not quiet:
         write_piece("\n")

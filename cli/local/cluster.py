@@ -296,31 +296,35 @@ class LocalCluster(Cluster):
     async def deploy(self, **spec: Any) -> Any:
         """Deploys the model and waits until the gateway offers it; the deployment as Admin describes it.
 
-        `spec` are further fields of DeploymentSpec.
+        `spec` are further fields of DeploymentSpec; with `name` and `model` it is another model.
         """
-        found = await self.children.or_failure(self._deployment())
+        wanted: dict[str, Any] = {"name": self.name, "model": self.model, "strategy": "pipeline"}
+        name = spec.get("name", self.name)
+        found = await self.children.or_failure(self._deployment(name))
         if found is None:
-            self._say(f"planning {self.name} over {self._count_nodes()}")
-            wanted: dict[str, Any] = {"name": self.name, "model": self.model, "strategy": "pipeline"}
+            self._say(f"planning {name} over {self._count_nodes()}")
             await self.children.or_failure(
                 self.admin.call("CreateDeployment", spec=wanted | spec, seconds=_PLAN_SECONDS)
             )
         serving = await self.children.or_failure(
-            wait_until_serving(self.admin, self.name, seconds=_START_SECONDS * 10, say=self._say)
+            wait_until_serving(self.admin, name, seconds=_START_SECONDS * 10, say=self._say)
         )
         self._say("waiting for the gateway")
-        await self.children.or_failure(self.wait_for_gateway())
+        await self.children.or_failure(self.wait_for_gateway(name))
         return serving
 
-    async def _deployment(self) -> Any:
+    async def _deployment(self, name: str) -> Any:
         answer = await self.admin.call("ListDeployments")
-        return next((one for one in answer.deployments if one.plan.spec.name == self.name), None)
+        return next((one for one in answer.deployments if one.plan.spec.name == name), None)
 
-    async def wait_for_gateway(self) -> None:
-        """Returns once the gateway offers the model. Raises DeadlineExceeded (GATEWAY_NOT_READY)."""
+    async def wait_for_gateway(self, name: str = "") -> None:
+        """Returns once the gateway offers the deployment of this name, or the model where it is empty.
+
+        Raises DeadlineExceeded (GATEWAY_NOT_READY).
+        """
         hint = f"see {self.logs['gateway']}"
         async with inference(self.grpc_address) as client:
-            await wait_until_offered(client, self.name, seconds=_START_SECONDS, hint=hint)
+            await wait_until_offered(client, name or self.name, seconds=_START_SECONDS, hint=hint)
 
     def _environment(self, name: str) -> dict[str, str]:
         if not self._gpus or name not in self.node_names:

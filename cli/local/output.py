@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sealring.cli.local.cluster import LocalCluster
 
 QUESTION = "What is the capital of France?"
+PICTURE_QUESTION = "What is in this picture?"
 
 
 def own_command() -> str:

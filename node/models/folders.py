@@ -15,7 +15,8 @@ from sealring.mesh.errors import NotFound, SealringError, Unavailable
 from sealring.mesh.names import is_commit
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-BUNDLED = {"demo": "demo_model", "demo-vision": "seeing_model"}
+VISION = "demo-vision"
+BUNDLED = {"demo": "demo_model", VISION: "seeing_model"}
 """The models that sealring brings along, by name, and their folders below `examples`: one that reads, and one
 that sees pictures, too."""
 

@@ -13,7 +13,7 @@ MODEL = FOLDER / "model"
 def test_folder_is_small_and_holds_no_code() -> None:
     files = [path for path in MODEL.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 20 * 2**20
-    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    assert {path.suffix for path in files} == {".json", ".safetensors", ".png"}
 
 
 def test_pictures_show_what_the_answers_say(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_pictures_show_what_the_answers_say(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_demos_picture_is_small_and_the_score_is_of_held_out_pictures() -> None:
-    with Image.open(FOLDER / "shapes.png") as picture:
+    with Image.open(MODEL / "shapes.png") as picture:
         assert picture.size == (96, 96)
     score = json.loads((FOLDER / "score.json").read_text())
     assert score["right"] / score["asked"] == pytest.approx(score["score"], abs=1e-3)

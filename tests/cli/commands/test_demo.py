@@ -44,8 +44,8 @@ class Cluster:
     async def start(self) -> None:
         self.did.append("started")
 
-    async def deploy(self, *, stages: int) -> admin_pb2.Deployment:
-        self.did.append(stages)
+    async def deploy(self, *, stages: int, name: str = "demo", model: str = "") -> admin_pb2.Deployment:
+        self.did.append(stages if name == "demo" else name)
         return deployed()
 
     async def wait_for_end(self) -> None:
@@ -76,7 +76,7 @@ def test_it_serves_three_nodes_until_it_is_ended(here: Any, made: list[Cluster])
     (cluster,) = made
     assert (cluster.nodes, cluster.name) == (3, "demo")
     assert (cluster.model / "config.json").is_file()
-    assert cluster.did == ["started", 3, "served", "left"]
+    assert cluster.did == ["started", 3, "demo-vision", "served", "left"]
     assert not cluster.state_dir.exists(), "of a temporary folder nothing stays"
     rows = [line.split() for line in done.out.splitlines()]
     assert ["0", "node-0", "0-2", "software", "->", "rank", "1:", "hybrid"] in rows
@@ -94,16 +94,19 @@ def test_the_question_is_sealed_for_the_cluster_itself(
     here: Any, host: Any, made: list[Cluster], signed: SigningCluster
 ) -> None:
     done = here("demo", "--once", "--question", "why?")
-    (target,), (asked,) = host.asker.targets, host.asker.asked
-    assert (target.addresses, target.pin) == (["127.0.0.1:5"], signed.root.fingerprint)
+    for target in host.asker.targets:
+        assert (target.addresses, target.pin) == (["127.0.0.1:5"], signed.root.fingerprint)
+    asked, shown = host.asker.asked
     assert (asked.messages, asked.model) == ([("user", "why?")], "demo")
+    picture, question = shown.messages[0][1]
+    assert (picture[:4], question, shown.model) == (b"\x89PNG", "What is in this picture?", "demo-vision")
     assert done.out.startswith("Par[2Jis\t.\n")
     assert "\n> why?\n" in done.err
 
 
 def test_once_it_leaves_after_the_answer(here: Any, made: list[Cluster]) -> None:
     done = here("demo", "--once", "--nodes", "2", "--question", "why?")
-    assert made[0].did == ["started", 2, "left"]
+    assert made[0].did == ["started", 2, "demo-vision", "left"]
     assert "ring demo-0, epoch 2, minimum trust software" in done.out
     assert "until Ctrl-C" not in done.out
 

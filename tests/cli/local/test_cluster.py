@@ -192,7 +192,7 @@ async def test_a_model_is_deployed_once(tmp_path: Path, here: object, host: Fake
         )
 
     class Offered(LocalCluster):
-        async def wait_for_gateway(self) -> None:
+        async def wait_for_gateway(self, name: str = "") -> None:
             said.append("offered")
 
     host.components = ("/bin/sh", "-c", "exec sleep 60")
