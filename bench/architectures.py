@@ -1,7 +1,7 @@
 """Writes docs/models.md from docs/models.json: what sealring can do with each architecture of mlx-lm.
 
-`python -m bench.architectures FILE...` first makes docs/models.json of the output of `python -m bench.stages`
-and `python -m bench.shards`. The page says how to make that.
+`python -m bench.architectures FILE...` first adds the output of `python -m bench.stages`, `bench.shards` and
+`bench.images` to docs/models.json. The page says how to make that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ What sealring can do with the architectures of mlx-lm 0.32.2. Each line is a sma
 python tests/support/small_models.py > models.json
 python -m bench.stages models.json > found.json
 python -m bench.shards models.json > shards.json
-python -m bench.architectures found.json shards.json
+python -m bench.images tests/data/archs-images.json > images.json
+python -m bench.architectures found.json shards.json images.json
 ```
 
 ## Served in stages
@@ -57,6 +58,11 @@ them.
   or more. Wrong guesses are taken back out of every kind of cache here ([decision
   59](decisions/0059-drafts-taken-back.md)). *MTP* if a head for multi-token prediction that the model ships
   guesses too ([decision 57](decisions/0057-an-mtp-head-is-one-layer-of-its-model.md)).
+- **images**: whether prompts may have images, which mlx-vlm's vision tower computes at the head ([decision
+  62](decisions/0062-towers-at-the-head.md)). *exact* if logits in three stages are those of mlx-vlm 0.7.10's
+  whole model, bit for bit; *rounding* if its language model differs as much from mlx-lm's without images. A
+  folder that `mlx_lm.convert` wrote has no tower. A tensor ring takes no images. Nothing is said of what
+  reads text only, and of variants that were not checked.
 """
 
 TENSOR = """\
@@ -143,8 +149,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     assert not wrong, f"wrong in stages: {wrong}"
     refused = [name for name in names if name not in exact]
     served = _table(
-        ["architecture", "hook", "rows", "kv-bits", "prefixes", "drafts", "tensor"],
-        [[name, *_abilities(name, found[name])] for name in exact],
+        ["architecture", "hook", "rows", "kv-bits", "prefixes", "drafts", "tensor", "images"],
+        [[name, *_abilities(name, found[name]), found[name].get("images", "")] for name in exact],
     )
     why = _table(
         ["architecture", "reason", "why", "tensor"],
@@ -175,12 +181,18 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def _variants(found: dict[str, dict[str, Any]], family: str) -> list[str]:
+    return [name for name, one in found.items() if one.get("model_type") == family]
+
+
 def main() -> None:
     if files := sys.argv[1:]:
-        merged: dict[str, Any] = {}
+        merged: dict[str, Any] = json.loads(FOUND.read_bytes())
         for file in files:
             for name, outcome in json.loads(Path(file).read_bytes()).items():
-                merged[name] = merged.get(name, {"ranks": {}}) | outcome
+                known = [name] if name in merged or "outcome" in outcome else _variants(merged, name)
+                for one in known:
+                    merged[one] = merged.get(one, {"ranks": {}}) | outcome
         lines = [
             f"  {json.dumps(name)}: {json.dumps(merged[name])}" for name in sorted(merged, key=str.lower)
         ]
