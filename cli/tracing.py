@@ -51,6 +51,8 @@ class MemberShares:
     drafted: int
     """Tokens that it guessed, as the head does, and of them those `accepted`, in the time traced."""
     accepted: int
+    modelled: int
+    """Of the guessed tokens, those of the draft model or the MTP head; the others it looked up."""
     recalled: int
     """Tokens of prefixes that it read from its disk, and those that it `stored` there."""
     stored: int
@@ -88,6 +90,7 @@ def _shares(member: admin_pb2.MemberTrace, trace: admin_pb2.TraceRingResponse) -
         clock_error=member.clock_error / 1e6,
         drafted=member.drafted,
         accepted=member.accepted,
+        modelled=member.modelled,
         recalled=member.recalled,
         stored=member.stored,
     )

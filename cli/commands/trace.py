@@ -86,7 +86,10 @@ def _print_shares(ring: str, shares: list[Any]) -> None:
     )
     for one in shares:
         if one.drafted:
-            print_data(f"of {one.drafted} tokens that {one.name} guessed {one.accepted} were right")
+            sources = f"{one.modelled} came from a model, {one.drafted - one.modelled} were looked up"
+            print_data(
+                f"of {one.drafted} tokens that {one.name} guessed {one.accepted} were right; {sources}"
+            )
         if one.recalled or one.stored:
             read, wrote = f"read {one.recalled:,} tokens of prefixes", f"wrote {one.stored:,}"
             print_data(f"{one.name} {read} from its disk and {wrote}")

@@ -152,7 +152,7 @@ def check_trace(answer: membership_pb2.TraceAnswer) -> Iterable[trace_pb2.Proces
     for process in answer.processes:
         if len(process.spans) > MAX_SPANS or process.since >= _MAX_TIME:
             raise _bad_trace()
-        if not process.accepted <= process.drafted < _MAX_TOKENS:
+        if not max(process.accepted, process.modelled) <= process.drafted < _MAX_TOKENS:
             raise _bad_trace()
         if max(process.recalled, process.stored) >= _MAX_TOKENS:
             raise _bad_trace()
@@ -168,6 +168,7 @@ def _fill(made: admin_pb2.MemberTrace, processes: Iterable[trace_pb2.ProcessTrac
         made.since = max(made.since, process.since + offset.value, 0)
         made.drafted += process.drafted
         made.accepted += process.accepted
+        made.modelled += process.modelled
         made.recalled += process.recalled
         made.stored += process.stored
         for span in process.spans:

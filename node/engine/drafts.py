@@ -367,6 +367,7 @@ class _Chain:
 
     guessed: list[int]
     more: Take | None
+    modelled: bool = False
     at: int = 0
     accepted: int = 0
     last: int = 0  # that was sampled
@@ -391,14 +392,14 @@ class Runs:
         self._runs: dict[int, list[tuple[_Chain, list[int]]]] = {}
         self.drafted = self.accepted = 0
         """Drafts of the runs that came back, and the accepted ones among them."""
-        self._log = TimeLog(3)
+        self._log = TimeLog(4)
 
     def begin(
         self, step: ResolvedStep, row: int, last: int, guessed: Sequence[int], more: Take | None = None
     ) -> list[int]:
         """The tokens to compute of a row: its last, and the first of the drafts `guessed`, and of what `more`
         gives if these are too few. To be called for a step's rows in order."""
-        chain = self._chains[row] = _Chain(list(guessed), more)
+        chain = self._chains[row] = _Chain(list(guessed), more, step.modelled)
         return self._sent(step, chain, [last, *self._next(chain, step.drafts)])
 
     def go_on(self, step: ResolvedStep) -> list[int]:
@@ -436,22 +437,24 @@ class Runs:
             begin = row * len(run)
             first = not (chain.accepted or chain.broken)
             count = self._counted(chain, run, sampled[begin : begin + len(run)])
-            self._note(len(run) - first, count - first)
+            self._note(len(run) - first, count - first, modelled=chain.modelled)
             places += range(begin, begin + count)
         return places
 
-    def since(self, moment: int) -> tuple[int, int]:
-        """Drafts, and accepted ones, of the runs that came back since `moment`; any thread.
+    def since(self, moment: int) -> tuple[int, int, int]:
+        """Drafts, the accepted ones, and those of a model, of the runs that came back since `moment`; any
+        thread.
 
         `moment`: nanoseconds on the machine's monotonic clock.
         """
         recent = [entry for entry in self._log.entries()[0] if entry[0] >= moment]
-        return sum(entry[1] for entry in recent), sum(entry[2] for entry in recent)
+        drafted, accepted, modelled = (sum(entry[place] for entry in recent) for place in (1, 2, 3))
+        return drafted, accepted, modelled
 
-    def _note(self, drafted: int, accepted: int) -> None:
+    def _note(self, drafted: int, accepted: int, *, modelled: bool) -> None:
         self.drafted += drafted
         self.accepted += accepted
-        self._log.add(now(), drafted, accepted)
+        self._log.add(now(), drafted, accepted, drafted * modelled)
 
     @staticmethod
     def _counted(chain: _Chain, run: Sequence[int], sampled: Sequence[int]) -> int:

@@ -187,7 +187,7 @@ class StageEpoch:
         if disk is not None:
             trace.recalled, trace.stored = disk.since(since)
         if self._source.runs is not None:
-            trace.drafted, trace.accepted = self._source.runs.since(since)
+            trace.drafted, trace.accepted, trace.modelled = self._source.runs.since(since)
         return trace
 
     @property

@@ -1608,6 +1608,7 @@ class MemberTrace(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     RECALLED_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
+    MODELLED_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     name: _builtins.str
     rank: _builtins.int
@@ -1625,6 +1626,8 @@ class MemberTrace(_message.Message):
     """tokens of prefixes that it read from its disk in that time"""
     stored: _builtins.int
     """and wrote there"""
+    modelled: _builtins.int
+    """of those drafted, guesses of the draft model or the MTP head; others are looked up"""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[_trace_pb2.Span]: ...
     @_builtins.property
@@ -1646,10 +1649,11 @@ class MemberTrace(_message.Message):
         accepted: _builtins.int = ...,
         recalled: _builtins.int = ...,
         stored: _builtins.int = ...,
+        modelled: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "clock_error", b"clock_error", "clock_offset", b"clock_offset", "drafted", b"drafted", "member", b"member", "name", b"name", "problem", b"problem", "rank", b"rank", "recalled", b"recalled", "since", b"since", "spans", b"spans", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "clock_error", b"clock_error", "clock_offset", b"clock_offset", "drafted", b"drafted", "member", b"member", "modelled", b"modelled", "name", b"name", "problem", b"problem", "rank", b"rank", "recalled", b"recalled", "since", b"since", "spans", b"spans", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

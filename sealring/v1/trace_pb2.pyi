@@ -124,6 +124,7 @@ class ProcessTrace(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     RECALLED_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
+    MODELLED_FIELD_NUMBER: _builtins.int
     since: _builtins.int
     """nothing after this is missing; the machine's monotonic clock"""
     drafted: _builtins.int
@@ -134,6 +135,8 @@ class ProcessTrace(_message.Message):
     """tokens of prefixes that were read from disk since then"""
     stored: _builtins.int
     """and written there"""
+    modelled: _builtins.int
+    """of those drafted, guesses of the draft model or the MTP head; others are looked up"""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
         """at most 32,768"""
@@ -147,10 +150,11 @@ class ProcessTrace(_message.Message):
         accepted: _builtins.int = ...,
         recalled: _builtins.int = ...,
         stored: _builtins.int = ...,
+        modelled: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "recalled", b"recalled", "since", b"since", "spans", b"spans", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "modelled", b"modelled", "recalled", b"recalled", "since", b"since", "spans", b"spans", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,6 +47,13 @@ def test_what_members_read_from_their_disks_is_said(here: Any, coordinator: Any)
     assert (member["recalled"], member["stored"]) == (20_480, 512)
 
 
+def test_where_guesses_came_from_is_said(here: Any, coordinator: Any) -> None:
+    coordinator.answers["TraceRing"] = found = traced()
+    found.members[0].drafted, found.members[0].accepted, found.members[0].modelled = 20, 12, 15
+    said = "of 20 tokens that node-0 guessed 12 were right; 15 came from a model, 5 were looked up\n"
+    assert said in here("trace").out
+
+
 def test_who_gave_no_trace_is_named_with_the_reason(here: Any, coordinator: Any) -> None:
     coordinator.answers["TraceRing"] = traced(problem=True)
     done = here("trace")

@@ -59,6 +59,7 @@ def span(**fields: Any) -> trace_pb2.Span:
         [trace_pb2.ProcessTrace(spans=[span(record=1 << 62)])],
         [trace_pb2.ProcessTrace(drafted=1 << 32)],
         [trace_pb2.ProcessTrace(drafted=1, accepted=2)],
+        [trace_pb2.ProcessTrace(drafted=1, modelled=2)],
         [trace_pb2.ProcessTrace(recalled=1 << 32)],
         [trace_pb2.ProcessTrace(stored=1 << 32)],
     ],
@@ -192,13 +193,13 @@ def clocks(asked: int = 1, answered: int = 1) -> list[membership_pb2.TraceAnswer
 
 async def test_a_trace_is_moved_to_our_clock() -> None:
     told = trace_pb2.ProcessTrace(spans=[span(start=5), span(start=2000)], since=4, drafted=7, accepted=3)
-    told.recalled, told.stored = 512, 256
+    told.modelled, told.recalled, told.stored = 5, 512, 256
     made = await member_trace(
         [*clocks(900, 900), *clocks(902, 902), membership_pb2.TraceAnswer(processes=[told])]
     )
     assert (made.clock_offset, made.clock_error) == (99, 1)
     assert (made.since, [one.start for one in made.spans]) == (103, [104, 2099])
-    assert (made.drafted, made.accepted) == (7, 3)
+    assert (made.drafted, made.accepted, made.modelled) == (7, 3, 5)
     assert (made.recalled, made.stored) == (512, 256)
     assert not made.HasField("problem")
 

@@ -166,8 +166,10 @@ def test_a_lookup_that_has_not_heard_the_last_token_guesses_nothing() -> None:
     assert lookup.drafts(9, 3) == [9, 9, 9]
 
 
-def run(number: int, *, continues: bool = False) -> ResolvedStep:
-    return ResolvedStep(number, b"", (), (), 0, (1,), (1, 1), drafts=1, continues=continues)
+def run(number: int, *, continues: bool = False, modelled: bool = False) -> ResolvedStep:
+    return ResolvedStep(
+        number, b"", (), (), 0, (1,), (1, 1), drafts=1, continues=continues, modelled=modelled
+    )
 
 
 def test_what_was_guessed_and_right_is_counted_as_the_gateway_counts_it() -> None:
@@ -182,9 +184,13 @@ def test_what_was_guessed_and_right_is_counted_as_the_gateway_counts_it() -> Non
     assert runs.came(run(3, continues=True), [10, 11]) == []
     assert (runs.drafted, runs.accepted) == (5, 3)
     runs.settle(Settling(1, 0, 4, 0))
-    assert runs.since(begun) == (5, 3)
-    assert runs.since(first) == (4, 2)
-    assert runs.since(now() + 1) == (0, 0)
+    last = now()
+    runs.begin(run(4, modelled=True), 1, 5, [6])
+    assert runs.came(run(4, modelled=True), [7, 7]) == [0]
+    assert runs.since(last) == (1, 0, 1)
+    assert runs.since(begun) == (6, 3, 1)
+    assert runs.since(first) == (5, 2, 1)
+    assert runs.since(now() + 1) == (0, 0, 0)
 
 
 def test_each_row_of_a_step_has_its_own_wrong_draft() -> None:
