@@ -52,7 +52,7 @@ class MemberShares:
     """Tokens that it guessed, as the head does, and of them those `accepted`, in the time traced."""
     accepted: int
     modelled: int
-    """Of the guessed tokens, those of the draft model or the MTP head; the others it looked up."""
+    """Guesses of the draft model or the MTP head among those tokens; the others it looked up."""
     recalled: int
     """Tokens of prefixes that it read from its disk, and those that it `stored` there."""
     stored: int

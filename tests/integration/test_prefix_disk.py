@@ -1,6 +1,6 @@
-"""Prompts' beginnings on the disks of members outlive engines and restarts, and tell a thief nothing.
+"""Prompts' beginnings on the disks of members outlive engines, restarts and moves, and tell a thief nothing.
 
-The tests share a cluster of two nodes, and leave it serving.
+The tests share a cluster of three nodes, and leave it serving.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import random
 import shutil
@@ -44,9 +45,10 @@ HEAD_BYTES = 20
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def ring(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ring]:
     state = tmp_path_factory.mktemp("disks") / "state"
-    async with LocalCluster(state, MODEL, nodes=2, settings=HASTY) as cluster:
+    async with LocalCluster(state, MODEL, nodes=3, settings=HASTY) as cluster:
         cluster.children.command = (sys.executable, hasty.__file__)
-        async with started(cluster, stages=2) as ring:
+        # the split is fixed, for what is stored is of these layers alone
+        async with started(cluster, split=[5, 4]) as ring:
             ring.key, _ = KeyFile(state / "gateway").create([Scope.INFERENCE, Scope.READ])
             yield ring
 
@@ -163,6 +165,50 @@ async def test_a_member_without_its_folder_costs_a_miss(ring: Ring) -> None:
     finally:
         folder.unlink()
         await restart(ring, node)
+
+
+async def drain(ring: Ring, node: str, *, undo: bool = False) -> None:
+    """Has no ring on a node any more; with `undo`, it may be used again."""
+    nodes = (await ring.cluster.admin.call("ListNodes")).nodes
+    (found,) = (each.id for each in nodes if each.name == node)
+    await ring.cluster.admin.call("DrainNode", id=found, undo=undo)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not undo and node in await members(ring):
+            await asyncio.sleep(0.1)
+    await ring.serving()
+
+
+async def test_a_ring_that_moves_reads_what_its_members_have_stored_and_no_foreign_block(ring: Ring) -> None:
+    await ring.serving()
+    cold = await stored(ring, "moved")
+    first, left = await members(ring)
+    theirs = blocks(ring, left)
+    await drain(ring, left)
+    (new,) = set(await members(ring)) - {first}
+    moved = await ask(ring, messages("moved"))
+    assert (moved.cached, moved.text) == (0, cold.text)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not blocks(ring, new):
+            await asyncio.sleep(0.1)
+    ring.part(new, "engine.main").kill()
+    again = await ask(ring, messages("moved"))
+    assert (again.cached >= 256, again.text) == (True, cold.text), "one member stayed, the other stored anew"
+    foreign = itertools.cycle(path.read_bytes() for path, _ in sorted(theirs))
+    for (path, _), data in zip(sorted(blocks(ring, new)), foreign, strict=False):
+        path.write_bytes(data)
+    before = (await ring.serving()).epoch
+    ring.part(new, "engine.main").kill()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while (await ring.serving()).epoch == before:  # which answers from memory as long as it goes on
+            await asyncio.sleep(0.1)
+    planted = await ask(ring, messages("moved"))
+    assert (planted.cached, planted.text) == (0, cold.text)
+    await drain(ring, left, undo=True)
+    await drain(ring, new)
+    assert await members(ring) == [first, left]
+    back = await ask(ring, messages("moved"))
+    assert (back.cached >= 256, back.text) == (True, cold.text), "the first members have theirs still"
+    await drain(ring, new, undo=True)
 
 
 async def test_who_steals_the_folders_finds_no_text_no_tokens_and_nothing_equal(
