@@ -78,7 +78,7 @@ class PrefillLine:
             self._prepare(row)
             row.begun, row.reused = True, row.prefilled
         start = row.prefilled
-        row.prefilled += self._length(row, tokens)
+        row.prefilled += self._up_to_second_image(row, self._length(row, tokens))
         if not row.remaining:
             self.discard(row)
         return row, control.Chunk(
@@ -115,6 +115,14 @@ class PrefillLine:
             return left
         begin, end = (edge - row.prefilled for edge in around(row.unbroken, row.prefilled + tokens))
         return end if self._goes_along(end, max(tokens, end - begin)) else begin
+
+    @staticmethod
+    def _up_to_second_image(row: Row, tokens: int) -> int:
+        """The chunk's length, so that it has one image at most: the head computes each with its chunk, and
+        other rows wait for one image and no more."""
+        end = row.prefilled + tokens
+        begun = [begin for begin, _ in row.unbroken if row.prefilled <= begin < end]
+        return begun[1] - row.prefilled if len(begun) > 1 else tokens
 
     def _goes_along(self, more: int, tokens: int) -> bool:
         return more <= self._longest and self._seconds(more) <= MOST * self._seconds(tokens)

@@ -103,3 +103,10 @@ def test_an_image_goes_along_with_what_is_before_it_where_that_takes_hardly_long
     longest = Line(50, chunk=18)
     longest.rows[1].unbroken = ((3, 20),)
     assert [longest.taken()[2] for _ in range(2)] == [3, 20]
+
+
+def test_a_chunk_has_one_image_at_most() -> None:
+    """The head computes each with its chunk, and other rows wait."""
+    line = Line(50, chunk=50)
+    line.rows[1].unbroken = ((3, 6), (8, 9), (12, 15))
+    assert [line.taken()[2] for _ in range(3)] == [8, 12, 22]
