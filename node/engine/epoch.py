@@ -43,6 +43,7 @@ from sealring.node.engine.allowance import Account, Allowance
 from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Lanes, Row
+from sealring.node.engine.params import grids_in
 from sealring.node.engine.prefixes import Prefixes
 from sealring.node.engine.receipts import Sampled
 from sealring.node.engine.seats import Prompts, seat_of
@@ -50,6 +51,7 @@ from sealring.node.engine.seats.results import StageCall, behind, launch, states
 from sealring.node.engine.seats.sources import Input, no_drafts
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.staging.undo import UndoLog
 from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.threads import LAUNCHES, StepTimes, step_us
@@ -459,7 +461,7 @@ class StageEpoch:
         self, step: ResolvedStep, lane: Lane, given: Input, times: StepTimes
     ) -> tuple[StageCall, list[mx.array]]:
         call = self._begun(step, given, times)
-        return call, lane.gathered(self._stage(lane.spread(given.arrays), lane.cache))
+        return call, lane.gathered(self._stage(lane.spread(given.arrays), lane.cache, lane.positions))
 
     def _begun(self, step: ResolvedStep, given: Input, times: StepTimes) -> StageCall:
         """A call whose graph can be built: while its input is on the way, unless the stage evaluates arrays
@@ -496,6 +498,8 @@ class StageEpoch:
             self._prefixes.drop(chunk.prefix)
         self._lanes.start(row)
         record = self._source.parameters(chunk)
+        if grids := grids_in(record):
+            row.positions = Positions.of(grids)
         self._results.begin(step, chunk, row, record)
         self._prefixes.began(chunk.row, record)
         return row

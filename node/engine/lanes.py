@@ -22,6 +22,7 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage, caches
 from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.staging.undo import UndoLog
 
 EMPTY = 8
@@ -53,6 +54,8 @@ class Row:
     sampler: Sampler | None = None
     scores: list[mx.array] = field(default_factory=list)
     """The words of its prompt's log-probabilities, until they leave with its first token."""
+    positions: Positions | None = None
+    """Those of its tokens, where they have three dimensions and it has images."""
 
     def copy(self, number: int, tokens: int) -> Row:
         """Another row with the same prompt; its seed differs by as much as its number."""
@@ -61,7 +64,8 @@ class Row:
             seed = (parameters.seed + number - self.number) % (1 << 64)
             matcher = parameters.matcher and parameters.matcher.copy()
             parameters = dataclasses.replace(parameters, seed=seed, matcher=matcher)
-        return Row(number, caches.first_tokens(self.cache, tokens), parameters)
+        cache = caches.first_tokens(self.cache, tokens)
+        return Row(number, cache, parameters, positions=self.positions)
 
 
 @dataclass(slots=True)
@@ -80,11 +84,15 @@ class Lane:
     """Places, empty ones too."""
     steps: int = 0
     """Steps since the rows changed."""
+    positions: Positions | None = None
+    """Those of the rows in their places, if any row has images and the model's have three dimensions."""
+    _each: list[Positions | None] = field(default_factory=list)
     _into: mx.array | None = None
     _out: mx.array | None = None
 
     def recompose(self, keep: Sequence[int], joining: Sequence[Row], empty: Empty = no_empty_place) -> None:
         """Keeps the rows with the indices `keep`, in order, and appends `joining`."""
+        self._each = [self._each[index] for index in keep] + [row.positions for row in joining]
         self._place([self.places[index] for index in keep], [row.cache for row in joining], empty)
         if len(keep) < len(self.rows):
             self.rows = [self.rows[index] for index in keep]
@@ -118,6 +126,10 @@ class Lane:
             for row, place in enumerate(self.places):
                 into[place] = row
             self._into, self._out = mx.array(into, mx.uint32), mx.array(self.places, mx.uint32)
+        self.positions = None
+        if any(self._each):
+            by_place = dict(zip(self.places, self._each, strict=True))
+            self.positions = Positions.together([by_place.get(place) for place in range(self.width)])
 
     def _laid_out(self, keep: list[int], arriving: list[Cache]) -> Cache:
         if not keep:
@@ -179,7 +191,7 @@ class Lanes:
         undo, lane.undo = lane.undo, None
         if undo is not None:
             (change,) = changes
-            again = undo.settle(change.surplus, lambda inputs: stage(inputs, lane.cache))
+            again = undo.settle(change.surplus, lambda inputs: stage(inputs, lane.cache, lane.positions))
         else:
             lane.take_back({change.row: change.surplus for change in changes})
             again = False

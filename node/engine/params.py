@@ -1,9 +1,10 @@
 """The parameter record: a row's sampling parameters, on their way from the head to the tail.
 
 It travels sealed, as all records do. Members in between pass its bytes on and read no more of it than the
-names of the prompt's blocks. Its length shows next to nothing of its content: it is a multiple of 256 bytes,
-and one block unless the row has biases, a repetition penalty, a grammar or log-probabilities of its prompt.
-With a grammar it is a power of two. The names, 16 bytes for each block, are those of a prompt in clear.
+names of the prompt's blocks and where its images are. Its length shows next to nothing of its content: it is
+a multiple of 256 bytes, and one block unless the row has biases, a repetition penalty, a grammar, many images
+or log-probabilities of its prompt. With a grammar it is a power of two. The names, 16 bytes for each block,
+are those of a prompt in clear; an image takes 16 bytes as well.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sealring.mesh.prompt import options
 from sealring.mesh.prompt import validate as limits
 from sealring.mesh.receipt.digests import HASH_BYTES
 from sealring.mesh.ring.prefix_names import MAX_CHAIN_BYTES, NAME_BYTES, Chain
+from sealring.node.engine.vision.grid import Grid, possible
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
@@ -56,7 +58,9 @@ class RowParameters:
 
     `masked` are tokens that must not occur before the answer has `masked_until` tokens, and `masked_always`
     those that never may (node.engine.penalties); both rise. `stored` is the packed chain of the prompt
-    (mesh.ring.prefix_names), for every member; empty where none of its blocks may be stored.
+    (mesh.ring.prefix_names), for every member; empty where none of its blocks may be stored. `grids` are the
+    images of the prompt, rising, for every member of a model whose positions have three dimensions
+    (node.engine.staging.mrope).
 
     `receipt` binds what the tail signs for the answer (mesh.receipt.statement); empty where it signs nothing.
     `position` counts the answer's tokens that were generated in an earlier epoch. `answered` are these
@@ -85,6 +89,7 @@ class RowParameters:
     masked_always: tuple[int, ...] = ()
     stored: bytes = b""
     receipt: bytes = b""
+    grids: tuple[Grid, ...] = ()
     grammar: str = ""
     matcher: Matcher | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -122,6 +127,7 @@ def from_sampling(
     ends: Sequence[int] = (),
     stored: bytes = b"",
     receipt: bytes = b"",
+    grids: Sequence[Grid] = (),
 ) -> RowParameters:
     """The parameters of a validated request; a request without a seed gets a random one.
 
@@ -149,6 +155,7 @@ def from_sampling(
         masked_always=_rising(ends if sampling.ignore_eos else ()),
         stored=stored,
         receipt=receipt,
+        grids=tuple(grids),
         grammar=grammar,
     )
 
@@ -176,6 +183,7 @@ def encode(parameters: RowParameters) -> bytes:
         grammar=parameters.grammar,
         stored=parameters.stored,
         receipt=parameters.receipt,
+        grids=[number for grid in parameters.grids for number in grid],
         **{name: getattr(parameters, name) for name in _TUPLES},
     ).SerializeToString()
     record = _LENGTH.pack(len(content)) + content
@@ -199,6 +207,7 @@ def decode(record: bytes | memoryview) -> RowParameters:
             grammar=found.grammar,
             stored=found.stored,
             receipt=found.receipt,
+            grids=_grids(found),
         )
     except (struct.error, DecodeError, ValueError):
         raise _bad("is malformed") from None
@@ -214,12 +223,30 @@ def chain_in(record: bytes) -> Chain:
 
     Raises InvalidInput (BAD_PARAMETERS, BAD_PREFIXES).
     """
+    return Chain.unpack(_message(record).stored)
+
+
+def grids_in(record: bytes) -> tuple[Grid, ...]:
+    """The images of the row's prompt, likewise. Raises InvalidInput (BAD_PARAMETERS)."""
+    grids = _grids(_message(record)) if record else ()
+    if not possible(grids):
+        raise _bad("holds values out of range")
+    return grids
+
+
+def _message(record: bytes) -> engine.RowParameters:
     try:
         (length,) = _LENGTH.unpack_from(record)
-        found = engine.RowParameters.FromString(record[_LENGTH.size :][:length])
+        return engine.RowParameters.FromString(record[_LENGTH.size :][:length])
     except (struct.error, DecodeError):
         raise _bad("is malformed") from None
-    return Chain.unpack(found.stored)
+
+
+def _grids(found: engine.RowParameters) -> tuple[Grid, ...]:
+    numbers, size = found.grids, len(Grid._fields)
+    if len(numbers) % size:
+        raise _bad("is malformed")
+    return tuple(Grid(*numbers[at : at + size]) for at in range(0, len(numbers), size))
 
 
 def _given(sampling: inference.Sampling) -> dict[str, Any]:
@@ -248,6 +275,7 @@ _CHECKS: tuple[Callable[[RowParameters], bool], ...] = (
     lambda row: len(row.masked + row.masked_always) <= MAX_MASKED,
     lambda row: all(one < two for each in (row.masked, row.masked_always) for one, two in pairwise(each)),
     lambda row: max(row.masked + row.masked_always, default=0) <= limits.MAX_TOKEN_ID,
+    lambda row: possible(row.grids),
     lambda row: not row.scored or (row.logprobs is not None and not row.position),
     lambda row: len(row.scored) * (1 + (row.logprobs or 0)) <= limits.MAX_SCORED,
     lambda row: all(bias and abs(bias) <= limits.MAX_BIAS for _, bias in row.logit_bias),

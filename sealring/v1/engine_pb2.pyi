@@ -1357,6 +1357,7 @@ class RowParameters(_message.Message):
     MASKED_ALWAYS_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
+    GRIDS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     position: _builtins.int
@@ -1401,6 +1402,12 @@ class RowParameters(_message.Message):
     def prompt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """where the tail guesses by an MTP head, which computes the prompt too"""
 
+    @_builtins.property
+    def grids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The images, for every member of a model whose positions have three dimensions (node.engine.staging.mrope): four
+        numbers each, the index of its first token, and its frames, height and width in tokens.
+        """
+
     def __init__(
         self,
         *,
@@ -1416,12 +1423,13 @@ class RowParameters(_message.Message):
         masked_always: _abc.Iterable[_builtins.int] | None = ...,
         stored: _builtins.bytes = ...,
         prompt: _abc.Iterable[_builtins.int] | None = ...,
+        grids: _abc.Iterable[_builtins.int] | None = ...,
         grammar: _builtins.str = ...,
         receipt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "grammar", b"grammar", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "position", b"position", "prompt", b"prompt", "prompt_tail", b"prompt_tail", "receipt", b"receipt", "sampling", b"sampling", "scored", b"scored", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "grammar", b"grammar", "grids", b"grids", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "position", b"position", "prompt", b"prompt", "prompt_tail", b"prompt_tail", "receipt", b"receipt", "sampling", b"sampling", "scored", b"scored", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

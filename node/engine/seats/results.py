@@ -128,7 +128,7 @@ class HandingOn(Results):
             self._link.pass_on(records.params_record(step, chunk), record)
 
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> None:
-        results = self._transfer.send_buffer(self._stage(call.input.arrays, row.cache))
+        results = self._transfer.send_buffer(self._stage(call.input.arrays, row.cache, row.positions))
         call.built()
         self._next_chunk(call.times)
         self._launch(call, self._header(call.step, 1, chunk.tokens), results, row.cache)
@@ -174,7 +174,7 @@ class _Logits(Results):
         if inputs[0].shape[1] > 1 and (scored or not self._stage.cuts):
             self._fill(call, [array[:, :-1] for array in inputs], row, chunk)
             inputs = [array[:, -1:] for array in inputs]
-        logits = self._stage.last_logits(inputs, row.cache)
+        logits = self._stage.last_logits(inputs, row.cache, row.positions)
         call.built()
         return logits
 
@@ -187,7 +187,7 @@ class _Logits(Results):
             call.wait()
             self._score(inputs, row, row.parameters, chunk)
         else:
-            self._stage(inputs, row.cache)
+            self._stage(inputs, row.cache, row.positions)
         filled = self._transfer.send_buffer([behind(states(row.cache))])
         call.built()
         self._next_chunk(call.times)
@@ -205,7 +205,7 @@ class _Logits(Results):
         """Adds the log-probabilities of the prompt's tokens to the row, a few tokens at a time."""
         for at in range(0, inputs[0].shape[1], SCORED_AT_ONCE):
             part = [array[:, at : at + SCORED_AT_ONCE] for array in inputs]
-            logits = self._stage(part, row.cache)[0][0]
+            logits = self._stage(part, row.cache, row.positions)[0][0]
             following = chunk.start + at + 1
             tokens = parameters.scored[following : following + len(logits)]
             if len(tokens) != len(logits):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,7 @@ from .anatomy import Anatomy, Boundary, full_cache, not_stageable, outer_modules
 from .caches import Batch, Cache, OneRow, RowByRow, Slots, for_one_row, parts_of, trimmable
 from .interception import Call, intercept_call, leaves, own_arrays
 from .layout import TOKENS, Arguments, StageSpec, get_argument, set_argument
+from .mrope import MRope, Positions, has_three, mrope_of
 from .quantization import CacheQuantization
 from .undo import runs_of
 
@@ -67,7 +69,8 @@ class Stage:
         self.spec = _spec(anatomy, lo, hi)
         self.kept = _prune(model, anatomy, lo, hi)
         self._anatomy = anatomy
-        self._step = _Step([], [], [])
+        self._step = _Step()
+        self._mrope: MRope | None = None
         self._slots = Slots(full_cache(model), anatomy.owners, anatomy.idle, lo, hi)
         self.quantization = quantization
         self.awaits_input = True
@@ -109,8 +112,8 @@ class Stage:
 
         From then on `inputs` may be longer: which tokens have rows, bool [rows, tokens], the rows [rows,
         tokens, width], and `residuals` further arrays of that shape, each added to the output of a layer from
-        the first on. Raises ModelError (VISION_UNSUPPORTED) for a model without an embedding to be found, and
-        for a head of fewer layers.
+        the first on. Raises ModelError (VISION_UNSUPPORTED) for a model without an embedding to be found, or
+        whose positions are not known, and for a head of fewer layers.
         """
         if residuals > self.spec.hi:
             raise ModelError(
@@ -118,9 +121,39 @@ class Stage:
                 hint="give the head more layers",
                 reason="VISION_UNSUPPORTED",
             )
+        if has_three(self.spec.model_type):
+            self._take_positions()
         self._anatomy.adapter.splices(self.model, self._splice)
         for index in range(residuals):
             intercept_call(self._anatomy.layers[index], self._add(index))
+
+    def _take_positions(self) -> None:
+        """Has the stage's layers take positions in three dimensions, once, before the first row that has
+        them. Raises ModelError (VISION_UNSUPPORTED)."""
+        layers = self._anatomy.layers[self.spec.lo : self.spec.hi]
+        ropes = [
+            module
+            for layer in layers
+            for name, module in layer.named_modules()
+            if name.rpartition(".")[2] == "rope"
+        ]
+        for rope in ropes:
+            made = mrope_of(self.model, self.spec.model_type, rope)
+            self._mrope = self._mrope or made
+        for rope in ropes:
+            intercept_call(rope, self._rotate)
+
+    def _rotate(self, original: Call, array: mx.array, *args: Any, offset: Any = 0) -> Any:
+        """A layer's rotary embedding, of queries or keys."""
+        step, positions = self._step, self._step.positions
+        if positions is None or self._mrope is None:
+            return original(array, *args, offset=offset)
+        if step.angles is None:  # all layers hold as many tokens
+            step.angles = self._mrope.angles(positions.at(offset, array.shape[2]), array.dtype)
+        rotated = self._mrope(array, step.angles)
+        if (seen := positions.seen) is None:
+            return rotated
+        return mx.where(seen[:, None, None, None], rotated, original(array, *args, offset=offset))
 
     def _splice(self, embedded: mx.array) -> mx.array:
         if not self._step.images:
@@ -154,19 +187,28 @@ class Stage:
             ]
         return for_one_row(own, self.batches)
 
-    def __call__(self, inputs: list[mx.array], cache: Batch) -> list[mx.array]:
+    def __call__(
+        self, inputs: list[mx.array], cache: Batch, positions: Positions | None = None
+    ) -> list[mx.array]:
         """Runs the layers on arrays as `spec.receives` says and returns arrays as `spec.hands_on` says.
 
-        All arrays are [rows, tokens, ...] and lazy; the cache is updated in place.
+        All arrays are [rows, tokens, ...] and lazy; the cache is updated in place. `positions` are those of
+        rows that have images, in a model whose positions have three dimensions. Raises ModelError
+        (VISION_UNSUPPORTED) for positions that the model does not have.
         """
+        if positions is not None and self._mrope is None:
+            self._take_positions()
         if not isinstance(cache, RowByRow):
-            return self._run_padded(inputs, cache)
+            return self._run_padded(inputs, cache, positions)
         outputs = [
-            self._run([array[row : row + 1] for array in inputs], one) for row, one in enumerate(cache)
+            self._run([array[row : row + 1] for array in inputs], one, positions and positions.row(row))
+            for row, one in enumerate(cache)
         ]
         return [mx.concatenate(list(arrays)) for arrays in zip(*outputs, strict=True)]
 
-    def last_logits(self, inputs: list[mx.array], cache: Batch) -> mx.array:
+    def last_logits(
+        self, inputs: list[mx.array], cache: Batch, positions: Positions | None = None
+    ) -> mx.array:
         """Calls the tail; returns only the last token's logits, [rows, vocabulary].
 
         If the stage `cuts`, the last layer's output is cut to its last token. This saves the output head's
@@ -175,7 +217,7 @@ class Stage:
         if self.cuts:
             self._last = inputs[0].shape[1] - 1
         try:
-            return self(inputs, cache)[0][:, -1, :]
+            return self(inputs, cache, positions)[0][:, -1, :]
         finally:
             self._last = None
 
@@ -196,30 +238,32 @@ class Stage:
             return output
         return output[:, at : at + 1]
 
-    def _run_padded(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
+    def _run_padded(
+        self, inputs: list[mx.array], cache: Cache, positions: Positions | None
+    ) -> list[mx.array]:
         """Runs the layers on tokens padded as the device wants it. No token sees those behind it, and the
         added ones leave the caches again."""
         rows, tokens = inputs[0].shape[:2]
         more = self.computed_as(tokens) - tokens
         if rows > 1 or not more or not self._can_pad or isinstance(cache, OneRow):
-            return self._run(inputs, cache)
+            return self._run(inputs, cache, positions)
         parts = [part for entry in cache for part in parts_of(entry)]
         held = [int(part.offset) for part in parts]
         if max(held, default=0) + tokens + more > self.positions:
-            return self._run(inputs, cache)
+            return self._run(inputs, cache, positions)
         longer = [mx.pad(array, [(0, 0), (0, more), *[(0, 0)] * (array.ndim - 2)]) for array in inputs]
-        outputs = self._run(longer, cache)
+        outputs = self._run(longer, cache, positions)
         for part, before in zip(parts, held, strict=True):
             part.trim(max(0, int(part.offset) - before - tokens))
         return [array[:, :tokens] for array in outputs]
 
-    def _run(self, inputs: list[mx.array], cache: Cache) -> list[mx.array]:
+    def _run(self, inputs: list[mx.array], cache: Cache, positions: Positions | None) -> list[mx.array]:
         rows, tokens = inputs[0].shape[:2]
         token_ids = inputs[0] if self.spec.lo == 0 else mx.zeros((rows, tokens), mx.uint32)
         arrived, images = ([], inputs[1:]) if self.spec.lo == 0 else (inputs, [])
         if images:  # as in mlx-vlm; some models make more of tokens than an embedding
             token_ids = mx.where(images[0], 0, token_ids)
-        step = self._step = _Step(arrived, images, self._slots.spread(cache))
+        step = self._step = _Step(arrived, images, self._slots.spread(cache), positions)
         with contextlib.ExitStack() as recording:
             updates = {
                 donor: recording.enter_context(recorded_updates(self._cache_of(donor)))
@@ -230,7 +274,7 @@ class Stage:
             except _HandedOn:
                 outputs = self._outputs(updates)
             finally:
-                self._step = _Step([], [], [])
+                self._step = _Step()
         self._slots.count(cache, rows, tokens)
         return outputs
 
@@ -326,10 +370,18 @@ class Stage:
 class _Step:
     """One call of a stage under way."""
 
-    def __init__(self, arrived: list[mx.array], images: list[mx.array], caches: Cache) -> None:
+    def __init__(
+        self,
+        arrived: Sequence[mx.array] = (),
+        images: Sequence[mx.array] = (),
+        caches: Sequence[Any] = (),
+        positions: Positions | None = None,
+    ) -> None:
         self.arrived = arrived
         self.images = images
         self.caches = caches
+        self.positions = positions
+        self.angles: tuple[mx.array, mx.array] | None = None
         self.next_arguments: list[Arguments] = []
 
 

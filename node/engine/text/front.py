@@ -71,6 +71,7 @@ from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.text.turns import Turns
 from sealring.node.engine.trial import bad_grammar
+from sealring.node.engine.vision.grid import grids_of
 from sealring.node.engine.vision.picture import Picture, text_of, with_digests
 from sealring.node.engine.vision.viewing import MAX_ARRAY_BYTES, Viewer, blindness, eyes_of, pictures_in
 from sealring.v1 import control_pb2 as control
@@ -597,6 +598,7 @@ class Front:
             end_tokens,
             chain.packed(),
             command.receipt,
+            grids_of(pictures),
         )
         if pictures and scores:
             sampled = dataclasses.replace(sampled, scored=tuple(ids))

@@ -25,10 +25,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 from sealring.node.engine.check import ranges_of
 from sealring.node.engine.check_runs import largest_difference
 from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.transfer import through_record, transfer
 from sealring.node.engine.weights import load_lazily, load_stage
 
+from .grid import grids_of
 from .picture import Picture
 from .prefilling import Images
 from .tower import Tower, build, load_tower
@@ -47,7 +49,9 @@ class ImageReport:
     model_type: str
     stages: list[list[int]]
     alone: float | None
-    """Between mlx-vlm's whole model and the stages, each row by itself."""
+    """Between mlx-vlm's whole model and the stages, each row with images by itself."""
+    text: float | None
+    """Likewise, each row without images: its positions have one dimension here, and three there."""
     together: float | None
     """Between rows that decode together and the same rows alone."""
     blind: float | None
@@ -188,17 +192,18 @@ class Staged:
         """The logits of each chunk, and the row's caches, one of each stage."""
         cache = [stage.make_cache() for stage in self._stages]
         logits = []
+        positions = _positions(prompt)
         for start, end in prompt.chunks():
             pictures = () if blind else prompt.pictures
             more = self._images.inputs(0, pictures, start, end, _fail)
-            logits.append(self.step([mx.array(prompt.tokens[None, start:end]), *more], cache)[0])
+            logits.append(self.step([mx.array(prompt.tokens[None, start:end]), *more], cache, positions)[0])
         return logits, cache
 
-    def step(self, state: list[mx.array], cache: list[Any]) -> mx.array:
+    def step(self, state: list[mx.array], cache: list[Any], positions: Positions | None = None) -> mx.array:
         """Logits, float32 [rows, tokens, vocabulary]."""
         rows, length = state[0].shape[:2]
         for stage, own in zip(self._stages, cache, strict=True):
-            outputs = stage(state, own)
+            outputs = stage(state, own, positions)
             if stage.spec.is_tail:
                 break
             tensors = stage.spec.hands_on
@@ -212,15 +217,17 @@ class Staged:
     def alone(self, prompt: Prompt, tokens: Sequence[int]) -> list[mx.array]:
         """The logits of each chunk and each token."""
         logits, cache = self.prefill(prompt)
-        return logits + [self.step([mx.array([[token]], mx.uint32)], cache)[0] for token in tokens]
+        positions = _positions(prompt)
+        return logits + [self.step([mx.array([[token]], mx.uint32)], cache, positions)[0] for token in tokens]
 
     def together(self, prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]]) -> list[list[mx.array]]:
         """As `alone`, of rows that are prefilled one by one and decode as a batch."""
         logits, rows = zip(*(self.prefill(prompt) for prompt in prompts), strict=True)
         batch = [caches.merge(own) for own in zip(*rows, strict=True)]
+        positions = Positions.together([_positions(prompt) for prompt in prompts])
         found = [list(own) for own in logits]
         for step in zip(*tokens, strict=True):
-            made = self.step([mx.array([[token] for token in step], mx.uint32)], batch)
+            made = self.step([mx.array([[token] for token in step], mx.uint32)], batch, positions)
             for own, one in zip(found, made, strict=True):
                 own.append(one)
         return found
@@ -259,7 +266,8 @@ def check_images(
     return ImageReport(
         model_type=config["model_type"],
         stages=[list(one) for one in ranges],
-        alone=largest_difference([logits for row, _ in expected for logits in row], flat),
+        alone=_difference(asked, expected, alone, seen=True),
+        text=_difference(asked, expected, alone, seen=False),
         together=largest_difference([logits for row in together for logits in row], flat),
         blind=largest_difference(
             [row[-1] for row in blind], [row[len(dark) - 1] for row, dark in zip(alone, blind, strict=True)]
@@ -267,6 +275,26 @@ def check_images(
         largest=max(float(mx.max(mx.abs(logits)).item()) for logits in flat),  # type: ignore[arg-type]
         tower_bytes=tower.weight_bytes,
     )
+
+
+def _difference(
+    prompts: Sequence[Prompt],
+    expected: Sequence[tuple[list[mx.array], list[int]]],
+    found: Sequence[list[mx.array]],
+    *,
+    seen: bool,
+) -> float | None:
+    """The largest difference of logits, of the prompts with images or of those without."""
+    which = [at for at, prompt in enumerate(prompts) if bool(prompt.pictures) == seen]
+    return largest_difference(
+        [logits for at in which for logits in expected[at][0]],
+        [logits for at in which for logits in found[at]],
+    )
+
+
+def _positions(prompt: Prompt) -> Positions | None:
+    grids = grids_of(prompt.pictures)
+    return Positions.of(grids) if grids else None
 
 
 def _joined(pictures: Sequence[Picture]) -> dict[str, npt.NDArray[Any]]:

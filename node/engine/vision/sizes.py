@@ -19,7 +19,11 @@ _OWN = re.compile(
 )
 """Names of the tensors of towers and projectors, in the checkpoints of all families."""
 
-SHOWN = frozenset(["gemma3", "gemma4", "kimi_k25", "kimi_vl", "lfm2-vl", "llama4", "mistral3", "pixtral"])
+_SHOWN = """
+    gemma3 gemma4 kimi_k25 kimi_vl lfm2-vl llama4 mistral3 pixtral qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe
+    qwen3_vl qwen3_vl_moe
+"""
+SHOWN = frozenset(_SHOWN.split())
 """Model types of which `vision.check` has shown that stages compute images as mlx-vlm's whole model does. Of
 any other it is not known, or known to be wrong, and no tower is loaded."""
 

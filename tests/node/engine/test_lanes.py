@@ -17,6 +17,8 @@ from sealring.node.engine.lanes import PATIENCE, Lane, Lanes, Row
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import caches
+from sealring.node.engine.staging.mrope import Positions
+from sealring.node.engine.vision.grid import Grid
 from sealring.v1 import control_pb2 as control
 
 WINDOW = 6
@@ -89,14 +91,14 @@ class Rows:
         step = control.Step(number=self._steps, changes=changes, **work)
         self.lanes.apply(self.composition.apply(step).changes)
 
-    def prefill(self, number: int, tokens: int) -> None:
+    def prefill(self, number: int, tokens: int, positions: Positions | None = None) -> None:
         chunk = control.Chunk(row=number, start=0, end=tokens, prompt_tokens=tokens)
         self.step(prefill=control.Prefill(chunks=[chunk]))
         cache = [KVCache(), KVCache()]
         for layer, one in enumerate(cache):
             entry = mx.array([[[[float(number), float(token), float(layer)] for token in range(tokens)]]])
             one.update_and_fetch(entry, -entry)
-        self.lanes.start(Row(number, cache))
+        self.lanes.start(Row(number, cache, positions=positions))
         self.tokens[number] = tokens
 
     def change(self, *, leave: Sequence[int] = (), join: Sequence[tuple[int, int]] = ()) -> None:
@@ -282,3 +284,38 @@ def test_no_change_of_rows_asks_the_device(monkeypatch: pytest.MonkeyPatch) -> N
     assert batch[0].paddings == batch[0].left_padding.tolist() == [0, 0]
     assert batch[0].offset.tolist() == [5, 5]
     assert batch[0].keys[:, 0, :5, 0].tolist() == [[3.0] * 5] * 2
+
+
+def test_positions_of_images_follow_their_rows_from_place_to_place() -> None:
+    rows = Rows()
+    widths = {1: 0, 2: 3, 3: 0, 4: 5, 5: 4, 6: 0}
+    for number, width in widths.items():
+        positions = Positions.of([Grid(2, 1, 2, width)]) if width else None
+        rows.prefill(number, 30 - number, positions)
+
+    def found() -> list[int | None]:
+        """The width of each row's image, by the positions of its place."""
+        there = rows.composition.lane_rows(0)
+        lane = rows.lanes.check(0, there)
+        (places,) = lane.spread([mx.array(there)])
+        shown = lane.positions
+        each = [shown.row(place) if shown is not None else None for place in range(lane.width)]
+        deltas = {
+            row: None if one is None else one.deltas for row, one in zip(places.tolist(), each, strict=True)
+        }
+        known = {(width - 2 * width,): width for width in widths.values() if width}
+        return [0 if (delta := deltas[row]) is None else known[delta] for row in there]
+
+    for leave, join in (
+        ((), (1,)),
+        ((), (2, 3, 4)),
+        ((1,), ()),
+        ((), (5,)),
+        ((2, 3), (6,)),
+        ((4,), ()),
+        ((5,), ()),
+    ):
+        rows.change(leave=leave, join=[(row, 0) for row in join])
+        for _ in range(2):
+            assert found() == [widths[row] for row in rows.composition.lane_rows(0)]
+            rows.decode(0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine import params
 from sealring.node.engine.params import BLOCK, RowParameters
+from sealring.node.engine.vision.grid import Grid
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -39,6 +40,7 @@ def made(draw: st.DrawFn) -> RowParameters:
         masked_until=draw(st.integers(0, 2**32 - 1)),
         masked=tuple(sorted(draw(st.sets(ids, max_size=10)))),
         masked_always=tuple(sorted(draw(st.sets(ids, max_size=10)))),
+        grids=draw(st.sampled_from([(), (), (Grid(3, 1, 4, 5),), (Grid(0, 1, 2, 1), Grid(2, 1, 1, 30))])),
     )
 
 
@@ -180,3 +182,20 @@ def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
     assert params.decode(params.encode(GOOD)) == GOOD
     with pytest.raises(InvalidInput):
         params.decode(params.encode(dataclasses.replace(GOOD, **changes)))
+
+
+def test_every_member_reads_where_images_are() -> None:
+    grids = (Grid(3, 1, 4, 5), Grid(23, 1, 1, 30))
+    record = params.encode(RowParameters(grids=grids))
+    assert params.grids_in(record) == grids
+    assert params.grids_in(b"") == params.grids_in(params.encode(RowParameters())) == ()
+    assert len(record) == BLOCK
+
+
+@pytest.mark.parametrize("grids", [(Grid(3, 1, 4, 5), Grid(22, 1, 1, 1)), (Grid(3, 1, 0, 5),)])
+def test_images_that_cannot_be_are_refused(grids: tuple[Grid, ...]) -> None:
+    record = params.encode(RowParameters(grids=grids))
+    for read in (params.grids_in, params.decode):
+        with pytest.raises(InvalidInput) as caught:
+            read(record)
+        assert caught.value.reason == "BAD_PARAMETERS"

@@ -12,7 +12,7 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.ranks import MOST
 from sealring.node.engine.staging import random_stage
 
-WHICH_TOKENS = {"seed", "position", "answered", "scored", "grammar", "stored", "prompt", "receipt"}
+WHICH_TOKENS = {"seed", "position", "answered", "scored", "grammar", "stored", "prompt", "receipt", "grids"}
 """Parameters that change what is drawn or kept, and no operation by which it is drawn."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,19 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.vision.check import Prompt, Whole, prompts, random_whole, save
+from sealring.node.engine.vision.grid import grids_of
 from sealring.node.engine.vision.picture import Picture
 from sealring.node.engine.vision.tower import Rows, Tower, load_tower
 from sealring.node.engine.weights import load_lazily, load_stage
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
-FAMILY: dict[str, Any] = json.loads((Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes())[
-    "gemma3"
-]
-SPLITS = [[(0, 6)], [(0, 2), (2, 6)]]
+FAMILIES: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes()
+)
+SPLITS = [[], [2], [2, 3]]
+"""The first layers of the stages behind the head."""
+
 DECODED = 5
 KEPT = 1
 
@@ -48,42 +52,51 @@ class Counting:
         return getattr(self._tower, name)
 
 
+@pytest.fixture(scope="module", params=["gemma3", "qwen3_vl", "qwen3_5"])
+def family(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Positions of one dimension, and of three."""
+    return FAMILIES[request.param]
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, family: dict[str, Any]) -> Path:
     made = tmp_path_factory.mktemp("model")
-    save(random_whole(FAMILY["config"], 3), FAMILY["config"], made, {})
+    save(random_whole(family["config"], 3), family["config"], made, {})
     return made
 
 
 @pytest.fixture(scope="module")
-def asked() -> list[Prompt]:
-    return prompts(300, FAMILY["token"], FAMILY["images"], seed=3)
+def asked(family: dict[str, Any]) -> list[Prompt]:
+    return prompts(family["token"] - 4, family["token"], family["images"], seed=3)
 
 
 @pytest.fixture(scope="module")
-def answers(asked: list[Prompt]) -> list[list[int]]:
+def answers(family: dict[str, Any], asked: list[Prompt]) -> list[list[int]]:
     """mlx-vlm's greedy answers."""
-    whole = Whole(random_whole(FAMILY["config"], 3))
+    whole = Whole(random_whole(family["config"], 3))
     return [whole(one, DECODED)[1] for one in asked]
 
 
-def load(folder: Path, split: list[tuple[int, int]]) -> tuple[list[Stage], Counting]:
-    def stage(lo: int, hi: int) -> Stage:
-        made = load_stage(folder, lo, hi)
-        if made.spec.is_head:
-            made.take_images()
-        return made
-
-    def tower() -> Counting:
+def load(folder: Path, split: list[int]) -> tuple[list[Stage], Counting]:
+    def load_counting() -> Counting:
         found = load_tower(folder, *embedded(load_lazily(folder)[0]))
         assert found is not None
         return Counting(found)
 
+    tower = compute_thread(0).submit(load_counting).result(PATIENCE_SECONDS)
+
+    def stage(lo: int, hi: int) -> Stage:
+        made = load_stage(folder, lo, hi)
+        if made.spec.is_head:
+            made.take_images(tower.residuals)
+        return made
+
+    edges = [0, *split, len(load_lazily(folder)[0].layers)]
     stages = [
         compute_thread(rank).submit(stage, *layers).result(PATIENCE_SECONDS)
-        for rank, layers in enumerate(split)
+        for rank, layers in enumerate(pairwise(edges))
     ]
-    return stages, compute_thread(0).submit(tower).result(PATIENCE_SECONDS)
+    return stages, tower
 
 
 class Steps:
@@ -97,7 +110,7 @@ class Steps:
         self.number += 1
         self.ring.announce(control.Step(number=self.number, **step))
 
-    def prefill(self, row: int, prompt: Prompt, *, begin: int = 0, prefix: int = 0, keep: int = 0) -> None:
+    def prefill(self, row: int, prompt: Prompt, *, begin: int = 0, prefix: int = 0, choices: int = 1) -> None:
         for start, end in prompt.chunks():
             if end <= begin:
                 continue
@@ -108,6 +121,8 @@ class Steps:
             )
             if first and prefix:
                 chunk.prefix = prefix
+            if first and choices > 1:
+                chunk.choices = choices
             self.announce(prefill=control.Prefill(chunks=[chunk]))
 
     def decode(self, rows: list[int], count: int) -> None:
@@ -118,12 +133,13 @@ class Steps:
 
 
 def greedy(prompt: Prompt) -> RowParameters:
-    return params.from_sampling(inference.Sampling(), prompt.tokens.tolist(), [])
+    grids = grids_of(prompt.pictures)
+    return params.from_sampling(inference.Sampling(), prompt.tokens.tolist(), [], grids=grids)
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=["alone", "two stages"])
+@pytest.mark.parametrize("split", SPLITS, ids=["alone", "two stages", "three stages"])
 def test_a_rings_answers_are_mlx_vlms_and_each_image_is_computed_once(
-    folder: Path, asked: list[Prompt], answers: list[list[int]], split: list[tuple[int, int]]
+    folder: Path, asked: list[Prompt], answers: list[list[int]], split: list[int]
 ) -> None:
     stages, tower = load(folder, split)
     head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in enumerate(asked, 1)})
@@ -138,6 +154,49 @@ def test_a_rings_answers_are_mlx_vlms_and_each_image_is_computed_once(
         ring.close()
     assert [head.answers[row] for row in head.images] == answers
     assert len(tower.seen) == sum(len(one.pictures) for one in asked)
+
+
+def test_answers_of_one_prompt_go_on_behind_its_images(
+    folder: Path, asked: list[Prompt], answers: list[list[int]]
+) -> None:
+    stages, tower = load(folder, SPLITS[1])
+    one = asked[1]
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
+    head.images = {1: one.pictures}
+    ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
+    try:
+        steps = Steps(ring)
+        steps.prefill(1, one, choices=2)
+        steps.decode([2, 1], DECODED)
+    finally:
+        ring.close()
+    assert head.answers == {1: answers[1], 2: answers[1]}
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_drafts_of_a_prompt_with_images_are_verified_where_they_are(
+    folder: Path, asked: list[Prompt], answers: list[list[int]], right: bool
+) -> None:
+    stages, tower = load(folder, SPLITS[1])
+    one, answer = asked[1], answers[1]
+    head = Prompts({1: (one.tokens.tolist(), greedy(one))})
+    head.images = {1: one.pictures}
+    head.guess = lambda last, count: [*answer[1:], *[0] * count][:count] if right else [0] * count
+    ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
+    try:
+        steps = Steps(ring)
+        steps.prefill(1, one)
+        admit = control.Change(admit=control.Admit(row=1, lane=0))
+        steps.announce(changes=[admit], decode=control.Decode(lane=0, drafts=3))
+        ring.wait_for(steps.number)
+        tokens = len(one.tokens) + len(head.answers[1]) - 1
+        settle = control.Change(settle=control.Settle(row=1, tokens=tokens))
+        steps.announce(changes=[settle], decode=control.Decode(lane=0))
+        ring.wait_for(steps.number)
+    finally:
+        ring.close()
+    assert head.answers[1] == answer[: len(head.answers[1])]
+    assert (len(head.answers[1]) == 6) == right
 
 
 def test_a_chunk_that_divides_an_image_ends_the_epoch(folder: Path, asked: list[Prompt]) -> None:

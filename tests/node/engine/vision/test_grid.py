@@ -1,0 +1,37 @@
+"""Places and sizes of images, from what processors report."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sealring.mesh.ring.limits import MAX_CONTEXT
+from sealring.mesh.ring.unbroken import MAX_UNBROKEN
+from sealring.node.engine.vision.grid import Grid, grids_of, possible
+from sealring.node.engine.vision.picture import Picture
+
+
+def shown(begin: int, *patches: int, merge: int) -> Picture:
+    """An image between two special tokens."""
+    end = begin + int(np.prod(patches)) // merge**2
+    arrays = {"image_grid_thw": np.array([patches])} if patches else {}
+    return Picture(begin - 1, end + 1, np.arange(begin, end), b"", arrays)
+
+
+@pytest.mark.parametrize("merge", [1, 2, 3])
+def test_sizes_are_in_tokens(merge: int) -> None:
+    pictures = [shown(4, 1, 4 * merge, 6 * merge, merge=merge), shown(30, 2, merge, 3 * merge, merge=merge)]
+    assert grids_of(pictures) == (Grid(4, 1, 4, 6), Grid(30, 2, 1, 3))
+    assert grids_of(pictures)[0].end == 28
+
+
+def test_images_of_other_models_have_none() -> None:
+    assert grids_of([Picture(1, 4, np.arange(2, 3), b"", {})]) == ()
+
+
+def test_only_images_of_one_prompt_are_possible() -> None:
+    assert possible([Grid(0, 1, 2, 3), Grid(6, 1, 1, 1)])
+    assert not possible([Grid(0, 1, 2, 3), Grid(5, 1, 1, 1)])
+    assert not possible([Grid(0, 1, 0, 3)])
+    assert not possible([Grid(1, 1, 1, MAX_CONTEXT)])
+    assert not possible([Grid(at, 1, 1, 1) for at in range(MAX_UNBROKEN + 1)])
