@@ -276,6 +276,7 @@ def _with_tower(
     """A profile of our own with the memory of a vision tower, if any node has what computes it."""
     most = max(agreeing, key=lambda one: one.vision_bytes, default=profile)
     profile.vision_bytes, profile.vision_working_bytes = most.vision_bytes, most.vision_working_bytes
+    profile.image_tokens = most.image_tokens
     return profile
 
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from sealring.mesh.errors import ModelError
 from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.ring.composition import MAX_DRAFTS
-from sealring.mesh.ring.limits import DRAFT_MARKS, MAX_CONTEXT, MAX_LAYERS, MAX_RUNS
+from sealring.mesh.ring.limits import DRAFT_MARKS, MAX_CONTEXT, MAX_LAYERS, MAX_PREFILL_CHUNK, MAX_RUNS
 from sealring.v1 import model_pb2
 
 HEADROOM_PERCENT = 10
@@ -304,6 +304,8 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
         raise _bad("size of an MTP head")
     if max(profile.vision_bytes, profile.vision_working_bytes) > _MAX_BYTES:
         raise _bad("size of a vision tower")
+    if profile.image_tokens > MAX_PREFILL_CHUNK:
+        raise _bad("number of an image's tokens")
     if profile.max_context > MAX_CONTEXT:
         raise _bad("context")
     if profile.vocab_size > MAX_VOCABULARY:

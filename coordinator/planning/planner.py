@@ -6,7 +6,7 @@ How it chooses, when the operator leaves it open:
 - members that serve nothing else, where they hold it: every ring more makes the others of a node slower;
 - the members that have the model, then those with the most memory (then trust, then id), dealt out so that
   replicas are alike;
-- chunks as long as every member gains by and has the memory for;
+- chunks as long as every member gains by, or the largest image is, and has the memory for;
 - ranks in the order in which the operator named the members, else by their names, where that fits;
 - layers in proportion to the memory that each member has left after embedding or head (`apportion.py`), or to
   speed, if one member was measured at half the speed of another with this model, or less (`speeds.py`).
@@ -105,10 +105,19 @@ def plan(
             made.reasons.append(BLIND)
     else:
         made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted, profile.trimmable))
+        if profile.image_tokens > made.spec.prefill_chunk:
+            made.reasons.append(_too_large_images(made.spec.prefill_chunk, profile.image_tokens))
     if not asked.max_rows:
         made.reasons.append(_left(made, rings))
     made.reasons.extend(of_members(asked, rings, members))
     return made
+
+
+def _too_large_images(chunk: int, tokens: int) -> str:
+    return (
+        f"images of more than {chunk} tokens are refused, and large ones have about {tokens}: an image is "
+        f"computed in one chunk of its prompt, which has {chunk} tokens at most"
+    )
 
 
 def _arranged(
@@ -175,9 +184,11 @@ def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile
 def longest_chunk(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int, member: Candidate
 ) -> int:
-    """Tokens of the longest chunk that a member gains by and has the memory for."""
+    """Tokens of the longest chunk that a member gains by, or that the largest image needs, and that it has
+    the memory for."""
     fitting = longest_chunk_in(member.memory_usable, profile, context, spec.kv_bits)
-    return min(member.longest_chunk or SHORTEST_CHUNK, fitting)
+    image = 0 if spec.strategy == TENSOR else profile.image_tokens
+    return min(max(member.longest_chunk or SHORTEST_CHUNK, image), fitting)
 
 
 def _demand(

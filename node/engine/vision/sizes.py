@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.node.engine.weights import read_header, weight_files
 
 from . import mlx_vlm_import
@@ -39,9 +40,10 @@ _CONFIG_LIMIT = 1 << 20
 
 
 def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, int]:
-    """`vision_bytes`, the weights of the tower in a folder, and `vision_working_bytes`, what it takes besides
-    while it computes the largest image. 0 where there is no tower, or nothing installed that computes it."""
-    found = {"vision_bytes": 0, "vision_working_bytes": 0}
+    """`vision_bytes`, the weights of the tower in a folder, `vision_working_bytes`, what it takes besides
+    while it computes the largest image, and `image_tokens`, those of that image. 0 where there is no tower,
+    or nothing installed that computes it."""
+    found = {"vision_bytes": 0, "vision_working_bytes": 0, "image_tokens": 0}
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping) or not can_see(config):
         return found
@@ -53,6 +55,7 @@ def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, int]:
                 found["vision_bytes"] += end - first
     if found["vision_bytes"]:
         found["vision_working_bytes"] = _working_bytes(path, vision)
+        found["image_tokens"] = _image_tokens(path, config, vision)
     return found
 
 
@@ -73,6 +76,28 @@ def _working_bytes(path: Path, vision: Mapping[str, Any]) -> int:
     return 4 * (patches * (_STATES * width + 2 * inner) + 2 * 3 * pixels)
 
 
+def _image_tokens(path: Path, config: Mapping[str, Any], vision: Mapping[str, Any]) -> int:
+    """Tokens of the largest image, at most MAX_PREFILL_CHUNK, with room for those that separate its rows."""
+    text = config.get("text_config")
+    names = "mm_tokens_per_image", "vision_soft_tokens_per_image"
+    tokens = _number(config, *names) or _number(text if isinstance(text, Mapping) else {}, *names)
+    if not tokens:
+        patch = max(1, _number(vision, "patch_size", "spatial_patch_size") or 14)
+        tokens = largest_image(path, vision) // (patch * _merged(config, vision)) ** 2
+    return min(MAX_PREFILL_CHUNK, tokens + tokens // 16 + 16)
+
+
+def _merged(config: Mapping[str, Any], vision: Mapping[str, Any]) -> int:
+    """Patches of a token, each way."""
+    kernel, ratio = vision.get("merge_kernel_size"), vision.get("pixel_shuffle_ratio")
+    if isinstance(kernel, list) and kernel and isinstance(kernel[0], int):
+        return max(1, kernel[0])
+    if isinstance(ratio, float) and 0 < ratio < 1:
+        return round(1 / ratio)
+    names = "spatial_merge_size", "downsample_factor"
+    return _number(vision, *names) or _number(config, *names) or 1
+
+
 def largest_image(path: Path, vision: Mapping[str, Any]) -> int:
     """Pixels of the largest image that a folder's processor makes."""
     patch = max(1, _number(vision, "patch_size", "spatial_patch_size") or 14)
@@ -82,7 +107,8 @@ def largest_image(path: Path, vision: Mapping[str, Any]) -> int:
         size = settings.get("size")
         for part in (settings, size if isinstance(size, Mapping) else {}):
             found.append(_number(part, "max_pixels"))
-            found.append(_number(part, "longest_edge") ** 2 if _number(part, "longest_edge") < 1 << 14 else 0)
+            longest = _number(part, "longest_edge")  # of Qwen3-VL in pixels of the whole image
+            found.append(longest if longest >= 1 << 14 else longest**2)
             found.append(_number(part, "height") * _number(part, "width"))
         found.append(_number(settings, "in_token_limit") * patch * patch)
         tiles = max(_number(settings, "max_patches", "max_crops", "max_tiles"), 0)

@@ -598,8 +598,24 @@ def test_the_head_has_fewer_layers_by_as_much_as_a_vision_tower_takes() -> None:
     assert memory_of(head) <= capacity(head.memory_usable)
 
 
+def test_the_largest_image_fits_into_a_chunk_where_members_have_the_memory() -> None:
+    seeing = profile(**SEEING, image_tokens=2900)
+    wide = profile(**SEEING, image_tokens=2900, handoff_bytes_per_token=16 << 10)
+    members = [member(1, 16 * GIB), gains(2, 16 * GIB, 2048)]
+    assert plan(spec(stages=2), seeing, members).spec.prefill_chunk == 2900
+    for asked, model, chunk in (
+        (spec(stages=2), wide, 512),
+        (spec(stages=2, prefill_chunk=300), seeing, 300),
+    ):
+        made = plan(asked, model, members)
+        assert made.spec.prefill_chunk == chunk
+        assert any(f"images of more than {chunk} tokens are refused" in line for line in made.reasons)
+
+
 def test_a_tensor_ring_has_no_vision_tower_and_says_so() -> None:
-    made = plan(spec(strategy="tensor", clear_links=True, stages=2), profile(**SEEING), THREE)
+    seeing = profile(**SEEING, image_tokens=2900)
+    made = plan(spec(strategy="tensor", clear_links=True, stages=2), seeing, THREE)
+    assert made.spec.prefill_chunk == 256
     assert not any(stage.vision_bytes for ring in made.rings for stage in ring.stages)
     assert any("prompts with images are refused" in line for line in made.reasons)
 

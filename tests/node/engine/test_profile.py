@@ -51,6 +51,7 @@ def test_fields(llama: dict[str, Any], model_folder: Folder) -> None:
         "mtp_kv_bytes_per_token": 0,
         "vision_bytes": 0,
         "vision_working_bytes": 0,
+        "image_tokens": 0,
         "max_context": 512,
         "eos_token_ids": [2],
         "handoff_bytes_per_token": 64,
