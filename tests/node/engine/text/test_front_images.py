@@ -86,6 +86,21 @@ def test_a_prompt_has_the_tokens_of_its_images(desk: Desk) -> None:
     assert spans == [(first.start, first.end), (second.start, second.end)]
 
 
+def test_members_learn_the_sizes_of_images_where_positions_have_three_dimensions(
+    desk: Desk, tmp_path: Path
+) -> None:
+    seeing = Desk(write_folder(tmp_path, "qwen2_5_vl"))
+    row = seeing.open(ONE, OTHER).opened.row
+    grids, pictures = params.grids_in(seeing.front.parameters(row)), seeing.front.pictures(row)
+    seeing.front.stop()
+    assert [(grid.begin, grid.tokens) for grid in grids] == [
+        (one.places[0], len(one.places)) for one in pictures
+    ]
+    assert len({(grid.height, grid.width) for grid in grids}) == 1 < grids[0].width
+    other = desk.open(ONE).opened.row
+    assert params.grids_in(desk.front.parameters(other)) == ()
+
+
 def test_pictures_go_once_they_are_prefilled_or_nobody_wants_them(desk: Desk) -> None:
     row = desk.open(ONE).opened.row
     desk.front.prefilled(row)
