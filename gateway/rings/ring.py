@@ -74,7 +74,7 @@ FREE_UNREAD, MAX_UNREAD, ALL_UNREAD = 64 << 10, 4 << 20, 32 << 20
 client in step has none: text is joined, and connections have buffers of their own. 4 MiB are a million tokens
 of text, or a thousand with the log-probabilities of 20 others each."""
 
-MOST_ASKED, ALL_ASKED = 2048, 2 * MAX_ENVELOPE_BYTES
+MOST_ASKED, ALL_ASKED = 2048, MAX_ENVELOPE_BYTES
 """Guests' requests that one ring holds, and their bytes; one alone may have more. A head may have made them
 up, and each costs a few times its bytes while it is given to the head."""
 

@@ -14,11 +14,17 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES
 from sealring.node.control import service
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2
 
 _ATTACK = Path(sys.argv[1])
 _LARGE = "x" * (1 << 20)
+_PIECE = 3 << 20
+"""Bytes of a piece: more than an honest head sends at once."""
+
+_FORWARDED = b"\x5a"
+"""The first byte of ScheduleRequest.forwarded (11)."""
 
 
 def messages(attack: str, deployment: str, done: control_pb2.StepDone) -> Iterator[bytes]:
@@ -38,7 +44,17 @@ def messages(attack: str, deployment: str, done: control_pb2.StepDone) -> Iterat
             nested(control_pb2.ScheduleResponse(done=control_pb2.StepDone()), steps[attack]())
         )
     for number in itertools.count(1):
-        if attack == "guests":
+        if attack == "pieces":
+            sealed = inference_pb2.Envelope(sealed=bytes(MAX_ENVELOPE_BYTES))
+            request = inference_pb2.GenerateRequest(model=deployment, envelope=sealed)
+            forward = control_pb2.Forward(guest=number, number=1, key=str(number), request=request)
+            whole = control_pb2.ScheduleResponse(forward=forward).SerializeToString()
+            for start in range(0, len(whole), _PIECE):
+                part = control_pb2.Piece(
+                    data=whole[start : start + _PIECE], last=start + _PIECE >= len(whole)
+                )
+                yield control_pb2.ScheduleResponse(piece=part).SerializeToString()
+        elif attack == "guests":
             prompt = inference_pb2.Envelope(clear=inference_pb2.Prompt(text=_LARGE))
             request = inference_pb2.GenerateRequest(model=deployment, envelope=prompt)
             forward = control_pb2.Forward(guest=number, number=1, key=str(number), request=request)
@@ -73,6 +89,11 @@ class Flooding(service.GatewayStream):
         attack = _ATTACK.read_text(encoding="utf-8")
         if attack and done.outputs and self._flood is None:
             self._flood = asyncio.get_running_loop().create_task(self._attack(attack, done))
+
+    def take(self, request: bytes) -> bool:
+        if request[:1] == _FORWARDED:
+            service.log.info("flood_answered")
+        return super().take(request)
 
     async def _attack(self, attack: str, done: control_pb2.StepDone) -> None:
         for message in messages(attack, self._deployment, done):

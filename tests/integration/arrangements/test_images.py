@@ -107,6 +107,15 @@ async def test_an_image_that_was_shown_before_is_a_prefix(
     assert texts[0] == texts[1] != texts[2]
 
 
+async def test_tokens_are_counted_with_the_image(ring: Ring, expected: list[tuple[int, str]]) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": _base64(FILES["ramp.png"])}
+    blocks = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
+    body = {"model": ring.model, "messages": [{"role": "user", "content": blocks}]}
+    async with httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=LIMIT_SECONDS) as http:
+        answer = await http.post("/v1/messages/count_tokens", json=body, headers={"x-api-key": ring.key})
+    assert answer.json() == {"input_tokens": expected[0][0]}
+
+
 async def test_choices_see_the_same_image(ring: Ring, expected: list[tuple[int, str]]) -> None:
     answer = await post(ring, asked(ONE[0]), n=3)
     assert [one["message"]["content"] for one in answer["choices"]] == [expected[0][1]] * 3
