@@ -325,7 +325,18 @@ def _qwen(model_type: str, patch: int, mean: dict[str, Any]) -> Family:
     )
 
 
+_KIMI = FAMILIES["kimi_vl"]
 FAMILIES |= {
+    "kimi_k25": Family(
+        _KIMI.special,
+        _KIMI.row,
+        _KIMI.image,
+        {"model_type": "kimi_k25", "vision_config": {"model_type": "moonvit", "patch_size": 14}},
+        {"media_proc_cfg": {**_HALVES, "patch_size": 14, "merge_kernel_size": 2, "in_patch_limit": 4096}},
+        None,
+        _KIMI.tokens,
+        "media_placeholder_token_id",
+    ),
     "qwen2_vl": _qwen("qwen2_vl", 14, _CLIP),
     "qwen2_5_vl": _qwen("qwen2_5_vl", 14, _CLIP),
     "qwen3_vl": _qwen("qwen3_vl", 16, _HALVES),

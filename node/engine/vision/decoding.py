@@ -1,13 +1,18 @@
-"""Image files to pixels, by Pillow. Only for processes that may be ended at any moment
-(node/engine/vision/processor.py): a file may come from anybody, and decoders are large programs in C.
+"""Image files to pixels, by Pillow. `python -m sealring.node.engine.vision.decoding` is the process that
+`node/engine/vision/viewing.py` starts for the images of one prompt.
+
+A file may come from anybody, and decoders are large programs in C. So nothing but the files of that prompt is
+ever in this process, and a file that takes it over learns nothing of others.
 """
 
 from __future__ import annotations
 
 import io
+import os
+import sys
 import warnings
+from typing import Any
 
-import numpy as np
 from PIL import (
     GifImagePlugin,
     Image,
@@ -16,6 +21,9 @@ from PIL import (
     UnidentifiedImageError,
     WebPImagePlugin,
 )
+
+from sealring.mesh.system.start import forbid_core_files
+from sealring.node.engine.helper import hold_to, serve
 
 PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
 """Imported here, so that Pillow looks for no others."""
@@ -90,13 +98,46 @@ def _plain(image: Image.Image, side: int) -> Image.Image:
         orientation = None
     transparent = image.has_transparency_data
     if image.mode.startswith("I;16"):  # Pillow would make white of all that 8 bits do not hold
+        import numpy as np  # for images that are rare
+
         found = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     else:
-        found = image.convert("RGBA" if transparent else "RGB")
+        mode = "RGBA" if transparent else "RGB"
+        found = image if image.mode == mode else image.convert(mode)  # a copy may be 200 MB
     found.thumbnail((side, side), Image.Resampling.BICUBIC)
     if found.mode == "RGBA":
         white = Image.new("RGBA", found.size, "white")
         white.alpha_composite(found)
         found = white.convert("RGB")
     turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-    return found if turn is None else found.transpose(turn)
+    return found.copy() if turn is None else found.transpose(turn)
+
+
+def main() -> None:
+    """Answers until standard input ends; a signal ends the process where one answer takes too long.
+
+    Arguments: as node.engine.text.template. Each question has a file, and the longer `side` of the image at
+    most; each answer the pixels, and their `size`: width and height.
+    """
+    forbid_core_files()
+    seconds, address = map(int, sys.argv[1:])
+    hold_to(address)
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        if "data" not in asked:
+            return {}
+        try:
+            image = decode(asked["data"], asked["side"])
+        except BadImageError as error:
+            return {"bad": str(error)}
+        except LargeImageError as error:
+            return {"large": [error.pixels, MAX_PIXELS]}
+        except MemoryError:
+            os._exit(1)
+        return {"size": image.size, "data": image.tobytes()}
+
+    serve(answer, seconds)
+
+
+if __name__ == "__main__":
+    main()

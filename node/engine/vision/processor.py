@@ -1,5 +1,6 @@
 """mlx-vlm's processor of a model's family. `python -m sealring.node.engine.vision.processor` is the process
-that `node/engine/vision/viewing.py` starts for one: it decodes image files and prepares them for the tower.
+that `node/engine/vision/viewing.py` starts for one: it prepares images for the tower. It gets pixels and no
+files.
 
 A processor is given one image, and the text that stands for it in a chat. It returns the text that takes this
 place in the prompt, and the arrays for the family's tower. The head's own tokenizer makes the prompt's
@@ -26,7 +27,6 @@ from sealring.mesh.errors import SealringError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.helper import hold_to, serve
 from sealring.node.engine.vision import mlx_vlm_import
-from sealring.node.engine.vision.decoding import MAX_PIXELS, BadImageError, LargeImageError, decode
 
 _PLACEHOLDERS = ("image_token", "boi_token")
 """What processors call the text that stands for an image in a chat. Of some it is `<image>`."""
@@ -39,6 +39,10 @@ _TEXT_SIDE = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_id
 
 _FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
 _LIBRARIES = ("mlx-vlm", "transformers", "pillow")
+
+
+class RefusedError(ValueError):
+    """The family's code makes nothing of an image. Its text says how."""
 
 
 class Prepared(NamedTuple):
@@ -89,18 +93,18 @@ class Processor:
     def prepare(self, image: Image.Image, placeholder: str) -> Prepared:
         """An RGB image that stands where a chat's template writes `placeholder`.
 
-        Raises BadImageError where the family's code refuses it.
+        Raises RefusedError where the family's code refuses it.
         """
         try:
             made = dict(self._processor(images=[image], text=[placeholder]))
         except MemoryError:
             raise
         except Exception as error:  # for example an image that is much wider than high
-            raise BadImageError(f"the model's processor refuses it ({type(error).__name__})") from None
+            raise RefusedError(f"the model's processor refuses it ({type(error).__name__})") from None
         ids: list[int] = np.array(made["input_ids"]).reshape(-1).tolist()
         places = [place for place, token in enumerate(ids) if token == self.row_token]
         if not places:
-            raise BadImageError("the model's processor makes nothing of it")
+            raise RefusedError("the model's processor makes nothing of it")
         before = behind = 0
         while before < places[0] and ids[places[0] - before - 1] in self._names:
             before += 1
@@ -193,7 +197,7 @@ def main() -> None:
     """Answers until standard input ends; a signal ends the process where one answer takes too long.
 
     Arguments: as node.engine.text.template. The first question names the folder and the special tokens, each
-    further one has an image file.
+    further one has an image's pixels, and their `size`.
     """
     forbid_core_files()
     seconds, address = map(int, sys.argv[1:])
@@ -210,13 +214,10 @@ def main() -> None:
                     "row_token": processor.row_token,
                     "identity": processor.identity,
                 }
-            text, rows, before, behind, arrays = processor.prepare(
-                decode(asked["data"], asked["side"]), asked["placeholder"]
-            )
-        except BadImageError as error:
+            image = Image.frombytes("RGB", tuple(asked["size"]), asked["data"])
+            text, rows, before, behind, arrays = processor.prepare(image, asked["placeholder"])
+        except RefusedError as error:
             return {"bad": str(error)}
-        except LargeImageError as error:
-            return {"large": [error.pixels, MAX_PIXELS]}
         except MemoryError:
             os._exit(1)
         except Exception as error:  # a library's, whose words may quote what it was given

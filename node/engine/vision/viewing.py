@@ -1,11 +1,13 @@
 """Images at the head: from files to what stands for them in a prompt, and to what the tower takes.
 
-Files are decoded and prepared in a process of its own (node/engine/vision/processor.py), since they may come
-from anybody. This module imports neither mlx-vlm nor Pillow.
+Files may come from anybody, so each prompt has a process for itself that decodes them
+(node/engine/vision/decoding.py). Another process prepares the pixels of all prompts
+(node/engine/vision/processor.py). This module imports neither mlx-vlm nor Pillow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,13 +34,13 @@ HIGH_SIDE, LOW_SIDE = 2048, 512
 documents for high and low `detail`, and they bound what a processor makes of an image."""
 
 SECONDS = 10
-"""Processor time for each image, and for the start of the process."""
+"""Processor time to decode an image, to prepare one, and to start a process."""
 
 PROMPT_SECONDS = 30.0
 """For all images of a prompt but the last, however busy the machine is. Others with images wait meanwhile."""
 
-MEMORY_BYTES = 768 << 20
-"""Resident, of the process: of 50 megapixels with transparency it takes 0.6 GiB."""
+MEMORY_BYTES = 640 << 20
+"""Resident, of a process: 50 megapixels with transparency take 450 MiB, a screenshot less than 200."""
 
 ADDRESS_BYTES = 4 << 30
 """Address space, where the system holds a process to it."""
@@ -85,6 +87,7 @@ class Viewer:
         self._clock = clock
         self._seconds, self._most = seconds, most
         self._told: Mapping[str, Any] = {}
+        self._memory = memory
         names = {name: number for number, name in special.items()}
         self._processes = Helpers(
             "sealring.node.engine.vision.processor",
@@ -121,6 +124,19 @@ class Viewer:
         Raises InvalidInput (BAD_IMAGE, IMAGE_TOO_LARGE, TOO_MANY_IMAGES), whose `param` names the image, and
         Unavailable (NO_PROCESS).
         """
+        decoder = Helpers(
+            "sealring.node.engine.vision.decoding",
+            str(self._seconds),
+            str(ADDRESS_BYTES),
+            first={},
+            most=1,
+            memory=self._memory,
+            data=3 * HIGH_SIDE**2,
+        )
+        with contextlib.closing(decoder):
+            return self._view_all(messages, decoder)
+
+    def _view_all(self, messages: Iterable[inference.ChatMessage], decoder: Helpers) -> list[Seen]:
         found: list[Seen] = []
         until, size = self._clock() + PROMPT_SECONDS, 0
         for number, message in enumerate(messages):
@@ -128,7 +144,7 @@ class Viewer:
                 param = f"messages[{number}].images[{index}]"
                 if self._clock() > until:
                     raise _too_many(f"to read them takes more than {PROMPT_SECONDS:g} s", param)
-                found.append(self._view(image, param))
+                found.append(self._view(image, param, decoder))
                 size += sum(array.nbytes for array in found[-1].arrays.values())
                 if size > self._most:
                     raise _too_many(f"with this one they take more than {self._most >> 20} MiB", param)
@@ -138,15 +154,11 @@ class Viewer:
         """Ends the process."""
         self._processes.close()
 
-    def _view(self, image: inference.Image, param: str) -> Seen:
+    def _view(self, image: inference.Image, param: str, decoder: Helpers) -> Seen:
         side = LOW_SIDE if image.low_detail else HIGH_SIDE
-        answer = self._processes.ask({"side": side, "placeholder": self.placeholder, "data": image.data})
-        if answer is None:
-            raise _bad(f"to read it takes more than {self._seconds} s or more than its memory", param)
-        if "large" in answer:
-            raise _too_large(param, *answer["large"])
-        if "bad" in answer or "failed" in answer:
-            raise _bad(answer.get("bad") or f"it cannot be prepared ({answer['failed']})", param)
+        decoded = self._asked(decoder, {"side": side, "data": image.data}, param)
+        pixels = {"size": decoded["size"], "data": [decoded["data"]], "placeholder": self.placeholder}
+        answer = self._asked(self._processes, pixels, param)
         digest = hashlib.sha256(f"{self._told['identity']} {side} ".encode() + image.data).digest()
         arrays, at = {}, 0
         for name, kind, shape in answer["arrays"]:
@@ -154,6 +166,17 @@ class Viewer:
             arrays[name] = np.frombuffer(answer["data"], dtype, count, at).reshape(shape)
             at += count * dtype.itemsize
         return Seen(answer["text"], answer["rows"], answer["before"], answer["behind"], digest, arrays)
+
+    def _asked(self, process: Helpers, question: Mapping[str, Any], param: str) -> Mapping[str, Any]:
+        """Raises InvalidInput (BAD_IMAGE, IMAGE_TOO_LARGE)."""
+        answer = process.ask(question)
+        if answer is None:
+            raise _bad(f"to read it takes more than {self._seconds} s or more than its memory", param)
+        if "large" in answer:
+            raise _too_large(param, *answer["large"])
+        if "bad" in answer or "failed" in answer:
+            raise _bad(answer.get("bad") or f"it cannot be prepared ({answer['failed']})", param)
+        return answer
 
     def _begun(self, answer: Mapping[str, Any]) -> None:
         if "failed" in answer:

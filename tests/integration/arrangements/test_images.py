@@ -21,10 +21,12 @@ from visionmodels import REFERENCE, write_model
 
 from sealring.mesh.prompt.images import MAX_IMAGE_BYTES, MAX_IMAGES_BYTES
 from sealring.node.engine.text.tokenizer import load_tokenizer
+from sealring.v1 import inference_pb2 as inference
 
 pytestmark = CLUSTER
 
-SEED, TOKENS = 3, 16
+SEED, TOKENS, REPLAYED = 3, 16, 200
+BESIDE: dict[str, Any] = {"stages": 2, "max_rows": 4}
 FILES = {
     "ramp.png": saved(picture(300, 200), "PNG"),
     "photo.jpeg": saved(picture(90, 200).rotate(90), "JPEG"),
@@ -62,7 +64,7 @@ def expected(model: Path) -> list[tuple[int, str]]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def ring(arrangements: Arrangements, model: Path) -> Any:
     """Over two of the cluster's nodes, beside the demo model."""
-    await arrangements.have(stages=2, max_rows=4)
+    await arrangements.have(**BESIDE)
     async with arrangements.beside(model=str(model), stages=2, max_rows=4, context=1024) as ring:
         yield ring
 
@@ -154,6 +156,29 @@ async def test_the_largest_images_pass_every_hop_in_clear_and_sealed(ring: Ring,
     assert clear["choices"] == sealed["choices"]
     assert clear["usage"]["prompt_tokens"] == sealed["usage"]["prompt_tokens"]
     assert {one["error"]["code"] for one in refused} <= {"body_too_large", "image_too_large"}
+
+
+async def test_an_answer_that_is_replayed_after_a_fault_sees_the_image_again(
+    ring: Ring, arrangements: Arrangements
+) -> None:
+    message = inference.ChatMessage(role="user", content="What is it?")
+    message.images.add(data=FILES["ramp.png"])
+    prompt = inference.Prompt(chat=inference.Chat(messages=[message]))
+    whole, epoch = await ring.ask(prompt, REPLAYED), (await ring.status()).epoch
+    request = inference.GenerateRequest(
+        model=ring.model, envelope=inference.Envelope(clear=prompt), max_tokens=REPLAYED
+    )
+    node = ring.node_of(ring.deployment.plan.rings[0].stages[1].member)
+    text, alive = "", True
+    async for response in ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=ring.metadata()):
+        if response.HasField("delta"):
+            for engine in ring.parts(node, "engine.main") if alive else ():
+                engine.kill()
+            alive = False
+            text += response.delta.text
+    assert text == whole.text
+    assert (await ring.serving()).epoch > epoch
+    await (await arrangements.have(**BESIDE)).serving()
 
 
 async def test_hostile_images_are_refused_while_others_are_answered(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 from hostileimages import BAD, HOSTILE, SOUND, endless_scans, picture, saved
 from visionmodels import FAMILIES, tokenizer, write_folder
@@ -182,6 +183,14 @@ def test_the_images_of_a_prompt_are_bounded_together(tmp_path: Path) -> None:
         "TOO_MANY_IMAGES",
         "messages[0].images[2]",
     )
+
+
+def test_no_file_is_in_a_process_that_reads_another_prompts(gemma: Viewer) -> None:
+    """A file that takes its decoder over sees no other prompt."""
+    before = {one.pid for one in psutil.Process().children()}
+    gemma.view(shown(saved(picture(), "PNG")))
+    after = [one.cmdline() for one in psutil.Process().children() if one.pid not in before]
+    assert not [line for line in after if "sealring.node.engine.vision.decoding" in line]
 
 
 def test_what_the_processor_refuses_is_refused(tmp_path: Path) -> None:
