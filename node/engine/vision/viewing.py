@@ -40,7 +40,7 @@ PROMPT_SECONDS = 30.0
 """For all images of a prompt but the last, however busy the machine is. Others with images wait meanwhile."""
 
 MEMORY_BYTES = 640 << 20
-"""Resident, of a process: 50 megapixels with transparency take 450 MiB, a screenshot less than 200."""
+"""Resident, of a process: 50 megapixels with transparency take 500 MiB, a screenshot less than 200."""
 
 ADDRESS_BYTES = 4 << 30
 """Address space, where the system holds a process to it."""
