@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell $(PYTHON) -c 'import os; usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0); print(min(4, len(usable)) + 4)')
 BASE ?= main
 
-.PHONY: env demo test clients real darwin faults soak sweep lint format protos protos-check protos-breaking clean
+.PHONY: env demo test clients real darwin faults soak sweep lint format protos protos-check protos-breaking release clean
 
 env: $(VENV)/.ready
 
@@ -125,6 +125,12 @@ protos-breaking: env
 	  && git archive "$$base" protos | tar -x -C build/contract \
 	  && $(BIN)/buf breaking protos --against build/contract/protos; \
 	else echo "no $(BASE) branch here to compare the contract with"; fi
+
+# Wheel, sdist, SBOM and checksums of the last commit, the same bytes each time (docs/releases.md).
+release: env
+	@rm -rf build/release build/tree && mkdir -p build/release build/tree && git archive HEAD | tar -x -C build/tree
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python .ci/release.py build/tree build/release
+	@rm -rf build/tree && cat build/release/SHA256SUMS
 
 clean:
 	@rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,130 @@
+"""A release has the same bytes whoever builds it, wherever and whenever."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / ".ci" / "release.py"
+PARTS = runpy.run_path(str(SCRIPT))
+HOST = "https://host.invalid"
+EPOCH = 1_790_000_000
+SETTINGS = [
+    {"LC_ALL": "C", "TZ": "UTC", "PYTHONHASHSEED": "1", "umask": 0o022, "stamp": 1_700_000_000},
+    {"LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2", "umask": 0o077, "stamp": 1_750_000_000},
+]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that git knows; links stay links."""
+    made = tmp_path_factory.mktemp("commit") / "tree"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_symlink() or (ROOT / name).exists():
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, made / name, follow_symlinks=False)
+    return made
+
+
+def built(tree: Path, folder: Path, settings: dict[str, Any]) -> dict[str, bytes]:
+    """The files of a release, built from a copy with other times, by a process with these settings."""
+    shutil.copytree(tree, folder / "tree", symlinks=True)
+    for file in folder.rglob("*"):
+        os.utime(file, (settings["stamp"],) * 2, follow_symlinks=False)
+    shown = {name: value for name, value in settings.items() if isinstance(value, str)}
+    subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder / "tree"), str(folder / "out")],
+        env=os.environ | shown | {"SOURCE_DATE_EPOCH": str(EPOCH)},
+        umask=settings["umask"],
+        check=True,
+    )
+    return {file.name: file.read_bytes() for file in sorted((folder / "out").iterdir())}
+
+
+def test_two_builds_in_other_folders_times_and_locales_have_equal_bytes(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "a longer name").mkdir()
+    (tmp_path / "b").mkdir()
+    first = built(tree, tmp_path / "a longer name", SETTINGS[0])
+    second = built(tree, tmp_path / "b", SETTINGS[1])
+    assert {Path(name).suffix for name in first} == {"", ".json", ".gz", ".whl"}
+    assert first == second
+    for line in first["SHA256SUMS"].decode().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256(first[name]).hexdigest() == digest
+    out = tmp_path / "b" / "out"
+    (wheel,) = out.glob("*.whl")
+    (sdist,) = out.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        names = archive.namelist()
+    assert names[-1].endswith(".dist-info/RECORD")
+    assert {"sealring/cli/main.py", "sealring/mesh/receipt/verify.py", "sealring/py.typed"} <= set(names)
+    with tarfile.open(sdist) as archive:
+        assert {entry.mtime for entry in archive.getmembers()} == {EPOCH}
+    _sbom(json.loads(first["sbom.cdx.json"]))
+
+
+def _sbom(found: dict[str, Any]) -> None:
+    """Names what a Mac installs, each with the version that the lock has, and no tool of developers."""
+    versions = {one["name"]: one["version"] for one in found["components"]}
+    assert {"mlx", "mlx-metal", "grpcio", "cryptography", "numpy", "jinja2"} <= set(versions)
+    assert not {"pytest", "ruff", "mlx-cpu", "openai"} & set(versions)
+    lock = (ROOT / "constraints.txt").read_text().splitlines()
+    assert f"grpcio=={versions['grpcio']}" in lock
+    references = {one["bom-ref"] for one in (*found["components"], found["metadata"]["component"])}
+    assert {one["ref"] for one in found["dependencies"]} == references
+    assert {each for one in found["dependencies"] for each in one["dependsOn"]} <= references
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    """What pip says of one wheel."""
+    lock = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
+    one = {"name": "numpy", "version": lock["numpy"], "url": f"{HOST}/numpy.whl", "sha256": "ab" * 32}
+    one |= changes
+    info = {"url": one["url"], "archive_info": {"hashes": {"sha256": one["sha256"]}}}
+    named = {"name": one["name"], "version": one["version"]}
+    return {"install": [{"metadata": named, "download_info": info}]}
+
+
+def test_the_formula_has_the_release_and_the_wheels_of_the_lock(tmp_path: Path) -> None:
+    (tmp_path / "sealring-1.tar.gz").write_bytes(b"release")
+    text = PARTS["formula"](ROOT, report(), f"{HOST}/v1/", tmp_path)
+    assert f'url "{HOST}/v1/sealring-1.tar.gz"' in text
+    assert hashlib.sha256(b"release").hexdigest() in text
+    assert f'resource "numpy" do\n    url "{HOST}/numpy.whl", using: :nounzip\n' in text
+    assert "@" not in text.replace("python@3.14", "")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": "1.0"},
+        {"url": f'{HOST}/a"; system "x'},
+        {"sha256": "no"},
+        {"url": "http://host.invalid/a"},
+    ],
+)
+def test_a_report_that_is_not_of_the_lock_makes_no_formula(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (tmp_path / "sealring-1.tar.gz").write_bytes(b"release")
+    with pytest.raises(SystemExit):
+        PARTS["formula"](ROOT, report(**changes), f"{HOST}/v1", tmp_path)
+
+
+def test_no_download_address_stands_in_the_recipes() -> None:
+    for file in (SCRIPT, *(ROOT / "deploy").rglob("*"), ROOT / ".github" / "workflows" / "release.yml"):
+        found = re.findall(r"\w+://[\w.-]+", file.read_text("utf-8")) if file.is_file() else []
+        assert [one for one in found if not one.startswith("http://www.apple.com")] == [], file
