@@ -19,7 +19,7 @@ from sealring.cli.terminal.output import print_json, printable, say, write
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.paths import default_state_root
-from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
+from sealring.mesh.trust.levels import SCORES, TrustLevel, described, level_of
 
 if TYPE_CHECKING:
     from sealring.cli.calls.asking import Question, Target
@@ -156,7 +156,7 @@ async def _once(host: Host, target: Target, asked: Question, *, as_json: bool) -
         return
     write_piece("\n")
     speed = f"{answer.ttft_s:.2f} s to the first, {answer.tok_s:.0f} per second"
-    way = f"sealed, trust {level_of(answer.min_trust)}" if answer.sealed else "in clear"
+    way = f"sealed, trust {described(level_of(answer.min_trust))}" if answer.sealed else "in clear"
     say(f"({answer.completion_tokens} tokens, {speed}; {way}{_receipt(answer.sealring_receipt)})")
 
 

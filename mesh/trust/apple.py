@@ -69,10 +69,10 @@ def verify_device(
     `serials` are those of the Macs that count, where not all of them do. Raises AttestationError
     (DEVICE_CHAIN, DEVICE_FRESHNESS, DEVICE_POSTURE, DEVICE_NOT_ALLOWED).
     """
-    certificates = _load(chain)
-    _check_chain([*certificates, _certificate(root)], now)
+    certificates = load_chain(chain)
+    check_chain([*certificates, load_certificate(root)], now)
     leaf = certificates[0]
-    freshness = _value(leaf, FRESHNESS)
+    freshness = extension_value(leaf, FRESHNESS)
     if freshness is None or not hmac.compare_digest(
         unwrap(freshness, _OCTET_STRING), device_nonce(identity_key)
     ):
@@ -106,25 +106,30 @@ def _is_protected(leaf: x509.Certificate) -> bool:
 
     "DevicePropertiesAttestation" in Apple's Device Management reference; since macOS 14.2.
     """
-    integers = all(_value(leaf, oid) == _ZERO for oid in (SIP_STATUS, KERNEL_EXTENSIONS))
+    integers = all(extension_value(leaf, oid) == _ZERO for oid in (SIP_STATUS, KERNEL_EXTENSIONS))
     return integers and _text(leaf, SECURE_BOOT_STATUS) == FULL_SECURITY
 
 
-def _load(chain: Sequence[bytes]) -> list[x509.Certificate]:
+def load_chain(chain: Sequence[bytes]) -> list[x509.Certificate]:
+    """The certificates (DER, leaf first). Raises AttestationError (DEVICE_CHAIN)."""
     if not 1 <= len(chain) <= MAX_CHAIN or any(len(der) > MAX_CERTIFICATE_BYTES for der in chain):
         raise _bad_chain("it is empty or too long")
-    return [_certificate(der) for der in chain]
+    return [load_certificate(der) for der in chain]
 
 
-def _certificate(der: bytes) -> x509.Certificate:
+def load_certificate(der: bytes) -> x509.Certificate:
+    """A certificate. Raises AttestationError (DEVICE_CHAIN)."""
     try:
         return x509.load_der_x509_certificate(der)
     except (ValueError, x509.InvalidVersion):
         raise _bad_chain("a certificate is malformed") from None
 
 
-def _check_chain(certificates: list[x509.Certificate], now: float) -> None:
-    """Each is signed by the next, every issuer is an authority and the leaf is none; all are valid now."""
+def check_chain(certificates: list[x509.Certificate], now: float) -> None:
+    """Each is signed by the next, every issuer is an authority and the leaf is none; all are valid now.
+
+    Raises AttestationError (DEVICE_CHAIN).
+    """
     try:
         for depth, certificate in enumerate(certificates):
             start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -158,7 +163,8 @@ def _is_authority(certificate: x509.Certificate, *, below: int) -> bool:
     return True
 
 
-def _value(leaf: x509.Certificate, oid: str) -> bytes | None:
+def extension_value(leaf: x509.Certificate, oid: str) -> bytes | None:
+    """The content of an extension that is not X.509's own; None without it."""
     for extension in _unrecognized(leaf.extensions):
         if extension.oid.dotted_string == oid:
             return extension.value
@@ -171,7 +177,7 @@ def _unrecognized(extensions: x509.Extensions) -> Iterable[x509.UnrecognizedExte
 
 def _text(leaf: x509.Certificate, oid: str) -> str | None:
     """An extension's text: printable ASCII, bare or as a UTF8String; Apple has used both."""
-    value = _value(leaf, oid)
+    value = extension_value(leaf, oid)
     if value is None:
         return None
     raw = unwrap(value, _UTF8_STRING)

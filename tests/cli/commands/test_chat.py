@@ -123,7 +123,10 @@ def test_in_clear_only_when_the_user_says_so(here: Any, asker: Asker, host: Any)
 def test_an_answer_is_shown_as_it_comes_without_what_steers_a_terminal(here: Any, asker: Asker) -> None:
     done = here("chat", "hi", *KNOWN)
     assert (done.status, done.out) == (0, "Par[2Jis\t.\n\n")
-    assert done.err == "(7 tokens, 0.12 s to the first, 40 per second; sealed, trust self_signed)\n"
+    assert (
+        done.err
+        == "(7 tokens, 0.12 s to the first, 40 per second; sealed, trust self_signed (its own claim))\n"
+    )
     (target,), (asked,) = asker.targets, asker.asked
     assert (target.access, target.pin) == ({"credentials": None, "api_key": None}, bytes.fromhex(PIN))
     assert (asked.messages, asked.model, asked.max_tokens, asked.min_trust) == ([("user", "hi")], "", 0, 0)
