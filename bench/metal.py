@@ -97,7 +97,7 @@ def _reads(file: Path, new: bool) -> float:
 
 
 def _records(records: int, new: bool) -> float:
-    from sealring.node.carrier.neighbours import SOCKET_BYTES
+    from sealring.node.carrier.ways import SOCKET_BYTES
 
     size = SOCKET_BYTES if new else _OLD_SOCKET
 

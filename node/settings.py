@@ -76,6 +76,10 @@ class NodeSettings(BaseModel):
     ring_host: Annotated[str, AfterValidator(_check_ring_host)] = Field(
         default="127.0.0.1", description="IPv4 address of the interface that carries the ring"
     )
+    measure_links: bool = Field(
+        default=False,
+        description="let the ring use this machine's other addresses too, whichever is fastest",
+    )
     rdma_devices: Annotated[list[str], AfterValidator(_check_rdma_devices)] = Field(
         default_factory=list,
         max_length=MAX_RDMA_DEVICES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -608,6 +608,23 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
                 ]
             )
     print_table(["name", "model", "ring", "phase", "epoch", "suite", "created", "reason"], rows)
+    measured = [line for one in found for line in _links(one)]
+    if measured:
+        print_data("")
+        print_table(["ring", "from", "to", "over", "MB/s", "round trip"], measured)
+
+
+def _links(deployment: dict[str, Any]) -> Iterator[list[object]]:
+    """The links of a deployment's rings that were measured when their epochs formed."""
+    planned = {ring["ring"]: ring["stages"] for ring in deployment["plan"]["rings"]}
+    for ring in deployment["rings"]:
+        names = {stage["rank"]: stage["member_name"] for stage in planned.get(ring.get("ring", ""), [])}
+        for link in ring.get("links", []):
+            if link["bytes_per_second"]:
+                ends = [names.get(link[end], "") for end in ("from_rank", "to_rank")]
+                host = link["address"].rpartition(":")[0]
+                took = f"{link['round_trip_us'] / 1000:.2f} ms"
+                yield [ring["ring"], *ends, host, round(link["bytes_per_second"] / 1e6), took]
 
 
 def _load(deployment: dict[str, Any]) -> str:

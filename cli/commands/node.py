@@ -37,7 +37,7 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="id or name of a n
 
 IDENTITY = ("state_dir", "software_identity_allowed", "enclave_helper")
 RUN = (
-    *("state_dir", "listen", "advertise", "ring_host", "rdma_devices"),
+    *("state_dir", "listen", "advertise", "ring_host", "measure_links", "rdma_devices"),
     *("models", "memory_limit", "prefix_disk", "allow_downloads"),
     *("software_identity_allowed", "hybrid_sealing_key", "enclave_helper", "device_attestation"),
 )

@@ -175,6 +175,7 @@ def _node(
         "state_dir": str(root / "node"),
         "allow_downloads": True,
         "ring_host": own,
+        "measure_links": own != _LOOPBACK and "ring_host" not in given["node"],
         **{name: before["node"][name] for name in _KEPT if name in before["node"]},
         **_listening(host, "node", address, given, before),
         **given["node"],

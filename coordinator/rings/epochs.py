@@ -165,9 +165,11 @@ class RingEpochs:
 
     @property
     def links(self) -> list[membership_pb2.LinkInfo]:
-        """The links of the current epoch as members reported them, each once."""
+        """The links of the current epoch as members reported them, each once: as its sender does, if it has
+        said over which address."""
         reported = self._epoch.links.values() if self._epoch else ()
-        unique = {(link.from_rank, link.to_rank): link for links in reported for link in links}
+        both = sorted((link for links in reported for link in links), key=lambda link: bool(link.address))
+        unique = {(link.from_rank, link.to_rank): link for link in both}
         return [unique[edge] for edge in sorted(unique)]
 
     @property
@@ -277,11 +279,15 @@ class RingEpochs:
         caches_of_all = tuple(current.caches[one] for one in self.members if one in current.caches)
         return [Commit(current.number, addresses, caches_of_all), Changed()]
 
-    def up(self, member: str, epoch: int, now: float) -> list[Action]:
-        """A member's carrier has opened the confirmation records."""
+    def up(
+        self, member: str, epoch: int, now: float, links: Sequence[membership_pb2.LinkInfo] = ()
+    ) -> list[Action]:
+        """A member's carrier has opened the confirmation records, and uses these `links`."""
         current = self._current(member, epoch, Phase.COMMITTING)
         if current is None:
             return []
+        if links:
+            current.links[member] = list(links)
         current.up.add(member)
         if current.up != set(self.members):
             return []

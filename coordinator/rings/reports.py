@@ -10,11 +10,10 @@ import structlog
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.driver import RingDriver
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.running import RingTable, reported_links
+from sealring.coordinator.rings.running import RingTable, is_address, reported_links
 from sealring.coordinator.streams.sessions import NodeSession
-from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput
+from sealring.mesh.errors import EpochEnded, FailedPrecondition
 from sealring.mesh.rpc.problem import from_problem, one_line
-from sealring.mesh.system.addresses import parse_address
 from sealring.v1 import membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage
 
@@ -70,7 +69,7 @@ class RingReports:
         if running is None:
             return
         now = self._driver.clock()
-        if running.backend and not _is_address(message.group_address):  # it is sent to every member
+        if running.backend and not is_address(message.group_address):  # it is sent to every member
             reason = f"{running.name_of(member)}: it names no address for its group"
             self._driver.apply(message.ring, running.machine.fault(member, message.epoch, reason, now))
             return
@@ -93,7 +92,8 @@ class RingReports:
         """A member finished phase two."""
         running = self._table.find(member, message.ring)
         if running is not None:
-            actions = running.machine.up(member, message.epoch, self._driver.clock())
+            links = reported_links(message.links, running)
+            actions = running.machine.up(member, message.epoch, self._driver.clock(), links)
             self._driver.apply(message.ring, actions)
 
     def faulted(self, member: str, message: membership_pb2.EpochFault) -> None:
@@ -187,10 +187,3 @@ class RingReports:
                 whole = not deployment.plan.spec.backend  # a rank of a tensor ring times parts of layers
                 if whole and ring.ring == message.ring and stage.member == member:
                     self._speeds.note(stage, deployment.plan.profile, message)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        return parse_address(text)[1] > 0
-    except InvalidInput:
-        return False

@@ -11,6 +11,8 @@ from sealring.coordinator.planning.demand import draft_context, draft_kv_bits
 from sealring.coordinator.rings.epochs import Phase, RingEpochs
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredDeployment
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.system.addresses import parse_address
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import EpochProgress, PrepareEpoch, RingState
 
@@ -205,8 +207,20 @@ def draft_plan(plan: admin_pb2.DeploymentPlan) -> membership_pb2.DraftPlan | Non
 def reported_links(
     links: Sequence[membership_pb2.LinkInfo], running: RunningRing
 ) -> list[membership_pb2.LinkInfo]:
-    """A member's report of its links, cut to two for each stage of the ring."""
-    return list(links[: 2 * len(running.plan.stages)])
+    """A member's report of its links, cut to two for each stage of the ring, without what is no address."""
+    found = list(links[: 2 * len(running.plan.stages)])
+    for link in found:
+        if link.address and not is_address(link.address):
+            link.address = ""
+    return found
+
+
+def is_address(text: str) -> bool:
+    """Whether a member names an address in its report."""
+    try:
+        return parse_address(text)[1] > 0
+    except InvalidInput:
+        return False
 
 
 _MAX_GRACE_SECONDS = 300

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv4Interface, IPv4Network
 
 import psutil  # type: ignore[import-untyped]
 
+ANY_HOST = "0.0.0.0"  # noqa: S104 - a listener there answers only callers that show what they know
+_HOST_BITS = 32
 _ELSEWHERE = ("192.0.2.1", 9)
 """An address for documentation (RFC 5737), which the default route leads to. Nothing is sent to it."""
 
@@ -47,6 +49,20 @@ def address_towards(host: str, port: int) -> str | None:
             return own
     except OSError:
         return None
+
+
+def sources_towards(host: str, own: Sequence[OwnAddress]) -> list[str]:
+    """Those of the addresses `own` whose interfaces' networks hold `host`, which is no name; the same host
+    for one of this machine's own."""
+    address = IPv4Address(host)
+    mine = {one.host for one in own}
+    if address.is_loopback or host in mine:
+        return [host]
+    return [
+        str(one.ip)
+        for _, one in _interfaces()
+        if str(one.ip) in mine and address in one.network and one.network.prefixlen < _HOST_BITS
+    ]
 
 
 def network_of(host: str) -> IPv4Network | None:

@@ -22,19 +22,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from ipaddress import IPv4Network
 
 import mlx.core as mx
 import structlog
 
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc.problem import to_problem
-from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.logging import configure, end_with_any_thread
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.carrier.neighbours import meet
 from sealring.node.carrier.pump import Counters, Pump
 from sealring.node.carrier.ring import RingGroup
+from sealring.node.carrier.ways import Way
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.records import Link
 from sealring.node.wire.channel import CarrierChannel
@@ -56,11 +56,10 @@ class Carrier:
         control: FrameSocket,
         channel: CarrierChannel,
         listener: socket.socket,
-        network: IPv4Network | None = None,
         pump: Pump | None = None,
     ) -> None:
-        """`network` is that of the `listener`, if known. `pump` is None until the group is formed."""
-        self._control, self._channel, self._listener, self._network = control, channel, listener, network
+        """`pump` is None until the group is formed."""
+        self._control, self._channel, self._listener = control, channel, listener
         self._pump = pump
         self.start: engine_pb2.StartCarrier | None = None
         self._fault_lock = threading.Lock()
@@ -103,8 +102,8 @@ class Carrier:
         self.start = None
         connections = meet(
             self._listener,
-            parse_address(start.next_address),
-            network=self._network,
+            [Way(parse_address(one.address), one.source) for one in start.ways]
+            or [Way(parse_address(start.next_address))],
             confirmation=outgoing.sealer.seal_confirmation(),
             outgoing_pass=start.outgoing_pass,
             incoming_pass=start.incoming_pass,
@@ -113,7 +112,11 @@ class Carrier:
         )
         self._pump = pump = Pump(RingGroup(connections, self._knock), self._channel, outgoing, incoming)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._control.send(engine_pb2.CarrierEvent(up=engine_pb2.CarrierUp()))
+        up, taken = engine_pb2.CarrierUp(), connections.way
+        if taken is not None:
+            up.way.address, up.way.source = format_address(*taken.way.address), taken.way.source
+            up.round_trip_us, up.bytes_per_second = round(taken.round_trip * 1e6), round(taken.rate)
+        self._control.send(engine_pb2.CarrierEvent(up=up))
         self._guarded("send", pump.send_loop)
         self._guarded("receive", pump.receive_loop)
         self._guarded("watch", lambda: self.watch(pump))
@@ -197,7 +200,6 @@ def main() -> None:
     parser.add_argument(
         "--listen-fd", type=int, required=True, help="a socket that listens for the neighbour"
     )
-    parser.add_argument("--network", type=IPv4Network, help="the network that this socket is in")
     arguments = parser.parse_args()
     configure("carrier")
     end_with_any_thread()
@@ -206,7 +208,7 @@ def main() -> None:
     channel = CarrierChannel(*descriptors)
     control = FrameSocket(socket.socket(fileno=arguments.control_fd))
     listener = socket.socket(fileno=arguments.listen_fd)
-    carrier = Carrier(control, channel, listener, arguments.network)
+    carrier = Carrier(control, channel, listener)
     try:
         carrier.run()
     except Exception as error:

@@ -15,28 +15,35 @@ import contextlib
 import hmac
 import selectors
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network
 
 from sealring.mesh.errors import EpochEnded, Unavailable
+from sealring.node.carrier.ways import (
+    HALF_PASS_BYTES,
+    Measured,
+    Probed,
+    Way,
+    configure,
+    measure,
+    probe_tag,
+    received,
+    widen,
+)
 from sealring.node.link.records import CONFIRMATION_BYTES
 
-HALF_PASS_BYTES = 32
 PASS_BYTES = 2 * HALF_PASS_BYTES
 """The caller sends the first half, the listener answers with the second."""
 
 GUEST_SECONDS = 3.0
 """Timeout for a caller's greeting, and for the answer to the own greeting."""
 
-MAX_GUESTS = 64
-SOCKET_BYTES = 4 << 20
-"""Send and receive buffers on a Mac, as large as macOS makes them by itself at most (`autorcvbufmax` in xnu's
-tcp_input.c). It begins with 128 KiB, so that each 128 KiB of a long record would wake both ends once."""
+PROBE_SECONDS = 10.0
+"""Time for a caller with the link's pass that measures one way after the other."""
 
+MAX_GUESTS = 64
 _GREETING_BYTES = HALF_PASS_BYTES + CONFIRMATION_BYTES
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _LOOK_SECONDS = 0.05
@@ -44,17 +51,18 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Connections:
-    """The confirmed connections to the next member and from the previous one."""
+    """The confirmed connections to the next member, over `way`, and from the previous one."""
 
     outgoing: socket.socket
     incoming: socket.socket
+    way: Measured | None = None
 
 
 def listen(host: str, backlog: int) -> socket.socket:
     """A socket that listens at a free port of `host`, an IPv4 address or name. Raises OSError."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        _widen(listener)
+        widen(listener)
         listener.bind((host, 0))
         listener.listen(backlog)
     except OSError:
@@ -65,27 +73,24 @@ def listen(host: str, backlog: int) -> socket.socket:
 
 def meet(
     listener: socket.socket,
-    next_address: tuple[str, int],
+    ways: Sequence[Way],
     *,
     confirmation: bytes,
     outgoing_pass: bytes,
     incoming_pass: bytes,
     open_confirmation: Callable[[bytes], None],
     seconds: float,
-    network: IPv4Network | None = None,
 ) -> Connections:
     """Connects to the next member while waiting for the previous one; closes `listener` at the end.
 
-    `confirmation` is the sealed record for the next member, the same bytes in every attempt.
-    `open_confirmation` receives the previous member's record, once. `network` is that of the `listener`: a
-    next member in it is called from the listener's address. Thus the ring uses its chosen interface also on a
-    Mac with cables to several others in one network.
+    Of several `ways` it takes the fastest, and the next where that fails. `confirmation` is the sealed record
+    for the next member, the same bytes in every attempt. `open_confirmation` receives the previous member's
+    record, once.
 
     Raises EpochEnded (NO_CONFIRMATION), Unavailable (RING_FAILED), and what `open_confirmation` raises.
     """
     until = time.monotonic() + seconds
-    source = _source(listener.getsockname()[0], next_address[0], network)
-    call = _Call(next_address, outgoing_pass, confirmation, until, source)
+    call = _Call(ways, outgoing_pass, confirmation, until)
     calling = threading.Thread(target=call.run, name="call", daemon=True)
     calling.start()
     try:
@@ -94,28 +99,23 @@ def meet(
     finally:
         call.give_up()
     calling.join()
-    if call.connection is None:
+    if call.connection is None or call.way is None:
         raise Unavailable(
             "the next member does not accept the ring's connection",
             hint="check that members reach each other",
             reason="RING_FAILED",
         )
-    return Connections(call.connection, incoming)
+    return Connections(call.connection, incoming, call.way)
 
 
 class _Call:
     """Connects to the next member until it answers; each attempt is a new connection."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        link_pass: bytes,
-        confirmation: bytes,
-        until: float,
-        source: tuple[str, int] | None = None,
-    ) -> None:
+    def __init__(self, ways: Sequence[Way], link_pass: bytes, confirmation: bytes, until: float) -> None:
         self.connection: socket.socket | None = None
-        self._address, self._source = address, source
+        self.way: Measured | None = None
+        self._ways = ways
+        self._tag = probe_tag(link_pass)
         self._greeting = link_pass[:HALF_PASS_BYTES] + confirmation
         self._answer = link_pass[HALF_PASS_BYTES:]
         self._until = until
@@ -125,31 +125,25 @@ class _Call:
 
     def run(self) -> None:
         pause = _FIRST_PAUSE
-        while self.connection is None and time.monotonic() < self._until:
-            with contextlib.suppress(OSError):
-                self.connection = self._attempt()
-                return
+        while time.monotonic() < self._until:
+            for measured in self._ordered():
+                with contextlib.suppress(OSError):
+                    self.connection, self.way = self._attempt(measured.way), measured
+                    return
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE, 2 * pause)
 
-    def _attempt(self) -> socket.socket:
+    def _ordered(self) -> Sequence[Measured]:
+        if len(self._ways) == 1:
+            return [Measured(self._ways[0])]
+        return measure(self._ways, self._tag, lambda: self._until)
+
+    def _attempt(self, way: Way) -> socket.socket:
         patience = max(_LOOK_SECONDS, min(GUEST_SECONDS, self._until - time.monotonic()))
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        connection = way.connect(patience)
         try:
-            _widen(connection)
-            connection.settimeout(patience)
-            if self._source is not None:
-                connection.bind(self._source)
-            connection.connect(self._address)
-            _configure(connection)
             connection.sendall(self._greeting)
-            answer = b""
-            while len(answer) < HALF_PASS_BYTES:
-                part = connection.recv(HALF_PASS_BYTES - len(answer))
-                if not part:
-                    raise ConnectionError
-                answer += part
-            if not hmac.compare_digest(answer, self._answer):
+            if not hmac.compare_digest(received(connection, HALF_PASS_BYTES), self._answer):
                 raise ConnectionError
             return connection
         except OSError:
@@ -162,6 +156,7 @@ class _Guest:
     connection: socket.socket
     until: float
     said: bytearray = field(default_factory=bytearray)
+    probe: Probed | None = None
 
 
 class Reception:
@@ -172,6 +167,7 @@ class Reception:
     ) -> None:
         self._listener = listener
         self._pass, self._answer = link_pass[:HALF_PASS_BYTES], link_pass[HALF_PASS_BYTES:]
+        self._tag = probe_tag(link_pass)
         self._open_confirmation = open_confirmation
         self._opened = b""
         self._neighbour: socket.socket | None = None
@@ -219,6 +215,10 @@ class Reception:
             guest.connection.close()
 
     def _listen_to(self, guest: _Guest) -> None:
+        if guest.probe is not None:
+            if not guest.probe.listen(guest.connection):
+                self._dismiss(guest)
+            return
         try:
             part = guest.connection.recv(_GREETING_BYTES - len(guest.said))
         except BlockingIOError:
@@ -226,6 +226,12 @@ class Reception:
         except OSError:
             part = b""
         guest.said += part
+        if hmac.compare_digest(guest.said, self._tag):  # it sends nothing more before it is answered
+            guest.probe, guest.until = Probed(), time.monotonic() + PROBE_SECONDS
+            configure(guest.connection)
+            if not guest.probe.answer(guest.connection):
+                self._dismiss(guest)
+            return
         # only a whole pass is compared: a part would show how much of a guess is right
         introduced = len(guest.said) >= HALF_PASS_BYTES
         if not part or (introduced and not hmac.compare_digest(guest.said[:HALF_PASS_BYTES], self._pass)):
@@ -245,7 +251,7 @@ class Reception:
         connection = guest.connection
         self._dismiss(guest, close=False)
         try:
-            _configure(connection)
+            configure(connection)
             connection.sendall(self._answer)
         except OSError:
             connection.close()
@@ -254,27 +260,3 @@ class Reception:
         if self._neighbour is not None:
             self._neighbour.close()
         self._neighbour = connection
-
-
-def _source(own: str, other: str, network: IPv4Network | None) -> tuple[str, int] | None:
-    """The source address for a call to `other`; None leaves it to the routing table."""
-    try:
-        return (own, 0) if network is not None and IPv4Address(other) in network else None
-    except ValueError:  # a name
-        return None
-
-
-def _configure(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _widen(unconnected: socket.socket) -> None:
-    """Gives a connection's future socket, or the listener that it comes from, room for a long record.
-
-    Before it listens or connects, because the window's scale is agreed upon then (RFC 7323, section 2.2).
-    Linux lets buffers grow further by itself, but not those that were set.
-    """
-    if sys.platform == "darwin":
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            with contextlib.suppress(OSError):  # above kern.ipc.maxsockbuf
-                unconnected.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import structlog
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, SealringError
 from sealring.mesh.rpc.problem import from_problem
-from sealring.mesh.system.networks import network_of
+from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.networks import own_addresses, sources_towards
+from sealring.node.carrier.ways import MAX_WAYS
 from sealring.node.daemon.supervisor import Child, Liveness, child_ended, within
 from sealring.v1 import control_pb2, engine_pb2, trace_pb2
 
@@ -57,7 +59,7 @@ class CarrierProcess:
         self._on_fault: Callable[[SealringError], None] | None = on_fault
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
-        self._up: asyncio.Future[None] = loop.create_future()
+        self._up: asyncio.Future[engine_pb2.CarrierUp] = loop.create_future()
         self._rekey_outgoing, self._rekey_incoming = asyncio.Event(), asyncio.Event()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._asked = _OWN_NUMBERS
@@ -83,7 +85,6 @@ class CarrierProcess:
         `folder` takes the carrier's temporary files. Raises EpochEnded, DeadlineExceeded, OSError.
         """
         carrier = cls(on_fault)
-        network = network_of(listener.getsockname()[0])
         try:
             carrier._child = await spawn(
                 "carrier",
@@ -91,7 +92,6 @@ class CarrierProcess:
                     *("-m", CARRIER_MODULE),
                     *("--channel-fds", ",".join(map(str, channel))),
                     *("--listen-fd", str(listener.fileno())),
-                    *(("--network", str(network)) if network is not None else ()),
                 ],
                 on_message=carrier._message,
                 on_end=carrier._ended,
@@ -114,7 +114,11 @@ class CarrierProcess:
         """Sends rank, address and link keys; the caller forgets the keys. Raises EpochEnded.
 
         Before the group is formed, a later call replaces the fields that it sets.
+
+        `next_address` may name several addresses, separated by commas: the carrier takes the fastest.
         """
+        if start.next_address:
+            start.ways.extend(ways_to(start.next_address.split(",")))
         self._send(engine_pb2.CarrierCommand(start=start))
 
     async def form(self, seconds: float) -> None:
@@ -130,6 +134,11 @@ class CarrierProcess:
                 self._knocking.cancel()
         assert self._liveness is not None
         self._liveness.watch(interval=_PING_INTERVAL, deadline=_PING_DEADLINE)
+
+    @property
+    def taken(self) -> engine_pb2.CarrierUp:
+        """The way over which it sends, once the group is formed."""
+        return self._up.result() if self._up.done() else engine_pb2.CarrierUp()
 
     def rekey_wanted(self, *, outgoing: bool) -> asyncio.Event:
         """Set when the carrier wants new keys for a link."""
@@ -207,7 +216,7 @@ class CarrierProcess:
         if kind == "ready":
             _resolve(self._ready)
         elif kind == "up":
-            _resolve(self._up)
+            _resolve(self._up, event.up)
         elif kind == "fault":
             self._fault(from_problem(event.fault.problem))
         elif kind == "pong":
@@ -241,12 +250,28 @@ class CarrierProcess:
 
     def _fault(self, error: SealringError) -> None:
         on_fault, self._on_fault = self._on_fault, None
-        for future in (self._ready, self._up, *self._answers.values()):
+        futures: tuple[asyncio.Future[Any], ...] = (self._ready, self._up, *self._answers.values())
+        for future in futures:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # marks it as read: nobody may await it
         if on_fault is not None:
             on_fault(error)
+
+
+def ways_to(addresses: Sequence[str]) -> list[engine_pb2.RingWay]:
+    """The ways to a neighbour's ring addresses: to each from every own address that shares a network with it.
+
+    What is in no network of this machine is left to the routes, and left out where there are others: a
+    neighbour has nobody call strangers.
+    """
+    own = own_addresses()
+    ways = [
+        engine_pb2.RingWay(address=address, source=source)
+        for address in addresses
+        for source in sources_towards(parse_address(address)[0], own)
+    ]
+    return ways[:MAX_WAYS] or [engine_pb2.RingWay(address=addresses[0])]
 
 
 def _resolve(future: asyncio.Future[Any], answer: object = None) -> None:

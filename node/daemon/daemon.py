@@ -77,6 +77,7 @@ class Daemon:
         around = Surroundings(
             own_id,
             settings.ring_host,
+            settings.measure_links,
             settings.rdma_devices,
             self._run_folder,
             self._rosters,

@@ -94,6 +94,9 @@ class RingCarrier(KeyTaker, Protocol):
 
     def give(self, start: engine_pb2.StartCarrier) -> None: ...
 
+    @property
+    def taken(self) -> engine_pb2.CarrierUp: ...
+
     async def form(self, seconds: float) -> None: ...
 
     async def trace(self, since: int) -> trace_pb2.ProcessTrace: ...
@@ -436,7 +439,13 @@ class MemberEpoch:
         if self._carrier is not None:
             rotation = self._guard(partial(self._workshop.rotate, self.plan, self.gate, self._carrier), None)
             self._rotation = asyncio.get_running_loop().create_task(rotation)
-        up = membership_pb2.EpochUp(ring=self.plan.ring, epoch=self.plan.epoch)
+            for link in self.links:
+                if link.from_rank == self.plan.rank:
+                    taken = self._carrier.taken
+                    link.address, link.round_trip_us = taken.way.address, taken.round_trip_us
+                    link.bytes_per_second = taken.bytes_per_second
+                    self._log.info("link_taken", to=link.to_rank, rate=link.bytes_per_second)
+        up = membership_pb2.EpochUp(ring=self.plan.ring, epoch=self.plan.epoch, links=self.links)
         self._workshop.report(membership_pb2.MemberMessage(up=up))
 
     async def _use_disk(self) -> None:

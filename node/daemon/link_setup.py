@@ -36,6 +36,7 @@ CALL_SECONDS = 30.0
 _FIRST_ATTEMPT = 4.0
 _LONGER = 1.5
 _PAUSE, _MOST_PAUSE = 0.2, 1.0
+MAX_RING_HOSTS = 8
 _ADDRESS_LABEL = b"ring address"
 _PASS_LABEL = b"ring pass"
 
@@ -47,17 +48,19 @@ class LinkSetup:
         self,
         handshakes: Handshakes,
         plan: EpochPlan,
-        own_address: str,
+        own_addresses: str,
         again: Callable[[LinkSecrets], None],
         *,
         peer_seconds: float = PEER_SECONDS,
         call_seconds: float = CALL_SECONDS,
         first_attempt: float = _FIRST_ATTEMPT,
     ) -> None:
-        """`again` receives the new keys of each handshake that a neighbour repeats after `establish`."""
+        """`own_addresses` are those of the listener, separated by commas. `again` receives the new keys of
+        each handshake that a neighbour repeats after `establish`.
+        """
         self._handshakes = handshakes
         self._plan = plan
-        self._own_address = own_address
+        self._own_addresses = own_addresses
         self._again = again
         self._peer_seconds = peer_seconds
         self._call_seconds = call_seconds
@@ -140,14 +143,14 @@ class LinkSetup:
                 from_rank=params.from_rank, to_rank=params.to_rank, suite=session.suite.value
             )
             if link.receives:
-                await conversation.tell(_ADDRESS_LABEL, self._own_address.encode("ascii"))
+                await conversation.tell(_ADDRESS_LABEL, self._own_addresses.encode("ascii"))
                 return LinkSecrets(
                     incoming_pass=session.export(_PASS_LABEL, length=PASS_BYTES),
                     incoming_keys=session.to_carrier(),
                     infos=[info],
                 )
             return LinkSecrets(
-                next_address=ring_address(await conversation.hear(_ADDRESS_LABEL)),
+                next_address=ring_addresses(await conversation.hear(_ADDRESS_LABEL)),
                 outgoing_pass=session.export(_PASS_LABEL, length=PASS_BYTES),
                 outgoing_keys=session.to_carrier(),
                 infos=[info],
@@ -156,14 +159,15 @@ class LinkSetup:
         return talk
 
 
-def ring_address(note: bytes) -> str:
-    """The neighbour's ring address. Raises HandshakeError (BAD_RING_ADDRESS)."""
+def ring_addresses(note: bytes) -> str:
+    """The neighbour's ring addresses, separated by commas. Raises HandshakeError (BAD_RING_ADDRESS)."""
     try:
-        address = note.decode("ascii")
-        host, port = parse_address(address)
-        ipaddress.IPv4Address(host)
-        if port:
-            return address
+        addresses = note.decode("ascii")
+        found = [parse_address(one) for one in addresses.split(",")]
+        for host, _ in found:
+            ipaddress.IPv4Address(host)
+        if len(found) <= MAX_RING_HOSTS and all(port for _, port in found):
+            return addresses
     except (ValueError, InvalidInput):
         pass
     raise HandshakeError("the neighbour's ring address is malformed", reason="BAD_RING_ADDRESS")

@@ -20,12 +20,13 @@ from sealring.mesh.errors import Conflict, SealringError
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.system.addresses import free_port, listen_error
 from sealring.mesh.system.files import unwritable
+from sealring.mesh.system.networks import ANY_HOST, own_addresses
 from sealring.node.carrier.neighbours import listen
 from sealring.node.daemon.carrier_process import CarrierProcess
 from sealring.node.daemon.engine_process import DraftKey, EngineProcess, StageKey
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
-from sealring.node.daemon.link_setup import LinkSetup
+from sealring.node.daemon.link_setup import MAX_RING_HOSTS, LinkSetup
 from sealring.node.daemon.plan import EpochPlan, LinkPlan, rdma_devices
 from sealring.node.daemon.prefix_disks import PrefixDisks
 from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
@@ -49,11 +50,12 @@ class Rosters(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Parts of the daemon that all its seats share. Carriers listen at `ring_host`; `rdma_devices` are the
-    owner's setting."""
+    """Parts of the daemon that all its seats share. Carriers listen at `ring_host`, and where `measure_links`
+    at all other addresses of the machine too; `rdma_devices` are the owner's setting."""
 
     own_id: str
     ring_host: str
+    measure_links: bool
     rdma_devices: Sequence[str]
     run_folder: Path
     rosters: Rosters
@@ -194,17 +196,24 @@ class Seat:
         return carrier
 
     def listener(self, plan: EpochPlan) -> tuple[socket.socket, str]:
-        """The socket that listens for the ring's previous member, and its address; each epoch has a new port.
+        """The socket that listens for the ring's previous member, and its addresses, separated by commas.
+
+        Each epoch has a new port.
 
         Raises ConfigError (CANNOT_LISTEN).
         """
         if plan not in self._listeners:
-            host = self._around.ring_host
+            hosts = [self._around.ring_host]
+            if self._around.measure_links:
+                hosts += [one.host for one in own_addresses() if one.host not in hosts]
+            host = hosts[0] if len(hosts) == 1 else ANY_HOST
             try:
                 listener = listen(host, _RING_BACKLOG)
             except OSError:
                 raise listen_error(f"{host}:0") from None
-            self._listeners[plan] = listener, f"{host}:{listener.getsockname()[1]}"
+            port = listener.getsockname()[1]
+            addresses = ",".join(f"{one}:{port}" for one in hosts[:MAX_RING_HOSTS])
+            self._listeners[plan] = listener, addresses
         return self._listeners[plan]
 
     def group_address(self) -> str:
@@ -221,8 +230,8 @@ class Seat:
 
     async def handshakes(self, plan: EpochPlan, again: Callable[[LinkSecrets], None]) -> LinkSecrets:
         """The keys of both links after their handshakes. Repeated handshakes are answered until `settled`."""
-        _, address = self.listener(plan)
-        self._setups[plan] = LinkSetup(self._around.handshakes, plan, address, again)
+        _, addresses = self.listener(plan)
+        self._setups[plan] = LinkSetup(self._around.handshakes, plan, addresses, again)
         return await self._setups[plan].establish()
 
     def settled(self, plan: EpochPlan) -> None:

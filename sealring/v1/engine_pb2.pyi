@@ -1133,6 +1133,7 @@ class StartCarrier(_message.Message):
     FORM_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     OUTGOING_PASS_FIELD_NUMBER: _builtins.int
     INCOMING_PASS_FIELD_NUMBER: _builtins.int
+    WAYS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     size: _builtins.int
     @_builtins.property
@@ -1154,6 +1155,10 @@ class StartCarrier(_message.Message):
     outgoing_pass: _builtins.bytes
     """64 bytes that both ends of the link derive: introduction and answer"""
     incoming_pass: _builtins.bytes
+    @_builtins.property
+    def ways(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingWay]:
+        """to rank + 1, of which the fastest is taken; empty: next_address alone"""
+
     def __init__(
         self,
         *,
@@ -1166,14 +1171,39 @@ class StartCarrier(_message.Message):
         form_timeout_ms: _builtins.int = ...,
         outgoing_pass: _builtins.bytes = ...,
         incoming_pass: _builtins.bytes = ...,
+        ways: _abc.Iterable[Global___RingWay] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["form_timeout_ms", b"form_timeout_ms", "incoming_keys", b"incoming_keys", "incoming_pass", b"incoming_pass", "next_address", b"next_address", "outgoing_keys", b"outgoing_keys", "outgoing_pass", b"outgoing_pass", "own_address", b"own_address", "rank", b"rank", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["form_timeout_ms", b"form_timeout_ms", "incoming_keys", b"incoming_keys", "incoming_pass", b"incoming_pass", "next_address", b"next_address", "outgoing_keys", b"outgoing_keys", "outgoing_pass", b"outgoing_pass", "own_address", b"own_address", "rank", b"rank", "size", b"size", "ways", b"ways"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartCarrier: _TypeAlias = StartCarrier  # noqa: Y015
+
+@_typing.final
+class RingWay(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """ip:port of rank + 1"""
+    source: _builtins.str
+    """own address to call from; empty: the routing table's choice"""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RingWay: _TypeAlias = RingWay  # noqa: Y015
 
 @_typing.final
 class CarrierReady(_message.Message):
@@ -1209,12 +1239,26 @@ Global___FormGroup: _TypeAlias = FormGroup  # noqa: Y015
 class CarrierUp(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WAY_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    round_trip_us: _builtins.int
+    """as measured; 0 where there was no choice"""
+    bytes_per_second: _builtins.int
+    @_builtins.property
+    def way(self) -> Global___RingWay:
+        """over which it sends"""
+
     def __init__(
         self,
+        *,
+        way: Global___RingWay | None = ...,
+        round_trip_us: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["way", b"way"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "round_trip_us", b"round_trip_us", "way", b"way"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

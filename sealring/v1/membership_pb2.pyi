@@ -1486,19 +1486,30 @@ class LinkInfo(_message.Message):
     FROM_RANK_FIELD_NUMBER: _builtins.int
     TO_RANK_FIELD_NUMBER: _builtins.int
     SUITE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     from_rank: _builtins.int
     to_rank: _builtins.int
     suite: _builtins.str
+    address: _builtins.str
+    """ip:port of to_rank that carries it, as its sender reports once the epoch is up"""
+    round_trip_us: _builtins.int
+    """as measured when the epoch formed; 0 where there was one way only"""
+    bytes_per_second: _builtins.int
     def __init__(
         self,
         *,
         from_rank: _builtins.int = ...,
         to_rank: _builtins.int = ...,
         suite: _builtins.str = ...,
+        address: _builtins.str = ...,
+        round_trip_us: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_rank", b"from_rank", "suite", b"suite", "to_rank", b"to_rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_per_second", b"bytes_per_second", "from_rank", b"from_rank", "round_trip_us", b"round_trip_us", "suite", b"suite", "to_rank", b"to_rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1546,17 +1557,23 @@ class EpochUp(_message.Message):
 
     RING_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]:
+        """as in EpochPrepared, and over which addresses"""
+
     def __init__(
         self,
         *,
         ring: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        links: _abc.Iterable[Global___LinkInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "links", b"links", "ring", b"ring"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -16,7 +17,7 @@ import psutil
 import pytest
 from capture import files_of
 from machines import Machine, Running
-from namespaces import separate_machines
+from namespaces import ip, separate_machines
 
 pytestmark = pytest.mark.integration
 STANDIN = Path(__file__).parents[1] / "support" / "launchd_standin.py"
@@ -139,3 +140,34 @@ def test_three_separate_machines_by_three_kinds_of_command(tmp_path: Path) -> No
             stack.enter_context(one.running("join"))
         up.wait_for("demo serves on book, mini, studio")
         assert "Paris" in studio.run("chat", QUESTION)
+
+
+@pytest.mark.sweep
+def test_a_ring_takes_the_faster_cable_and_the_other_one_when_that_is_out(tmp_path: Path) -> None:
+    """The machines were joined over a slow network, as Macs are over Wi-Fi before they get a cable."""
+    names = ["studio", "mini"]
+    with separate_machines(tmp_path, names) as (studio, mini), ExitStack() as stack:
+        spaces = [f"sealring-{os.getpid()}-{name}" for name in names]
+        for space in spaces:
+            shape = f"tc -n {space} qdisc add dev net0 root tbf rate 40mbit burst 256kb latency 200ms"
+            subprocess.run(shape.split(), check=True)
+        ip("link", "add", "tb0", "type", "veth", "peer", "name", "tb0", "netns", spaces[1], space=spaces[0])
+        for number, space in enumerate(spaces, 1):
+            ip("address", "add", f"169.254.7.{number}/16", "dev", "tb0", space=space)
+            ip("link", "set", "tb0", "up", space=space)
+        up = stack.enter_context(studio.running("up", "--address", "10.77.0.1"))
+        code = up.wait_for(lambda line: re.fullmatch(r"  [0-9]{3}-[0-9]{4}", line) is not None)
+        stack.enter_context(mini.running("join", typed=f"{code}\n"))
+        up.wait_for("mini is online")
+        studio.run("deploy", "demo", "--stages", "2")
+        assert hosts_of(studio) == {"169.254.7.1", "169.254.7.2"}
+        assert "Paris" in ask(studio)
+        ip("link", "set", "tb0", "down", space=spaces[0])
+        assert "Paris" in ask(studio)
+        assert hosts_of(studio) == {"10.77.0.1", "10.77.0.2"}
+
+
+def hosts_of(machine: Machine) -> set[str]:
+    """The hosts over which the ring's links go."""
+    (found,) = json.loads(machine.run("deployment", "list", "--json"))
+    return {link["address"].partition(":")[0] for link in found["rings"][0]["links"]}

@@ -14,7 +14,7 @@ from pathlib import Path
 from sealring.node.daemon import link_setup as link_setup
 
 _PORT = int(sys.argv[1])
-_genuine = link_setup.ring_address
+_genuine = link_setup.ring_addresses
 
 
 def _over_the_proxy(note: bytes) -> str:
@@ -25,7 +25,7 @@ def _over_the_proxy(note: bytes) -> str:
 
 
 if __name__ == "__main__":
-    link_setup.ring_address = _over_the_proxy
+    link_setup.ring_addresses = _over_the_proxy
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
     from hasty import main
 

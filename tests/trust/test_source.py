@@ -21,9 +21,11 @@ from sealring.node.settings import NodeSettings
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mesh", "edge", "coordinator", "node", "gateway", "doctor", "cli", "sealring")
 SETTINGS: tuple[type[BaseModel], ...] = (CliSettings, CoordinatorSettings, GatewaySettings, NodeSettings)
-REVIEWED_SWITCHES = {"software_identity_allowed", "allow_downloads", "hybrid_sealing_key", "hidden"}
+REVIEWED_SWITCHES = {
+    *("software_identity_allowed", "allow_downloads", "hybrid_sealing_key", "hidden", "measure_links")
+}
 """Switches that settings may have: identities that are only claimed, fetching of models, a stronger key, a
-cluster that does not announce itself."""
+cluster that does not announce itself, rings over the fastest of a machine's addresses."""
 
 REVIEWED_READERS = {
     "mesh/settings/config.py",

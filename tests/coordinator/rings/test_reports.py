@@ -31,8 +31,11 @@ def test_links_and_progress_are_cut() -> None:
         "a", membership_pb2.EpochProgress(ring="r", epoch=4, what="\x1b\n" + "w" * 63, fraction=0.5)
     )
     assert machine.calls.pop() == ("advanced", ("a", 4, "  " + "w" * 62, 0.5, 7.0), {})
-    made.up("a", membership_pb2.EpochUp(ring="r", epoch=4))
-    assert machine.calls.pop() == ("up", ("a", 4, 7.0), {})
+    hosts = ["10.0.0.2:7", "\x1b[2J", "10.0.0.3:7"]
+    links = [membership_pb2.LinkInfo(from_rank=number, address=one) for number, one in enumerate(hosts)]
+    made.up("a", membership_pb2.EpochUp(ring="r", epoch=4, links=links))
+    links[1].address = ""
+    assert machine.calls.pop() == ("up", ("a", 4, 7.0, links[:2]), {})
     made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, group_address="192.0.2.1:1"))
     assert machine.calls.pop() == ("prepared", ("a", 4, [], 7.0, "", b""), {}), "a pipeline has no group"
     rings.running["r"].backend = "ring"

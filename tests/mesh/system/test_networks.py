@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.system import networks
-from sealring.mesh.system.networks import address_towards, network_of, own_addresses
+from sealring.mesh.system.networks import address_towards, network_of, own_addresses, sources_towards
 
 
 def address(host: str | None, mask: str | None) -> Any:
@@ -71,3 +71,13 @@ def test_others_reach_what_is_up_the_default_route_first_and_a_link_gave_itself_
     ]
     assert shown[-1] == "169.254.7.7 (en3)"
     assert shown[0].startswith(route) or route == "203.0.113.5"
+
+
+def test_a_neighbour_is_called_from_each_own_address_in_its_network() -> None:
+    own = own_addresses()
+    assert sorted(sources_towards("192.168.1.9", own)) == ["192.168.1.20"]
+    assert sorted(sources_towards("192.168.1.130", own)) == ["192.168.1.129", "192.168.1.20"]
+    assert sources_towards("169.254.9.9", own) == ["169.254.7.7"]
+    assert sources_towards("203.0.113.9", own) == []
+    assert sources_towards("127.0.0.9", own) == ["127.0.0.9"]
+    assert sources_towards("192.168.1.20", own) == ["192.168.1.20"]

@@ -6,7 +6,6 @@ import secrets
 import socket
 import sys
 import threading
-from ipaddress import IPv4Network
 
 import pytest
 
@@ -40,52 +39,6 @@ def test_a_stranger_who_says_nothing_is_sent_away_while_the_neighbour_is_waited_
         assert opened == [confirmation]
         met[0].close()
     listener.close()
-
-
-@pytest.mark.parametrize(
-    ("network", "next_host", "source"),
-    [
-        (
-            "127.0.0.0/8",
-            "127.0.0.1",
-            "127.0.0.2",
-        ),  # as two cables' 169.254.0.0/16: routes differ by luck
-        ("127.0.0.0/24", "127.0.1.1", "127.0.0.1"),  # as another cable's /30: only the routes know the way
-        (None, "127.0.0.1", "127.0.0.1"),
-    ],
-)
-@pytest.mark.skipif(sys.platform != "linux", reason="a Mac's loopback has 127.0.0.1 alone")
-def test_a_neighbour_in_the_ring_s_network_is_called_from_the_ring_s_address(
-    network: str | None, next_host: str, source: str
-) -> None:
-    link_pass, confirmation = secrets.token_bytes(PASS_BYTES), secrets.token_bytes(CONFIRMATION_BYTES)
-    listener, other = socket.create_server(("127.0.0.2", 0)), socket.create_server((next_host, 0))
-    callers: list[str] = []
-
-    def play_both() -> None:
-        guest, (host, _) = other.accept()
-        callers.append(host)
-        with guest, socket.create_connection(listener.getsockname(), timeout=PATIENCE) as previous:
-            guest.sendall(link_pass[HALF_PASS_BYTES:])
-            previous.sendall(link_pass[:HALF_PASS_BYTES] + confirmation)
-            previous.recv(HALF_PASS_BYTES)
-
-    playing = threading.Thread(target=play_both)
-    playing.start()
-    met = neighbours.meet(
-        listener,
-        other.getsockname(),
-        confirmation=confirmation,
-        outgoing_pass=link_pass,
-        incoming_pass=link_pass,
-        open_confirmation=lambda record: None,
-        seconds=PATIENCE,
-        network=IPv4Network(network) if network else None,
-    )
-    playing.join()
-    for made in (met.incoming, met.outgoing, other):
-        made.close()
-    assert callers == [source]
 
 
 @pytest.mark.parametrize(("platform", "wider"), [("darwin", True), ("linux", False)])

@@ -97,6 +97,11 @@ class Carrier(Part):
     async def form(self, seconds: float) -> None:
         await self._wait("form")
 
+    @property
+    def taken(self) -> engine_pb2.CarrierUp:
+        way = engine_pb2.RingWay(address="10.0.0.2:9")
+        return engine_pb2.CarrierUp(way=way, round_trip_us=200, bytes_per_second=10**9)
+
     async def trace(self, since: int) -> trace_pb2.ProcessTrace:
         return trace_pb2.ProcessTrace(since=since + 1)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import ConfigError, Conflict
+from sealring.mesh.system.networks import own_addresses
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import Phase
 from sealring.node.daemon.seat import Seat
@@ -38,6 +39,7 @@ def around(tmp_path: Path) -> Any:
         engines=SimpleNamespace(seat=lambda: SimpleNamespace(stage="stage")),
         run_folder=tmp_path / "run",
         ring_host="127.0.0.1",
+        measure_links=False,
     )
 
 
@@ -110,6 +112,16 @@ def test_each_epoch_listens_for_the_previous_member_on_a_port_of_its_own(seat: A
     for plan, held in ((first, listener), (second, other)):
         seat.release(plan)
         assert held.fileno() == -1
+
+
+def test_the_ring_may_come_over_all_addresses_of_the_machine(seat: Any, around: Any) -> None:
+    around.measure_links = True
+    listener, addresses = seat.listener(plan := object())
+    port = listener.getsockname()[1]
+    own = [one.host for one in own_addresses()]
+    assert addresses.split(",") == [f"{host}:{port}" for host in ("127.0.0.1", *own)][:8]
+    assert listener.getsockname()[0] == ("0.0.0.0" if own else "127.0.0.1")
+    seat.release(plan)
 
 
 def test_a_ring_host_that_cannot_be_listened_on_is_a_clear_error(seat: Any, around: Any) -> None:
