@@ -12,6 +12,7 @@ import pytest
 from stagering import PATIENCE_SECONDS, Prompts, Ring, compute_thread
 
 from sealring.mesh.errors import Internal
+from sealring.mesh.ring.composition import Origin
 from sealring.node.engine import params
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage
@@ -266,3 +267,46 @@ def test_images_of_a_kept_prefix_are_not_computed_again(
         ring.close()
     assert head.answers == {1: answers[1], 2: answers[1]}
     assert tower.seen == [first.digest, second.digest, second.digest]
+
+
+def test_a_prompt_goes_on_behind_its_images_in_the_next_epoch(
+    folder: Path, asked: list[Prompt], answers: list[list[int]]
+) -> None:
+    """Positions come with the row, and nothing of them is kept with a prefix."""
+    stages, tower = load(folder, SPLITS[1])
+    one = asked[1]
+    cut = one.chunks()[-1][0]
+    assert cut > one.pictures[-1].end
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
+    head.images = {1: one.pictures, 2: one.pictures}
+    first = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
+    try:
+        steps = Steps(first)
+        for start, end in one.chunks():
+            keep = control.Change(keep=control.Keep(row=1, prefix=KEPT, tokens=cut))
+            size = len(head.parameters(1)) * (start == 0)
+            chunk = control.Chunk(
+                row=1, start=start, end=end, prompt_tokens=len(one.tokens), params_bytes=size
+            )
+            steps.announce(changes=[keep] * (start == cut), prefill=control.Prefill(chunks=[chunk]))
+        first.wait_for(steps.number)
+        first.break_off()
+    finally:
+        first.close()
+    assert [each.turn_over("") for each in first.prefixes] == [{Origin(1, 1, cut): ()}] * 2
+    seen = len(tower.seen)
+    head.steps.clear()
+    ring = Ring(stages, head, tower=tower, number=2, prefixes=first.prefixes)  # type: ignore[arg-type]
+    try:
+        steps = Steps(ring)
+        adopt = control.Change(adopt=control.Adopt(prefix=KEPT, epoch=1, row=1, tokens=cut))
+        chunk = control.Chunk(
+            row=2, start=cut, end=len(one.tokens), prompt_tokens=len(one.tokens), prefix=KEPT
+        )
+        chunk.params_bytes = len(head.parameters(2))
+        steps.announce(changes=[adopt], prefill=control.Prefill(chunks=[chunk]))
+        steps.decode([2], DECODED)
+    finally:
+        ring.close()
+    assert head.answers[2] == answers[1]
+    assert len(tower.seen) == seen, "no image is computed again"
