@@ -100,7 +100,9 @@ class Sent:
         if forwarded.event.HasField("delta"):
             choice = request.progress.choices[forwarded.event.delta.choice]
             choice.pieces += 1
-            if choice.pieces > len(choice.tokens) + (request.receipt is not None):
+            # a sealed piece does not say which choice it is of: all count as the first one's
+            counted = request.progress.choices if request.sealed else (choice,)
+            if choice.pieces > sum(len(one.tokens) + (request.receipt is not None) for one in counted):
                 raise InvalidInput("a forwarded answer has more pieces than tokens", reason="BAD_MESSAGE")
             choice.spend(forwarded.event.ByteSize(), sealed=request.sealed, logprobs=request.logprobs)
         if kind == "problem" or forwarded.event.HasField("finished"):

@@ -282,6 +282,19 @@ def test_no_more_is_told_than_tokens_bring(last: control.Forwarded) -> None:
         sent.take(last, CONTEXT)
 
 
+def test_sealed_pieces_of_several_choices_are_no_more_than_their_tokens_and_receipts() -> None:
+    sent, receipt = Sent(), inference.ReceiptRequest()
+    envelope = inference.Envelope(sealed=b"prompt")
+    asked = Request("req-1", "who", 50, envelope, "demo", "tenant", 2, receipt=receipt)
+    sent.add(asked, 0.0)
+    delta = inference.GenerateResponse(delta=inference.Delta(sealed=b"piece", tokens=1))
+    token, none = control.Progress(tokens=[0]), control.Progress()
+    for progress in ([token, none], [none, token], [token, none], [none, token], [], []):
+        assert sent.take(control.Forwarded(number=1, event=delta, progress=progress), CONTEXT) is asked
+    with pytest.raises(InvalidInput):
+        sent.take(control.Forwarded(number=1, event=delta), CONTEXT)
+
+
 def test_what_is_not_on_its_way_to_the_guest_is_unread() -> None:
     told = Told()
     answer = GuestAnswer(told, 1, 1, Refused())
