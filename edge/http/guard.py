@@ -39,7 +39,7 @@ MAX_HELD = 256 << 20
 its request is under way. No key has more of them than are left for the others."""
 
 DRAIN_BYTES = 64 << 20
-_DRAIN_SECONDS = 2.0
+_DRAIN_SECONDS = 10.0
 
 
 SMALL_BODY = 1 << 16

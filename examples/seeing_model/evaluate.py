@@ -10,6 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import sealring.node.engine  # noqa: F401  # a folder of its own for what mlx compiles
+
+# isort: split
 import mlx.core as mx
 from train import HERE, Writer, begun, logits_of, tokenizer
 

@@ -19,6 +19,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import sealring.node.engine  # noqa: F401  # a folder of its own for what mlx compiles
+
+# isort: split
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim

@@ -6,9 +6,12 @@ Nothing here looks into an image. One process at the head decodes them (node/eng
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from sealring.mesh.errors import InvalidInput
-from sealring.v1 import inference_pb2 as inference
+
+if TYPE_CHECKING:  # commands that show no image do without protobuf
+    from sealring.v1 import inference_pb2 as inference
 
 VISION = "vision"
 """The capability of a model that sees (mesh.prompt.tools.CAPABILITIES)."""
@@ -140,7 +143,7 @@ def without_images(
     for index in sorted(just_asked([message.role for message in messages])):
         if messages[index].images:
             raise cannot_see(model, f"messages[{index}].images[0]", seeing)
-    told = inference.Prompt()
+    told = type(prompt)()
     told.CopyFrom(prompt)
     for message in told.chat.messages:
         if message.images:

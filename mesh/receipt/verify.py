@@ -176,8 +176,9 @@ def _compare(statement: Statement, known: Known) -> None:
     """Raises ReceiptError (RECEIPT_OTHER_*) unless the statement is of what the client knows."""
     for name in (field.name for field in fields(Known)):
         if getattr(known, name) not in (None, getattr(statement, name)):
-            raise _other(_WHAT.get(name, "answer"))
+            raise _other(_WHAT.get(name, "answer"), name)
 
 
-def _other(what: str) -> ReceiptError:
-    return ReceiptError(f"the receipt is for another {what}", reason=f"RECEIPT_OTHER_{what.upper()}")
+def _other(what: str, differs: str = "") -> ReceiptError:
+    detail = f": its {differs} differs" if differs not in ("", what) else ""
+    return ReceiptError(f"the receipt is for another {what}{detail}", reason=f"RECEIPT_OTHER_{what.upper()}")

@@ -299,7 +299,6 @@ class Attempt:
                     tails.get(place),
                     answer.pieces,
                     answer.token_ids[self._given[number] :],
-                    self._epoch,
                     answer.reason,
                     answer.tokens,
                 )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sealring.client.question import Question
 from sealring.client.types import Delta
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
-from sealring.mesh.receipt.statement import binding
+from sealring.mesh.receipt.statement import binding, parse_statement
 from sealring.mesh.receipt.verify import Known, check_receipt
 from sealring.mesh.roster.model import Roster
 from sealring.v1 import inference_pb2 as inference
@@ -44,7 +44,6 @@ class SealedReceipts:
         tail: inference.TailReceipt | None,
         pieces: Sequence[Delta],
         sampled: Sequence[int],
-        epoch: int,
         finish: str,
         tokens: int,
     ) -> inference.Receipt:
@@ -71,6 +70,9 @@ class SealedReceipts:
             answer.add(piece.text, piece.reasoning, calls)
         told = answer.digests()
         request = request_digest(self._question.prompt, self._question.request.max_tokens)
+        # The epoch is what the head has signed: a gateway may have begun the envelope in one, and computed it
+        # in the next.
+        epoch = parse_statement(receipt.head.statement).epoch
         bound = binding(nonce, request, self._roster.hash, self._ring, epoch)
         check_receipt(
             receipt,

@@ -107,7 +107,11 @@ def test_mlx_finds_a_private_folder_when_it_is_imported(module: str, tmp_path: P
 
 
 CLAIMING = [Path("node/engine"), Path("node/carrier"), Path("bench")]
-SCRIPTS = [Path("examples/demo_model/evaluate.py")]
+SCRIPTS = [
+    Path("examples/demo_model/evaluate.py"),
+    Path("examples/seeing_model/evaluate.py"),
+    Path("examples/seeing_model/train.py"),
+]
 """Not in a package: each imports one of these first."""
 
 

@@ -99,6 +99,7 @@ def test_signing_input() -> None:
         "identity csr",
         "connection",
         "renewal",
+        "receipt",
     ]
 
 

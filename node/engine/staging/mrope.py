@@ -13,15 +13,17 @@ one that takes three, with the operations of mlx-vlm's language models; other ro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
-import numpy.typing as npt
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine.vision.grid import Grid
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _CHUNKED = frozenset(["qwen2_vl", "qwen2_5_vl"])
 _INTERLEAVED = frozenset(["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
@@ -46,6 +48,8 @@ class Positions:
     @classmethod
     def of(cls, grids: Sequence[Grid]) -> Positions:
         """Those of one row with these images, rising."""
+        import numpy as np
+
         parts, delta = [(0, 0, 1, 1, 1)], 0
         for grid in grids:
             parts.append((grid.begin, grid.begin + delta, grid.height, grid.width, 0))
@@ -92,12 +96,11 @@ class MRope:
     def __init__(self, rope: nn.RoPE, sections: Sequence[int], *, interleaved: bool) -> None:
         """`rope` is mlx-lm's, and `sections` the frequencies of each dimension."""
         count = rope.dims // 2
-        dimension = np.zeros(count, np.int32)
         if interleaved:
-            for number in (1, 2):
-                dimension[number : min(3 * sections[number], count) : 3] = number
+            turns = [number % 3 for number in range(count)]
+            dimension = [one if at < 3 * sections[one] else 0 for at, one in enumerate(turns)]
         else:
-            dimension[:] = np.repeat(np.arange(3), sections)[:count]
+            dimension = [one for one in range(3) for _ in range(sections[one])][:count]
         self._dimension = mx.array(dimension)
         self._frequencies = 1.0 / (rope.base ** (mx.arange(0, rope.dims, 2).astype(mx.float32) / rope.dims))
         self._turned = mx.compile(_turned) if interleaved else _turned

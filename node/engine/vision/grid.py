@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sealring.mesh.ring.limits import MAX_CONTEXT
 from sealring.mesh.ring.unbroken import MAX_UNBROKEN
 
-from .picture import Picture
+if TYPE_CHECKING:
+    from .picture import Picture
 
 _PATCHES = "image_grid_thw"
 """The name that processors give to frames, height and width of an image in patches, int [1, 3]."""

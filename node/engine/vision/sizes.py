@@ -12,13 +12,16 @@ from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.node.engine.weights import read_header, weight_files
 
 from . import mlx_vlm_import
-from .viewing import HIGH_SIDE
 
 _OWN = re.compile(
     r"(^|\.)(vision\w*|visual|\w*projector|\w*_projection_adapter|connector|aligner|mlp1|patch_merger"
     r"|embed_vision|image_newline|view_separator)\."
 )
 """Names of the tensors of towers and projectors, in the checkpoints of all families."""
+
+HIGH_SIDE, LOW_SIDE = 2048, 512
+"""Pixels of an image's longer side at most; a larger one is made smaller first. These are what OpenAI's API
+documents for high and low `detail`, and they bound what a processor makes of an image."""
 
 _SHOWN = """
     gemma3 gemma4 kimi_k25 kimi_vl lfm2-vl llama4 mistral3 pixtral qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe

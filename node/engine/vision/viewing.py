@@ -24,14 +24,11 @@ from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.node.engine.helper import Helpers
 from sealring.node.engine.vision import mlx_vlm_import
 from sealring.node.engine.vision.picture import Picture
+from sealring.node.engine.vision.sizes import HIGH_SIDE, LOW_SIDE
 from sealring.node.engine.weights import read_config
 from sealring.v1 import inference_pb2 as inference
 
 log = structlog.get_logger()
-
-HIGH_SIDE, LOW_SIDE = 2048, 512
-"""Pixels of an image's longer side at most; a larger one is made smaller first. These are what OpenAI's API
-documents for high and low `detail`, and they bound what a processor makes of an image."""
 
 SECONDS = 10
 """Processor time to decode an image, to prepare one, and to start a process."""
