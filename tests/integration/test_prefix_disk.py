@@ -178,6 +178,7 @@ async def drain(ring: Ring, node: str, *, undo: bool = False) -> None:
     await ring.serving()
 
 
+@pytest.mark.sweep  # two moves and two restarts: minutes on two busy cores
 async def test_a_ring_that_moves_reads_what_its_members_have_stored_and_no_foreign_block(ring: Ring) -> None:
     await ring.serving()
     cold = await stored(ring, "moved")
