@@ -126,7 +126,10 @@ def ask_later(page, later):
         assert time.monotonic() < end
         time.sleep(0.01)
         with contextlib.suppress(psutil.NoSuchProcess):  # other children come and go
-            engines = [one for one in later.parts(node, "engine.main") if one.pid not in before]
+            found = [one for one in later.parts(node, "engine.main") if one.pid not in before]
+            # a child that an engine has just forked has that engine's command line still
+            parents = before | {one.pid for one in found}
+            engines = [one for one in found if one.ppid() not in parents]
     engines[0].suspend()
     page.wait(f"/forming, loading \\d+ %/.test({LATER}.textContent)", LIMIT_SECONDS)
     engines[0].resume()
