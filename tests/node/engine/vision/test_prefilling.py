@@ -111,7 +111,10 @@ class Steps:
         self.number += 1
         self.ring.announce(control.Step(number=self.number, **step))
 
-    def prefill(self, row: int, prompt: Prompt, *, begin: int = 0, prefix: int = 0, choices: int = 1) -> None:
+    def prefill(
+        self, row: int, prompt: Prompt, *, begin: int = 0, prefix: int = 0, choices: int = 1, keep: int = 0
+    ) -> None:
+        """With `keep` that many tokens are kept as KEPT, before the chunk that begins behind them."""
         for start, end in prompt.chunks():
             if end <= begin:
                 continue
@@ -124,7 +127,9 @@ class Steps:
                 chunk.prefix = prefix
             if first and choices > 1:
                 chunk.choices = choices
-            self.announce(prefill=control.Prefill(chunks=[chunk]))
+            change = control.Change(keep=control.Keep(row=row, prefix=KEPT, tokens=keep))
+            changes = [change] if keep and start == keep else []
+            self.announce(changes=changes, prefill=control.Prefill(chunks=[chunk]))
 
     def decode(self, rows: list[int], count: int) -> None:
         admit = [control.Change(admit=control.Admit(row=row, lane=0)) for row in rows]
@@ -254,13 +259,7 @@ def test_images_of_a_kept_prefix_are_not_computed_again(
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
         steps = Steps(ring)
-        for start, end in one.chunks():
-            keep = control.Change(keep=control.Keep(row=1, prefix=KEPT, tokens=cut))
-            size = len(head.parameters(1)) * (start == 0)
-            chunk = control.Chunk(
-                row=1, start=start, end=end, prompt_tokens=len(one.tokens), params_bytes=size
-            )
-            steps.announce(changes=[keep] * (start == cut), prefill=control.Prefill(chunks=[chunk]))
+        steps.prefill(1, one, keep=cut)
         steps.prefill(2, one, begin=cut, prefix=KEPT)
         steps.decode([1, 2], DECODED)
     finally:
@@ -282,13 +281,7 @@ def test_a_prompt_goes_on_behind_its_images_in_the_next_epoch(
     first = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
         steps = Steps(first)
-        for start, end in one.chunks():
-            keep = control.Change(keep=control.Keep(row=1, prefix=KEPT, tokens=cut))
-            size = len(head.parameters(1)) * (start == 0)
-            chunk = control.Chunk(
-                row=1, start=start, end=end, prompt_tokens=len(one.tokens), params_bytes=size
-            )
-            steps.announce(changes=[keep] * (start == cut), prefill=control.Prefill(chunks=[chunk]))
+        steps.prefill(1, one, keep=cut)
         first.wait_for(steps.number)
         first.break_off()
     finally:
