@@ -67,11 +67,11 @@ async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
             ),
         ]
     )
-    port = server.listen(settings.listen, server_credentials(daemon.store))
+    port = server.listen(settings.bound, server_credentials(daemon.store))
     await server.start()
     log.info("node_started", node=state.peer.id, cluster=state.peer.cluster, port=port)
     try:
-        await daemon.run(settings.advertised(port), stop)
+        await daemon.run(lambda: settings.advertised(port), stop)
     finally:
         await server.stop(_STOP_SECONDS)
         log.info("node_stopped", node=state.peer.id)

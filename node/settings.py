@@ -11,7 +11,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sealring.mesh.settings.types import Address, Name, Size
-from sealring.mesh.system.addresses import format_address, parse_address
+from sealring.mesh.system.addresses import format_address, is_loopback, parse_address
+from sealring.mesh.system.networks import ANY_HOST, hosts_with
 from sealring.mesh.system.paths import default_state_root
 
 MAX_ADDRESSES = 8
@@ -78,7 +79,7 @@ class NodeSettings(BaseModel):
     )
     measure_links: bool = Field(
         default=False,
-        description="let the ring use this machine's other addresses too, whichever is fastest",
+        description="let the other machines use this one's other addresses too, whichever is fastest",
     )
     rdma_devices: Annotated[list[str], AfterValidator(_check_rdma_devices)] = Field(
         default_factory=list,
@@ -124,8 +125,15 @@ class NodeSettings(BaseModel):
             raise ValueError("advertise has to name an address when listen is on every interface")
         return self
 
+    @property
+    def bound(self) -> str:
+        """The host:port that the daemon binds: that of `listen`, or its port on every interface."""
+        host, port = parse_address(self.listen)
+        return format_address(ANY_HOST, port) if self._everywhere(host) else self.listen
+
     def advertised(self, port: int | None = None) -> tuple[str, ...]:
-        """The addresses of the daemon for others; `port` is the bound one, for a `listen` without a port.
+        """The addresses of the daemon for others, as they are now; `port` is the bound one, for a `listen`
+        without a port.
 
         Nothing before the port is known.
         """
@@ -135,4 +143,14 @@ class NodeSettings(BaseModel):
         port = wanted or port
         if not port:
             return ()
-        return (format_address(host, port),)
+        hosts = hosts_with(host, MAX_ADDRESSES) if self._everywhere(host) else (host,)
+        return tuple(format_address(one, port) for one in hosts)
+
+    def _everywhere(self, host: str) -> bool:
+        """Whether the daemon listens on every interface, though `listen` names the address of one."""
+        if not self.measure_links or self.advertise or is_loopback(host):
+            return False
+        try:
+            return bool(ipaddress.IPv4Address(host))
+        except ValueError:
+            return False

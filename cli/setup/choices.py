@@ -28,6 +28,7 @@ _KEPT = ("name", "models", "allow_downloads", "enclave_helper")
 """A node's settings that hold for its next start too."""
 
 _LOOPBACK = "127.0.0.1"
+_ANY_HOST = "0.0.0.0"  # noqa: S104 - asked about, not bound
 _PORTS = {
     ("coordinator", "listen"): 7700,
     ("coordinator", "join_listen"): 7701,
@@ -171,13 +172,14 @@ def _node(
     from sealring.node.identity.choice import IdentityChoice
 
     own = _host_of(given["node"]) or address
+    everywhere = own != _LOOPBACK and "ring_host" not in given["node"]
     settings: dict[str, Any] = {
         "state_dir": str(root / "node"),
         "allow_downloads": True,
         "ring_host": own,
-        "measure_links": own != _LOOPBACK and "ring_host" not in given["node"],
+        "measure_links": everywhere,
         **{name: before["node"][name] for name in _KEPT if name in before["node"]},
-        **_listening(host, "node", address, given, before),
+        **_listening(host, "node", address, given, before, everywhere=everywhere),
         **given["node"],
         **wishes.of_node(),
     }
@@ -230,17 +232,23 @@ def _listening(
     own: str,
     given: Mapping[str, Mapping[str, Any]],
     before: Mapping[str, Mapping[str, Any]],
+    *,
+    everywhere: bool = False,
 ) -> dict[str, Any]:
-    """A component's addresses on the address `own`: at its earlier port, the usual one, or a free one."""
+    """A component's addresses on the address `own`: at its earlier port, the usual one, or a free one.
+
+    One that listens `everywhere` needs a port that is free on every interface.
+    """
+    bound = _ANY_HOST if everywhere else own
     chosen: dict[str, Any] = {}
     for (owner, name), usual in _PORTS.items():
         if owner != section or name in given[section]:
             continue
         port = _port_of(before[section].get(name))
-        if section == "node" and port is not None and not host.is_free(own, port):
+        if section == "node" and port is not None and not host.is_free(bound, port):
             port = None  # taken meanwhile; a node tells the others its new one
         if port is None:
-            port = usual if host.is_free(own, usual) else free_port(own)
+            port = usual if host.is_free(bound, usual) else free_port(bound)
         chosen[name] = format_address(own, port)
     return chosen
 

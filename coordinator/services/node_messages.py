@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import structlog
 
@@ -27,6 +28,9 @@ _INSTANCE_BYTES = 16
 _MAX_BYTES = 1 << 50
 _MAX_RINGS = 64
 _MAX_ALARMS = 1000
+_MOVE_SECONDS = 60.0
+"""The least time between two changes of a node's addresses while it stays: each makes a new roster."""
+
 log = structlog.get_logger()
 
 
@@ -54,6 +58,8 @@ class NodeMessages:
         self._cluster = cluster
         self._clock = clock
         self._alarms: set[tuple[str, int]] = set()
+        self._places: dict[str, tuple[tuple[str, ...], float]] = {}
+        """The addresses that members stated last, and the time of the last change, by the wall clock."""
 
     def hello(self, identifier: str, hello: membership_pb2.Hello) -> None:
         """Stores what a node states of itself, and signs a roster if other members have to know.
@@ -76,6 +82,7 @@ class NodeMessages:
         verify_sealing_key(member.identity_key, self._cluster, hello.sealing_key, hello.sealing_key_signature)
         if hello.roster_version > self._publisher.current.version:
             raise _newer_roster(identifier, hello.roster_version, self._publisher.current.version)
+        self._places[identifier] = addresses, -math.inf
         changed = dataclasses.replace(
             member,
             addresses=addresses,
@@ -125,10 +132,25 @@ class NodeMessages:
         if not bounded or len(heartbeat.rings) > _MAX_RINGS:
             raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")
         check_held(heartbeat.models)
+        if heartbeat.addresses:
+            self._move(session.member, check_addresses(heartbeat.addresses))
         first = session.heartbeat is None
         session.beat(heartbeat)
         self._reports.beaten(session, heartbeat, first=first)
         self._sessions.beaten()
+
+    def _move(self, identifier: str, addresses: tuple[str, ...]) -> None:
+        """Signs a roster with a node's addresses where these have changed, as when a cable comes or goes."""
+        stated, changed_at = self._places.get(identifier, ((), -math.inf))
+        if addresses == stated or abs(self._clock() - changed_at) < _MOVE_SECONDS:
+            return
+        self._places[identifier] = addresses, self._clock()
+        member = self._store.members.find(identifier)
+        if member is None or member.addresses == addresses:
+            return
+        log.info("node_addresses_changed", member=identifier, addresses=addresses)
+        with self._publisher.change(grows=True):
+            self._store.members.save(dataclasses.replace(member, addresses=addresses))
 
     def _check_seen(self, member: str, seen: membership_pb2.RosterSeen) -> None:
         """Raises the alarm for a roster that this coordinator did not sign: another one has signed it."""

@@ -9,6 +9,8 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Interface, IPv4Network
 
 import psutil  # type: ignore[import-untyped]
 
+from sealring.mesh.system.addresses import is_loopback
+
 ANY_HOST = "0.0.0.0"  # noqa: S104 - a listener there answers only callers that show what they know
 _HOST_BITS = 32
 _ELSEWHERE = ("192.0.2.1", 9)
@@ -38,6 +40,16 @@ def own_addresses() -> list[OwnAddress]:
     preferred = address_towards(*_ELSEWHERE)
     found.sort(key=lambda one: (one[0], one[1].host != preferred))
     return [address for _, address in found]
+
+
+def hosts_with(main: str, most: int) -> tuple[str, ...]:
+    """At most `most` hosts at which others reach what listens on every interface: `main`, then the rest.
+
+    Without `main` while no interface has it, as where its cable is out, unless nothing else is left.
+    """
+    found = [one.host for one in own_addresses()]
+    first = [main] if main in found or not found or is_loopback(main) else []
+    return tuple(dict.fromkeys((*first, *found)))[:most]
 
 
 def address_towards(host: str, port: int) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 from sealring.mesh.crypto.identity import Signer
@@ -52,7 +53,7 @@ class Daemon:
         """Raises RosterError when the memory of earlier rosters is not usable."""
         own_id, cluster = state.peer.id, state.peer.cluster
         self.store = TlsStore(state.tls)
-        self._addresses: tuple[str, ...] = ()
+        self._addresses: Callable[[], tuple[str, ...]] = tuple
         self._removed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._run_folder = settings.state_dir / "run"
         self._background = Background()
@@ -118,7 +119,7 @@ class Daemon:
                 cluster,
                 sealing_key.public_key,
                 signer,
-                lambda: self._addresses,
+                lambda: self._addresses(),
                 rosters=self._rosters,
                 seats=self.seats,
                 meter=meter,
@@ -150,9 +151,10 @@ class Daemon:
             self._channel, introduction, handler, lambda: self._rosters.coordinators
         )
 
-    async def run(self, addresses: tuple[str, ...], stop: asyncio.Event) -> None:
-        """Works until `stop` is set. Raises PermissionDenied (REMOVED) once the node is out of the roster.
+    async def run(self, addresses: Callable[[], tuple[str, ...]], stop: asyncio.Event) -> None:
+        """Works until `stop` is set. `addresses` says at which addresses others reach this daemon now.
 
+        Raises PermissionDenied (REMOVED) once the node is out of the roster.
         At its return no process and no file of a run remains, and the coordinator knows.
         """
         self._addresses = addresses

@@ -20,7 +20,7 @@ from sealring.mesh.errors import Conflict, SealringError
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.system.addresses import free_port, listen_error
 from sealring.mesh.system.files import unwritable
-from sealring.mesh.system.networks import ANY_HOST, own_addresses
+from sealring.mesh.system.networks import ANY_HOST, hosts_with
 from sealring.node.carrier.neighbours import listen
 from sealring.node.daemon.carrier_process import CarrierProcess
 from sealring.node.daemon.engine_process import DraftKey, EngineProcess, StageKey
@@ -203,16 +203,16 @@ class Seat:
         Raises ConfigError (CANNOT_LISTEN).
         """
         if plan not in self._listeners:
-            hosts = [self._around.ring_host]
+            hosts: Sequence[str] = [self._around.ring_host]
             if self._around.measure_links:
-                hosts += [one.host for one in own_addresses() if one.host not in hosts]
+                hosts = hosts_with(self._around.ring_host, MAX_RING_HOSTS)
             host = hosts[0] if len(hosts) == 1 else ANY_HOST
             try:
                 listener = listen(host, _RING_BACKLOG)
             except OSError:
                 raise listen_error(f"{host}:0") from None
             port = listener.getsockname()[1]
-            addresses = ",".join(f"{one}:{port}" for one in hosts[:MAX_RING_HOSTS])
+            addresses = ",".join(f"{one}:{port}" for one in hosts)
             self._listeners[plan] = listener, addresses
         return self._listeners[plan]
 

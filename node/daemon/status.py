@@ -57,9 +57,10 @@ class NodeStatus:
         )
 
     def heartbeat(self) -> membership_pb2.Heartbeat:
-        """Memory, load, rings, models and stored prefixes as they are now."""
+        """Addresses, memory, load, rings, models and stored prefixes as they are now."""
         stored = self._engines.stored
         return membership_pb2.Heartbeat(
+            addresses=self._addresses(),
             memory_total=self._meter.total,
             memory_usable=self._meter.usable,
             memory_used=self._engines.memory_used,

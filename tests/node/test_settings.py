@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from sealring.mesh.system.networks import hosts_with
 from sealring.node.settings import NodeSettings, default_name
 
 
@@ -43,6 +44,18 @@ def test_what_is_advertised() -> None:
     far = NodeSettings(listen="0.0.0.0:80", advertise=["mac.local:80", "10.0.0.1:80"])
     assert far.advertised(80) == ("mac.local:80", "10.0.0.1:80")
     assert Path(NodeSettings().state_dir).is_absolute()
+
+
+def test_with_measured_links_the_daemon_is_at_all_addresses_of_the_machine() -> None:
+    """What is named by hand stays."""
+    made = NodeSettings(listen="203.0.113.1:7710", measure_links=True)
+    assert made.bound == "0.0.0.0:7710"
+    assert made.advertised() == tuple(f"{host}:7710" for host in hosts_with("203.0.113.1", 8))
+    for listen in ("127.0.0.1:7710", "[::1]:7710", "mac.local:7710"):
+        one = NodeSettings(listen=listen, measure_links=True)
+        assert (one.bound, one.advertised()) == (listen, (listen,))
+    named = NodeSettings(listen="10.0.0.1:80", advertise=["mac.local:80"], measure_links=True)
+    assert (named.bound, named.advertised()) == ("10.0.0.1:80", ("mac.local:80",))
 
 
 def test_limits_are_taken_and_what_is_beyond_them_is_not() -> None:

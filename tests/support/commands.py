@@ -313,7 +313,8 @@ class FakeHost(Host):
 
     def is_free(self, host: str, port: int) -> bool:
         return (
-            host in ("127.0.0.1", self.way, *(one.host for one in self.addresses)) and port not in self.ports
+            host in ("127.0.0.1", "0.0.0.0", self.way, *(one.host for one in self.addresses))
+            and port not in self.ports
         )
 
     def identity(self, settings: Any) -> IdentityChoice:

@@ -34,9 +34,9 @@ class Part:
         return lambda *args, **named: self.calls.append((name, *args, *named.values()))
 
 
-def messages(**parts: Any) -> NodeMessages:
+def messages(*, clock: Any = lambda: 7, **parts: Any) -> NodeMessages:
     names = ("store", "publisher", "sessions", "reports", "questions", "challenges")
-    return NodeMessages(*(parts.get(name, Part()) for name in names), "demo", clock=lambda: 7)
+    return NodeMessages(*(parts.get(name, Part()) for name in names), "demo", clock=clock)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,41 @@ def test_a_hello_is_stored_and_signed_into_a_roster_if_others_need_it(
 ) -> None:
     stored = [dataclasses.replace(MEMBER, **saved)] if saved else []
     assert say_hello(**changes) == ([{"grows": True}] if signed else []) + stored
+
+
+def test_addresses_that_change_while_a_node_stays_are_signed_once_a_minute_at_most() -> None:
+    now, done = [1000.0], []
+
+    @contextmanager
+    def change(**given: Any) -> Iterator[None]:
+        done.append(given)
+        yield
+
+    members = {"alpha": MEMBER}
+    made = messages(
+        store=SimpleNamespace(
+            members=SimpleNamespace(find=members.get, save=lambda one: members.update(alpha=one))
+        ),
+        publisher=SimpleNamespace(change=change),
+        clock=lambda: now[0],
+    )
+    session: Any = SimpleNamespace(member="alpha", heartbeat=True, beat=lambda beat: None)
+
+    def beat(*addresses: str) -> tuple[str, ...]:
+        made.take(session, MemberMessage(heartbeat=membership_pb2.Heartbeat(addresses=addresses)))
+        return members["alpha"].addresses
+
+    assert beat() == beat(*MEMBER.addresses) == MEMBER.addresses
+    assert done == []
+    now[0] += 60
+    assert beat("10.0.0.1:7") == ("10.0.0.1:7",)
+    assert beat("10.0.0.2:7") == ("10.0.0.1:7",), "too soon"
+    now[0] += 60
+    assert beat("10.0.0.2:7") == ("10.0.0.2:7",)
+    assert done == [{"grows": True}] * 2
+    with pytest.raises(InvalidInput) as caught:
+        beat("nowhere")
+    assert caught.value.reason == "BAD_ADDRESS"
 
 
 def test_a_roster_of_another_hand_raises_the_alarm_once_and_alarms_are_bounded() -> None:

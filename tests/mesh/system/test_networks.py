@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from sealring.mesh.system import networks
-from sealring.mesh.system.networks import address_towards, network_of, own_addresses, sources_towards
+from sealring.mesh.system.networks import (
+    address_towards,
+    hosts_with,
+    network_of,
+    own_addresses,
+    sources_towards,
+)
 
 
 def address(host: str | None, mask: str | None) -> Any:
@@ -71,6 +77,13 @@ def test_others_reach_what_is_up_the_default_route_first_and_a_link_gave_itself_
     ]
     assert shown[-1] == "169.254.7.7 (en3)"
     assert shown[0].startswith(route) or route == "203.0.113.5"
+
+
+def test_a_main_address_comes_first_while_the_machine_has_it() -> None:
+    found = [one.host for one in own_addresses()]
+    assert hosts_with("169.254.7.7", 8) == ("169.254.7.7", *(one for one in found if one != "169.254.7.7"))
+    assert hosts_with("192.168.4.4", 8) == tuple(found), "its interface is down"
+    assert hosts_with("127.0.0.1", 2) == ("127.0.0.1", found[0])
 
 
 def test_a_neighbour_is_called_from_each_own_address_in_its_network() -> None:
