@@ -17,6 +17,7 @@ from sealring.coordinator.members.expulsion import Expulsion
 from sealring.coordinator.members.joincodes import JoinCodes
 from sealring.coordinator.members.tokens import JoinTokens
 from sealring.coordinator.nodes.diagnoses import Diagnoses
+from sealring.coordinator.nodes.links import Links
 from sealring.coordinator.nodes.models import Models
 from sealring.coordinator.nodes.profiles import Profiles
 from sealring.coordinator.nodes.questions import Questions
@@ -24,6 +25,7 @@ from sealring.coordinator.nodes.survey import Survey
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.driver import RingDriver
+from sealring.coordinator.rings.link_survey import LinkSurvey
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.rings.ondemand import OnDemand
 from sealring.coordinator.rings.reports import RingReports
@@ -99,15 +101,16 @@ class Coordinator:
         self.publisher = publisher = RosterPublisher(store, keys, settings, clock=clock)
         self.sessions = sessions = Sessions()
         self.watchers = watchers = Watchers()
-        table, speeds = RingTable(settings), Speeds()
+        table, speeds, links = RingTable(settings), Speeds(), Links(clock=clock)
         self.driver = driver = RingDriver(table, publisher, sessions, watchers)
         self.rings = rings = Rings(table, driver, store, publisher, sessions, watchers, settings)
-        self.ring_reports = reports = RingReports(table, driver, speeds)
+        self.ring_reports = reports = RingReports(table, driver, speeds, links)
         self.ring_views = views = RingViews(table, store, publisher)
         questions = Questions(sessions)
+        self.link_survey = LinkSurvey(links, sessions, questions, table)
         profiles = Profiles(questions, timeout=settings.profile_timeout)
         standing = publisher.standing
-        survey = Survey(store, sessions, profiles, standing, settings, speeds)
+        survey = Survey(store, sessions, profiles, standing, settings, speeds, links)
         deployments = DeploymentService(store, publisher, survey, views, clock=clock)
         self.moves = Moves(
             store, publisher, sessions, survey, rings, views, deployments, settings, clock=clock
@@ -158,6 +161,7 @@ class Coordinator:
             Traces(questions, views),
             Diagnoses(questions),
             Models(questions),
+            links=links,
             tokens=tokens,
             codes=codes,
             copies=Copies(store, keys, settings.state_dir),
@@ -233,6 +237,7 @@ class Coordinator:
                 self.on_demand.run(),
                 self.sessions.watch(self.settings.heartbeat_timeout),
                 self.challenges.run(),
+                self.link_survey.run(),
                 self._rotate_forever(),
                 tell_predecessor(self.store, self.publisher, self.settings.state_dir, self.main_address()),
                 self._until_deposed(),

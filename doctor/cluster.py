@@ -18,6 +18,7 @@ from sealring.doctor.report import Facts, Finding, Report, ok, problem, warning
 from sealring.mesh.units import size
 
 _SHOWN = 8
+_SHOWN_LINKS = 32
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,23 @@ class Node:
     stages: Sequence[Stage] = field(default=())
 
 
-def examine(nodes: Sequence[Node]) -> list[Finding]:
-    """The findings that compare the nodes."""
+@dataclass(frozen=True)
+class Link:
+    """What the node `caller` measured of its fastest way to `called`, by names; no host where it found none.
+
+    `measured` is a time as people read it.
+    """
+
+    caller: str
+    called: str
+    host: str
+    round_trip_us: int
+    bytes_per_second: int
+    measured: str
+
+
+def examine(nodes: Sequence[Node], links: Sequence[Link] = ()) -> list[Finding]:
+    """The findings that compare the nodes. `links` are as the coordinator has them."""
     facts = {one.member: one.report.facts for one in nodes if one.report is not None}
     names = {one.member: one.name for one in nodes}
     hosts = {member: found.model_copy(update={"name": names[member]}) for member, found in facts.items()}
@@ -58,6 +74,7 @@ def examine(nodes: Sequence[Node]) -> list[Finding]:
             {one.name: (one.offset, one.offset_error) for one in nodes if one.report is not None}
         ),
         *_memory(nodes),
+        *_links(links),
         *cabling.check(hosts),
     ]
 
@@ -163,6 +180,25 @@ def _reach(hosts: Mapping[str, Facts], online: set[str], names: Mapping[str, str
         )
     if all_up:
         yield ok("reach.pair", "all nodes that are online reach each other")
+
+
+def _links(links: Sequence[Link]) -> Iterator[Finding]:
+    """What was measured between nodes, the slowest first."""
+    found = sorted((one for one in links if one.host), key=lambda one: one.bytes_per_second)
+    for one in found[:_SHOWN_LINKS]:
+        yield ok(
+            "links.measured",
+            f"{one.caller} to {one.called}: {one.bytes_per_second / 1e6:.0f} MB/s, "
+            f"{one.round_trip_us / 1000:.2f} ms there and back, over {one.host}, measured {one.measured}",
+        )
+    for one in [one for one in links if not one.host][:_SHOWN_LINKS]:
+        yield warning(
+            "links.measured",
+            f"{one.caller} found no way to {one.called} ({one.measured})",
+            "rings are ordered so that these two are no neighbours, where others can be between them",
+            "see that they share a network or a cable, and run the doctor on both",
+            "sealring doctor",
+        )
 
 
 def _memory(nodes: Sequence[Node]) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from sealring.mesh.rpc.tls import server_credentials
 from sealring.mesh.system.processes import run_enrolled
 from sealring.node.control import service as control
 from sealring.node.control.service import ControlService, add_control_to_server
-from sealring.node.daemon import diagnosis
+from sealring.node.daemon import diagnosis, measuring
 from sealring.node.daemon.daemon import Daemon
 from sealring.node.daemon.diagnosis import DiagnosisService
 from sealring.node.identity.attestor import require_software_allowed
@@ -58,6 +58,7 @@ async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
     server = Server(
         [
             (links_pb2_grpc.add_LinksServicer_to_server, daemon.handshakes, exchange.SERVICE),
+            (links_pb2_grpc.add_WaysServicer_to_server, daemon.measuring, measuring.SERVICE),
             (models_pb2_grpc.add_ModelsServicer_to_server, daemon.models, giving.SERVICE),
             (add_control_to_server, ControlService(daemon), control.SERVICE),
             (

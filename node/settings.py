@@ -16,6 +16,10 @@ from sealring.mesh.system.networks import ANY_HOST, hosts_with
 from sealring.mesh.system.paths import default_state_root
 
 MAX_ADDRESSES = 8
+_MOST_OWN = 4
+"""Of the machine's own addresses: Thunderbolt, Ethernet, Wi-Fi and one more. A roster has 650 bytes for each
+node, and an address takes 20 of them."""
+
 MAX_RDMA_DEVICES = 8
 _RDMA_DEVICE = re.compile(r"([a-z2-7]{16})[a-z2-7]{0,40}=(rdma_[a-z0-9]{1,15})")
 
@@ -143,7 +147,7 @@ class NodeSettings(BaseModel):
         port = wanted or port
         if not port:
             return ()
-        hosts = hosts_with(host, MAX_ADDRESSES) if self._everywhere(host) else (host,)
+        hosts = hosts_with(host, _MOST_OWN) if self._everywhere(host) else (host,)
         return tuple(format_address(one, port) for one in hosts)
 
     def _everywhere(self, host: str) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Find = Callable[[Any], Iterable[Any]]
 
 _TOKENS_GONE = "; what was left of its join token is revoked (sealring token create makes another)"
+_SHOWN_LINKS = 32
 SHOWN_ID = 16
 """Characters of an id in a table, which name the one that has it."""
 
@@ -129,6 +130,40 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
     _print_trouble([one for one in nodes if not one.get("idle")])
 
 
+def print_links(links: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> None:
+    """What nodes measured of the links between them as a table, the slowest first; nothing where there is
+    nothing."""
+    if not links:
+        return
+    names = {one["id"]: one["name"] for one in nodes}
+    slowest = sorted(links, key=lambda one: int(one["bytes_per_second"]))
+    rows = [
+        [
+            names.get(one["caller"], one["caller"][:SHOWN_ID]),
+            names.get(one["called"], one["called"][:SHOWN_ID]),
+            one["host"] or "no way was found",
+            round(int(one["bytes_per_second"]) / 1e6) if one["host"] else "",
+            f"{one['round_trip_us'] / 1000:.2f} ms" if one["host"] else "",
+            moment(int(one["measured"])),
+        ]
+        for one in slowest[:_SHOWN_LINKS]
+    ]
+    print_data("")
+    title = "links between nodes"
+    if len(links) > len(rows):
+        title += f", the slowest {len(rows)} of {len(links)}"
+    print_table(["from", "to", "over", "MB/s", "round trip", "measured"], rows, title=title)
+
+
+def links_along(links: list[dict[str, Any]], rings: Iterable[Any]) -> list[dict[str, Any]]:
+    """Those of the links that planned rings use, with their closing edges."""
+    used = set()
+    for ring in rings:
+        members = [stage.member for stage in ring.stages]
+        used |= {frozenset(pair) for pair in zip(members, [*members[1:], *members[:1]], strict=True)}
+    return [one for one in links if frozenset((one["caller"], one["called"])) in used]
+
+
 def print_gateways(gateways: list[dict[str, Any]]) -> None:
     """The gateways as a table."""
     rows = [
@@ -159,12 +194,13 @@ def print_revoked(members: list[dict[str, Any]], role: str) -> None:
 
 
 async def look(admin: Admin) -> dict[str, Any]:
-    """Nodes, each with why it is `idle`, gateways, and deployments with their rings, as JSON data."""
+    """Nodes, each with why it is `idle`, their links, gateways, and deployments with rings, as JSON data."""
     known = plain(await admin.call("ListNodes"))
     listed = plain(await admin.call("ListDeployments"))
     deployments = listed["deployments"]
     nodes = [{**node, "idle": why_idle(node, deployments)} for node in known["nodes"]]
-    return {"nodes": nodes, "gateways": known["gateways"], "deployments": deployments}
+    found = {"nodes": nodes, "gateways": known["gateways"], "links": known["links"]}
+    return {**found, "deployments": deployments}
 
 
 def why_idle(node: dict[str, Any], deployments: list[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from sealring.cli.calls.held import lacks_parts, lies_in_parts, pull
-from sealring.cli.calls.members import find_node
+from sealring.cli.calls.members import find_node, links_along, print_links
 from sealring.cli.calls.operator import Admin, call_admin, run_admin
 from sealring.cli.calls.waiting import progressed, wait_until_serving
 from sealring.cli.terminal.command import ADMIN, command
@@ -409,7 +409,9 @@ def plan(context: typer.Context, spec: Any, simulate: Simulate = None, as_json: 
         return
     print_plan(answer.plan)
     print_data("")
-    print_change(answer.plan, plain(nodes)["nodes"])
+    known = plain(nodes)
+    print_change(answer.plan, known["nodes"])
+    print_links(links_along(known["links"], answer.plan.rings), known["nodes"])
     if answer.shapes.shapes:
         print_data("")
         print_shapes(answer.shapes)

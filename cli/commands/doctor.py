@@ -13,11 +13,11 @@ from sealring.cli.terminal.command import ADMIN, command, config_file
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
-from sealring.cli.terminal.output import print_data, print_json, printable, progress, say
+from sealring.cli.terminal.output import moment, print_data, print_json, printable, progress, say
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
-    from sealring.doctor.cluster import Node
+    from sealring.doctor.cluster import Link, Node
     from sealring.doctor.report import Finding, Report
     from sealring.node.settings import NodeSettings
 
@@ -106,8 +106,8 @@ def _cluster(context: typer.Context, *, as_json: bool) -> list[Finding]:
     from sealring.doctor.report import lines, plain, summary
 
     with progress("asking every node"):
-        nodes = run_admin(context, diagnose_all)
-    together = examine(nodes)
+        nodes, links = run_admin(context, _diagnose)
+    together = examine(nodes, links)
     if as_json:
         print_json({"findings": [plain(one) for one in together], "nodes": [*map(_plain_node, nodes)]})
     else:
@@ -118,6 +118,27 @@ def _cluster(context: typer.Context, *, as_json: bool) -> list[Finding]:
                 _print(lines(one for one in node.report.findings if one.severity != "ok"))
     own = [one for node in nodes if node.report is not None for one in node.report.findings]
     return [*together, *own]
+
+
+async def _diagnose(admin: Admin) -> tuple[list[Node], list[Link]]:
+    """Every node with its report, and the links between them."""
+    from sealring.doctor.cluster import Link
+
+    nodes = await diagnose_all(admin)
+    listed = await admin.call("ListNodes")
+    names = {node.id: node.name for node in listed.nodes}
+    links = [
+        Link(
+            names.get(one.caller, one.caller),
+            names.get(one.called, one.called),
+            one.host,
+            one.round_trip_us,
+            one.bytes_per_second,
+            moment(one.measured),
+        )
+        for one in listed.links
+    ]
+    return nodes, links
 
 
 async def diagnose_all(admin: Admin) -> list[Node]:

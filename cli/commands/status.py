@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sealring.cli.calls.held import print_models
-from sealring.cli.calls.members import look, print_gateways, print_nodes
+from sealring.cli.calls.members import look, print_gateways, print_links, print_nodes
 from sealring.cli.calls.operator import Admin, run_admin
 from sealring.cli.commands.deployment import print_deployments
 from sealring.cli.terminal.command import ADMIN, command
@@ -58,6 +58,7 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     print_nodes(found["nodes"])
     print_data("")
     print_gateways(found["gateways"])
+    print_links(found["links"], found["nodes"])
     print_data("")
     print_deployments(found["deployments"])
     if any(node["models"] for node in found["nodes"]):

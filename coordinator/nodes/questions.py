@@ -17,6 +17,7 @@ from sealring.mesh.errors import Unavailable
 from sealring.v1.membership_pb2 import (
     CoordinatorMessage,
     DiagnosisAnswer,
+    MeasureAnswer,
     ModelChanged,
     ProfileResult,
     TraceAnswer,
@@ -45,8 +46,8 @@ class Offset:
         return Offset((self.value + later.value) // 2, max(self.error, later.error) + (drift + 1) // 2)
 
 
-Reply = TypeVar("Reply", ProfileResult, TraceAnswer, DiagnosisAnswer, ModelChanged)
-AnyReply = ProfileResult | TraceAnswer | DiagnosisAnswer | ModelChanged
+Reply = TypeVar("Reply", ProfileResult, TraceAnswer, DiagnosisAnswer, ModelChanged, MeasureAnswer)
+AnyReply = ProfileResult | TraceAnswer | DiagnosisAnswer | ModelChanged | MeasureAnswer
 
 
 @dataclass(frozen=True, eq=False)

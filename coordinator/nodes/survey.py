@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from sealring.coordinator.auth.standing import Standing
+from sealring.coordinator.nodes.links import Links
 from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, unknown_model
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.costs import Network
 from sealring.coordinator.planning.planner import memory_of, plan
 from sealring.coordinator.planning.refusals import usable
 from sealring.coordinator.planning.shapes import shape_table
@@ -51,7 +51,9 @@ class Survey:
         standing: Standing,
         settings: CoordinatorSettings,
         speeds: Speeds,
+        links: Links,
     ) -> None:
+        self._links = links
         self._speeds = speeds
         self._standing = standing
         self._store = store
@@ -104,7 +106,10 @@ class Survey:
         """
         for _ in range(_TRIES):
             profile, candidates = self._candidates(spec, answers, digest, replacing)
-            made = await asyncio.to_thread(plan, spec, profile, candidates)  # seconds for hundreds of nodes
+            network = self._links.network()
+            made = await asyncio.to_thread(
+                plan, spec, profile, candidates, network
+            )  # seconds for hundreds of nodes
             _, now = self._candidates(spec, answers, digest, replacing)
             room = {member.id: member.room for member in usable(spec, now)}
             if all(
@@ -140,7 +145,7 @@ class Survey:
                 refused = refused or f"no tensor ring of {ranks}: {found.error.message}"
         if 1 not in parts or not used <= {one.id for one in members}:
             return admin_pb2.ShapeTable()
-        table = await asyncio.to_thread(shape_table, spec, parts, members, Network(), made)
+        table = await asyncio.to_thread(shape_table, spec, parts, members, self._links.network(), made)
         table.reasons.extend([refused] if refused else [])
         return table
 

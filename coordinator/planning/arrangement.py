@@ -9,6 +9,7 @@ from itertools import islice, permutations
 
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.demand import Demand, capacity
+from sealring.coordinator.planning.links import Network
 from sealring.coordinator.planning.speeds import Rate, differ
 from sealring.v1 import admin_pb2
 
@@ -70,11 +71,16 @@ def preferred_places(spec: admin_pb2.DeploymentSpec, members: list[Candidate]) -
 
 
 def deal(
-    demand: Demand, members: list[Candidate], count: int, replicas: int, places: dict[str, int]
+    demand: Demand,
+    members: list[Candidate],
+    count: int,
+    replicas: int,
+    places: dict[str, int],
+    network: Network,
 ) -> list[PlannedRing] | None:
     rings = []
     for group in snake(members, count, replicas):
-        ring = _arrange(demand, sorted(group, key=lambda member: places[member.id]))
+        ring = _arrange(demand, sorted(group, key=lambda member: places[member.id]), network)
         if ring is None:
             return None
         rings.append(ring)
@@ -91,13 +97,13 @@ def snake(members: list[Candidate], count: int, replicas: int) -> list[list[Cand
     return groups
 
 
-def _arrange(demand: Demand, group: list[Candidate]) -> PlannedRing | None:
-    """The members in an order in which the layers fit, or None."""
+def _arrange(demand: Demand, group: list[Candidate], network: Network) -> PlannedRing | None:
+    """The members in the order with the fastest links in which the layers fit, or None."""
     capacities = {member.id: member.room for member in group}
     if sum(capacities.values()) < demand.total(len(group)):
         return None
     extras = demand.extras(len(group))
-    for order in islice(_promising(demand, extras, group), _MOST_TRIES):
+    for order in islice(_promising(demand, extras, group, network), _MOST_TRIES):
         room, speeds = ([capacities[member.id] for member in order], [member.speed for member in order])
         shares = apportion(demand.per_layer, extras, room, speeds if differ(speeds) else ())
         if shares is not None:
@@ -105,7 +111,9 @@ def _arrange(demand: Demand, group: list[Candidate]) -> PlannedRing | None:
     return None
 
 
-def _promising(demand: Demand, extras: Sequence[int], group: list[Candidate]) -> Iterator[list[Candidate]]:
+def _promising(
+    demand: Demand, extras: Sequence[int], group: list[Candidate], network: Network
+) -> Iterator[list[Candidate]]:
     """The orders in which the layers may fit: nearly always do, if layers are alike.
 
     Every member but the ends holds at most its longest run of layers; the ends hold the first and the last
@@ -126,7 +134,7 @@ def _promising(demand: Demand, extras: Sequence[int], group: list[Candidate]) ->
     heads, tails = (sorted(gains, key=lambda one: -gains[one])[:2] for gains in (head, tail))
     if max(head[one] + tail[other] for one in heads for other in tails if one != other) < missing:
         return
-    for order in _orders(group):
+    for order in _orders(group, network):
         if not may_lead(demand, order):
             continue
         if head[order[0].id] + tail[order[-1].id] >= missing:
@@ -138,11 +146,16 @@ def may_lead(demand: Demand, order: Sequence[Candidate]) -> bool:
     return not demand.draft or order[0].drafts or len(order) == 1
 
 
-def _orders(group: list[Candidate]) -> Iterator[list[Candidate]]:
-    """As given; then every order of few members, or every pair at the ends, where the extras are."""
+def _orders(group: list[Candidate], network: Network) -> Iterator[list[Candidate]]:
+    """Every order of few members; else the order as given, and every pair at its ends, where the extras are.
+
+    Those with the fastest links come first. Where links are alike, or not known, it is the order as given.
+    """
     if len(group) <= _ALL_ORDERS:
-        yield from map(list, permutations(group))
+        yield from network.fastest_first(list(map(list, permutations(group))))
         return
+    if network.links:
+        group = network.fastest_first([group, network.chain(group)])[0]
     yield group
     for head in group:
         for tail in group:

@@ -25,7 +25,8 @@ groups of one machine, a tensor ring is one group. Seconds of a decode step of `
   caches a second, which a file for `--simulate` may give. Where nobody does, `f` is in `s` (so that cutting
   layers looks better than it is) and caches are read as fast as weights: assumed.
 - of a link (`Link`): `l` seconds that a small message takes one way and `w` bytes a second; the slowest of
-  those that a group, or two groups that follow each other, have. Assumed (`ASSUMED`) where nobody gave them.
+  those that a group, or two groups that follow each other, have. Nodes measure them, or a file for
+  `--simulate` gives them; assumed (`ASSUMED`) where neither has.
 - of a machine's platform: `F`, what a sum costs besides (`FENCE`), and `H`, what a hop does (`HOP`).
 - assumed besides: ranks of a group hand their state to those of the next group at the same time; lanes are
   alike; a lane's rows are as long as another's; nothing else runs. Prompts are not in it: tokens a second are
@@ -36,12 +37,13 @@ How far off it is: docs/decisions/0034-shapes-by-one-cost-model.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, read_bytes
+from sealring.coordinator.planning.links import Link, Network
 from sealring.coordinator.planning.specs import MIXED
 from sealring.coordinator.planning.speeds import Rate
 from sealring.mesh.roster.model import PIPELINE, TENSOR
@@ -61,38 +63,8 @@ SEALED = 1.9e9
 """Bytes a second sealed and opened, by one core: 1 MiB in 0.54 ms (`docs/performance/2026-11-21.md`)."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """A link between two machines: seconds one way for a small message, and bytes a second."""
-
-    latency: float
-    bytes_per_second: float
-
-
 _FEW = 8
 """Requests at once of a small office; the table of shapes has a column for them."""
-
-ASSUMED = Link(1e-4, 1.25e9)
-"""10 Gbit/s Ethernet between processes, where nobody measured it."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """`links` by pairs of machines' ids; all other pairs have `other`."""
-
-    other: Link = ASSUMED
-    links: Mapping[frozenset[str], Link] = field(default_factory=dict)
-
-    def between(self, first: str, second: str) -> Link:
-        return self.links.get(frozenset((first, second)), self.other)
-
-    def slowest(self, pairs: Iterable[tuple[Candidate, Candidate]]) -> Link:
-        """The worst latency and the worst bandwidth of these pairs; of no pairs, nothing takes time."""
-        links = [self.between(first.id, second.id) for first, second in pairs if first.id != second.id]
-        return Link(
-            max((one.latency for one in links), default=0.0),
-            min((one.bytes_per_second for one in links), default=float("inf")),
-        )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ How it chooses, when the operator leaves it open:
 - the members that have the model, then those with the most memory (then trust, then id), dealt out so that
   replicas are alike;
 - chunks as long as every member gains by, or the largest image is, and has the memory for;
-- ranks in the order in which the operator named the members, else by their names, where that fits;
+- ranks in the order in which the operator named the members; else in the order with the fastest links that
+  were measured, and by their names where these are alike or not known; where that fits;
 - layers in proportion to the memory that each member has left after embedding or head (`apportion.py`), or to
   speed, if one member was measured at half the speed of another with this model, or less (`speeds.py`).
 
@@ -33,7 +34,8 @@ from sealring.coordinator.planning.arrangement import (
     snake,
 )
 from sealring.coordinator.planning.demand import Demand, check_profile, longest_chunk_in
-from sealring.coordinator.planning.reasons import of_members, reasons
+from sealring.coordinator.planning.links import Network
+from sealring.coordinator.planning.reasons import of_members, of_order, reasons
 from sealring.coordinator.planning.refusals import (
     does_not_fit,
     no_heads,
@@ -69,9 +71,14 @@ _ROW_SLACK = 512
 
 
 def plan(
-    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, candidates: Sequence[Candidate]
+    spec: admin_pb2.DeploymentSpec,
+    profile: model_pb2.ModelProfile,
+    candidates: Sequence[Candidate],
+    network: Network = Network(),
 ) -> admin_pb2.DeploymentPlan:
     """The rings of a deployment, with every default of the specification filled in.
+
+    `network` has the links between candidates, as far as they are known.
 
     Raises InvalidInput (BAD_DEPLOYMENT), NotFound (UNKNOWN_NODE), ModelError (BAD_PROFILE,
     KV_BITS_UNSUPPORTED), FailedPrecondition (NOT_ENOUGH_NODES, NODE_NOT_USABLE, NO_DRAFT_MODEL),
@@ -87,14 +94,14 @@ def plan(
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
     chunk = asked.prefill_chunk or max(longest_chunk(spec, profile, wanted, one) for one in members)
     spec.prefill_chunk = chunk
-    rings = _arranged(spec, profile, wanted, members, candidates)
+    rings = _arranged(spec, profile, wanted, members, candidates, network)
     if not asked.prefill_chunk:
         spec.prefill_chunk = min(
             longest_chunk(spec, profile, spec.context, one) for ring in rings for one, _ in ring
         )
     if spec.prefill_chunk < chunk:  # of which windowed caches hold less
         spec.context, spec.stages = asked.context, asked.stages
-        rings = _arranged(spec, profile, wanted, members, candidates)
+        rings = _arranged(spec, profile, wanted, members, candidates, network)
     if not all(may_lead(_demand(spec, profile, spec.context), [one for one, _ in ring]) for ring in rings):
         raise no_heads(spec, [ring[0][0] for ring in rings])
     made = _finish(spec, profile, rings)
@@ -105,6 +112,8 @@ def plan(
             made.reasons.append(BLIND)
     else:
         made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted, profile.trimmable))
+        if not (asked.members or asked.split):
+            made.reasons.extend(of_order(rings, preferred_places(spec, members), network))
         if profile.image_tokens > made.spec.prefill_chunk:
             made.reasons.append(_too_large_images(made.spec.prefill_chunk, profile.image_tokens))
     if not asked.max_rows:
@@ -126,6 +135,7 @@ def _arranged(
     wanted: int,
     members: list[Candidate],
     candidates: Sequence[Candidate],
+    network: Network,
 ) -> list[PlannedRing]:
     """The rings, with the specification's context and stages filled in."""
     if spec.strategy == TENSOR:
@@ -133,7 +143,7 @@ def _arranged(
     elif spec.split:
         spec.context, rings = _by_hand(spec, profile, wanted, members, candidates)
     else:
-        spec.context, rings = _by_memory(spec, profile, wanted, members, candidates)
+        spec.context, rings = _by_memory(spec, profile, wanted, members, candidates, network)
         spec.stages = len(rings[0])
     return rings
 
@@ -212,6 +222,7 @@ def _by_memory(
     wanted: int,
     members: list[Candidate],
     candidates: Sequence[Candidate],
+    network: Network,
 ) -> tuple[int, list[PlannedRing]]:
     most = min(len(members) // spec.replicas, profile.layers)
     counts = [spec.stages] if spec.stages else list(range(1, most + 1))
@@ -219,11 +230,12 @@ def _by_memory(
         raise too_few_nodes(spec, (spec.stages or 1) * spec.replicas, members, candidates)
 
     places = preferred_places(spec, members)
+    known = Network() if spec.members else network  # an operator's order stays
 
     def attempt(context: int) -> list[PlannedRing] | None:
         demand = _demand(spec, profile, context)
         found = (
-            deal(demand, pool, count, spec.replicas, places)
+            deal(demand, pool, count, spec.replicas, places, known)
             for pool in _pools(spec, members)
             for count in counts
             if count * spec.replicas <= len(pool)

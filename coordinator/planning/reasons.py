@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sealring.coordinator.planning.arrangement import Candidate, PlannedRing
 from sealring.coordinator.planning.demand import Demand
+from sealring.coordinator.planning.links import RECORD_BYTES, Network
 from sealring.coordinator.planning.refusals import size
 from sealring.coordinator.planning.speeds import SLOW, differ
 from sealring.v1 import admin_pb2
@@ -73,6 +74,20 @@ def reasons(
                 if fastest >= SLOW * member.speed
             ][:_SHOWN]
     return lines
+
+
+def of_order(rings: Sequence[PlannedRing], places: Mapping[str, int], network: Network) -> Iterator[str]:
+    """Why a ring's members are in another order than that of their names."""
+    for ring in rings[:_SHOWN]:
+        order = [member for member, _ in ring]
+        named = sorted(order, key=lambda member: places[member.id])
+        took, other = network.round_seconds(order), network.round_seconds(named)
+        if order != named and took < other:
+            yield (
+                f"in the order {', '.join(member.name for member in order)}, for their links: a record of "
+                f"{RECORD_BYTES >> 10} KiB takes {1e3 * took:.1f} ms from first to last, and "
+                f"{1e3 * other:.1f} in the order of their names"
+            )
 
 
 def of_members(

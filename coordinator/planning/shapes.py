@@ -13,16 +13,8 @@ from itertools import combinations
 
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate, deal, preferred_places
-from sealring.coordinator.planning.costs import (
-    ASSUMED,
-    FENCE,
-    Estimate,
-    Model,
-    Network,
-    Shape,
-    TensorGroup,
-    estimate,
-)
+from sealring.coordinator.planning.costs import FENCE, Estimate, Model, Shape, TensorGroup, estimate
+from sealring.coordinator.planning.links import ASSUMED, WORTH, Network
 from sealring.coordinator.planning.planner import DEFAULT_MAX_ROWS
 from sealring.coordinator.planning.specs import MIXED, RANKS
 from sealring.coordinator.planning.speeds import differ
@@ -32,9 +24,6 @@ from sealring.v1 import admin_pb2, model_pb2
 
 _MOST_STAGES = 32
 """The longest pipeline considered: every further stage makes one request slower."""
-
-_FASTER = 1.1
-"""The factor from which a shape counts as faster than the planned one: the cost model is no more exact."""
 
 _SHOWN = 8
 
@@ -94,7 +83,7 @@ def _shapes(
     demand = model.demand(1)
     layers = len(demand.weights)
     for count in range(1, min(len(members), layers, _MOST_STAGES) + 1):
-        rings = deal(demand, list(members), count, 1, places)
+        rings = deal(demand, list(members), count, 1, places, network)
         if rings is not None:
             yield tuple(TensorGroup((member,), share) for member, share in rings[0])
     for ranks in RANKS:
@@ -149,8 +138,15 @@ def _reasons(shown: Sequence[Estimate], members: Sequence[Candidate], network: N
     timed = [one for one in shown if one.one_request]
     for what, figure in (("one request", _one_request), ("a full batch", _full_batch)):
         yield from _fastest(what, figure, timed, shown[0])
-    if network.other is ASSUMED and any(len(one.memory) > 1 for one in timed):
+    if network.other is ASSUMED and any(_unknown(one, network) for one in timed):
         yield "assumed of links of which nothing is known: 10 Gbit/s, and 0.1 ms one way"
+
+
+def _unknown(one: Estimate, network: Network) -> bool:
+    """Whether some of the shape's machines have a link of which nothing is known."""
+    machines = [machine for group in one.shape for machine in group.machines]
+    pairs = (frozenset((each.id, other.id)) for each, other in combinations(machines, 2))
+    return any(pair not in network.links for pair in pairs)
 
 
 def _clear_sums(made: admin_pb2.DeploymentSpec, shown: Sequence[Estimate], network: Network) -> Iterator[str]:
@@ -182,7 +178,7 @@ def _fastest(
     if best is None:
         return
     planned = figure(chosen)[0]
-    if planned * _FASTER >= figure(best)[0]:
+    if planned * WORTH >= figure(best)[0]:
         yield f"for {what} nothing is faster than the plan, as far as an estimate tells"
     else:
         times = f", {figure(best)[0] / planned:.1f} times the plan" if planned else ""

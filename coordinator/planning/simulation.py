@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.costs import ASSUMED, Link, Network
 from sealring.coordinator.planning.demand import MAX_VOCABULARY
+from sealring.coordinator.planning.links import ASSUMED, Link, Network
 from sealring.coordinator.planning.planner import plan
 from sealring.coordinator.planning.shapes import Parts, shape_table
 from sealring.coordinator.planning.specs import RANKS, check_spec
@@ -123,7 +123,7 @@ def simulate(content: bytes, spec: admin_pb2.DeploymentSpec) -> admin_pb2.PlanDe
     if checked.replicas > 1:
         raise _bad("one ring is simulated, and not several replicas")
     ranks = checked.stages if checked.strategy == TENSOR else 1
-    made = plan(checked, parts[ranks], members)
+    made = plan(checked, parts[ranks], members, network)
     strongest = sorted(members, key=lambda one: (-one.room, one.id))
     table = shape_table(checked, parts, strongest, network, made)
     return admin_pb2.PlanDeploymentResponse(plan=made, shapes=table)

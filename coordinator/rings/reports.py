@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
+from sealring.coordinator.nodes.links import Links
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.driver import RingDriver
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.running import RingTable, is_address, reported_links
+from sealring.coordinator.rings.running import RingTable, RunningRing, is_address, reported_links
 from sealring.coordinator.streams.sessions import NodeSession
 from sealring.mesh.errors import EpochEnded, FailedPrecondition
 from sealring.mesh.rpc.problem import from_problem, one_line
@@ -56,8 +57,10 @@ class RingReports:
     `on_no_group` is called with deployment, ring and reason when a ring's group does not come up.
     """
 
-    def __init__(self, table: RingTable, driver: RingDriver, speeds: Speeds) -> None:
-        """`speeds` takes the step times that members measure when they load a stage."""
+    def __init__(self, table: RingTable, driver: RingDriver, speeds: Speeds, links: Links) -> None:
+        """`speeds` takes the step times that members measure when they load a stage, and `links` what they
+        measure of the ways to their neighbours."""
+        self._links = links
         self._table = table
         self._driver = driver
         self._speeds = speeds
@@ -93,6 +96,7 @@ class RingReports:
         running = self._table.find(member, message.ring)
         if running is not None:
             links = reported_links(message.links, running)
+            self._note_links(member, links, running)
             actions = running.machine.up(member, message.epoch, self._driver.clock(), links)
             self._driver.apply(message.ring, actions)
 
@@ -178,6 +182,18 @@ class RingReports:
                     ring=name, epoch=epoch, reason="the epoch is over", unload=known is None
                 )
                 session.send(CoordinatorMessage(end=end))
+
+    def _note_links(
+        self, member: str, links: Sequence[membership_pb2.LinkInfo], running: RunningRing
+    ) -> None:
+        """Notes what a member measured of the way to its next one; of another's it knows nothing."""
+        members = list(running.machine.members)
+        for link in links:
+            if max(link.from_rank, link.to_rank) < len(members) and members[link.from_rank] == member:
+                self._links.note(
+                    *(member, members[link.to_rank], link.address),
+                    *(link.round_trip_us, link.bytes_per_second),
+                )
 
     def _note_speed(self, member: str, message: membership_pb2.EpochPrepared) -> None:
         if len(self._table.of(member)) > 1:  # the other ring may have had steps at that moment

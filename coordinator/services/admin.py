@@ -14,6 +14,7 @@ from sealring.coordinator.members.joincodes import JoinCodes, is_used_up
 from sealring.coordinator.members.tokens import JoinTokens
 from sealring.coordinator.nodes.description import describe_node
 from sealring.coordinator.nodes.diagnoses import Diagnoses
+from sealring.coordinator.nodes.links import Links
 from sealring.coordinator.nodes.models import Models
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.moves import Moves
@@ -62,6 +63,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         diagnoses: Diagnoses,
         models: Models,
         *,
+        links: Links,
         tokens: JoinTokens,
         codes: JoinCodes,
         copies: Copies,
@@ -69,6 +71,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         clock: Clock,
     ) -> None:
         """`stand_down` takes the roster of the coordinator that took over."""
+        self._links = links
         self._copies = copies
         self._stand_down = stand_down
         self._tokens = tokens
@@ -196,7 +199,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListNodes(  # noqa: N802
         self, request: admin_pb2.ListNodesRequest, actor: str
     ) -> admin_pb2.ListNodesResponse:
-        """Every enrolled node and gateway, online or not, by name; and the revoked identities."""
+        """Every enrolled node and gateway, online or not, by name; the revoked identities; nodes' links."""
+        members = sorted(self._store.members.all(Role.MEMBER), key=lambda one: one.name)
         places: dict[str, list[tuple[str, admin_pb2.StagePlan]]] = defaultdict(list)
         for deployment in self._store.deployments.all():
             for ring in deployment.plan.rings:
@@ -212,8 +216,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     self._clock(),
                     self._sessions.trouble(member.id) or self._standing.refusal(member),
                 )
-                for member in sorted(self._store.members.all(Role.MEMBER), key=lambda one: one.name)
+                for member in members
             ],
+            links=self._links.described({member.id for member in members}),
             gateways=[
                 admin_pb2.Gateway(
                     id=gateway.id,

@@ -90,6 +90,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             hello.instance,
             {one.prepared.ring: one for one in hello.serving[:MAX_RINGS_OF_MEMBER]},
             release=first.offer.release,
+            measures=hello.measures,
             clock=monotonic_clock,
         )
         session.send_roster(self._publisher.current)

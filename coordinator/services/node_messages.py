@@ -104,7 +104,7 @@ class NodeMessages:
         member = session.member
         if kind == "heartbeat":
             self._heartbeat(session, message.heartbeat)
-        elif kind in ("profile", "trace", "diagnosis", "model_changed"):
+        elif kind in ("profile", "trace", "diagnosis", "model_changed", "measured"):
             self._questions.answered(session, getattr(message, kind))
         elif kind == "progress":
             self._reports.progressed(member, message.progress)

@@ -48,14 +48,16 @@ class NodeSession:
         serving: Mapping[str, ServingEpoch] | None = None,
         *,
         release: Release | None = None,
+        measures: bool = False,
         clock: Clock,
     ) -> None:
         """`instance` is what the node's process, and no other, is known by; `serving` what it had up when it
-        came, by ring."""
+        came, by ring; `measures`, whether it answers a MeasureQuestion."""
         self.member = member
         self.instance = instance
         self.serving = serving or {}
         self.release = release or own_release()
+        self.measures = measures
         self.outbox: Outbox[CoordinatorMessage] = Outbox()
         self.heartbeat: Heartbeat | None = None
         self.said_goodbye = False

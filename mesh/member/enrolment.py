@@ -26,6 +26,7 @@ from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
 from sealring.mesh.roster.memory import RosterStateFile
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.roster.reader import RosterReader, check_roster
+from sealring.mesh.rpc.reach import patiently
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import joining_channel
 from sealring.mesh.system.addresses import parse_address
@@ -96,16 +97,26 @@ async def enrol(
     """
     pinned = JoinToken.parse(token)
     check_name(name, "name")
-    coordinator, root = await find_coordinator(
-        pinned.root_sha256, pinned.addresses, deadline=deadline, clock=clock
+    coordinator, root = await patiently(
+        lambda: find_coordinator(pinned.root_sha256, pinned.addresses, deadline=deadline, clock=clock)
     )
     leaf = LeafKey()
     async with joining_channel(coordinator, root.authorities) as channel:
         stub = membership_pb2_grpc.EnrolmentStub(channel)
+
+        async def fresh_nonce() -> bytes:
+            asked = membership_pb2.GetNonceRequest()
+            try:
+                answer = await stub.GetNonce(asked, timeout=deadline, wait_for_ready=True)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from None
+            return bytes(answer.nonce)
+
+        nonce = await patiently(fresh_nonce)
         try:
-            nonce = (await stub.GetNonce(membership_pb2.GetNonceRequest(), timeout=deadline)).nonce
+            # once: whether a call that broke off has spent the token's use cannot be known here
             request = _request(pinned, role, signer, name, leaf.csr(), nonce, root.cluster, evidence, clock())
-            answer = await stub.Enrol(request, timeout=deadline)
+            answer = await stub.Enrol(request, timeout=deadline, wait_for_ready=True)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
     peer = PeerIdentity(root.cluster, role, member_id(signer.public_key))

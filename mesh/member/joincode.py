@@ -26,6 +26,7 @@ from sealring.mesh.crypto.spake2 import Exchange, Side
 from sealring.mesh.errors import HandshakeError, InvalidInput
 from sealring.mesh.member.bootstrap import MAX_TOKEN_CHARACTERS, JoinToken, find_coordinator
 from sealring.mesh.member.introduction import write_first
+from sealring.mesh.rpc.reach import patiently
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import joining_channel
 from sealring.v1 import membership_pb2, membership_pb2_grpc
@@ -110,15 +111,18 @@ async def token_for(
     """A join token for one node, from the coordinator that both shows the offer's root key and has this code.
 
     The first of the offer's addresses with this root key is asked, and only that one: each address that
-    hears from a caller with the code could test one guess. Addresses get `deadline` seconds each.
+    hears from a caller with the code could test one guess. It is not called again once it has heard anything.
+    Addresses get `deadline` seconds each.
 
     Raises InvalidInput (BAD_CODE), PermissionDenied (WRONG_CODE), FailedPrecondition (NO_CODE),
     ResourceExhausted (CODE_WAIT, RATE_LIMITED), HandshakeError, and as `find_coordinator`.
     """
     code = parse_code(code)
-    address, root = await find_coordinator(offer.root_sha256, offer.addresses, deadline=deadline, clock=clock)
+    address, root = await patiently(
+        lambda: find_coordinator(offer.root_sha256, offer.addresses, deadline=deadline, clock=clock)
+    )
     async with joining_channel(address, root.authorities) as channel:
-        call = membership_pb2_grpc.EnrolmentStub(channel).JoinByCode(timeout=deadline)
+        call = membership_pb2_grpc.EnrolmentStub(channel).JoinByCode(timeout=deadline, wait_for_ready=True)
         try:
             token = await _exchange(call, begin(Side.A, code, offer.root_sha256))
         except grpc.RpcError as error:

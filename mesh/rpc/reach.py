@@ -32,6 +32,10 @@ _LAST_SECONDS = 4.0
 """The longest pause between tries. With the spread, every machine is back within 6 s of a coordinator's
 return, and a thousand machines try at most 250 times a second while it is away."""
 
+_TRIES = 5
+"""Attempts at a port that others may flood: about three seconds, besides what each takes. Its connections of
+strangers are looked through ten times a second."""
+
 _STEADY_SECONDS = 5.0
 _SPREAD = 0.5
 
@@ -64,6 +68,21 @@ class Backoff:
         pause = self._next * random.uniform(1 - self._spread, 1 + self._spread)  # noqa: S311
         self._next = min(2 * self._next, self._last)
         return pause
+
+
+async def patiently(attempt: Callable[[], Awaitable[T]], backoff: Backoff | None = None) -> T:
+    """The result of `attempt`, which is repeated a few times while it raises Unavailable, and raises it then.
+
+    A port that is flooded turns honest callers away too, for a moment. `attempt` must be harmless if it is
+    made twice.
+    """
+    pauses = backoff or Backoff()
+    for _ in range(_TRIES - 1):
+        try:
+            return await attempt()
+        except Unavailable:
+            await asyncio.sleep(pauses.after(0.0))
+    return await attempt()
 
 
 async def first_of(

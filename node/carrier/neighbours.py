@@ -179,12 +179,20 @@ class Reception:
 
         Until then the neighbour may call again, because the answer to it may have been lost.
         """
+        self._serve(lambda: time.monotonic() < until and (self._neighbour is None or more_to_come()))
+        if self._neighbour is None:
+            raise EpochEnded("the previous member did not connect", reason="NO_CONFIRMATION")
+        return self._neighbour
+
+    def answer_probes(self, going: Callable[[], bool]) -> None:
+        """Answers callers that measure for as long as `going` says, where nobody has the pass itself."""
+        self._serve(going)
+
+    def _serve(self, going: Callable[[], bool]) -> None:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         try:
-            while self._neighbour is None or more_to_come():
-                if time.monotonic() >= until:
-                    break
+            while going():
                 for key, _ in self._selector.select(_LOOK_SECONDS):
                     self._accept() if key.data is None else self._listen_to(key.data)
                 for guest in [one for one in self._guests if one.until <= time.monotonic()]:
@@ -193,9 +201,6 @@ class Reception:
             for guest in list(self._guests):
                 self._dismiss(guest)
             self._selector.close()
-        if self._neighbour is None:
-            raise EpochEnded("the previous member did not connect", reason="NO_CONFIRMATION")
-        return self._neighbour
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

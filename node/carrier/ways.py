@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MAX_WAYS = 16
-HALF_PASS_BYTES = 32
+HALF_PASS_BYTES = TAG_BYTES = 32
 SOCKET_BYTES = 4 << 20
 """Send and receive buffers on a Mac, as large as macOS makes them by itself at most (`autorcvbufmax` in xnu's
 tcp_input.c). It begins with 128 KiB, so that each 128 KiB of a long record would wake both ends once."""
@@ -132,12 +132,12 @@ def measure(ways: Sequence[Way], tag: bytes, until: Callable[[], float]) -> list
     with contextlib.ExitStack() as stack:
         for _, connection in found:
             stack.enter_context(connection)
-        return _compared(found)
+        return _compared(found, until)
 
 
-def _compared(found: Sequence[tuple[Way, socket.socket]]) -> list[Measured]:
+def _compared(found: Sequence[tuple[Way, socket.socket]], until: Callable[[], float]) -> list[Measured]:
     """The fastest first. Those that come near it are measured again, and count by their best: whatever else a
-    machine does makes a way look slower, and none faster."""
+    machine does makes a way look slower, and none faster. Each is measured once, whatever `until` says."""
     best: dict[Way, Measured] = {}
     left = dict(found)
     for _ in range(_ROUNDS):
@@ -154,7 +154,7 @@ def _compared(found: Sequence[tuple[Way, socket.socket]]) -> list[Measured]:
             best[way] = Measured(way, min(before.round_trip, now.round_trip), max(before.rate, now.rate))
         first = min((one.seconds for one in best.values()), default=0.0)
         left = {way: one for way, one in left.items() if best[way].seconds <= _NEAR * first}
-        if len(left) < 2:
+        if len(left) < 2 or time.monotonic() >= until():
             break
     return sorted(best.values(), key=lambda one: one.seconds)
 

@@ -23,6 +23,7 @@ from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.epoch import MemberEpoch
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.handler import CoordinatorHandler
+from sealring.node.daemon.measuring import Measuring
 from sealring.node.daemon.model_keeper import ModelKeeper
 from sealring.node.daemon.prefix_disks import PrefixDisks
 from sealring.node.daemon.receipts import ReceiptKey
@@ -45,8 +46,8 @@ from sealring.v1 import membership_pb2
 class Daemon:
     """Builds the parts of a node daemon, runs them, and stops them in order.
 
-    `node/main.py` serves its `handshakes`, `models` and `diagnosis`; the daemon itself is what the control
-    service schedules.
+    `node/main.py` serves its `handshakes`, `measuring`, `models` and `diagnosis`; the daemon itself is what
+    the control service schedules.
     """
 
     def __init__(self, settings: NodeSettings, state: MachineState, signer: Signer) -> None:
@@ -88,6 +89,14 @@ class Daemon:
             self._report,
         )
         self.seats = Seats(own_id, lambda ring: Seat(ring, around), self._background)
+        self.measuring = Measuring(
+            cluster,
+            self.store,
+            settings.ring_host,
+            lambda: self._rosters.valid,
+            lambda: all(seat.quiet for seat in self.seats),
+            everywhere=settings.measure_links,
+        )
         self._models = ModelKeeper(self._fetcher, self._engines, self.seats, self._disks.forget)
 
         sealing_key = SealingKey(hybrid=settings.hybrid_sealing_key)
@@ -125,6 +134,7 @@ class Daemon:
                 meter=meter,
                 engines=self._engines,
                 fetcher=self._fetcher,
+                measures=settings.measure_links,
             ),
             rosters=self._rosters,
             intake=intake,
@@ -138,6 +148,7 @@ class Daemon:
                 serial=settings.device_attestation is not None,
             ),
             diagnosis=self.diagnosis,
+            measuring=self.measuring,
             background=self._background,
         )
         introduction = Introduction(

@@ -13,6 +13,7 @@ from sealring.mesh.errors import NotFound, SealringError
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.daemon.diagnosis import Diagnosis
+from sealring.node.daemon.measuring import Measuring
 from sealring.node.daemon.model_keeper import ModelKeeper
 from sealring.node.daemon.plan import plan_epoch
 from sealring.node.daemon.roster_intake import RosterIntake
@@ -43,6 +44,7 @@ class CoordinatorHandler:
         models: ModelKeeper,
         prover: Prover,
         diagnosis: Diagnosis,
+        measuring: Measuring,
         background: Background,
     ) -> None:
         """`send` queues an answer; `on_removed` is called when the coordinator does not know this node."""
@@ -56,6 +58,7 @@ class CoordinatorHandler:
         self._models = models
         self._prover = prover
         self._diagnosis = diagnosis
+        self._measuring = measuring
         self._background = background
         self._at_once: dict[str, Callable[[Any], None]] = {
             "trace": self._trace,
@@ -69,6 +72,7 @@ class CoordinatorHandler:
             "challenge": self._prove,
             "diagnose": self._diagnose,
             "change_model": self._change_model,
+            "measure": self._measure,
         }
 
     def hello(self) -> membership_pb2.Hello:
@@ -114,6 +118,12 @@ class CoordinatorHandler:
             answer.report = await self._diagnosis.report()
         answer.answered = time.time_ns()
         self._send(membership_pb2.MemberMessage(diagnosis=answer))
+
+    async def _measure(self, question: membership_pb2.MeasureQuestion) -> None:
+        answer = membership_pb2.MeasureAnswer(id=question.id)
+        with _problem_in(answer, "measurement"):
+            answer.way.CopyFrom(await self._measuring.measure(question.member))
+        self._send(membership_pb2.MemberMessage(measured=answer))
 
     async def _change_model(self, request: membership_pb2.ChangeModel) -> None:
         answer = membership_pb2.ModelChanged(id=request.id)

@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import socket
 from collections.abc import Callable
 
 import structlog
 
 from sealring.mesh.errors import DeadlineExceeded, HandshakeError, InvalidInput, SealringError
-from sealring.mesh.system.addresses import parse_address
-from sealring.node.carrier.neighbours import PASS_BYTES
+from sealring.mesh.system.addresses import listen_error, parse_address
+from sealring.mesh.system.networks import ANY_HOST, hosts_with
+from sealring.node.carrier.neighbours import PASS_BYTES, listen
 from sealring.node.daemon.epoch import LinkSecrets
 from sealring.node.daemon.plan import EpochPlan, LinkPlan
 from sealring.node.link.exchange import Conversation, Handshakes, Talk, is_broken_off
@@ -37,8 +39,24 @@ _FIRST_ATTEMPT = 4.0
 _LONGER = 1.5
 _PAUSE, _MOST_PAUSE = 0.2, 1.0
 MAX_RING_HOSTS = 8
+_BACKLOG = 128
 _ADDRESS_LABEL = b"ring address"
 _PASS_LABEL = b"ring pass"
+
+
+def listen_for_neighbour(ring_host: str, *, everywhere: bool) -> tuple[socket.socket, str]:
+    """A socket at a free port of `ring_host` or of every interface, and its addresses, separated by commas.
+
+    Raises ConfigError (CANNOT_LISTEN).
+    """
+    hosts = hosts_with(ring_host, MAX_RING_HOSTS) if everywhere else (ring_host,)
+    host = hosts[0] if len(hosts) == 1 else ANY_HOST
+    try:
+        listener = listen(host, _BACKLOG)
+    except OSError:
+        raise listen_error(f"{host}:0") from None
+    port = listener.getsockname()[1]
+    return listener, ",".join(f"{one}:{port}" for one in hosts)
 
 
 class LinkSetup:

@@ -68,7 +68,11 @@ class StepGate:
     @property
     def resting(self) -> bool:
         """Whether no step has passed for a while."""
-        return self._clock() - self._last_at > _REST_SECONDS
+        return self.rested(_REST_SECONDS)
+
+    def rested(self, seconds: float) -> bool:
+        """Whether no step has passed for this time."""
+        return self._clock() - self._last_at > seconds
 
     async def knocked(self) -> None:
         """Returns when a step waits at the held gate."""

@@ -20,13 +20,11 @@ from sealring.mesh.errors import Conflict, SealringError
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.system.addresses import free_port, listen_error
 from sealring.mesh.system.files import unwritable
-from sealring.mesh.system.networks import ANY_HOST, hosts_with
-from sealring.node.carrier.neighbours import listen
 from sealring.node.daemon.carrier_process import CarrierProcess
 from sealring.node.daemon.engine_process import DraftKey, EngineProcess, StageKey
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.epoch import LinkSecrets, MemberEpoch, Phase
-from sealring.node.daemon.link_setup import MAX_RING_HOSTS, LinkSetup
+from sealring.node.daemon.link_setup import LinkSetup, listen_for_neighbour
 from sealring.node.daemon.plan import EpochPlan, LinkPlan, rdma_devices
 from sealring.node.daemon.prefix_disks import PrefixDisks
 from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
@@ -35,7 +33,8 @@ from sealring.node.link.params import LinkParams
 from sealring.node.wire.channel import ChannelEnds, create_channel
 from sealring.v1 import engine_pb2, membership_pb2
 
-_RING_BACKLOG = 128
+_QUIET_SECONDS = 5.0
+"""Policy: well above the time between two steps, also of the long chunks of a prompt."""
 
 _CLOSE_SECONDS = 3.0
 """Time for an epoch to end in order before its weights are freed. Other seats cannot load meanwhile."""
@@ -82,6 +81,13 @@ class Seat:
         self._setups: dict[EpochPlan, LinkSetup] = {}
 
     # Its epochs
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no epoch forms here, and none has had a step lately."""
+        if self.epoch is None or self.epoch.phase is Phase.ENDED:
+            return True
+        return self.epoch.phase is Phase.UP and self.epoch.gate.rested(_QUIET_SECONDS)
 
     @property
     def phase(self) -> Phase:
@@ -203,17 +209,8 @@ class Seat:
         Raises ConfigError (CANNOT_LISTEN).
         """
         if plan not in self._listeners:
-            hosts: Sequence[str] = [self._around.ring_host]
-            if self._around.measure_links:
-                hosts = hosts_with(self._around.ring_host, MAX_RING_HOSTS)
-            host = hosts[0] if len(hosts) == 1 else ANY_HOST
-            try:
-                listener = listen(host, _RING_BACKLOG)
-            except OSError:
-                raise listen_error(f"{host}:0") from None
-            port = listener.getsockname()[1]
-            addresses = ",".join(f"{one}:{port}" for one in hosts)
-            self._listeners[plan] = listener, addresses
+            everywhere = self._around.measure_links
+            self._listeners[plan] = listen_for_neighbour(self._around.ring_host, everywhere=everywhere)
         return self._listeners[plan]
 
     def group_address(self) -> str:

@@ -31,8 +31,11 @@ class NodeStatus:
         meter: MemoryMeter,
         engines: EngineKeeper,
         fetcher: Fetcher,
+        measures: bool,
     ) -> None:
-        """`sealing_key` is the public key that clients seal prompts to; `addresses` lead to the daemon."""
+        """`sealing_key` is the public key that clients seal prompts to; `addresses` lead to the daemon;
+        `measures` says whether this node measures its ways to others when it is asked."""
+        self._measures = measures
         self._cluster = cluster
         self._sealing_key = sealing_key
         self._signer = signer
@@ -53,6 +56,7 @@ class NodeStatus:
             sealing_key=self._sealing_key,
             sealing_key_signature=sign_sealing_key(self._signer, self._cluster, self._sealing_key),
             roster_version=self._rosters.version,
+            measures=self._measures,
             serving=[serving for seat in self._seats if (serving := seat.serving()) is not None],
         )
 

@@ -602,6 +602,7 @@ class ListNodesResponse(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
     @_builtins.property
@@ -610,20 +611,64 @@ class ListNodesResponse(_message.Message):
     def revoked(self) -> _containers.RepeatedCompositeFieldContainer[Global___RevokedIdentity]:
         """the newest thousand, newest first"""
 
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeLink]:
+        """between nodes, as they measured it last"""
+
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___Node] | None = ...,
         gateways: _abc.Iterable[Global___Gateway] | None = ...,
         revoked: _abc.Iterable[Global___RevokedIdentity] | None = ...,
+        links: _abc.Iterable[Global___NodeLink] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "nodes", b"nodes", "revoked", b"revoked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "links", b"links", "nodes", b"nodes", "revoked", b"revoked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListNodesResponse: _TypeAlias = ListNodesResponse  # noqa: Y015
+
+@_typing.final
+class NodeLink(_message.Message):
+    """What one node measured of the way to another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    CALLED_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    caller: _builtins.str
+    """the id of the node that measured"""
+    called: _builtins.str
+    host: _builtins.str
+    """of the one that was called; empty: no way was found"""
+    round_trip_us: _builtins.int
+    bytes_per_second: _builtins.int
+    measured: _builtins.int
+    """unix seconds"""
+    def __init__(
+        self,
+        *,
+        caller: _builtins.str = ...,
+        called: _builtins.str = ...,
+        host: _builtins.str = ...,
+        round_trip_us: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+        measured: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "called", b"called", "caller", b"caller", "host", b"host", "measured", b"measured", "round_trip_us", b"round_trip_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeLink: _TypeAlias = NodeLink  # noqa: Y015
 
 @_typing.final
 class Gateway(_message.Message):

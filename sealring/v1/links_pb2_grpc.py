@@ -97,3 +97,79 @@ class Links:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class WaysStub:
+    """Node to node, as Links.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Measure = channel.unary_stream(
+                '/sealring.v1.Ways/Measure',
+                request_serializer=sealring_dot_v1_dot_links__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_links__pb2.MeasureResponse.FromString,
+                _registered_method=True)
+
+
+class WaysServicer:
+    """Node to node, as Links.
+    """
+
+    def Measure(self, request, context):
+        """Where the caller may measure the ways to this member until it ends the call: one answer, while no ring answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_WaysServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Measure': grpc.unary_stream_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=sealring_dot_v1_dot_links__pb2.MeasureRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_links__pb2.MeasureResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'sealring.v1.Ways', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('sealring.v1.Ways', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Ways:
+    """Node to node, as Links.
+    """
+
+    @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sealring.v1.Ways/Measure',
+            sealring_dot_v1_dot_links__pb2.MeasureRequest.SerializeToString,
+            sealring_dot_v1_dot_links__pb2.MeasureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -56,3 +56,34 @@ class LinksServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_LinksServicer_to_server(servicer: LinksServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class WaysStub:
+    """Node to node, as Links."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> WaysAsyncStub: ...
+    Measure: _grpc.UnaryStreamMultiCallable[_links_pb2.MeasureRequest, _links_pb2.MeasureResponse]
+    """Where the caller may measure the ways to this member until it ends the call: one answer, while no ring answers."""
+
+@_typing.type_check_only
+class WaysAsyncStub(WaysStub):
+    """Node to node, as Links."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Measure: _aio.UnaryStreamMultiCallable[_links_pb2.MeasureRequest, _links_pb2.MeasureResponse]  # type: ignore[assignment]
+    """Where the caller may measure the ways to this member until it ends the call: one answer, while no ring answers."""
+
+class WaysServicer(metaclass=_abc_1.ABCMeta):
+    """Node to node, as Links."""
+
+    @_abc_1.abstractmethod
+    def Measure(
+        self,
+        request: _links_pb2.MeasureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_links_pb2.MeasureResponse], _abc.AsyncIterator[_links_pb2.MeasureResponse]]:
+        """Where the caller may measure the ways to this member until it ends the call: one answer, while no ring answers."""
+
+def add_WaysServicer_to_server(servicer: WaysServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -424,6 +424,7 @@ class MemberMessage(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     DIAGNOSIS_FIELD_NUMBER: _builtins.int
     MODEL_CHANGED_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """first after the proof"""
@@ -466,6 +467,8 @@ class MemberMessage(_message.Message):
     def diagnosis(self) -> Global___DiagnosisAnswer: ...
     @_builtins.property
     def model_changed(self) -> Global___ModelChanged: ...
+    @_builtins.property
+    def measured(self) -> Global___MeasureAnswer: ...
     def __init__(
         self,
         *,
@@ -486,12 +489,13 @@ class MemberMessage(_message.Message):
         trouble: Global___Problem | None = ...,
         diagnosis: Global___DiagnosisAnswer | None = ...,
         model_changed: Global___ModelChanged | None = ...,
+        measured: Global___MeasureAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "diagnosis", b"diagnosis", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "model_changed", b"model_changed", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "diagnosis", b"diagnosis", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "model_changed", b"model_changed", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "diagnosis", b"diagnosis", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "model_changed", b"model_changed", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge_answer", b"challenge_answer", "diagnosis", b"diagnosis", "fault", b"fault", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "measured", b"measured", "message", b"message", "model_changed", b"model_changed", "offer", b"offer", "prepared", b"prepared", "profile", b"profile", "progress", b"progress", "proof", b"proof", "renewal", b"renewal", "roster_seen", b"roster_seen", "trace", b"trace", "trouble", b"trouble", "up", b"up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace", "offer", "proof", "renewal", "trouble", "diagnosis", "model_changed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "profile", "progress", "prepared", "up", "fault", "roster_seen", "goodbye", "challenge_answer", "trace", "offer", "proof", "renewal", "trouble", "diagnosis", "model_changed", "measured"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -513,6 +517,7 @@ class CoordinatorMessage(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     DIAGNOSE_FIELD_NUMBER: _builtins.int
     CHANGE_MODEL_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
@@ -541,6 +546,10 @@ class CoordinatorMessage(_message.Message):
     def diagnose(self) -> Global___DiagnosisQuestion: ...
     @_builtins.property
     def change_model(self) -> Global___ChangeModel: ...
+    @_builtins.property
+    def measure(self) -> Global___MeasureQuestion:
+        """only to nodes whose hello says `measures`"""
+
     def __init__(
         self,
         *,
@@ -556,12 +565,13 @@ class CoordinatorMessage(_message.Message):
         accepted: _proof_pb2.ProofAccepted | None = ...,
         diagnose: Global___DiagnosisQuestion | None = ...,
         change_model: Global___ChangeModel | None = ...,
+        measure: Global___MeasureQuestion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "change_model", b"change_model", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "change_model", b"change_model", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "measure", b"measure", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "change_model", b"change_model", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "change_model", b"change_model", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "measure", b"measure", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace", "proof", "accepted", "diagnose", "change_model"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace", "proof", "accepted", "diagnose", "change_model", "measure"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -740,6 +750,87 @@ class DiagnosisAnswer(_message.Message):
 Global___DiagnosisAnswer: _TypeAlias = DiagnosisAnswer  # noqa: Y015
 
 @_typing.final
+class MeasureQuestion(_message.Message):
+    """The node measures the ways to another member, while no ring of either answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    member: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        member: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureQuestion: _TypeAlias = MeasureQuestion  # noqa: Y015
+
+@_typing.final
+class MeasureAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    WAY_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    @_builtins.property
+    def way(self) -> Global___MeasuredWay:
+        """the fastest"""
+
+    @_builtins.property
+    def problem(self) -> Global___Problem:
+        """set where there is none"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        way: Global___MeasuredWay | None = ...,
+        problem: Global___Problem | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "way", b"way"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "problem", b"problem", "way", b"way"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasureAnswer: _TypeAlias = MeasureAnswer  # noqa: Y015
+
+@_typing.final
+class MeasuredWay(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """ip:port of the other member"""
+    round_trip_us: _builtins.int
+    bytes_per_second: _builtins.int
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        round_trip_us: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bytes_per_second", b"bytes_per_second", "round_trip_us", b"round_trip_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredWay: _TypeAlias = MeasuredWay  # noqa: Y015
+
+@_typing.final
 class Hello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -750,6 +841,7 @@ class Hello(_message.Message):
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
+    MEASURES_FIELD_NUMBER: _builtins.int
     software_version: _builtins.str
     sealing_key: _builtins.bytes
     sealing_key_signature: _builtins.bytes
@@ -757,6 +849,8 @@ class Hello(_message.Message):
     roster_version: _builtins.int
     instance: _builtins.bytes
     """16 random bytes of this process: two at once hold one identity twice"""
+    measures: _builtins.bool
+    """it answers MeasureQuestion"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -773,10 +867,11 @@ class Hello(_message.Message):
         roster_version: _builtins.int = ...,
         instance: _builtins.bytes = ...,
         serving: _abc.Iterable[Global___ServingEpoch] | None = ...,
+        measures: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "serving", b"serving", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "instance", b"instance", "measures", b"measures", "roster_version", b"roster_version", "sealing_key", b"sealing_key", "sealing_key_signature", b"sealing_key_signature", "serving", b"serving", "software_version", b"software_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

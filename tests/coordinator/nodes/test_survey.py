@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sealring.coordinator.nodes import survey
+from sealring.coordinator.nodes.links import Links
 from sealring.coordinator.nodes.profiles import ProfileReply
 from sealring.coordinator.nodes.survey import Survey
 from sealring.coordinator.planning.demand import capacity
@@ -85,6 +86,7 @@ def make(
         SimpleNamespace(trust=lambda member: 10, refusal=lambda member: ""),  # type: ignore[arg-type]
         SimpleNamespace(trust_floor=floor),  # type: ignore[arg-type]
         Speeds(),
+        Links(clock=lambda: 0.0),
     )
     asked: list[list[str]] = []
 

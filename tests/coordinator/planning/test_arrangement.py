@@ -13,6 +13,7 @@ from sealring.coordinator.planning.arrangement import (
     snake,
 )
 from sealring.coordinator.planning.demand import Demand
+from sealring.coordinator.planning.links import Network
 from sealring.v1 import admin_pb2
 
 
@@ -34,7 +35,7 @@ def machines(*rooms: int) -> list[Candidate]:
 def dealt(made: Demand, rooms: tuple[int, ...], replicas: int = 1) -> list[list[tuple[str, int]]] | None:
     members = machines(*rooms)
     places = {member.id: place for place, member in enumerate(members)}
-    rings = deal(made, members, len(rooms) // replicas, replicas, places)
+    rings = deal(made, members, len(rooms) // replicas, replicas, places, Network())
     return rings and [[(member.id, layers) for member, layers in ring] for ring in rings]
 
 

@@ -9,6 +9,7 @@ import pytest
 import structlog
 from ringtables import Machine, driver, table
 
+from sealring.coordinator.nodes.links import Links
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.epochs import Phase
 from sealring.coordinator.rings.reports import RingReports
@@ -16,8 +17,9 @@ from sealring.coordinator.rings.running import RingTable, StepTimes
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 
-def reports(rings: RingTable, speeds: Any = None) -> RingReports:
-    return RingReports(rings, driver(rings), speeds or SimpleNamespace(note=lambda *given: None))
+def reports(rings: RingTable, speeds: Any = None, links: Any = None) -> RingReports:
+    silent = SimpleNamespace(note=lambda *given: None)
+    return RingReports(rings, driver(rings), speeds or silent, links or silent)
 
 
 def test_links_and_progress_are_cut() -> None:
@@ -53,6 +55,24 @@ def test_links_and_progress_are_cut() -> None:
     made.progressed("b", membership_pb2.EpochProgress(ring="r", epoch=4))
     made.up("b", membership_pb2.EpochUp(ring="r", epoch=4))
     assert machine.calls == [], "a node that is no member cannot report on a ring"
+
+
+def test_what_a_member_measured_of_its_own_link_is_noted_and_of_anothers_is_not() -> None:
+    machine, noted = Machine(), []
+    machine.members = {"a": "node-a", "b": "node-b"}
+    rings = table(r=machine)
+    rings.running["r"].plan.stages.add(member="b")
+    made = reports(rings, links=SimpleNamespace(note=lambda *given: noted.append(given)))
+
+    def up(**link: Any) -> list[Any]:
+        noted.clear()
+        made.up("a", membership_pb2.EpochUp(ring="r", epoch=4, links=[membership_pb2.LinkInfo(**link)]))
+        return noted
+
+    figures = {"address": "10.0.0.2:7", "round_trip_us": 300, "bytes_per_second": 10**8}
+    assert up(from_rank=0, to_rank=1, **figures) == [("a", "b", "10.0.0.2:7", 300, 10**8)]
+    assert up(from_rank=1, to_rank=0, **figures) == []
+    assert up(from_rank=0, to_rank=2, **figures) == []
 
 
 @pytest.mark.parametrize(
@@ -227,6 +247,6 @@ def test_a_gateway_that_lacks_a_rings_protocol_ends_its_epoch_if_another_is_shar
     driver: Any = SimpleNamespace(
         clock=lambda: 7.0, protocol=lambda running: newest, apply=lambda name, actions: None
     )
-    RingReports(rings, driver, Speeds()).gateway_came()
+    RingReports(rings, driver, Speeds(), Links(clock=lambda: 0.0)).gateway_came()
     why = "a gateway came that does not speak protocol 5"
     assert machine.calls == [("fault", ("a", 4, why, 7.0), {})] * ends

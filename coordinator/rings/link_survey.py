@@ -1,0 +1,148 @@
+"""Has nodes measure the links between them while no ring answers: at joining, on change, and every hour."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import structlog
+
+from sealring.coordinator.nodes.links import Links
+from sealring.coordinator.nodes.questions import Questions
+from sealring.coordinator.rings.epochs import Phase
+from sealring.coordinator.rings.running import RingTable
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import SealringError
+from sealring.v1 import membership_pb2
+from sealring.v1.membership_pb2 import CoordinatorMessage
+
+log = structlog.get_logger()
+
+FRESH_SECONDS = 3600.0
+"""A pair is measured again after this time. Policy: some MiB an hour for each pair."""
+
+AGAIN_SECONDS = 600.0
+"""A pair that found no way is tried again after this time, from its other end."""
+
+MOST_NODES = 64
+"""Nodes whose pairs are measured: an hour is enough for the 2,016 pairs of so many."""
+
+LATER_SECONDS = 60.0
+"""A pair of which one is at work, or was measured a moment ago, is asked again after this time."""
+
+_LOOK_SECONDS = 1.0
+_ANSWER_SECONDS = 60.0
+_BUSY = ("RING_BUSY", "MEASURED_LATELY")
+_NO_WAY = ("NO_WAY", "PEER_UNREACHABLE")
+
+
+class LinkSurvey:
+    """Has pairs measure their links: one pair at a time, and only while no ring answers or forms.
+
+    A pair is due when its second member comes, when one of the two has other addresses than at the last
+    time, and an hour after that.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        sessions: Sessions,
+        questions: Questions,
+        table: RingTable,
+        *,
+        clock: Clock = monotonic_clock,
+    ) -> None:
+        self._links = links
+        self._sessions = sessions
+        self._questions = questions
+        self._table = table
+        self._clock = clock
+        self._next: dict[frozenset[str], _Next] = {}
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Has the pair measure that is due and has waited longest, if it is quiet."""
+        pair = self._due() if self._quiet() else None
+        if pair is not None:
+            await self._measure(*pair)
+
+    def _quiet(self) -> bool:
+        """Whether no ring answers or forms, and no node fetches a model."""
+        for running in self._table.running.values():
+            if running.machine.phase is not Phase.SERVING:
+                return False
+        for session in self._sessions:
+            if session.heartbeat is None or session.idle != session.steps.keys():
+                return False
+            if any(one.size and one.done < one.size and not one.problem for one in session.heartbeat.models):
+                return False
+        return True
+
+    def _due(self) -> tuple[NodeSession, NodeSession] | None:
+        """The pair that is due the longest; the one that was called last time calls."""
+        able = sorted((one for one in self._sessions if one.measures), key=lambda one: one.member)
+        pairs = {frozenset((one.member, other.member)): (one, other) for one, other in _pairs(able)}
+        self._next = {pair: following for pair, following in self._next.items() if pair in pairs}
+        due = []
+        for pair, (one, other) in pairs.items():
+            last = self._next.get(pair)
+            if last is None:
+                due.append((float("-inf"), one, other))
+            elif last.at <= self._clock() or last.addresses != _addresses(one, other):
+                due.append((last.at, *((other, one) if last.caller == one.member else (one, other))))
+        found = min(due, key=lambda each: each[0], default=None)
+        return found and found[1:]
+
+    async def _measure(self, caller: NodeSession, called: NodeSession) -> None:
+        def question(number: int) -> CoordinatorMessage:
+            asked = membership_pb2.MeasureQuestion(id=number, member=called.member)
+            return CoordinatorMessage(measure=asked)
+
+        addresses = _addresses(caller, called)
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                answer = await self._questions.ask(caller.member, question, membership_pb2.MeasureAnswer)
+            seconds = self._take(caller.member, called.member, answer)
+        except (SealringError, TimeoutError):  # it went, or stands still
+            seconds = AGAIN_SECONDS
+        pair = frozenset((caller.member, called.member))
+        self._next[pair] = _Next(self._clock() + seconds, addresses, caller.member)
+
+    def _take(self, caller: str, called: str, answer: membership_pb2.MeasureAnswer) -> float:
+        """Notes an answer; the seconds until the pair is measured again."""
+        if not answer.HasField("problem"):
+            way = answer.way
+            self._links.note(caller, called, way.address, way.round_trip_us, way.bytes_per_second)
+            return FRESH_SECONDS
+        reason = answer.problem.reason
+        log.info("link_not_measured", caller=caller, called=called, why=reason[:64])
+        if reason in _NO_WAY:
+            self._links.failed(caller, called)
+        return LATER_SECONDS if reason in _BUSY else AGAIN_SECONDS
+
+
+@dataclass(frozen=True)
+class _Next:
+    """When a pair is due, the addresses of both when they were asked last, and which of them was asked."""
+
+    at: float
+    addresses: frozenset[str]
+    caller: str
+
+
+def _pairs(sessions: Sequence[NodeSession]) -> Iterator[tuple[NodeSession, NodeSession]]:
+    return combinations(sessions[:MOST_NODES], 2)
+
+
+def _addresses(*sessions: NodeSession) -> frozenset[str]:
+    return frozenset(
+        address for one in sessions if one.heartbeat is not None for address in one.heartbeat.addresses
+    )

@@ -1,0 +1,167 @@
+"""Measures the ways to other members while no ring answers, as a carrier does when an epoch forms.
+
+The member that is measured opens a port for one call, and gives its caller the tag with which a connection
+there has to begin, over mTLS. Nothing but zeros travels. Both ends refuse while a ring of theirs forms or
+answers, and the one that measures stops when one begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import (
+    FailedPrecondition,
+    HandshakeError,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
+from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.rpc.reach import Reach
+from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc.tls import TlsStore, peer_identity
+from sealring.mesh.system.addresses import format_address, parse_address
+from sealring.node.carrier.neighbours import PASS_BYTES, Reception
+from sealring.node.carrier.ways import TAG_BYTES, Measured, Way, measure, probe_tag
+from sealring.node.daemon.carrier_process import ways_to
+from sealring.node.daemon.link_setup import listen_for_neighbour, ring_addresses
+from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2
+
+SERVICE = links_pb2.DESCRIPTOR.services_by_name["Ways"].full_name
+
+CALLER_SECONDS = 60.0
+"""A member is measured by the same caller no more often. Policy: the coordinator asks for a pair every ten
+minutes at most, and a caller can send 32 MiB over each of 64 connections."""
+
+_PORT_SECONDS = 20.0
+_MEASURE_SECONDS = 15.0
+
+
+class Measuring(links_pb2_grpc.WaysServicer):
+    """Both roles of one daemon. Use it from one event loop."""
+
+    def __init__(
+        self,
+        cluster: str,
+        store: TlsStore,
+        ring_host: str,
+        roster: Callable[[], Roster | None],
+        quiet: Callable[[], bool],
+        *,
+        everywhere: bool,
+        clock: Clock = monotonic_clock,
+    ) -> None:
+        """`quiet` says whether no ring of this node forms or answers; it is called from threads too.
+
+        Without `everywhere` only `ring_host` is measured.
+        """
+        self._cluster = cluster
+        self._reach = Reach(store)
+        self._ring_host = ring_host
+        self._everywhere = everywhere
+        self._roster = roster
+        self._quiet = quiet
+        self._clock = clock
+        self._busy = False
+        self._called: dict[str, float] = {}
+
+    async def measure(self, member: str) -> membership_pb2.MeasuredWay:
+        """The fastest way to another member.
+
+        Raises FailedPrecondition (RING_BUSY), NotFound (UNKNOWN_NODE), Unavailable (PEER_UNREACHABLE,
+        NO_WAY), and what the member answers.
+        """
+        roster = self._roster()
+        peer = next((one for one in roster.members if one.id == member), None) if roster else None
+        if peer is None:
+            raise NotFound("the roster has no such member", reason="UNKNOWN_NODE")
+        self._require_quiet()
+        channel = await self._reach.connect(PeerIdentity(self._cluster, Role.MEMBER, member), peer.addresses)
+        try:
+            call = links_pb2_grpc.WaysStub(channel.get()).Measure(
+                links_pb2.MeasureRequest(), timeout=_PORT_SECONDS
+            )
+            try:
+                answer: Any = await call.read()
+                if answer is grpc.aio.EOF or len(answer.tag) != TAG_BYTES:
+                    raise HandshakeError("the member's answer is malformed", reason="BAD_ANSWER")
+                found = await self._over(ring_addresses(",".join(answer.addresses).encode()), answer.tag)
+            finally:
+                call.cancel()
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            await channel.close()
+        self._require_quiet()  # else the ring slowed it down
+        if not found:
+            raise Unavailable("no way to that member was found", reason="NO_WAY")
+        fastest = found[0]
+        return membership_pb2.MeasuredWay(
+            address=format_address(*fastest.way.address),
+            round_trip_us=round(1e6 * fastest.round_trip),
+            bytes_per_second=round(fastest.rate),
+        )
+
+    async def _over(self, addresses: str, tag: bytes) -> list[Measured]:
+        """The ways to these addresses, the fastest first; what was measured before a ring began."""
+        ways = [Way(parse_address(one.address), one.source) for one in ways_to(addresses.split(","))]
+        deadline = time.monotonic() + _MEASURE_SECONDS
+        over = threading.Event()
+
+        def until() -> float:
+            return deadline if self._quiet() and not over.is_set() else 0.0
+
+        try:
+            return await asyncio.to_thread(measure, ways, tag, until)
+        finally:
+            over.set()
+
+    async def Measure(  # noqa: N802
+        self, request: links_pb2.MeasureRequest, context: Any
+    ) -> AsyncIterator[links_pb2.MeasureResponse]:
+        """Raises PermissionDenied (NOT_A_MEMBER), FailedPrecondition (RING_BUSY), ResourceExhausted
+        (MEASURED_LATELY), ConfigError (CANNOT_LISTEN)."""
+        self._admit(peer_identity(context))
+        listener, addresses = listen_for_neighbour(self._ring_host, everywhere=self._everywhere)
+        link_pass = secrets.token_bytes(PASS_BYTES)  # of which nobody else learns more than the tag
+        until = time.monotonic() + _PORT_SECONDS
+        over = threading.Event()
+        reception = Reception(listener, link_pass, lambda record: None)
+
+        def going() -> bool:
+            return not over.is_set() and time.monotonic() < until
+
+        self._busy = True
+        answering = asyncio.get_running_loop().run_in_executor(None, reception.answer_probes, going)
+        try:
+            yield links_pb2.MeasureResponse(addresses=addresses.split(","), tag=probe_tag(link_pass))
+            await asyncio.shield(answering)
+        finally:
+            over.set()
+            self._busy = False
+            answering.add_done_callback(lambda _: listener.close())
+
+    def _admit(self, caller: PeerIdentity) -> None:
+        roster, now = self._roster(), self._clock()
+        known = {one.id for one in roster.members} if roster is not None else set()
+        if (caller.cluster, caller.role) != (self._cluster, Role.MEMBER) or caller.id not in known:
+            raise PermissionDenied("the caller is no member of this cluster", reason="NOT_A_MEMBER")
+        self._require_quiet()
+        if self._busy or now - self._called.get(caller.id, -CALLER_SECONDS) < CALLER_SECONDS:
+            raise ResourceExhausted("the ways to this node are being measured", reason="MEASURED_LATELY")
+        self._called = {one: at for one, at in self._called.items() if one in known} | {caller.id: now}
+
+    def _require_quiet(self) -> None:
+        if not self._quiet():
+            raise FailedPrecondition("a ring of this node is at work", reason="RING_BUSY")
