@@ -17,8 +17,8 @@ from sealring.mesh.system.paths import default_state_root
 
 MAX_ADDRESSES = 8
 _MOST_OWN = 4
-"""Of the machine's own addresses: Thunderbolt, Ethernet, Wi-Fi and one more. A roster has 650 bytes for each
-node, and an address takes 20 of them."""
+"""The machine's own addresses that others learn: Thunderbolt, Ethernet, Wi-Fi and one more. A roster has 650
+bytes for each node, and an address takes 20 of them."""
 
 MAX_RDMA_DEVICES = 8
 _RDMA_DEVICE = re.compile(r"([a-z2-7]{16})[a-z2-7]{0,40}=(rdma_[a-z0-9]{1,15})")

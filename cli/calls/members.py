@@ -131,8 +131,7 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
 
 
 def print_links(links: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> None:
-    """What nodes measured of the links between them as a table, the slowest first; nothing where there is
-    nothing."""
+    """Prints the measured links between nodes as a table, the slowest first, if there are any."""
     if not links:
         return
     names = {one["id"]: one["name"] for one in nodes}

@@ -28,7 +28,7 @@ AGAIN_SECONDS = 600.0
 """A pair that found no way is tried again after this time, from its other end."""
 
 MOST_NODES = 64
-"""Nodes whose pairs are measured: an hour is enough for the 2,016 pairs of so many."""
+"""Nodes whose pairs are measured: an hour is enough for their 2,016 pairs."""
 
 LATER_SECONDS = 60.0
 """A pair of which one is at work, or was measured a moment ago, is asked again after this time."""

@@ -121,7 +121,7 @@ class WaysServicer:
     """
 
     def Measure(self, request, context):
-        """Where the caller may measure the ways to this member until it ends the call: one answer, while no ring answers.
+        """A port at which the caller may measure its ways to this member until it ends the call; one answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

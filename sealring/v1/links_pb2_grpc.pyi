@@ -65,7 +65,7 @@ class WaysStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WaysAsyncStub: ...
     Measure: _grpc.UnaryStreamMultiCallable[_links_pb2.MeasureRequest, _links_pb2.MeasureResponse]
-    """Where the caller may measure the ways to this member until it ends the call: one answer, while no ring answers."""
+    """A port at which the caller may measure its ways to this member until it ends the call; one answer."""
 
 @_typing.type_check_only
 class WaysAsyncStub(WaysStub):
@@ -73,7 +73,7 @@ class WaysAsyncStub(WaysStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Measure: _aio.UnaryStreamMultiCallable[_links_pb2.MeasureRequest, _links_pb2.MeasureResponse]  # type: ignore[assignment]
-    """Where the caller may measure the ways to this member until it ends the call: one answer, while no ring answers."""
+    """A port at which the caller may measure its ways to this member until it ends the call; one answer."""
 
 class WaysServicer(metaclass=_abc_1.ABCMeta):
     """Node to node, as Links."""
@@ -84,6 +84,6 @@ class WaysServicer(metaclass=_abc_1.ABCMeta):
         request: _links_pb2.MeasureRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_links_pb2.MeasureResponse], _abc.AsyncIterator[_links_pb2.MeasureResponse]]:
-        """Where the caller may measure the ways to this member until it ends the call: one answer, while no ring answers."""
+        """A port at which the caller may measure its ways to this member until it ends the call; one answer."""
 
 def add_WaysServicer_to_server(servicer: WaysServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

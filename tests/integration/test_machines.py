@@ -8,10 +8,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -162,12 +162,67 @@ def test_a_ring_takes_the_faster_cable_and_the_other_one_when_that_is_out(tmp_pa
         studio.run("deploy", "demo", "--stages", "2")
         assert hosts_of(studio) == {"169.254.7.1", "169.254.7.2"}
         assert "Paris" in ask(studio)
+        before = ring_of(studio)["epoch"]
         ip("link", "set", "tb0", "down", space=spaces[0])
         assert "Paris" in ask(studio)
         assert hosts_of(studio) == {"10.77.0.1", "10.77.0.2"}
+        assert ring_of(studio)["epoch"] == before + 1, "a link that fails costs one epoch"
+
+
+@pytest.mark.sweep
+def test_members_whose_first_addresses_are_dead_to_each_other_are_a_ring_over_a_cable(
+    tmp_path: Path,
+) -> None:
+    """As on a Wi-Fi that keeps its clients apart. All reach the coordinator; the pairs were measured before
+    there was a ring, and the plan has the order by them."""
+    names = ["studio", "book", "mini"]
+    with separate_machines(tmp_path, names) as (studio, book, mini), ExitStack() as stack:
+        spaces = [f"sealring-{os.getpid()}-{name}" for name in names]
+        for port in ("port1", "port2"):
+            ip("link", "set", "dev", port, "type", "bridge_slave", "isolated", "on", space=spaces[0])
+        up = stack.enter_context(studio.running("up", "--address", "10.77.0.1"))
+        code = up.wait_for(lambda line: re.fullmatch(r"  [0-9]{3}-[0-9]{4}", line) is not None)
+        for name, one in (("book", book), ("mini", mini)):
+            stack.enter_context(one.running("join", typed=f"{code}\n"))
+            up.wait_for(f"{name} is online")
+        measured = links_of(studio, lambda found: len(found) == 3)
+        assert measured["book", "mini"] == "", "no way was found"
+        assert "" not in (measured["book", "studio"], measured["mini", "studio"])
+        ip("link", "add", "tb0", "type", "veth", "peer", "name", "tb0", "netns", spaces[2], space=spaces[1])
+        for number, space in enumerate(spaces[1:], 1):
+            ip("address", "add", f"169.254.7.{number}/16", "dev", "tb0", space=space)
+            ip("link", "set", "tb0", "up", space=space)
+        measured = links_of(studio, lambda found: found["book", "mini"] != "")
+        assert measured["book", "mini"].startswith("169.254.7.")
+        planned = studio.run("deployment", "plan", "demo", "--stages", "3")
+        assert "links between nodes" in planned
+        assert "found no way" not in studio.run("doctor", "--cluster", status=None)
+        studio.run("deploy", "demo", "--member", "book", "--member", "mini", "--stages", "2")
+        assert "Paris" in ask(studio)
+        assert hosts_of(studio) == {"169.254.7.1", "169.254.7.2"}
+        assert ring_of(studio)["epoch"] == 1, "nothing failed before it served"
+
+
+def links_of(machine: Machine, wanted: Callable[[dict[Any, str]], bool]) -> dict[Any, str]:
+    """The hosts over which nodes reach each other, by the sorted names of a pair, once they are `wanted`."""
+    while True:
+        found = json.loads(machine.run("status", "--json"))
+        names = {node["id"]: node["name"] for node in found["nodes"]}
+        hosts = {
+            tuple(sorted((names[one["caller"]], names[one["called"]]))): one["host"] for one in found["links"]
+        }
+        if wanted(hosts):
+            return hosts
 
 
 def hosts_of(machine: Machine) -> set[str]:
     """The hosts over which the ring's links go."""
+    return {link["address"].partition(":")[0] for link in ring_of(machine)["links"]}
+
+
+def ring_of(machine: Machine) -> dict[str, Any]:
+    """The ring of the one deployment."""
     (found,) = json.loads(machine.run("deployment", "list", "--json"))
-    return {link["address"].partition(":")[0] for link in found["rings"][0]["links"]}
+    (ring,) = found["rings"]
+    assert isinstance(ring, dict)
+    return ring

@@ -11,8 +11,9 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 
-from sealring.coordinator.planning.costs import FENCE, SEALED, Link, Model, Network, Shape, TensorGroup, hop
+from sealring.coordinator.planning.costs import FENCE, SEALED, Model, Shape, TensorGroup, hop
 from sealring.coordinator.planning.demand import Demand
+from sealring.coordinator.planning.links import Link, Network
 from sealring.coordinator.planning.speeds import Rate
 
 

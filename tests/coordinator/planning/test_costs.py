@@ -17,14 +17,13 @@ from sealring.coordinator.planning.costs import (
     HOP_ON_METAL,
     SEALED,
     Estimate,
-    Link,
     Model,
-    Network,
     Shape,
     TensorGroup,
     estimate,
     strategy_of,
 )
+from sealring.coordinator.planning.links import Link, Network
 from sealring.coordinator.planning.speeds import Rate
 from sealring.v1 import model_pb2
 

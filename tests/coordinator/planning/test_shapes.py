@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.costs import ASSUMED, Model, Network
+from sealring.coordinator.planning.costs import Model
+from sealring.coordinator.planning.links import ASSUMED, Network
 from sealring.coordinator.planning.shapes import (
     shape_table,
 )

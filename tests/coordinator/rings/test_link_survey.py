@@ -50,7 +50,7 @@ class Bed:
         return session
 
     async def look(self, times: int = 1) -> list[str]:
-        """Who is asked about whom in so many looks."""
+        """The questions of this number of looks, by the names of caller and called."""
         self.asked.clear()
         for _ in range(times):
             await self.survey.look()

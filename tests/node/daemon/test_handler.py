@@ -12,7 +12,7 @@ from sealring.v1 import membership_pb2
 def make_handler(sent: list[membership_pb2.MemberMessage], background: Background, **parts: Any) -> Any:
     """A handler whose parts are those that a test gives."""
     missing: Any = SimpleNamespace()
-    names = ("status", "rosters", "intake", "seats", "models", "prover", "diagnosis")
+    names = ("status", "rosters", "intake", "seats", "models", "prover", "diagnosis", "measuring")
     given = {name: parts.get(name, missing) for name in names}
     return CoordinatorHandler("me", sent.append, lambda: None, background=background, **given)
 

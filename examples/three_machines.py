@@ -1,0 +1,202 @@
+"""Three machines from nothing to an answer, with nothing typed but a code: a recording.
+
+    sudo .venv/bin/python examples/three_machines.py > docs/three-machines.txt
+
+Each machine is a network namespace of this Linux machine, with a host name and a home folder of its own, on
+a switch that carries real multicast. On the first one `sealring up` is typed, on the others `sealring join`
+and the code that the first one shows; then `sealring deploy` and `sealring chat`. Every line is printed
+behind its machine and the seconds since the start. Nothing is left afterwards. It needs root, `ip` and
+`unshare`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+NAMES = ("studio", "mini", "book")
+QUESTION = "What is the capital of France?"
+SEALRING = str(Path(sys.executable).with_name("sealring"))
+_CODE = re.compile(r"[0-9]{3}-[0-9]{4}\Z")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|[\r\x00-\x08\x0b-\x1f]")
+_PATIENCE = 300.0
+_OWN_HOST_NAME = 'hostname "$1" && shift && exec "$@"'
+
+
+class Recording:
+    """Prints each line of each machine once, behind the time since the start."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._lock = threading.Lock()
+
+    def say(self, name: str, line: str) -> None:
+        with self._lock:
+            print(f"{time.monotonic() - self._begun:6.1f} s  {name:<6}  {line}", flush=True)
+
+
+class Typed:
+    """A command that somebody has typed on a machine, on a terminal."""
+
+    def __init__(self, machine: Machine, words: Sequence[str]) -> None:
+        self._machine = machine
+        self.lines: list[str] = []
+        self._said = threading.Condition()
+        self._terminal, its = os.openpty()
+        self.process = subprocess.Popen(
+            [*machine.inside, SEALRING, *words],
+            env=machine.environment,
+            stdin=its,
+            stdout=its,
+            stderr=its,
+            start_new_session=True,
+        )
+        os.close(its)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, f"{text}\n".encode())
+
+    def wait_for(self, wanted: Callable[[str], object]) -> str:
+        """The first line of which this is true, said or to come. Exits where none comes."""
+
+        def found() -> str | None:
+            return next((line for line in self.lines if wanted(line)), None)
+
+        with self._said:
+            self._said.wait_for(lambda: found() is not None or not self._reader.is_alive(), _PATIENCE)
+            line = found()
+        if line is None:
+            raise SystemExit(f"{self._machine.name} did not say what was waited for")
+        return line
+
+    def end(self) -> None:
+        """What is left of it after Ctrl-C is killed."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_PATIENCE)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._reader.join(_PATIENCE)
+
+    def _read(self) -> None:
+        left = b""
+        with contextlib.suppress(OSError):  # Linux: the terminal's other end is closed
+            while part := os.read(self._terminal, 1 << 16):
+                *whole, left = (left + part).replace(b"\r", b"\n").split(b"\n")
+                for line in whole:
+                    self._take(line)
+        self._take(left)
+        os.close(self._terminal)
+
+    def _take(self, line: bytes) -> None:
+        text = _ESCAPES.sub("", line.decode(errors="replace")).rstrip()
+        if text and (not self.lines or self.lines[-1] != text):
+            self._machine.recording.say(self._machine.name, text)
+            with self._said:
+                self.lines.append(text)
+                self._said.notify_all()
+
+
+class Machine:
+    """A network namespace with a home folder."""
+
+    def __init__(self, name: str, space: str, home: Path, recording: Recording) -> None:
+        self.name, self.recording = name, recording
+        home.mkdir()
+        self.inside = [
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            _OWN_HOST_NAME,
+            "sh",
+            name,
+            "ip",
+            "netns",
+            "exec",
+            space,
+        ]
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("SEALRING_")}
+        self.environment = kept | {"HOME": str(home), "XDG_STATE_HOME": "", "XDG_CONFIG_HOME": ""}
+
+    @contextlib.contextmanager
+    def typed(self, *words: str) -> Iterator[Typed]:
+        shown = " ".join(f'"{word}"' if " " in word else word for word in words)
+        self.recording.say(self.name, f"$ sealring {shown}")
+        command = Typed(self, words)
+        try:
+            yield command
+        finally:
+            command.end()
+
+    def run(self, *words: str) -> None:
+        """A command that ends by itself. Exits where it fails."""
+        with self.typed(*words) as command:
+            if command.process.wait(_PATIENCE):
+                raise SystemExit(f"{self.name}: sealring {words[0]} failed")
+
+
+@contextlib.contextmanager
+def network(spaces: Sequence[str]) -> Iterator[None]:
+    """The namespaces on one switch, at 10.77.0.1, 10.77.0.2 and so on."""
+    first = spaces[0]
+    with contextlib.ExitStack() as stack:
+        for space in spaces:
+            ip("netns", "add", space)
+            stack.callback(ip, "netns", "delete", space)
+            ip("-n", space, "link", "set", "lo", "up")
+        ip("-n", first, "link", "add", "net0", "type", "bridge")
+        for number, space in enumerate(spaces[1:], 1):
+            port = f"port{number}"
+            ip("-n", first, *("link", "add", port, "type", "veth", "peer", "name", "net0", "netns", space))
+            ip("-n", first, "link", "set", port, "master", "net0", "up")
+        for number, space in enumerate(spaces, 1):
+            ip("-n", space, "address", "add", f"10.77.0.{number}/24", "dev", "net0")
+            ip("-n", space, "link", "set", "net0", "up")
+        yield
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+def main() -> None:
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "hostname"))):
+        raise SystemExit("this needs root on Linux, with ip, unshare and hostname")
+    recording = Recording()
+    spaces = [f"three-{os.getpid()}-{name}" for name in NAMES]
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(network(spaces))
+        studio, mini, book = (
+            Machine(name, space, folder / name, recording) for name, space in zip(NAMES, spaces, strict=True)
+        )
+        up = stack.enter_context(studio.typed("up"))
+        code = up.wait_for(lambda line: _CODE.match(line.strip())).strip()
+        for machine in (mini, book):
+            join = stack.enter_context(machine.typed("join"))
+            join.wait_for(lambda line: line.startswith("cluster "))
+            join.type(code)
+            up.wait_for(lambda line, name=machine.name: f"{name} is online" in line)
+        studio.run("deploy", "demo", "--stages", "3")
+        studio.run("chat", QUESTION)
+        studio.run("status")
+        recording.say("", "Ctrl-C on each")
+
+
+if __name__ == "__main__":
+    main()
