@@ -7,8 +7,7 @@ How it chooses, when the operator leaves it open:
 - the members that have the model, then those with the most memory (then trust, then id), dealt out so that
   replicas are alike;
 - chunks as long as every member gains by, or the largest image is, and has the memory for;
-- ranks in the order in which the operator named the members; else by measured links, or by names where
-  links are alike or not known; where that fits;
+- ranks in the order that the operator gave, else by measured links, else by names, if that fits;
 - layers in proportion to the memory that each member has left after embedding or head (`apportion.py`), or to
   speed, if one member was measured at half the speed of another with this model, or less (`speeds.py`).
 

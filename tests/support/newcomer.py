@@ -23,7 +23,7 @@ async def look() -> list[object]:
 
 
 async def attempt(root: str, address: str, codes: list[str]) -> list[str]:
-    """What becomes of each code, all tried at once: "token", or why it is refused."""
+    """Tries all codes at once; for each of them "token", or the reason of the refusal."""
     offer = Offer(decode_base32(root), "home", (address,))
 
     async def one(code: str) -> str:
