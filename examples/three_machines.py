@@ -29,6 +29,9 @@ QUESTION = "What is the capital of France?"
 SEALRING = str(Path(sys.executable).with_name("sealring"))
 _CODE = re.compile(r"[0-9]{3}-[0-9]{4}\Z")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|[\r\x00-\x08\x0b-\x1f]")
+_BAR = re.compile(r"[\u2800-\u28ff] +(.*?) *━+ *[0-9:]+\Z")
+"""A progress bar, which is drawn ten times a second."""
+
 _PATIENCE = 300.0
 _OWN_HOST_NAME = 'hostname "$1" && shift && exec "$@"'
 
@@ -104,6 +107,9 @@ class Typed:
 
     def _take(self, line: bytes) -> None:
         text = _ESCAPES.sub("", line.decode(errors="replace")).rstrip()
+        bar = _BAR.match(text)
+        if bar is not None:
+            text = f"... {bar[1]}" if bar[1] else ""
         if text and (not self.lines or self.lines[-1] != text):
             self._machine.recording.say(self._machine.name, text)
             with self._said:
@@ -131,7 +137,12 @@ class Machine:
             space,
         ]
         kept = {key: value for key, value in os.environ.items() if not key.startswith("SEALRING_")}
-        self.environment = kept | {"HOME": str(home), "XDG_STATE_HOME": "", "XDG_CONFIG_HOME": ""}
+        self.environment = kept | {
+            "HOME": str(home),
+            "XDG_STATE_HOME": "",
+            "XDG_CONFIG_HOME": "",
+            "COLUMNS": "120",
+        }
 
     @contextlib.contextmanager
     def typed(self, *words: str) -> Iterator[Typed]:

@@ -41,7 +41,7 @@ RUN = (
     *("models", "memory_limit", "prefix_disk", "allow_downloads"),
     *("software_identity_allowed", "hybrid_sealing_key", "enclave_helper", "device_attestation"),
 )
-JOIN = (*IDENTITY, "name", "listen", "advertise", "device_attestation")
+JOIN = (*IDENTITY, "name", "listen", "advertise", "measure_links", "device_attestation")
 
 
 @command(app, example="sealring node join TOKEN", section="node", fields=JOIN)
