@@ -239,6 +239,9 @@ async def in_clear(
         raise named(from_rpc_error(error), "the gateway", gateway.address) from None
 
 
+_IMAGE_HINT = "give a PNG, JPEG, WebP or GIF file"
+
+
 def read_image(file: str) -> bytes:
     """The bytes of a picture's file, which the head looks into. Raises InvalidInput (BAD_IMAGE,
     IMAGE_TOO_LARGE)."""
@@ -250,11 +253,14 @@ def read_image(file: str) -> bytes:
     except (OSError, RuntimeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else None
         raise InvalidInput(
-            f"{file} cannot be read: {why or 'there is no such file'}", reason="BAD_IMAGE", param="image"
+            f"{file} cannot be read: {why or 'there is no such file'}",
+            hint=_IMAGE_HINT,
+            reason="BAD_IMAGE",
+            param="image",
         ) from None
     check_size(len(image), "image")
     if not image:
-        raise InvalidInput(f"{file} is empty", reason="BAD_IMAGE", param="image")
+        raise InvalidInput(f"{file} is empty", hint=_IMAGE_HINT, reason="BAD_IMAGE", param="image")
     return image
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +15,14 @@ from sealring.cli.terminal.output import moment, print_data, print_json, say
 from sealring.mesh.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sealring.mesh.receipt.verify import Proven
+    from sealring.api.receipts import Answered
+    from sealring.mesh.receipt.verify import Known, Proven
+    from sealring.mesh.roster.model import Roster
 
 app = typer.Typer(name="receipt", help="What members have signed for an answer.", no_args_is_help=True)
 
 _MAX_FILE = 64 << 20
+_MAX_ROSTER = 2 << 20
 
 
 @command(app, example="sealring receipt verify answer.json --request body.json --root-sha256 HEX")
@@ -47,59 +50,91 @@ def verify(
 
     FILE is the whole answer of any of the APIs, or what a stream's last event has in `sealring_receipt`.
     """
-    from sealring.api.receipts import Told, parse_body, read_answer, text_told
+    from sealring.api.receipts import parse_body, read_answer, text_digests
     from sealring.client.trust import parse_root_sha256
-    from sealring.mesh.pki.root import decode_chain, verify_root_chain
-    from sealring.mesh.receipt.verify import Known, verify_receipt
-    from sealring.mesh.roster.codec import issued_unverified
-    from sealring.mesh.roster.reader import check_roster
+    from sealring.mesh.receipt.verify import verify_receipt
 
-    if (later is None) != (root is None):
-        raise InvalidInput("--roster and --root-chain go together", reason="BAD_OPTION", param="roster")
     root_hash = parse_root_sha256(pin)
+    newer = _newer_roster(later, root, root_hash)
     answered = read_answer(parse_body(read_file(file, max_bytes=_MAX_FILE), "the answer"))
-    requests: list[bytes | None] = [None] * len(answered.receipts)
-    if request is not None:
-        body = parse_body(read_file(request, max_bytes=_MAX_FILE), "the request")
-        requests = [*answered.requests(body)]
-        if len(requests) != len(answered.receipts):
-            raise InvalidInput("the request asks for another number of answers", reason="BAD_FILE")
-    choices = answered.choices
     if text is not None:
-        choices = [text_told(read_file(text, max_bytes=_MAX_FILE).decode())]
-    newer = None
-    if later is not None and root is not None:
-        envelope = read_file(later, max_bytes=2 << 20)
-        metadata = verify_root_chain(
-            decode_chain(read_file(root, max_bytes=2 << 20)), root_hash, now=time.time()
-        )
-        newer = check_roster(envelope, metadata, now=issued_unverified(envelope))
-    proven = []
-    for place, receipt in enumerate(answered.receipts):
-        told = choices[place] if place < len(choices) else Told()
-        known = Known(
-            nonce=_nonce(nonce),
-            request=requests[place],
-            text=told.text,
-            reasoning=told.reasoning,
-            calls=told.calls,
-            finish=told.finish,
-        )
-        proven.append(verify_receipt(receipt, root_hash, known, later=newer))
+        answered = replace(answered, choices=[text_digests(_read_text(text))])
+    proven = [
+        verify_receipt(receipt, root_hash, known, later=newer)
+        for receipt, known in zip(answered.receipts, _known(answered, request, nonce), strict=True)
+    ]
     if as_json:
         print_json([_described(one) for one in proven])
         return
+    compared = {"request": request is not None, "answer": bool(answered.choices), "nonce": bool(nonce)}
     for one in proven:
-        for line in in_words(one, request=request is not None, answer=bool(choices), nonce=bool(nonce)):
+        for line in in_words(one, **compared):
             print_data(line)
     say("the receipt holds")
+
+
+def _known(answered: Answered, request: Path | None, nonce: str) -> list[Known]:
+    """What to compare each receipt of an answer with: the files' hashes and the nonce, as far as given."""
+    from sealring.api.receipts import ChoiceDigests, parse_body
+    from sealring.mesh.receipt.verify import Known
+
+    count = len(answered.receipts)
+    requests: list[bytes | None] = [None] * count
+    if request is not None:
+        requests = [*answered.requests(parse_body(read_file(request, max_bytes=_MAX_FILE), "the request"))]
+        if len(requests) != count:
+            raise InvalidInput(
+                f"the request asks for {len(requests)} answers, and there are {count} receipts",
+                hint="give the body with which this answer was asked for",
+                reason="BAD_FILE",
+            )
+    choices = [*answered.choices, *[ChoiceDigests()] * count][:count]
+    return [
+        Known(nonce=_nonce(nonce), request=digest, **asdict(choice))
+        for digest, choice in zip(requests, choices, strict=True)
+    ]
+
+
+def _newer_roster(file: Path | None, root: Path | None, root_hash: bytes) -> Roster | None:
+    """The roster in a file, verified by the root metadata in another; None if neither was given."""
+    from sealring.mesh.pki.root import decode_chain, verify_root_chain
+    from sealring.mesh.roster.codec import issued_unverified
+    from sealring.mesh.roster.reader import check_roster
+
+    if file is None and root is None:
+        return None
+    if file is None or root is None:
+        raise InvalidInput(
+            "--roster and --root-chain go together",
+            hint="give both files, or neither",
+            reason="BAD_OPTION",
+            param="roster",
+        )
+    envelope = read_file(file, max_bytes=_MAX_ROSTER)
+    chain = decode_chain(read_file(root, max_bytes=_MAX_ROSTER))
+    metadata = verify_root_chain(chain, root_hash, now=time.time())
+    return check_roster(envelope, metadata, now=issued_unverified(envelope))
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return read_file(file, max_bytes=_MAX_FILE).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(
+            f"{file} is not UTF-8 text", hint="give the answer's text as it came", reason="BAD_FILE"
+        ) from None
 
 
 def _nonce(text: str) -> bytes | None:
     try:
         return bytes.fromhex(text) or None
     except ValueError:
-        raise InvalidInput("the nonce is not hexadecimal", reason="BAD_NONCE", param="nonce") from None
+        raise InvalidInput(
+            "the nonce is not hexadecimal",
+            hint="give it as it was sent in the header sealring-receipt",
+            reason="BAD_NONCE",
+            param="nonce",
+        ) from None
 
 
 def _described(proven: Proven) -> dict[str, Any]:

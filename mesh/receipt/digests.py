@@ -73,7 +73,7 @@ def sampled_digest(binding: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def canonical_arguments(arguments: str) -> bytes:
-    """A call's arguments with sorted keys and without spaces: some APIs tell them as an object and not as the
+    """A call's arguments with sorted keys and without spaces: some APIs give them as an object and not as the
     model's text. What is no JSON is taken as it stands."""
     try:
         value = json.loads(arguments or "{}")

@@ -58,7 +58,11 @@ def receipts_of(value: Any) -> list[inference.Receipt]:
         ]
         return [_receipt(each, rosters) for each in _list(value, "choices")]
     except FormatError as error:
-        raise ReceiptError(f"the receipt is malformed: {error}", reason="RECEIPT_MALFORMED") from None
+        raise ReceiptError(
+            f"the receipt is malformed: {error}",
+            hint=f"give the whole answer, or what its field {NAME} holds, as it came",
+            reason="RECEIPT_MALFORMED",
+        ) from None
 
 
 def _head(head: inference.HeadReceipt) -> dict[str, Any]:

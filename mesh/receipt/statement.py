@@ -1,6 +1,6 @@
 """The two statements of a receipt, as bytes: the head's over request and answer, the tail's over the tokens.
 
-The head signs what it has read and told. The tail knows neither: it signs the tokens that it has sampled,
+The head signs what it has read and sent. The tail knows neither: it signs the tokens that it has sampled,
 under a binding that the head gave it. The binding covers the client's nonce, the request, the roster, the
 ring and the epoch, so both statements are of the same answer. A statement is canonical JSON, signed by the
 identity key under the label *receipt*.
@@ -183,7 +183,7 @@ def parse_statement(data: bytes) -> Statement:
     except FormatError as error:
         raise _malformed(str(error)) from None
     if statement.encode() != data:
-        raise _malformed("it has another spelling")
+        raise _malformed("it is not in its canonical form")
     if statement.finish not in ("stop", "length") or statement.given > statement.tokens:
         raise _malformed("its figures cannot be")
     return statement
@@ -222,4 +222,8 @@ def _earlier(item: Json) -> Earlier:
 
 
 def _malformed(why: str) -> ReceiptError:
-    return ReceiptError(f"the head's statement is malformed: {why}", reason="RECEIPT_MALFORMED")
+    return ReceiptError(
+        f"the head's statement is malformed: {why}",
+        hint="do not rely on the answer: ask again",
+        reason="RECEIPT_MALFORMED",
+    )

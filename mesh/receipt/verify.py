@@ -75,7 +75,7 @@ def check_receipt(receipt: inference.Receipt, roster: Roster, known: Known) -> P
     statement = parse_statement(receipt.head.statement)
     named = statement.cluster, statement.roster_version, statement.roster_hash
     if named != (roster.cluster, roster.version, roster.hash):
-        raise ReceiptError("the head names another roster", reason="RECEIPT_ROSTER")
+        raise _refused("the head names another roster", "RECEIPT_ROSTER")
     ring = _ring(statement, roster)
     _check_times(statement)
     head, tail = ring.members[0].id, ring.members[-1].id
@@ -84,7 +84,7 @@ def check_receipt(receipt: inference.Receipt, roster: Roster, known: Known) -> P
         _require(receipt.tail, "tail")
         end = receipt.tail.finished
         if not statement.opened - SKEW_SECONDS * 1000 <= end <= statement.opened + MAX_SECONDS * 1000:
-            raise ReceiptError("the tail's time does not fit the head's", reason="RECEIPT_TIMES")
+            raise _refused("the tail's time does not fit the head's", "RECEIPT_TIMES")
         signed = tail_statement(statement, end).encode()
         _check_signature(roster, tail, signed, receipt.tail.signature, "tail")
     if receipt.choice != statement.choice:
@@ -115,7 +115,7 @@ def _roster(receipt: inference.Receipt, statement: Statement, root_sha256: bytes
         roster = check_roster(receipt.roster, root, now=statement.opened / 1000)
     except RosterError as error:
         raise ReceiptError(
-            f"its roster is not believed: {error.message} ({error.reason})",
+            f"the receipt's roster is not believed: {error.message} ({error.reason})",
             hint=error.hint,
             reason="RECEIPT_ROSTER",
             roster=error.reason,
@@ -128,37 +128,39 @@ def _ring(statement: Statement, roster: Roster) -> Ring:
     try:
         ring = roster.ring(statement.ring)
     except SealringError:
-        raise ReceiptError("its ring is not in the roster", reason="RECEIPT_RING") from None
+        raise _refused("the receipt's ring is not in the roster", "RECEIPT_RING") from None
     places = tuple(Place(one.id, one.layers, roster.member(one.id).trust) for one in ring.members)
     stated = statement.members, statement.deployment, statement.model_digest
     if stated != (places, ring.deployment, ring.model_digest):
-        raise ReceiptError("the head describes another ring than the roster", reason="RECEIPT_RING")
+        raise _refused("the head describes another ring than the roster", "RECEIPT_RING")
     return ring
 
 
 def _check_times(statement: Statement) -> None:
     took = statement.finished - statement.opened
     if not -SKEW_SECONDS * 1000 <= took <= MAX_SECONDS * 1000:
-        raise ReceiptError("the answer ended before it began, or took days", reason="RECEIPT_TIMES")
+        raise _refused("the answer ended before it began, or took days", "RECEIPT_TIMES")
 
 
 def _check_signature(roster: Roster, member: str, statement: bytes, signature: bytes, who: str) -> None:
     try:
         verify(roster.member(member).identity_key, Label.RECEIPT, statement, signature)
     except SealringError:
-        raise ReceiptError(f"the {who}'s signature does not verify", reason="RECEIPT_SIGNATURE") from None
+        raise _refused(f"the {who}'s signature does not verify", "RECEIPT_SIGNATURE") from None
 
 
 def _check_revoked(statement: Statement, later: Roster) -> None:
     if later.cluster != statement.cluster or later.version < statement.roster_version:
-        raise ReceiptError("the later roster is of another cluster, or older", reason="RECEIPT_ROSTER")
+        raise ReceiptError(
+            "the later roster is of another cluster, or older",
+            hint="give a newer roster of the cluster that the receipt names",
+            reason="RECEIPT_ROSTER",
+        )
     members = {place.id for place in statement.members}
     for entry in later.revoked:
         if entry.id in members and entry.at * 1000 <= statement.finished:
-            raise ReceiptError(
-                "a member of the ring was revoked before the answer ended",
-                reason="RECEIPT_REVOKED",
-                member=entry.id,
+            raise _refused(
+                "a member of the ring was revoked before the answer ended", "RECEIPT_REVOKED", member=entry.id
             )
 
 
@@ -181,4 +183,13 @@ def _compare(statement: Statement, known: Known) -> None:
 
 def _other(what: str, differs: str = "") -> ReceiptError:
     detail = f": its {differs} differs" if differs not in ("", what) else ""
-    return ReceiptError(f"the receipt is for another {what}{detail}", reason=f"RECEIPT_OTHER_{what.upper()}")
+    return ReceiptError(
+        f"the receipt is for another {what}{detail}",
+        hint="give the request and the answer that belong to this receipt, as they were sent",
+        reason=f"RECEIPT_OTHER_{what.upper()}",
+    )
+
+
+def _refused(why: str, reason: str, **metadata: object) -> ReceiptError:
+    """The error for a receipt that proves nothing, whatever the client compares it with."""
+    return ReceiptError(why, hint="do not rely on the answer: ask again", reason=reason, **metadata)

@@ -1,4 +1,4 @@
-"""What an engine notes of rows that ask for a receipt: the head what it tells, the tail what it samples.
+"""What an engine notes of rows that ask for a receipt: the head what it delivers, the tail what it samples.
 
 Both cost a hash update or an append for each token, beside the step's path: the head's in the thread that
 turns tokens into text, the tail's in the one that sends them off.
@@ -17,8 +17,8 @@ from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
 
-class Told:
-    """The head's record of one row: hashes of its text, and its tokens."""
+class Delivered:
+    """The answer of one row as the head has delivered it: hashes of its text, and its tokens."""
 
     def __init__(self, binding: bytes, prompt_tokens: int, given: int) -> None:
         """`given`: tokens of the answer that an earlier epoch has brought."""
@@ -40,16 +40,16 @@ class Told:
 
     def digests(self, row: int, finish: inference.FinishReason.ValueType) -> engine.RowDigests:
         """All that the head signs for the whole answer."""
-        told = self._answer.digests()
+        hashes = self._answer.digests()
         return engine.RowDigests(
             row=row,
             binding=self.binding,
             given=self._given,
             tokens=len(self._tokens),
             sampled=sampled_digest(self.binding, self._tokens[self._given :]),
-            text=told.text,
-            reasoning=told.reasoning,
-            calls=told.calls,
+            text=hashes.text,
+            reasoning=hashes.reasoning,
+            calls=hashes.calls,
             finish=finish,
             prompt_tokens=self._prompt_tokens,
         )

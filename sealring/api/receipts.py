@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sealring.api.answers import Asked
@@ -33,8 +33,8 @@ _FINISHES = {
 
 
 @dataclass(frozen=True)
-class Told:
-    """The hashes of one choice, as in AnswerDigests. None: this API does not have that part as it was."""
+class ChoiceDigests:
+    """The hashes of one choice, as in AnswerDigests; None for what this API does not give unchanged."""
 
     text: bytes | None = None
     reasoning: bytes | None = None
@@ -47,7 +47,7 @@ class Answered:
     """A whole answer: its receipts and its choices, and what reads the body that asked for it."""
 
     receipts: list[inference.Receipt]
-    choices: list[Told]
+    choices: list[ChoiceDigests]
     ask: Callable[[_Object, str], Asked] | None
 
     def requests(self, body: _Object) -> list[bytes]:
@@ -81,24 +81,25 @@ def read_answer(value: _Object) -> Answered:
     try:
         choices, ask = _read(value)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise ReceiptError("the answer is of no form that is known", reason="RECEIPT_MALFORMED") from None
+        raise _malformed("the answer has not the form of any of the APIs") from None
     if choices and len(choices) != len(receipts):
-        raise ReceiptError("the answer has other choices than receipts", reason="RECEIPT_MALFORMED")
+        raise _malformed(f"the answer has {len(choices)} choices and {len(receipts)} receipts")
     return Answered(receipts, choices, ask)
 
 
-def text_told(text: str) -> Told:
+def text_digests(text: str) -> ChoiceDigests:
     """A choice of which only the text is known."""
-    return Told(hashlib.sha256(text.encode()).digest())
+    return ChoiceDigests(hashlib.sha256(text.encode()).digest())
 
 
-def _read(value: _Object) -> tuple[list[Told], Callable[[_Object, str], Asked] | None]:
+def _read(value: _Object) -> tuple[list[ChoiceDigests], Callable[[_Object, str], Asked] | None]:
     kind = value.get("object") or value.get("type")
     if kind == "chat.completion":
         return [_chat(one["message"], one["finish_reason"]) for one in value["choices"]], ask_chat
     if kind == "text_completion":
-        told = [_told(one["text"], "", [], one["finish_reason"]) for one in value["choices"]]
-        return told, ask_completion
+        return [
+            _digests(one["text"], "", [], one["finish_reason"]) for one in value["choices"]
+        ], ask_completion
     if kind == "response":
         return [_response(value)], ask_responses
     if kind == "message":
@@ -108,18 +109,18 @@ def _read(value: _Object) -> tuple[list[Told], Callable[[_Object, str], Asked] |
     if "response" in value:
         return [_ollama({**value, "content": value["response"]}, value["done_reason"])], ask_ollama_generate
     if isinstance(value.get("answer"), str):  # of `sealring chat --json`, which has no reasoning apart
-        return [text_told(value["answer"])], None
+        return [text_digests(value["answer"])], None
     return [], None
 
 
-def _chat(message: _Object, finish: str) -> Told:
+def _chat(message: _Object, finish: str) -> ChoiceDigests:
     calls = [
         (one["function"]["name"], one["function"]["arguments"]) for one in message.get("tool_calls") or []
     ]
-    return _told(message.get("content") or "", message.get("reasoning_content") or "", calls, finish)
+    return _digests(message.get("content") or "", message.get("reasoning_content") or "", calls, finish)
 
 
-def _response(value: _Object) -> Told:
+def _response(value: _Object) -> ChoiceDigests:
     text, reasoning, calls, plain = "", "", [], True
     for item in value["output"]:
         if item["type"] == "message":
@@ -129,12 +130,12 @@ def _response(value: _Object) -> Told:
         elif item["type"] == "function_call" and "namespace" not in item:
             calls.append((item["name"], item["arguments"]))
         else:
-            plain = False  # the API tells the call under another name
-    told = _told(text, reasoning, calls, value["status"])
-    return told if plain else Told(told.text, told.reasoning, None, told.finish)
+            plain = False  # the API gives the call another name
+    digests = _digests(text, reasoning, calls, value["status"])
+    return digests if plain else replace(digests, calls=None)
 
 
-def _message(value: _Object) -> Told:
+def _message(value: _Object) -> ChoiceDigests:
     text, reasoning, calls = "", "", []
     for block in value["content"]:
         if block["type"] == "text":
@@ -143,20 +144,24 @@ def _message(value: _Object) -> Told:
             reasoning += block["thinking"]
         elif block["type"] == "tool_use":
             calls.append((block["name"], json.dumps(block["input"])))
-    return _told(text, reasoning, calls, value["stop_reason"])
+    return _digests(text, reasoning, calls, value["stop_reason"])
 
 
-def _ollama(message: _Object, finish: str) -> Told:
+def _ollama(message: _Object, finish: str) -> ChoiceDigests:
     functions = [one["function"] for one in message.get("tool_calls") or []]
     calls = [(one["name"], json.dumps(one["arguments"])) for one in functions]
-    return _told(message.get("content") or "", message.get("thinking") or "", calls, finish)
+    return _digests(message.get("content") or "", message.get("thinking") or "", calls, finish)
 
 
-def _told(text: str, reasoning: str, calls: list[tuple[str, str]], finish: str) -> Told:
+def _digests(text: str, reasoning: str, calls: list[tuple[str, str]], finish: str) -> ChoiceDigests:
     answer = AnswerHash()
     answer.add(text, reasoning, [inference.ToolCall(name=name, arguments=said) for name, said in calls])
-    told = answer.digests()
-    return Told(told.text, told.reasoning, told.calls, _FINISHES.get(finish, "stop"))
+    found = answer.digests()
+    return ChoiceDigests(found.text, found.reasoning, found.calls, _FINISHES.get(finish, "stop"))
+
+
+def _malformed(why: str) -> ReceiptError:
+    return ReceiptError(why, hint="give the answer as it came", reason="RECEIPT_MALFORMED")
 
 
 def parse_body(data: bytes, what: str) -> _Object:

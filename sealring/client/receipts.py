@@ -68,7 +68,7 @@ class SealedReceipts:
         for piece in pieces:
             calls = [inference.ToolCall(name=one.name, arguments=one.arguments) for one in piece.tool_calls]
             answer.add(piece.text, piece.reasoning, calls)
-        told = answer.digests()
+        digests = answer.digests()
         request = request_digest(self._question.prompt, self._question.request.max_tokens)
         # The epoch is what the head has signed: a gateway may have begun the envelope in one, and computed it
         # in the next.
@@ -80,9 +80,9 @@ class SealedReceipts:
             Known(
                 nonce=nonce,
                 request=request,
-                text=told.text,
-                reasoning=told.reasoning,
-                calls=told.calls,
+                text=digests.text,
+                reasoning=digests.reasoning,
+                calls=digests.calls,
                 choice=choice,
                 finish=finish,
                 tokens=tokens,

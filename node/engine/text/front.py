@@ -59,7 +59,7 @@ from sealring.node.engine import params
 from sealring.node.engine.drafts import Guesses, Lookup
 from sealring.node.engine.grammar import Follower, Grammars, left_its_grammar
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
-from sealring.node.engine.receipts import Told
+from sealring.node.engine.receipts import Delivered
 from sealring.node.engine.text.calls import AT_ONCE, CallReader
 from sealring.node.engine.text.chat import encode_chat, sections_of
 from sealring.node.engine.text.constraints import grammar_of, may_be_held
@@ -147,7 +147,7 @@ class Answer:
         log: TokenLog | None = None,
         sections: Sections | None = None,
         follower: Follower | None = None,
-        receipt: Told | None = None,
+        receipt: Delivered | None = None,
     ) -> None:
         self.receipt = receipt
         """What it notes for a receipt, where the row asks for one."""
@@ -632,7 +632,7 @@ class Front:
             sections = sections_of(tokenizer, prompt, ids)
             detokenizer = tokenizer.detokenizer(spelt=sections is not None)
             follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
-            receipt = Told(command.receipt, len(ids), len(answered)) if command.receipt else None
+            receipt = Delivered(command.receipt, len(ids), len(answered)) if command.receipt else None
             return Answer(detokenizer, stops, ends, max_tokens, log, sections, follower, receipt)
 
         lookup = self._lookup(tokenizer, prompt, texts, asked) if opened.drafts else None

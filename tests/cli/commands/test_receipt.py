@@ -73,6 +73,8 @@ def test_a_streams_receipt_is_checked_with_its_text(here: Sealring, pin: str, ho
     (home / "other").write_text("Hello?")
     assert here(*verify(pin, "bare.json", "--text", "text")).status == 0
     assert "RECEIPT_OTHER_ANSWER" in here(*verify(pin, "bare.json", "--text", "other", "--json")).err
+    (home / "binary").write_bytes(b"\xff")
+    assert "is not UTF-8 text" in here(*verify(pin, "bare.json", "--text", "binary")).err
     assert "The answer was not compared." in here(*verify(pin, "bare.json")).out
 
 
@@ -99,4 +101,4 @@ def test_a_receipt_of_something_else_is_refused(
 def test_another_root_is_refused(here: Sealring, pin: str) -> None:
     done = here(*verify("ab" * 32, "answer.json"))
     assert done.status != 0
-    assert "its roster is not believed" in done.err
+    assert "the receipt's roster is not believed" in done.err

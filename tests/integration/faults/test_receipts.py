@@ -5,7 +5,7 @@ import secrets
 from harness import CARRIER
 from ringtest import CLUSTER, LIMIT_SECONDS, chat
 
-from sealring.api.receipts import text_told
+from sealring.api.receipts import text_digests
 from sealring.client.trust import parse_root_sha256
 from sealring.mesh.receipt.digests import request_digest
 from sealring.mesh.receipt.verify import Known, verify_receipt
@@ -32,7 +32,7 @@ async def test_an_answer_over_two_epochs_names_both(broken):
             broken.part("node-1", CARRIER).kill()
     (receipt,) = event.finished.receipts
     known = Known(
-        nonce=nonce, request=request_digest(prompt, TOKENS), text=text_told(text).text, tokens=TOKENS
+        nonce=nonce, request=request_digest(prompt, TOKENS), text=text_digests(text).text, tokens=TOKENS
     )
     statement = verify_receipt(receipt, parse_root_sha256(broken.pin), known).statement
     assert killed
@@ -51,7 +51,7 @@ async def test_a_sealed_answer_over_two_epochs_names_both(broken):
                 killed = True
                 broken.part("node-1", CARRIER).kill()
     (receipt,) = reply.completion.receipts
-    known = Known(text=text_told(reply.completion.text).text, tokens=TOKENS)
+    known = Known(text=text_digests(reply.completion.text).text, tokens=TOKENS)
     statement = verify_receipt(receipt, parse_root_sha256(broken.pin), known).statement
     assert killed
     assert [(one.epoch, one.tokens) for one in statement.earlier] == [(before, statement.given)]

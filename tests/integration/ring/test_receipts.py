@@ -7,7 +7,7 @@ import httpx
 import pytest
 from ringtest import CLUSTER, LIMIT_SECONDS, PROXY_KEY, chat
 
-from sealring.api.receipts import read_answer, text_told
+from sealring.api.receipts import read_answer, text_digests
 from sealring.client.trust import parse_root_sha256
 from sealring.mesh.errors import ReceiptError
 from sealring.mesh.receipt.digests import request_digest
@@ -38,14 +38,14 @@ def checked(pin: str, answer: dict, body: dict, nonce: bytes) -> list:
             Known(
                 nonce=nonce,
                 request=request,
-                text=told.text,
-                reasoning=told.reasoning,
-                calls=told.calls,
-                finish=told.finish,
+                text=digests.text,
+                reasoning=digests.reasoning,
+                calls=digests.calls,
+                finish=digests.finish,
                 deployment="demo",
             ),
         )
-        for receipt, told, request in zip(
+        for receipt, digests, request in zip(
             answered.receipts, answered.choices, answered.requests(body), strict=True
         )
     ]
@@ -105,7 +105,7 @@ async def test_grpc_has_receipts_in_clear(ring):
     async for event in ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=ring.metadata()):
         text += event.delta.text
     (receipt,) = event.finished.receipts
-    known = Known(nonce=nonce, request=request_digest(prompt, 9), text=text_told(text).text, tokens=9)
+    known = Known(nonce=nonce, request=request_digest(prompt, 9), text=text_digests(text).text, tokens=9)
     proven = verify_receipt(receipt, parse_root_sha256(ring.pin), known)
     assert proven.statement.epoch == (await ring.serving()).epoch
 
@@ -114,8 +114,8 @@ async def test_a_client_that_seals_has_checked_the_receipts(ring):
     async with ring.sealing() as client:
         done = await client.chat(ASKED, max_tokens=9, n=2, seed=4, temperature=1.0)
     for choice, receipt in zip(done.choices, done.receipts, strict=True):
-        told = text_told(choice.text)
-        proven = verify_receipt(receipt, parse_root_sha256(ring.pin), Known(text=told.text))
+        digests = text_digests(choice.text)
+        proven = verify_receipt(receipt, parse_root_sha256(ring.pin), Known(text=digests.text))
         assert (proven.statement.tokens, proven.statement.given) == (choice.completion_tokens, 0)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.receipt.digests import AnswerHash, sampled_digest
 from sealring.mesh.ring.composition import ResolvedStep, Settling
-from sealring.node.engine.receipts import Sampled, Told, bring
+from sealring.node.engine.receipts import Delivered, Sampled, bring
 from sealring.v1 import inference_pb2 as inference
 
 BINDING = bytes(range(32))
@@ -82,7 +82,7 @@ def test_a_tail_signs_nothing_that_it_has_not_sampled() -> None:
 
 
 def test_head_and_tail_have_one_hash_of_the_tokens_of_an_epoch() -> None:
-    head, tail = Told(BINDING, 4, given=2), Sampled()
+    head, tail = Delivered(BINDING, 4, given=2), Sampled()
     tail.begin(7, 1, BINDING, 2)
     for token in (1, 2, 3, 4):
         head.token(token)
