@@ -73,11 +73,14 @@ def check_images(messages: Sequence[inference.ChatMessage]) -> None:
             if not image.data:
                 raise bad_image(param, "it is empty")
             if not at <= image.at <= len(message.content):
-                raise bad_image(param, "its place is not in the content, or before that of the last image")
+                raise bad_image(
+                    param, "its place is not in the content, or before that of the last image", _WHERE
+                )
             at = image.at
 
 
 _WHO = "show images in messages of a user or of a tool"
+_WHERE = "let the places of a message's images rise, up to the length of its content"
 
 
 def check_size(size: int, param: str) -> None:
@@ -97,19 +100,21 @@ def too_large(what: str, limit: int, param: str) -> InvalidInput:
     )
 
 
-def bad_image(param: str, why: str, hint: str = "") -> InvalidInput:
+def bad_image(param: str, why: str, hint: str = "send a whole PNG, JPEG, WebP or GIF file") -> InvalidInput:
     """The refusal of an image that is malformed or out of place."""
     return InvalidInput(f"{param} is refused: {why}", hint=hint, reason="BAD_IMAGE", param=param)
 
 
-def cannot_see(model: str, param: str = "", seeing: Iterable[str] | None = None) -> InvalidInput:
+def cannot_see(
+    model: str, param: str = "", seeing: Iterable[str] | None = None, why: str = ""
+) -> InvalidInput:
     """The refusal of an image by a model without a tower; `seeing` are models that have one, if all are
     known."""
     hint = "send text only, or ask a model that has the capability vision"
     if seeing is not None:
         hint += f": {', '.join(sorted(seeing)[:_SHOWN_MODELS]) or 'none is served here'}"
     return InvalidInput(
-        f"{model or 'the model'} cannot see images",
+        f"{model or 'the model'} cannot see images{f'; {why}' if why else ''}",
         hint=hint,
         reason="MODEL_CANNOT_SEE",
         param=param or "messages",
@@ -143,13 +148,13 @@ def without_images(
     for index in sorted(just_asked([message.role for message in messages])):
         if messages[index].images:
             raise cannot_see(model, f"messages[{index}].images[0]", seeing)
-    told = type(prompt)()
-    told.CopyFrom(prompt)
-    for message in told.chat.messages:
+    changed = type(prompt)()
+    changed.CopyFrom(prompt)
+    for message in changed.chat.messages:
         if message.images:
             message.content = _with_notes(message)
             del message.images[:]
-    return told
+    return changed
 
 
 def _with_notes(message: inference.ChatMessage) -> str:

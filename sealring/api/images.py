@@ -60,7 +60,7 @@ def _by_source(source: Any, param: str) -> inference.Image:
     if source.get("type") != "base64":
         raise bad_image(param, "its source is not base64", _HOW)
     if media_type is not None and not (isinstance(media_type, str) and _MEDIA_TYPE.fullmatch(media_type)):
-        raise bad_image(param, "its media type is not an image's")
+        raise bad_image(param, "its media type is not an image's", _HOW)
     return inference.Image(data=_decoded(source.get("data"), param))
 
 
@@ -68,7 +68,7 @@ def _by_url(url: Any, detail: Any, param: str) -> inference.Image:
     if not isinstance(url, str) or not url:
         raise bad_image(param, "it has no data URL", _HOW)
     if detail not in _DETAILS:
-        raise bad_image(param, "its detail is none of low, high and auto")
+        raise bad_image(param, "its detail is none of low, high and auto", "leave detail out")
     head, comma, _ = url[: _LONGEST_HEAD + 1].partition(",")
     if head[:5].lower() != "data:":
         raise InvalidInput(
@@ -89,7 +89,7 @@ _HOW = "send data:image/png;base64,... or another type of image"
 def _decoded(data: Any, param: str) -> bytes:
     """The bytes of base64 (RFC 4648 section 4). Nothing is decoded of a text that is too long."""
     if not isinstance(data, str) or not data:
-        raise bad_image(param, "it has no base64")
+        raise bad_image(param, "it has no base64", _HOW)
     check_size(len(data) // 4 * 3 - 2, param)
     try:
         return binascii.a2b_base64(data, strict_mode=True)

@@ -73,7 +73,7 @@ from sealring.node.engine.text.turns import Turns
 from sealring.node.engine.trial import bad_grammar
 from sealring.node.engine.vision.grid import grids_of
 from sealring.node.engine.vision.picture import Picture, text_of, with_digests
-from sealring.node.engine.vision.viewing import MAX_ARRAY_BYTES, Viewer, blindness, eyes_of, pictures_in
+from sealring.node.engine.vision.viewing import MAX_ARRAY_BYTES, Viewer, no_viewer, pictures_in, viewer_of
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -311,6 +311,32 @@ class OpenRow:
     ended: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt that was read."""
+
+    ids: list[int]
+    answered: Sequence[int]
+    """Tokens of the answer that an earlier epoch has brought."""
+    pictures: Sequence[Picture]
+    tokens: Tokens
+    """The prompt's and those of the answer so far."""
+    texts: Tokens
+    """The same without those of images, which no answer repeats."""
+    scored: Sequence[int]
+    """The prompt's tokens, if their log-probabilities are asked for."""
+    grammar: str
+    matcher: Any
+    """What the grammar is compiled to; None without one."""
+    max_tokens: int
+    """Of the whole answer."""
+
+    @property
+    def text_length(self) -> int:
+        """How many of `texts` are the prompt's."""
+        return len(self.texts) - len(self.answered)
+
+
 class Front:
     """Implements node.engine.epoch.Prompts. `emit` may be called from any of its threads."""
 
@@ -502,7 +528,7 @@ class Front:
             if parser := self._tokenizer.format.parser:
                 self._calls = CallReader(parser)
             self.grammars.prepare()
-            self._viewer = eyes_of(path, self._tokenizer) if self._sees else None
+            self._viewer = viewer_of(path, self._tokenizer) if self._sees else None
         except BaseException as error:
             self._failure = error
             return
@@ -552,107 +578,138 @@ class Front:
         self, tokenizer: Tokenizer, command: engine.OpenEngineRow
     ) -> tuple[control.RowOpened, list[OpenRow]]:
         """The row, and the copies that it will have."""
-        prompt = command.prompt
-        validate_prompt(prompt)
-        resume, answered = prompt.resume, list(prompt.resume.tokens)
-        _check_resume(command, self._vocabulary)
-        numbers = range(command.row, command.row + (command.choices or 1))
-        if len(numbers) > MAX_CHOICES or any(number in self._rows for number in numbers):
-            raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
-        pictures: list[Picture] = []
-        if prompt.WhichOneof("input") == "chat":
-            ids, pictures = self._encode_chat(tokenizer, prompt.chat)
-            param = "messages"
-        elif prompt.WhichOneof("input") == "tokens":
-            ids, param = list(prompt.tokens.ids), "prompt"
-        else:
-            ids, param = tokenizer.encode_text(prompt.text), "prompt"
-        room = self._room(len(ids), param)
-        _check_ids(ids, self._vocabulary, param)  # a tokenizer may have more than the model
-        max_tokens = min(command.max_tokens or room, room)
-        _check_biases(prompt.sampling, tokenizer.size)
-        ends = tokenizer.end_tokens | _stop_tokens(prompt.sampling, tokenizer.size)
-        said = tokenizer.last_turn(ids)
-        scores = prompt.sampling.prompt_logprobs and not answered
-        if scores:
-            _check_scored(len(ids), prompt.sampling)
-        grammar, matcher = self._grammar(prompt, tokenizer, said)
-        if grammar:
-            _check_free(prompt.sampling)
-        tokens = np.array(ids + answered, np.uint32)
-        words = with_digests(tokens, pictures).tobytes()
-        texts = text_of(tokens, pictures)  # which an answer may repeat
-        asked = len(texts) - len(answered)
-        shares = command.prefix_scope and not scores  # what is kept of a prompt has no logits
+        prompt = self._read_prompt(tokenizer, command)
+        words = with_digests(prompt.tokens, prompt.pictures).tobytes()
+        shares = command.prefix_scope and not prompt.scored  # what is kept of a prompt has no logits
         chain, disk = NO_CHAIN, self._disk
         if shares and disk is not None and is_clear(command.prefix_scope):
             chain = chain_of(disk.key, command.prefix_scope, words)
-        end_tokens = sorted(tokenizer.end_tokens)
-        penalized = texts[:asked].tolist() if pictures else ids
-        sampled = params.from_sampling(
-            prompt.sampling,
-            penalized,
-            answered,
-            resume.choice,
-            grammar,
-            end_tokens,
-            chain.packed(),
-            command.receipt,
-            grids_of(pictures),
-        )
-        if pictures and scores:
-            sampled = dataclasses.replace(sampled, scored=tuple(ids))
-        guessed_for = self._tail_reads and not grammar and _drafts(prompt.sampling) > 0 and not pictures
-        if guessed_for and len(tokens) <= params.MOST_COMPUTED:
-            sampled = dataclasses.replace(sampled, prompt=tuple(tokens.tolist()))
-        record = params.encode(sampled)
-        if len(record) > MAX_PARAMS_BYTES or len(answered) >= max_tokens:
+        record = self._record(tokenizer, command, prompt, chain)
+        if len(record) > MAX_PARAMS_BYTES or len(prompt.answered) >= prompt.max_tokens:
             raise _bad_resume("the answer was longer than it may be")
         names = PrefixNames(self._prefix_key, command.prefix_scope) if shares else None
         prefixes, named = self._ends.extend(names, words) if names else (b"", b"")
         opened = control.RowOpened(
             row=command.row,
-            prompt_tokens=len(tokens),
+            prompt_tokens=len(prompt.tokens),
             params_bytes=len(record),
-            max_tokens=max_tokens - len(answered),
-            answered=len(answered),
-            drafts=_drafts(prompt.sampling) if self._speculate else 0,
+            max_tokens=prompt.max_tokens - len(prompt.answered),
+            answered=len(prompt.answered),
+            drafts=_drafts(command.prompt.sampling) if self._speculate else 0,
             prefixes=prefixes,
             ends=named,
             stored=disk.held(chain).packed() if disk is not None and chain.names else b"",
-            unbroken=[control.TokenSpan(begin=one.start, end=one.end) for one in pictures],
+            unbroken=[control.TokenSpan(begin=one.start, end=one.end) for one in prompt.pictures],
+        )
+        row, *copies = self._rows_of(tokenizer, command, prompt, guessed=bool(opened.drafts))
+        row.parameters, row.names, row.chain = record, names, chain
+        return opened, [row, *copies]
+
+    def _read_prompt(self, tokenizer: Tokenizer, command: engine.OpenEngineRow) -> _Prompt:
+        """The prompt of a row as tokens, once everything that was asked for is known to be possible."""
+        asked, sampling = command.prompt, command.prompt.sampling
+        validate_prompt(asked)
+        answered = list(asked.resume.tokens)
+        _check_resume(command, self._vocabulary)
+        numbers = range(command.row, command.row + (command.choices or 1))
+        if len(numbers) > MAX_CHOICES or any(number in self._rows for number in numbers):
+            raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
+        pictures: list[Picture] = []
+        if asked.WhichOneof("input") == "chat":
+            ids, pictures = self._encode_chat(tokenizer, asked.chat)
+            param = "messages"
+        elif asked.WhichOneof("input") == "tokens":
+            ids, param = list(asked.tokens.ids), "prompt"
+        else:
+            ids, param = tokenizer.encode_text(asked.text), "prompt"
+        room = self._room(len(ids), param)
+        _check_ids(ids, self._vocabulary, param)  # a tokenizer may have more than the model
+        _check_biases(sampling, tokenizer.size)
+        scores = sampling.prompt_logprobs and not answered
+        if scores:
+            _check_scored(len(ids), sampling)
+        grammar, matcher = self._grammar(asked, tokenizer, tokenizer.last_turn(ids))
+        if grammar:
+            _check_free(sampling)
+        tokens = np.array(ids + answered, np.uint32)
+        return _Prompt(
+            ids,
+            answered,
+            pictures,
+            tokens,
+            text_of(tokens, pictures),
+            ids if scores else (),
+            grammar,
+            matcher,
+            min(command.max_tokens or room, room),
         )
 
+    def _record(
+        self, tokenizer: Tokenizer, command: engine.OpenEngineRow, prompt: _Prompt, chain: Chain
+    ) -> bytes:
+        """The row's parameter record."""
+        sampling = command.prompt.sampling
+        penalized = prompt.texts[: prompt.text_length].tolist() if prompt.pictures else prompt.ids
+        found = params.from_sampling(
+            sampling,
+            penalized,
+            prompt.answered,
+            command.prompt.resume.choice,
+            prompt.grammar,
+            sorted(tokenizer.end_tokens),
+            chain.packed(),
+            command.receipt,
+            grids_of(prompt.pictures),
+        )
+        if prompt.pictures and prompt.scored:
+            found = dataclasses.replace(found, scored=tuple(prompt.scored))
+        guessed = self._tail_reads and not prompt.grammar and _drafts(sampling) > 0 and not prompt.pictures
+        if guessed and len(prompt.tokens) <= params.MOST_COMPUTED:
+            found = dataclasses.replace(found, prompt=tuple(prompt.tokens.tolist()))
+        return params.encode(found)
+
+    def _rows_of(
+        self, tokenizer: Tokenizer, command: engine.OpenEngineRow, prompt: _Prompt, *, guessed: bool
+    ) -> list[OpenRow]:
+        """A row for each choice, the first of them with the prompt. `guessed`: drafts are made of them."""
+        asked, sampling = command.prompt, command.prompt.sampling
+        ends = tokenizer.end_tokens | _stop_tokens(sampling, tokenizer.size)
+
         def answer() -> Answer:
-            sampling = prompt.sampling
             log = None
             if sampling.HasField("logprobs"):
                 log = TokenLog(tokenizer.spelling, ends=sampling.prompt_logprobs)
-            stops = StopStrings(prompt.stop)
-            sections = sections_of(tokenizer, prompt, ids)
-            detokenizer = tokenizer.detokenizer(spelt=sections is not None)
-            follower = None if matcher is None else Follower(matcher, tokenizer.end_tokens)
-            receipt = Delivered(command.receipt, len(ids), len(answered)) if command.receipt else None
-            return Answer(detokenizer, stops, ends, max_tokens, log, sections, follower, receipt)
+            sections = sections_of(tokenizer, asked, prompt.ids)
+            return Answer(
+                tokenizer.detokenizer(spelt=sections is not None),
+                StopStrings(asked.stop),
+                ends,
+                prompt.max_tokens,
+                log,
+                sections,
+                None if prompt.matcher is None else Follower(prompt.matcher, tokenizer.end_tokens),
+                Delivered(command.receipt, len(prompt.ids), len(prompt.answered))
+                if command.receipt
+                else None,
+            )
 
-        lookup = self._lookup(tokenizer, prompt, texts, asked) if opened.drafts else None
-        modelled = opened.drafts and self._modelled and not pictures  # a draft model sees nothing
-        guesses = Guesses(tokens, command.prefix_scope) if modelled else None
-        scored = ids if scores else ()
+        lookup = self._lookup(tokenizer, asked, prompt.texts, prompt.text_length) if guessed else None
+        modelled = guessed and self._modelled and not prompt.pictures  # a draft model sees nothing
+        guesses = Guesses(prompt.tokens, command.prefix_scope) if modelled else None
         client = _client(command)
-        copied = list(numbers[1:])
-        row = OpenRow(tokens, record, answer(), names, lookup, guesses, chain, copied, scored, client)
-        row.pictures = pictures
+        row = OpenRow(prompt.tokens, b"", answer(), None, lookup, guesses, client=client)
+        row.copies = list(range(command.row + 1, command.row + (command.choices or 1)))
+        row.scored, row.pictures = prompt.scored, prompt.pictures
         if row.answer.tools and self._calls is not None:
             self._calls.prepare()
-        row.answer.resume(resume, self._calls.read if self._calls is not None else None)
+        row.answer.resume(asked.resume, self._calls.read if self._calls is not None else None)
         copies = (
             OpenRow(
                 None, b"", answer(), None, lookup and lookup.copy(), guesses and guesses.copy(), client=client
             )
             for _ in row.copies
         )
-        return opened, [row, *copies]
+        return [row, *copies]
 
     def _encode_chat(self, tokenizer: Tokenizer, chat: inference.Chat) -> tuple[list[int], list[Picture]]:
         """The tokens of a chat, and its images. Raises InvalidInput, FailedPrecondition
@@ -661,7 +718,7 @@ class Front:
             return encode_chat(tokenizer, chat), []
         viewer = self._viewer
         if viewer is None:
-            raise blindness(self._path, sees=self._sees)
+            raise no_viewer(self._path, sees=self._sees)
         seen = viewer.view(chat.messages)
         shown = Shown(viewer.placeholder, [one.text for one in seen])
         ids = encode_chat(tokenizer, chat, shown)

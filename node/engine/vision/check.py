@@ -7,7 +7,6 @@ the head. All logits of rows alone are compared, and then those of the rows toge
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import tempfile
@@ -326,8 +325,3 @@ def _plain(language: Any) -> list[Any]:
 
 def _fail(error: Exception) -> None:
     raise error
-
-
-def main_report(report: ImageReport) -> str:
-    """The report as a line of JSON."""
-    return json.dumps(dataclasses.asdict(report))

@@ -20,6 +20,10 @@ _PACKAGES = ("mlx_vlm", "mlx_vlm.speculative")
 _OTHER_NAMES = {"lfm2-vl": "lfm2_vl"}
 """mlx-vlm's name of a family where it is not mlx-lm's."""
 
+ROW_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id")
+"""What configurations call the token whose embeddings an image's rows replace. mlx-vlm goes by the first that
+a configuration has."""
+
 
 def knows(model_type: str) -> bool:
     """Whether mlx-vlm is installed and has this model type. Imports nothing."""

@@ -31,10 +31,13 @@ from sealring.node.engine.vision import mlx_vlm_import
 _PLACEHOLDERS = ("image_token", "boi_token")
 """What processors call the text that stands for an image in a chat. Of some it is `<image>`."""
 
-_ROW_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
-"""What configurations call the token whose embeddings an image's rows replace."""
-
-_TEXT_SIDE = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", *_ROW_TOKENS}
+_TEXT_SIDE = {
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "mm_token_type_ids",
+    *mlx_vlm_import.ROW_TOKENS,
+}
 """What a processor says of its text."""
 
 _FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer_config.json")
@@ -78,7 +81,7 @@ class Processor:
         self._bytes = {number: _letters()[letter] for letter, number in _letter_ids(special).items()}
         family, defaults = _family(config)
         self._processor: Any = family.from_pretrained(str(folder), trust_remote_code=False)
-        found = [each.get(name) for each in (config, defaults) for name in _ROW_TOKENS]
+        found = [each.get(name) for each in (config, defaults) for name in mlx_vlm_import.ROW_TOKENS]
         self.row_token: int = next(one for one in found if isinstance(one, int))
         names = (getattr(self._processor, name, None) for name in _PLACEHOLDERS)
         self.placeholders = [

@@ -26,9 +26,6 @@ from sealring.node.engine.weights import read_config, weight_files
 from . import mlx_vlm_import
 from .picture import Picture
 
-_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id")
-"""What configurations call the token that stands for one row of an image."""
-
 _PIXELS = "pixel_values"
 _LANGUAGE = "language_model"
 _AUDIO = "audio"
@@ -211,7 +208,7 @@ def _quantize(model: nn.Module, settings: Mapping[str, Any], weights: Mapping[st
 
 
 def _image_token(config: Any) -> int:
-    for name in _TOKENS:
+    for name in mlx_vlm_import.ROW_TOKENS:
         token = getattr(config, name, None)
         if isinstance(token, int):
             return token

@@ -21,6 +21,7 @@ import structlog
 
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
+from sealring.mesh.prompt.images import bad_image, cannot_see
 from sealring.node.engine.helper import Helpers
 from sealring.node.engine.vision import mlx_vlm_import
 from sealring.node.engine.vision.picture import Picture
@@ -83,7 +84,7 @@ class Viewer:
         """`special`: the names of the model's special tokens. The rest are the bounds above."""
         self._clock = clock
         self._seconds, self._most = seconds, most
-        self._told: Mapping[str, Any] = {}
+        self._described: Mapping[str, Any] = {}
         self._memory = memory
         names = {name: number for number, name in special.items()}
         self._processes = Helpers(
@@ -97,7 +98,7 @@ class Viewer:
             data=most,
         )
         self._processes.prepare()
-        if not self._told:
+        if not self._described:
             raise ViewerError("the process ended")
         if self.row_token not in special:
             raise ViewerError("no special token stands for images")
@@ -107,13 +108,13 @@ class Viewer:
     @property
     def placeholders(self) -> Sequence[str]:
         """What a chat template of the family may write for an image, likeliest first."""
-        found: Sequence[str] = self._told["placeholders"]
+        found: Sequence[str] = self._described["placeholders"]
         return found
 
     @property
     def row_token(self) -> int:
         """The token whose embeddings an image's rows replace."""
-        return int(self._told["row_token"])
+        return int(self._described["row_token"])
 
     def view(self, messages: Iterable[inference.ChatMessage]) -> list[Seen]:
         """The images of a chat, in the order in which they stand there.
@@ -156,7 +157,7 @@ class Viewer:
         decoded = self._asked(decoder, {"side": side, "data": image.data}, param)
         pixels = {"size": decoded["size"], "data": [decoded["data"]], "placeholder": self.placeholder}
         answer = self._asked(self._processes, pixels, param)
-        digest = hashlib.sha256(f"{self._told['identity']} {side} ".encode() + image.data).digest()
+        digest = hashlib.sha256(f"{self._described['identity']} {side} ".encode() + image.data).digest()
         arrays, at = {}, 0
         for name, kind, shape in answer["arrays"]:
             dtype, count = np.dtype(kind), int(np.prod(shape, dtype=np.int64))
@@ -168,17 +169,17 @@ class Viewer:
         """Raises InvalidInput (BAD_IMAGE, IMAGE_TOO_LARGE)."""
         answer = process.ask(question)
         if answer is None:
-            raise _bad(f"to read it takes more than {self._seconds} s or more than its memory", param)
+            raise bad_image(param, f"to read it takes more than {self._seconds} s or more than its memory")
         if "large" in answer:
             raise _too_large(param, *answer["large"])
         if "bad" in answer or "failed" in answer:
-            raise _bad(answer.get("bad") or f"it cannot be prepared ({answer['failed']})", param)
+            raise bad_image(param, answer.get("bad") or f"it cannot be prepared ({answer['failed']})")
         return answer
 
     def _begun(self, answer: Mapping[str, Any]) -> None:
         if "failed" in answer:
             raise ViewerError(answer["failed"])
-        self._told = answer
+        self._described = answer
 
 
 class ViewerError(Exception):
@@ -193,7 +194,7 @@ class Names(Protocol):
     def placeholder(self, known: Sequence[str]) -> str: ...
 
 
-def eyes_of(folder: Path, tokenizer: Names) -> Viewer | None:
+def viewer_of(folder: Path, tokenizer: Names) -> Viewer | None:
     """The viewer of a model; None if no processor can be made of its folder, or if its chat template knows no
     images, so that prompts without images are served all the same."""
     try:
@@ -209,18 +210,12 @@ def eyes_of(folder: Path, tokenizer: Names) -> Viewer | None:
     return None
 
 
-def blindness(folder: Path, *, sees: bool) -> SealringError:
+def no_viewer(folder: Path, *, sees: bool) -> SealringError:
     """The error for an image where there is no viewer. `sees`: the model's tower was to be loaded."""
     config = read_config(folder)
     if config.get("vision_config") and not all(map(importlib.util.find_spec, ("mlx_vlm", "PIL"))):
         return mlx_vlm_import.not_installed()
-    unusable = "; the log of the ring's head says why" if sees else ""
-    return InvalidInput(
-        f"the model cannot see images{unusable}",
-        hint="send text only, or ask a model with the capability `vision`",
-        reason="MODEL_CANNOT_SEE",
-        param="messages",
-    )
+    return cannot_see("", why="the log of the ring's head says why" if sees else "")
 
 
 def pictures_in(ids: Sequence[int], row_token: int, seen: Sequence[Seen]) -> list[Picture]:
@@ -245,15 +240,6 @@ def pictures_in(ids: Sequence[int], row_token: int, seen: Sequence[Seen]) -> lis
         start, end = int(own[0]) - one.before, int(own[-1]) + 1 + one.behind
         found.append(Picture(start, end, own, one.digest, one.arrays))
     return found
-
-
-def _bad(why: str, param: str) -> InvalidInput:
-    return InvalidInput(
-        f"{param} is refused: {why}",
-        hint="send a whole PNG, JPEG, WebP or GIF file",
-        reason="BAD_IMAGE",
-        param=param,
-    )
 
 
 def _too_large(param: str, pixels: int, limit: int) -> InvalidInput:
