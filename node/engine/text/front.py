@@ -322,14 +322,14 @@ class _Prompt:
     tokens: Tokens
     """The prompt's and those of the answer so far."""
     texts: Tokens
-    """The same without those of images, which no answer repeats."""
+    """Those of `tokens` that stand for no image: an answer may repeat them."""
     scored: Sequence[int]
     """The prompt's tokens, if their log-probabilities are asked for."""
     grammar: str
     matcher: Any
     """What the grammar is compiled to; None without one."""
     max_tokens: int
-    """Of the whole answer."""
+    """The limit of the whole answer."""
 
     @property
     def text_length(self) -> int:
