@@ -128,7 +128,11 @@ class Asker:
                 ]
                 on_text(piece.text)
         if source is None:
-            raise SealringError("the gateway ended the stream without an answer", reason="BROKEN_STREAM")
+            raise SealringError(
+                "the gateway ended the stream without an answer",
+                hint="ask again; `sealring status` shows whether the ring serves",
+                reason="BROKEN_STREAM",
+            )
         tokens, since = source.completion_tokens - at_first, first
         if tokens < at_first:  # most came at once, so the rate of the others says nothing
             tokens, since = source.completion_tokens, asked

@@ -149,7 +149,11 @@ def _needed_file() -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise ConfigError(f"there is no file {error.filename}", reason="NO_SUCH_FILE") from None
+        raise ConfigError(
+            f"there is no file {error.filename}",
+            hint="see where its path is set: sealring config show",
+            reason="NO_SUCH_FILE",
+        ) from None
 
 
 def named(error: SealringError, peer: str, address: str) -> SealringError:

@@ -70,7 +70,9 @@ async def pull(
             for held in there:
                 if held.problem and loop.time() > started + _STALE_SECONDS:
                     raise FailedPrecondition(
-                        f"{known[one].name} does not get {model}: {held.problem}", reason="MODEL_NOT_FETCHED"
+                        f"{known[one].name} does not get {model}: {held.problem}",
+                        hint=f"once that is mended: sealring model pull {model} --node {known[one].name}",
+                        reason="MODEL_NOT_FETCHED",
                     )
         names = [known[one].name for one in known]
         if not wait or all(any(_is_there(held, to_plan) for held in there) for there in found.values()):

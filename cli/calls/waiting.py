@@ -26,7 +26,11 @@ async def find_deployment(admin: Admin, name: str) -> Any:
     for one in answer.deployments:
         if one.plan.spec.name == name:
             return one
-    raise NotFound(f"there is no deployment {name[:128]}", reason="DEPLOYMENT_NOT_FOUND")
+    raise NotFound(
+        f"there is no deployment {name[:128]}",
+        hint="see: sealring deployment list",
+        reason="DEPLOYMENT_NOT_FOUND",
+    )
 
 
 async def wait_until_serving(
