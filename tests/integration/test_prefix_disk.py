@@ -55,7 +55,9 @@ async def ring(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ring]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def windows(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Ring:
-    """Over the same nodes, a model whose caches cannot be cut: every second layer has a window."""
+    """Over the same nodes, a model whose caches cannot be cut: every second layer has a window.
+
+    The first tests do without, so that members which they end do not load it again."""
     config = json.loads((DATA / "archs.json").read_bytes())["gpt_oss"]
     small = tiny(config, "gpt_oss") | {"max_position_embeddings": 4096, "eos_token_id": 2}
     model = write_model(tmp_path_factory.mktemp("windows") / "model", small)
@@ -132,22 +134,6 @@ async def test_a_killed_engine_reads_again_what_it_had_stored(ring: Ring) -> Non
         assert await ring.counted("prefix_cache_disk_tokens_total") == read, "it is one of memory now"
 
 
-async def test_everything_may_be_restarted(ring: Ring, windows: Ring) -> None:
-    await ring.serving()
-    await windows.serving()
-    cold = await stored(ring, "restarted")
-    slid = await stored(windows, "restarted", words=LONG, more=5)
-    assert slid.prompt_tokens > 1024
-    everything = "coordinator", "gateway", *ring.cluster.node_names
-    await restart(ring, *everything)
-    await ring.serving()
-    await windows.serving()
-    warm = await ask(ring, messages("restarted"))
-    assert (warm.cached >= 256, warm.text) == (True, cold.text)
-    again = await ask(windows, messages("restarted", LONG))
-    assert (again.cached >= 1024, again.text) == (True, slid.text)
-
-
 async def test_a_member_without_its_folder_costs_a_miss(ring: Ring) -> None:
     await ring.serving()
     cold = await stored(ring, "folder")
@@ -165,6 +151,22 @@ async def test_a_member_without_its_folder_costs_a_miss(ring: Ring) -> None:
     finally:
         folder.unlink()
         await restart(ring, node)
+
+
+async def test_everything_may_be_restarted(ring: Ring, windows: Ring) -> None:
+    await ring.serving()
+    await windows.serving()
+    cold = await stored(ring, "restarted")
+    slid = await stored(windows, "restarted", words=LONG, more=5)
+    assert slid.prompt_tokens > 1024
+    everything = "coordinator", "gateway", *await members(ring)
+    await restart(ring, *everything)
+    await ring.serving()
+    await windows.serving()
+    warm = await ask(ring, messages("restarted"))
+    assert (warm.cached >= 256, warm.text) == (True, cold.text)
+    again = await ask(windows, messages("restarted", LONG))
+    assert (again.cached >= 1024, again.text) == (True, slid.text)
 
 
 async def drain(ring: Ring, node: str, *, undo: bool = False) -> None:

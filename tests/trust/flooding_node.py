@@ -1,6 +1,7 @@
 """A node daemon whose head floods its gateway: `python flooding_node.py FILE ARGUMENTS`, as `sealring`.
 
-FILE names the attack, or is empty. One begins with the next token of a row and goes on until the epoch ends.
+FILE names the attack, or is empty. One begins with the next token of a row and goes on until the epoch ends
+or FILE names another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ _ATTACK = Path(sys.argv[1])
 _LARGE = "x" * (1 << 20)
 _PIECE = 3 << 20
 """Bytes of a piece: more than an honest head sends at once."""
+
+_LOOK_EVERY = 16
+"""Messages after which an attack looks whether it is still wanted."""
 
 _FORWARDED = b"\x5a"
 """The first byte of ScheduleRequest.forwarded (11)."""
@@ -96,11 +100,15 @@ class Flooding(service.GatewayStream):
         return super().take(request)
 
     async def _attack(self, attack: str, done: control_pb2.StepDone) -> None:
-        for message in messages(attack, self._deployment, done):
+        service.log.info(f"flood_of_{attack}")
+        for number, message in enumerate(messages(attack, self._deployment, done)):
+            if number % _LOOK_EVERY == 0 and _ATTACK.read_text(encoding="utf-8") != attack:
+                break
             while self.behind:
                 await asyncio.sleep(0.001)
             self._put(message)
             await asyncio.sleep(0)
+        self._flood = None
 
     def close(self) -> None:
         super().close()

@@ -35,7 +35,8 @@ than one."""
 )
 async def test_a_flood_costs_the_gateway_little(victim: Ring, flood: Path, attack: str, event: str) -> None:
     """Neither of memory nor of its answers to others, while clients of the ring do not read. An attack that
-    no honest head can be taken for ends the epoch. It is looked at until the logs have the `event`."""
+    no honest head can be taken for ends the epoch. It is looked at until the logs have the attack's beginning
+    and the `event`."""
     await victim.serving()
     await victim.reply(chat("warm"), 8)
     gateway = psutil.Process(victim.cluster.processes["gateway"])
@@ -43,7 +44,7 @@ async def test_a_flood_costs_the_gateway_little(victim: Ring, flood: Path, attac
     heard = [log.stat().st_size for log in logs]
     before = most = gateway.memory_info().rss
     slowest = 0.0
-    left = LOOKS
+    left, awaited = LOOKS, [f"flood_of_{attack}", *[event] * bool(event)]
     async with (
         flooding(flood, attack),
         asyncio.timeout(LIMIT_SECONDS),
@@ -57,7 +58,7 @@ async def test_a_flood_costs_the_gateway_little(victim: Ring, flood: Path, attac
             slowest = max(slowest, time.monotonic() - asked)
             most = max(most, gateway.memory_info().rss)
             told = b"".join(log.read_bytes()[size:] for log, size in zip(logs, heard, strict=True))
-            left -= f'"{event}"'.encode() in told or not event
+            left -= all(f'"{word}"'.encode() in told for word in awaited)
             await asyncio.sleep(0.1)
         for reader in readers:
             reader.cancel()
