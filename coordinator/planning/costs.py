@@ -43,16 +43,11 @@ from itertools import combinations, pairwise
 
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, read_bytes
-from sealring.coordinator.planning.links import Link, Network
+from sealring.coordinator.planning.links import HOP, HOP_ON_METAL, Link, Network
 from sealring.coordinator.planning.specs import MIXED
 from sealring.coordinator.planning.speeds import Rate
 from sealring.mesh.roster.model import PIPELINE, TENSOR
 from sealring.v1 import model_pb2
-
-HOP, HOP_ON_METAL = 0.7e-3, 1.3e-3
-"""Seconds from the end of a stage to the input of the next with no network between: 0.62 to 0.82 on 2 x H200
-(`docs/performance/data/ring.json`). On Macs by estimate: one wait for the GPU, and four threads that take 50
-to 150 us to wake. exo's pipeline was seen to take 0.6 ms over RDMA and 1.7 ms over TCP."""
 
 FENCE = 150e-6
 """Seconds besides of a sum on a Mac's GPU: CPU and GPU wait for each other by MLX's default fence, which

@@ -11,6 +11,11 @@ RECORD_BYTES = 1 << 18
 """Links are compared by the time of a record of this length, as a carrier compares the ways of one: between a
 step's (a few KiB a row) and a prompt's chunk (MiB)."""
 
+HOP, HOP_ON_METAL = 0.7e-3, 1.3e-3
+"""Seconds from the end of a stage to the input of the next with no network between: 0.62 to 0.82 on 2 x H200
+(`docs/performance/data/ring.json`). On Macs by estimate: one wait for the GPU, and four threads that take 50
+to 150 us to wake. exo's pipeline was seen to take 0.6 ms over RDMA and 1.7 ms over TCP."""
+
 WORTH = 1.1
 """The factor from which a ring or a shape counts as faster than another: estimates are no more exact."""
 
@@ -59,12 +64,12 @@ class Network:
         )
 
     def round_seconds(self, ring: Sequence[Member]) -> float:
-        """The time of a record over each link of a ring in this order, and of tokens back to its head."""
+        """The time of a record's hops along a ring in this order, and of tokens back to its head."""
         if len(ring) < 2:
             return 0.0
         links = [self.between(one.id, other.id) for one, other in pairwise(ring)]
-        records = sum(one.latency + RECORD_BYTES / one.bytes_per_second for one in links)
-        return records + self.between(ring[-1].id, ring[0].id).latency
+        records = sum(HOP + one.latency + RECORD_BYTES / one.bytes_per_second for one in links)
+        return records + HOP + self.between(ring[-1].id, ring[0].id).latency
 
     def fastest_first(self, orders: Sequence[list[M]]) -> list[list[M]]:
         """The orders by their time; those that are no slower than the fastest by WORTH stay as they came."""

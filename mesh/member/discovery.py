@@ -20,7 +20,7 @@ from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
-from zeroconf import DNSQuestionType, IPVersion, ServiceStateChange
+from zeroconf import BadTypeInNameException, DNSQuestionType, IPVersion, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from sealring.mesh.clock import Clock, wall_clock
@@ -82,18 +82,19 @@ async def listen(hosts: Sequence[str], *, seconds: float = SECONDS) -> list[Offe
 
     Nothing of it is proven. Raises Unavailable (NO_MULTICAST).
     """
-    heard: dict[str, None] = {}
+    heard: dict[str, AsyncServiceInfo] = {}
 
     def note(zeroconf: Any, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         if state_change is ServiceStateChange.Added and len(heard) < MAX_HEARD:
-            heard[name] = None
+            with contextlib.suppress(BadTypeInNameException):  # such as control characters
+                heard[name] = AsyncServiceInfo(SERVICE, name)
 
     async with _multicast(hosts) as multicast:
         question = DNSQuestionType.QM
         browser = AsyncServiceBrowser(multicast.zeroconf, SERVICE, handlers=[note], question_type=question)
         await asyncio.sleep(seconds)
         await browser.async_cancel()
-        services = [AsyncServiceInfo(SERVICE, name) for name in heard]
+        services = list(heard.values())
         await asyncio.gather(
             *(one.async_request(multicast.zeroconf, _ASK_MILLISECONDS, question) for one in services)
         )

@@ -24,7 +24,7 @@ async def look() -> list[object]:
 
 async def attempt(root: str, address: str, codes: list[str]) -> list[str]:
     """Tries all codes at once; for each of them "token", or the reason of the refusal."""
-    offer = Offer(decode_base32(root), "home", (address,))
+    offer = Offer(decode_base32(root, size=32), "home", (address,))
 
     async def one(code: str) -> str:
         try:

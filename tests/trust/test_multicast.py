@@ -57,7 +57,9 @@ class Network(NamedTuple):
 
     def _ask(self, *words: str) -> list[Any]:
         command = [*self.newcomer.within, sys.executable, str(NEWCOMER), *words]
-        found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        done = subprocess.run(command, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        found = json.loads(done.stdout)
         assert isinstance(found, list)
         return found
 
@@ -101,6 +103,7 @@ def test_a_flood_of_announcements_offers_nothing_false_and_machines_join_by_the_
         assert network.look() in ([], [genuine(network)])
         with network.newcomer.running("join", "10.77.0.1", "--name", "newcomer", typed=f"{code}\n") as join:
             join.wait_for("joined cluster home as newcomer")
+            join.wait_for("the node runs until Ctrl-C")
 
 
 def test_a_crowd_at_the_join_port_keeps_nobody_out(network: Network) -> None:

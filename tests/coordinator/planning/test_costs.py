@@ -13,8 +13,6 @@ from ringevents import EventRing
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.costs import (
     FENCE,
-    HOP,
-    HOP_ON_METAL,
     SEALED,
     Estimate,
     Model,
@@ -23,7 +21,7 @@ from sealring.coordinator.planning.costs import (
     estimate,
     strategy_of,
 )
-from sealring.coordinator.planning.links import Link, Network
+from sealring.coordinator.planning.links import HOP, HOP_ON_METAL, Link, Network
 from sealring.coordinator.planning.speeds import Rate
 from sealring.v1 import model_pb2
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from ipaddress import IPv4Network
 from typing import Any
@@ -101,6 +103,25 @@ async def test_a_flood_of_announcements_is_cut_off() -> None:
     async with Flood(3 * MAX_HEARD):
         heard = await listen(LOOPBACK, seconds=2.0)
     assert 0 < len(heard) <= MAX_HEARD
+
+
+@pytest.mark.parametrize("label", [b"\x1b[2J\n", b"\x7f", b"a" * 63, b"\xff\xfe", b"."])
+async def test_an_instance_with_an_impossible_name_is_passed_over(label: bytes) -> None:
+    """It would have ended the search, so that nobody could join in the presence of one such machine."""
+    service = b"\x09_sealring\x04_tcp\x05local\x00"
+    instance = bytes([len(label)]) + label + service
+    head = struct.pack(">HHHHHH", 0, 0x8400, 0, 1, 0, 0)
+    message = head + service + struct.pack(">HHIH", 12, 1, 120, len(instance)) + instance
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
+        sending.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
+        sending.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sending.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sending.bind(("127.0.0.1", 5353))
+        listening = asyncio.create_task(listen(LOOPBACK, seconds=0.5))
+        while not listening.done():
+            sending.sendto(message, ("224.0.0.251", 5353))
+            await asyncio.sleep(0.02)
+    assert await listening == []
 
 
 class Flood:
