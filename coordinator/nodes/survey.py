@@ -281,7 +281,8 @@ def _with_tower(
     """A profile of our own with the memory of a vision tower, if any node has what computes it."""
     most = max(agreeing, key=lambda one: one.vision_bytes, default=profile)
     profile.vision_bytes, profile.vision_working_bytes = most.vision_bytes, most.vision_working_bytes
-    profile.image_tokens = most.image_tokens
+    profile.image_tokens, profile.image_layers = most.image_tokens, most.image_layers
+    profile.not_seeing = most.not_seeing
     return profile
 
 

@@ -35,34 +35,43 @@ def largest_remainder(seats: int, weights: Sequence[int]) -> list[int]:
 
 
 def apportion(
-    layers: Sequence[int], extras: Sequence[int], capacities: Sequence[int], speeds: Sequence[float] = ()
+    layers: Sequence[int],
+    extras: Sequence[int],
+    capacities: Sequence[int],
+    speeds: Sequence[float] = (),
+    head: int = 1,
 ) -> list[int] | None:
     """How many consecutive layers each rank takes, or None when nothing fits in this order.
 
     `layers` are bytes per layer, `extras` and `capacities` bytes per rank. Every rank gets at least one
-    layer and never more bytes than its capacity. The largest remainder, by memory or where they are given by
-    `speeds`, is kept where it fits; else the result is the fitting one whose boundaries lie nearest to it.
+    layer, the first rank at least `head`, and none more bytes than its capacity. The largest remainder, by
+    memory or where they are given by `speeds`, is kept where it fits; else the result is the fitting one
+    whose boundaries lie nearest to it.
     """
     room = [capacity - extra for capacity, extra in zip(capacities, extras, strict=True)]
     if len(room) > len(layers):
         return None
     prefix = [0, *accumulate(layers)]
-    if not _reaches(prefix, room):
+    if not _reaches(prefix, room, head):
         return None
     fair = [round(_FINE * speed / max(speeds)) for speed in speeds]
-    return nearest(prefix, room, list(accumulate(largest_remainder(len(layers), fair or room))))
+    return nearest(prefix, room, list(accumulate(largest_remainder(len(layers), fair or room))), head)
 
 
-def _reaches(prefix: list[int], room: list[int]) -> bool:
-    """Whether ranks that take all they can, one after the other, get to the last layer."""
+def _reaches(prefix: list[int], room: list[int], head: int) -> bool:
+    """Whether ranks that take all they can, one after the other, get to the last layer, and the first of
+    them to `head` layers."""
     end = 0
-    for space in room:
+    for rank, space in enumerate(room):
         end = max(end, bisect_right(prefix, prefix[end] + space) - 1)
+        if rank == 0 and end < head:
+            return False
     return end == len(prefix) - 1
 
 
-def nearest(prefix: list[int], room: list[int], wanted: list[int]) -> list[int] | None:
-    """The fitting boundaries with the least total distance from `wanted`; the lower ones on a tie."""
+def nearest(prefix: list[int], room: list[int], wanted: list[int], head: int = 1) -> list[int] | None:
+    """The fitting boundaries with the least total distance from `wanted`; the lower ones on a tie. The first
+    lies behind `head` layers or more."""
     count, ranks = len(prefix) - 1, len(room)
     # best[end]: least distance with the ranks so far covering layers [0, end), and where the last one starts
     best: dict[int, int] = {0: 0}
@@ -78,7 +87,7 @@ def nearest(prefix: list[int], room: list[int], wanted: list[int]) -> list[int] 
                 starts.append(end - 1)
             while starts and prefix[end] - prefix[starts[0]] > room[rank]:
                 starts.popleft()
-            if starts:
+            if starts and (rank or end >= head):
                 reached[end] = best[starts[0]] + abs(end - wanted[rank])
                 origin[end] = starts[0]
         best = reached

@@ -105,7 +105,9 @@ def _arrange(demand: Demand, group: list[Candidate], network: Network) -> Planne
     extras = demand.extras(len(group))
     for order in islice(_promising(demand, extras, group, network), _MOST_TRIES):
         room, speeds = ([capacities[member.id] for member in order], [member.speed for member in order])
-        shares = apportion(demand.per_layer, extras, room, speeds if differ(speeds) else ())
+        shares = apportion(
+            demand.per_layer, extras, room, speeds if differ(speeds) else (), demand.head_layers
+        )
         if shares is not None:
             return list(zip(order, shares, strict=True))
     return None
@@ -124,18 +126,19 @@ def _promising(
         yield group
         return
     missing = len(demand.per_layer)
-    head, tail = {}, {}
+    first, head, tail = {}, {}, {}
     for member in group:
         room = member.room
         most = demand.longest_run(room)
-        head[member.id] = demand.first_layers(room - extras[0]) - most
+        first[member.id] = demand.first_layers(room - extras[0])
+        head[member.id] = first[member.id] - most
         tail[member.id] = demand.last_layers(room - extras[-1]) - most
         missing -= most
     heads, tails = (sorted(gains, key=lambda one: -gains[one])[:2] for gains in (head, tail))
     if max(head[one] + tail[other] for one in heads for other in tails if one != other) < missing:
         return
     for order in _orders(group, network):
-        if not may_lead(demand, order):
+        if not may_lead(demand, order) or first[order[0].id] < demand.head_layers:
             continue
         if head[order[0].id] + tail[order[-1].id] >= missing:
             yield order

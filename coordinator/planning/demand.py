@@ -71,7 +71,8 @@ class Demand:
     to fit, as all may be in one step. `drafts` are the bytes per layer that take one row's drafts back, and
     `inputs` those that each stage keeps besides. `draft` are those of the draft model with its caches, at the
     head, and `mtp` those of the model's MTP head, at the tail. `vision` are those of the vision tower, at
-    the head, with what it takes while it computes an image. `mark` are the bytes per layer of one mark.
+    the head, with what it takes while it computes an image, and `head_layers` the first layers that have to
+    be there with it. `mark` are the bytes per layer of one mark.
     """
 
     weights: tuple[int, ...]
@@ -86,6 +87,7 @@ class Demand:
     draft: int = 0
     mtp: int = 0
     vision: int = 0
+    head_layers: int = 1
     mark: tuple[int, ...] = ()
 
     @classmethod
@@ -119,7 +121,11 @@ class Demand:
         draft = draft_bytes(profile, context, kv_bits, chunk) if profile.HasField("draft") else 0
         vision = profile.vision_bytes + profile.vision_working_bytes
         made = cls(
-            tuple(profile.layer_bytes), row, *outer, logits, rows, draft=draft, vision=vision, mark=mark
+            *(tuple(profile.layer_bytes), row, *outer, logits, rows),
+            draft=draft,
+            vision=vision,
+            head_layers=max(1, profile.image_layers),
+            mark=mark,
         )
         if not (speculate and profile.trimmable):
             return made
@@ -306,6 +312,10 @@ def check_profile(profile: model_pb2.ModelProfile) -> None:
         raise _bad("size of a vision tower")
     if profile.image_tokens > MAX_PREFILL_CHUNK:
         raise _bad("number of an image's tokens")
+    if profile.image_layers > profile.layers:
+        raise _bad("number of layers for images")
+    if len(profile.not_seeing) > _MAX_WHY:
+        raise _bad("reason to refuse images")
     if profile.max_context > MAX_CONTEXT:
         raise _bad("context")
     if profile.vocab_size > MAX_VOCABULARY:

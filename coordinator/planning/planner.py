@@ -110,6 +110,8 @@ def plan(
         if profile.vision_bytes:
             made.reasons.append(BLIND)
     else:
+        if profile.not_seeing:
+            made.reasons.append(f"prompts with images are refused: {profile.not_seeing}")
         made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted, profile.trimmable))
         if not (asked.members or asked.split):
             made.reasons.extend(of_order(rings, preferred_places(spec, members), network))
@@ -182,6 +184,22 @@ def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile
             reason="BAD_DEPLOYMENT",
             param="stages",
         )
+    head = 0 if spec.strategy == TENSOR else profile.image_layers
+    if spec.stages > profile.layers - max(0, head - 1):
+        raise InvalidInput(
+            f"{spec.stages} stages leave the head less than the first {head} of the model's {profile.layers} "
+            "layers, which images need there",
+            hint=f"ask for {profile.layers - head + 1} stages or fewer",
+            reason="BAD_DEPLOYMENT",
+            param="stages",
+        )
+    if spec.split and spec.split[0] < head:
+        raise InvalidInput(
+            f"split gives the head {spec.split[0]} layers, and images need the model's first {head} there",
+            hint=f"give the first stage {head} layers or more",
+            reason="BAD_DEPLOYMENT",
+            param="split",
+        )
     if spec.split and sum(spec.split) != profile.layers:
         raise InvalidInput(
             f"split adds up to {sum(spec.split)} and the model has {profile.layers} layers",
@@ -212,7 +230,7 @@ def _demand(
         spec.max_rows or 1,
         speculate=spec.speculate,
     )
-    return replace(made, vision=0) if spec.strategy == TENSOR else made
+    return replace(made, vision=0, head_layers=1) if spec.strategy == TENSOR else made
 
 
 def _by_memory(
@@ -223,7 +241,7 @@ def _by_memory(
     candidates: Sequence[Candidate],
     network: Network,
 ) -> tuple[int, list[PlannedRing]]:
-    most = min(len(members) // spec.replicas, profile.layers)
+    most = min(len(members) // spec.replicas, profile.layers - max(0, profile.image_layers - 1))
     counts = [spec.stages] if spec.stages else list(range(1, most + 1))
     if not counts or counts[0] > most:
         raise too_few_nodes(spec, (spec.stages or 1) * spec.replicas, members, candidates)

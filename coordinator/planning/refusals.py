@@ -141,7 +141,9 @@ def does_not_fit(
         + ") and "
         f"{_nodes(len(members))} {size(available)} to give"
     )
-    if needed <= available:
+    if needed <= available and demand.head_layers > 1:
+        message += f", but images need the first {demand.head_layers} layers at one node, the head"
+    elif needed <= available:
         message += f", but no cut into layers of up to {size(biggest)} fits each node"
     shown = ", ".join(f"{member.name}: {size(member.room)}" for member in members[:_SHOWN])
     return ResourceExhausted(

@@ -121,7 +121,7 @@ def _cut(model: Model, groups: Sequence[tuple[Candidate, ...]]) -> Shape | None:
     extras = [len(group) * extra for group, extra in zip(groups, demand.extras(len(groups)), strict=True)]
     room = [len(group) * min(member.room for member in group) for group in groups]
     speeds = [len(group) * min(member.speed for member in group) for group in groups]
-    shares = apportion(demand.per_layer, extras, room, speeds if differ(speeds) else ())
+    shares = apportion(demand.per_layer, extras, room, speeds if differ(speeds) else (), demand.head_layers)
     if shares is None:
         return None
     return tuple(TensorGroup(group, share) for group, share in zip(groups, shares, strict=True))

@@ -87,7 +87,8 @@ def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
 
     `mtp_bytes`: parameters of an MTP head that the tail needs besides its own, and `mtp_kv_bytes_per_token`
     those of its caches; 0 where the folder has no head, or one that is of no use. `vision_bytes`,
-    `vision_working_bytes` and `image_tokens` are those of `vision.sizes`.
+    `vision_working_bytes`, `image_tokens` and `image_layers` and `not_seeing` are those of
+    `vision.sizes`.
 
     With several `ranks`, layers and caches are what one of them holds. Raises ModelError as
     `weights.load_stage` and `weights.load_shard` do.

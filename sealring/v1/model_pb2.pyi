@@ -51,6 +51,8 @@ class ModelProfile(_message.Message):
     VISION_BYTES_FIELD_NUMBER: _builtins.int
     VISION_WORKING_BYTES_FIELD_NUMBER: _builtins.int
     IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
+    IMAGE_LAYERS_FIELD_NUMBER: _builtins.int
+    NOT_SEEING_FIELD_NUMBER: _builtins.int
     model_type: _builtins.str
     layers: _builtins.int
     embed_bytes: _builtins.int
@@ -93,6 +95,10 @@ class ModelProfile(_message.Message):
     """what it takes besides while it computes the largest image"""
     image_tokens: _builtins.int
     """of the largest image, about, with those around its rows: no chunk divides them"""
+    image_layers: _builtins.int
+    """from the first on, that a head which takes images has to hold; 0: any"""
+    not_seeing: _builtins.str
+    """why images are refused, of a model that its configuration gives a vision tower"""
     @_builtins.property
     def layer_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """weights, per layer"""
@@ -149,10 +155,12 @@ class ModelProfile(_message.Message):
         vision_bytes: _builtins.int = ...,
         vision_working_bytes: _builtins.int = ...,
         image_tokens: _builtins.int = ...,
+        image_layers: _builtins.int = ...,
+        not_seeing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "image_tokens", b"image_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "mtp_bytes", b"mtp_bytes", "mtp_kv_bytes_per_token", b"mtp_kv_bytes_per_token", "not_quantizable", b"not_quantizable", "parameters", b"parameters", "precision", b"precision", "quantized", b"quantized", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vision_bytes", b"vision_bytes", "vision_working_bytes", b"vision_working_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "image_layers", b"image_layers", "image_tokens", b"image_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "mtp_bytes", b"mtp_bytes", "mtp_kv_bytes_per_token", b"mtp_kv_bytes_per_token", "not_quantizable", b"not_quantizable", "not_seeing", b"not_seeing", "parameters", b"parameters", "precision", b"precision", "quantized", b"quantized", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vision_bytes", b"vision_bytes", "vision_working_bytes", b"vision_working_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

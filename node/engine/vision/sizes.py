@@ -31,6 +31,14 @@ SHOWN = frozenset(_SHOWN.split())
 """Model types of which `vision.check` has shown that stages compute images as mlx-vlm's whole model does. Of
 any other it is not known, or known to be wrong, and no tower is loaded."""
 
+UNFIT = {
+    "deepseek_v41": "mlx-vlm's tower takes patches in records of its own, and mlx-lm lacks the engram layers "
+    "of the published model",
+    "muse_spark": "mlx-vlm's and mlx-lm's code run on a Mac's GPU only, where nobody has compared them",
+}
+"""Model types that mlx-lm and mlx-vlm both have, with a tower, and the reason why no images are computed
+here."""
+
 _STATES = 16
 """Arrays of patches x width that a tower's layer and those in flight hold at once: states, queries, keys,
 values and products, in four bytes each. An estimate, as CHUNK_STATES of a chunk is."""
@@ -38,18 +46,22 @@ values and products, in four bytes each. An estimate, as CHUNK_STATES of a chunk
 _EDGE = 1024
 """Pixels of an edge of the largest image where neither configuration nor processor says more."""
 
+_SIZES = ("vision_bytes", "vision_working_bytes", "image_tokens", "image_layers")
 _CONFIGS = ("preprocessor_config.json", "processor_config.json")
 _CONFIG_LIMIT = 1 << 20
 
 
-def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, int]:
-    """`vision_bytes`, the weights of the tower in a folder, `vision_working_bytes`, what it takes besides
-    while it computes the largest image, and `image_tokens`, those of that image. 0 where there is no tower,
-    or nothing installed that computes it."""
-    found = {"vision_bytes": 0, "vision_working_bytes": 0, "image_tokens": 0}
+def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`vision_bytes`, the weights of the tower in a folder, and `vision_working_bytes`, what it takes besides
+    while it computes the largest image. `image_tokens` are those of that image, and `image_layers` the
+    layers to whose output an image adds rows (DeepStack). All are 0 where there is no tower, or nothing that
+    computes it. `not_seeing`: why not, of a model that should have one."""
+    found: dict[str, Any] = dict.fromkeys(_SIZES, 0) | {"not_seeing": ""}
     vision = config.get("vision_config")
-    if not isinstance(vision, Mapping) or not can_see(config):
+    if not isinstance(vision, Mapping) or not vision:
         return found
+    if why := why_blind(config):
+        return found | {"not_seeing": why}
     for file in weight_files(path):
         entries = json.loads(read_header(file))
         for name, entry in entries.items():
@@ -59,15 +71,30 @@ def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, int]:
     if found["vision_bytes"]:
         found["vision_working_bytes"] = _working_bytes(path, vision)
         found["image_tokens"] = _image_tokens(path, config, vision)
+        found["image_layers"] = len(vision.get("deepstack_visual_indexes") or ())
+    else:
+        found["not_seeing"] = "its folder has no weights of the vision tower"
     return found
 
 
 def can_see(config: Mapping[str, Any]) -> bool:
     """Whether images of a model of this configuration are computed here, by a tower that is installed."""
-    text = config.get("text_config")
-    both_ways = isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision"
+    return not why_blind(config)
+
+
+def why_blind(config: Mapping[str, Any]) -> str:
+    """Why images of a model of this configuration are not computed here; empty if they are."""
     model_type = str(config.get("model_type"))
-    return model_type in SHOWN and not both_ways and mlx_vlm_import.knows(model_type)
+    if model_type not in SHOWN:
+        return UNFIT.get(
+            model_type, f"no tower of {model_type} models was compared with mlx-vlm's whole model"
+        )
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision":
+        return "the tokens of an image would see each other in both directions, and here they do not"
+    if not mlx_vlm_import.knows(model_type):
+        return "what reads them is not installed (pip install 'sealring[vision]')"
+    return ""
 
 
 def _working_bytes(path: Path, vision: Mapping[str, Any]) -> int:

@@ -121,6 +121,8 @@ def test_a_profile_up_to_its_bounds_is_taken(changes: dict[str, Any]) -> None:
         {"handoff_bytes_per_token": MOST + 1},
         {"max_context": MAX_CONTEXT + 1},
         {"not_quantizable": "x" * 1001},
+        {"not_seeing": "x" * 1001},
+        {"image_layers": 99},
         {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1] * 3)] * 9},
         {"quantized": [model_pb2.QuantizedCaches(bits=8, kv_bytes_per_token=[1] * 2)]},
         {"digest": "AB" * 32},

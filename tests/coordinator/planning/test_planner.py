@@ -598,6 +598,33 @@ def test_the_head_has_fewer_layers_by_as_much_as_a_vision_tower_takes() -> None:
     assert memory_of(head) <= capacity(head.memory_usable)
 
 
+def test_the_layers_to_which_an_image_adds_rows_are_the_heads() -> None:
+    seeing = profile(**SEEING, image_layers=3)
+    assert ranges(plan(spec(stages=3), profile(**SEEING), THREE))[0] == (0, 2)
+    assert ranges(plan(spec(stages=3), seeing, THREE))[0] == (0, 3)
+    assert ranges(plan(spec(split=[3, 6]), seeing, THREE))[0] == (0, 3)
+    many = [member(number, 2 * GIB) for number in range(1, 9)]
+    assert ranges(plan(spec(stages=7), seeing, many)) == [(0, 3), *((end - 1, end) for end in range(4, 10))]
+    small = [member(1, 1100 * MIB), member(2, 1100 * MIB), member(3, 8 * GIB)]
+    assert (
+        names(plan(spec(stages=3), seeing, small))[0] == "node-3"
+    )  # alone it has room for three and the tower
+    for asked, param in ((spec(stages=8), "stages"), (spec(split=[2, 7]), "split")):
+        with pytest.raises(InvalidInput, match="first 3") as caught:
+            plan(asked, seeing, many)
+        assert caught.value.metadata["param"] == param
+    with pytest.raises(ResourceExhausted, match="images need the first 3 layers at one node"):
+        plan(spec(stages=3), seeing, [member(number, 1100 * MIB) for number in (1, 2, 3)])
+    blind = plan(spec(strategy="tensor", clear_links=True, stages=2), seeing, THREE)
+    assert not blind.rings[0].stages[0].vision_bytes
+
+
+def test_a_plan_says_why_images_are_refused() -> None:
+    made = plan(spec(), profile(not_seeing="nobody has compared it"), THREE)
+    assert "prompts with images are refused: nobody has compared it" in made.reasons
+    assert not any("images" in reason for reason in plan(spec(), profile(), THREE).reasons)
+
+
 def test_the_largest_image_fits_into_a_chunk_where_members_have_the_memory() -> None:
     seeing = profile(**SEEING, image_tokens=2900)
     wide = profile(**SEEING, image_tokens=2900, handoff_bytes_per_token=16 << 10)

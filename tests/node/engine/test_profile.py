@@ -52,6 +52,8 @@ def test_fields(llama: dict[str, Any], model_folder: Folder) -> None:
         "vision_bytes": 0,
         "vision_working_bytes": 0,
         "image_tokens": 0,
+        "image_layers": 0,
+        "not_seeing": "",
         "max_context": 512,
         "eos_token_ids": [2],
         "handoff_bytes_per_token": 64,
