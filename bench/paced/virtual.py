@@ -376,12 +376,20 @@ def agents(text: str, model: str, given: Agents, seed: int) -> Result:
 
 
 def sessions(
-    text: str, model: str, count: int, seed: int, room: float = 0.0, turns: int = TURNS, mark: int = 0
+    text: str,
+    model: str,
+    count: int,
+    seed: int,
+    room: float = 0.0,
+    turns: int = TURNS,
+    mark: int = 0,
+    *,
+    rendered: bool = False,
 ) -> Result:
     """Agents as those of `bench.agents`, at once, without a pause between their turns.
 
     With `mark` the model has windows or states, which take as much memory as the keys and values of `mark`
-    tokens, and its caches cannot be cut.
+    tokens, and its caches cannot be cut. If `rendered`, an answer has other tokens in the next prompt.
 
     The ring has memory for `room` rows of CONTEXT tokens, by default for one of each agent. `again` is the
     share of the tokens of each turn's last prompt that were computed again, and `dropped` the share of turns
@@ -404,9 +412,10 @@ def sessions(
             before = f"{program % 9999:4}".encode() * program
             first.add((agent, number))
         prompt = before + f"{agent:4}".encode() * result
-        spelt[agent] = prompt + f"{-1 - agent:4}".encode() * answer
+        said = prompt + f"{-1 - agent:4}".encode() * answer
+        spelt[agent] = prompt + f"{-99 - agent:4}".encode() * answer if rendered else said
         prompts[agent, number] = len(prompt) // 4, answer
-        ring.ask(f"a{agent}.{number}", len(prompt) // 4, answer, spelt[agent])
+        ring.ask(f"a{agent}.{number}", len(prompt) // 4, answer, said)
 
     for agent in range(count):
         turn(agent, 0)

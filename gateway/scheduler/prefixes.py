@@ -47,14 +47,14 @@ class _Kept:
     Its first `prompt` tokens were a prompt. A row continues it that begins with all of them but for OPENING,
     or behind what the user has asked last: `turn` is the name there, if it is known. `continues` is whether
     it was made by such a row. It is `spent` once what continues it is kept, or is in a row that runs. It
-    counts nothing while rows `expect` it, which have memory for it.
+    counts nothing while rows `expect` it, which have memory for it and begin with these lengths of it.
     """
 
     names: Names
     prompt: int
     continues: bool = False
     spent: bool = False
-    expect: set[int] = field(default_factory=set)
+    expect: dict[int, int] = field(default_factory=dict)
     turn: tuple[int, bytes] = (0, b"")
 
     @property
@@ -110,8 +110,9 @@ class PrefixCache:
         return bool(self._pending)
 
     def waits_for(self, row: Row) -> bool:
-        """Whether a row continues an answer that is kept only once its row leaves."""
+        """Whether a row continues an answer or begins at a mark that is kept only once its row leaves."""
         pending = {name for names in self._pending.values() for _, name in names}
+        pending.update(name for one in self._marked.values() if one.closed for _, name in one.marks)
         known = (name for _, name in reversed(row.names) if name in pending or name in self._named)
         longest = next(known, None)
         return longest in pending and longest not in self._named
@@ -163,10 +164,10 @@ class PrefixCache:
     def _expect(self, kept: _Kept, row: Row) -> None:
         if not kept.expect:
             self._ledger.give_up(kept.tokens)
-        kept.expect.add(row.number)
+        kept.expect[row.number] = row.prefilled
 
     def _unexpect(self, kept: _Kept, row: Row) -> None:
-        kept.expect.remove(row.number)
+        del kept.expect[row.number]
         if not kept.expect:
             self._ledger.keep(kept.tokens)
 
@@ -196,7 +197,7 @@ class PrefixCache:
         expected = row.number in kept.expect
         self.forget(row)
         self._kept.move_to_end(row.prefix)
-        kept.spent = self._any and row.continues
+        kept.spent = row.continues
         if self._exact:
             row.marks = tuple(pair for pair in kept.names if pair[0] <= row.reused)
             self._marks.begin(row.number, row.prefix, row.reused)
@@ -333,7 +334,8 @@ class PrefixCache:
             return
         for number in self._continued_by(names if self._any else row.marks):
             self._drop(number)
-        if not self._ledger.fits(length, int(self._exact)) or not self._free(length, int(self._exact)):
+        more = int(self._exact and names[-1] not in row.marks)
+        if not self._ledger.fits(length, int(self._exact)) or not self._free(length, more):
             return
         if self._exact:
             names = _thinned({*row.marks, *names}, MOST, row.turn)
@@ -359,7 +361,7 @@ class PrefixCache:
             return
         self._unmark(row, names)
         while not self._ledger.has_room(marks=1):
-            if not self._give_marks():
+            if not self._give(row):
                 return
         self._marks.mark(row.number, pair[0])
         self._count()
@@ -401,39 +403,56 @@ class PrefixCache:
                 return False
         return True
 
-    def _give(self) -> bool:
+    def _give(self, marking: Row | None = None) -> bool:
         """Gives up what is worth least; False if nothing is left. Marks go before prefixes: few conversations
-        begin anew in their middle, and each goes on."""
-        if self._give_marks():
+        begin anew in their middle, and each goes on. Those of rows are older than where a row goes on, but
+        for the last. A row that is `marking` has a newer one soon."""
+        rows = list(self._marked.values()) if marking is None else [marking, *self._marked.values()]
+        if self._give_spent() or self._give_marks():
+            return True
+        if any(self._give_own(row, 0 if row is marking else 1) for row in rows):
+            return True
+        if self._give_marks(turns=True):
             return True
         if number := self._worst():
             self._drop(number)
             return True
-        row = next((row for row in self._marked.values() if row.marks), None)
-        if row is not None:
-            self._unmark(row, _thinned(row.marks, len(row.marks) // 2, row.turn))
-        return row is not None
+        return any(self._give_own(row, 0) for row in rows)
 
-    def _give_marks(self) -> bool:
-        """Gives up a prefix that is spent, or half of the marks of the prefix that is longest unused. False
-        if there is neither. Its end stays and, while others have marks, that behind what the user asked."""
+    def _give_spent(self) -> bool:
+        """Gives up a prefix that is spent; False without one."""
         number = self._worst()
-        if number and self._kept[number].spent:
+        if spent := bool(number and self._kept[number].spent):
             self._drop(number)
-            return True
-        choice = list(self._kept) if self._exact else []
-        for number, last in [(number, last) for last in (False, True) for number in choice]:
-            kept, alone = self._kept[number], set(self._marks.alone(number))
-            stays = {kept.tokens}
-            if kept.turn in kept.names and not last:
+        return spent
+
+    def _give_own(self, row: Row, least: int) -> bool:
+        """Gives up half of a row's marks, so that `least` are left; False if it has no more."""
+        before = row.marks
+        left = max(least, len(before) // 2)
+        if row.turn in before[:-1]:
+            left = max(left, least + 1)
+        self._unmark(row, _thinned(before, left, row.turn))
+        return row.marks != before
+
+    def _give_marks(self, *, turns: bool = False) -> bool:
+        """Gives up half of the marks of the prefix that is longest unused; False if no prefix has any. Its
+        end stays, and where a row that waits begins. So does that behind what the user asked, but for
+        `turns`."""
+        for number, kept in self._kept.items() if self._exact else ():
+            alone = set(self._marks.alone(number))
+            stays = {kept.tokens, *kept.expect.values()}
+            if kept.turn in kept.names and not turns:
                 stays.add(kept.turn[0])
             if not alone - stays:
                 continue
             left = _thinned(kept.names, max(len(stays), (1 + len(kept.names)) // 2), kept.turn)
-            gone = [length for length, _ in kept.names if length not in dict(left)]
+            gone = [length for length, _ in kept.names if length not in {*stays, *dict(left)}]
+            if not gone:
+                continue
             self._marks.unmark(number, gone)
             self._count()
-            self._rename(number, left)
+            self._rename(number, tuple(pair for pair in kept.names if pair[0] not in gone))
             self._moves.append(control.Change(unmark=control.Unmark(prefix=number, marks=gone)))
             return True
         return False

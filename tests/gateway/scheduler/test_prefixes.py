@@ -522,7 +522,7 @@ def test_a_row_that_leaves_is_not_kept_at_a_mark_that_is_given_up_for_it() -> No
     desk.ledger.keep(400)
     desk.cache.chunk(row, 0)
     assert desk.changes() == ["mark 1: 484"]
-    desk.ledger.keep(300)
+    desk.ledger.keep(310)
     assert desk.leave(row) == []
 
 
@@ -565,3 +565,50 @@ def test_of_marks_that_behind_what_the_user_has_asked_goes_last() -> None:
     assert desk.changes() == ["unmark prefix 4: 154 and 224"]
     desk.ledger.keep(120)
     assert desk.changes() == ["unmark prefix 4: 84"]
+
+
+def test_where_a_waiting_row_begins_stays_while_others_need_memory() -> None:
+    desk = Desk(EXACT, tokens=4000, marks=500)
+    turn = 200 - OPENING
+    row, _ = desk.prefill("a" * 200)
+    desk.finish(row, "b" * 40 + ".")
+    waiting = desk.start("a" * 200 + "c" * 100)  # its template renders the answer otherwise
+    assert waiting.prefilled == turn
+    while desk.ledger.has_room():
+        desk.ledger.reserve(100 + desk.ledger.rows, 0, 256)
+    desk.changes()
+    desk.cache.prepare(waiting)
+    assert waiting.prefilled == turn
+
+
+def test_a_row_waits_for_a_mark_of_a_row_that_has_ended() -> None:
+    desk = Desk(EXACT, tokens=900, marks=500)
+    row = desk.start("a" * 200)
+    for end in (*row.cuts, 200):
+        row.begun, start, row.prefilled = True, row.prefilled, end
+        desk.cache.chunk(row, start)
+    assert desk.changes() == ["mark 1: 184"], "there is no room for a copy beside the row"
+    follow = desk.row("a" * 200 + "c" * 100)
+    assert not desk.cache.waits_for(follow), "the answer may take long"
+    row.closed = True
+    assert desk.cache.waits_for(follow)
+    assert desk.leave(row) == ["keep 1: 184 of 1"]
+    assert not desk.cache.waits_for(follow)
+    desk.cache.prepare(follow)
+    assert follow.prefilled == 184
+
+
+def test_a_rows_newest_mark_takes_the_place_of_its_older_ones_and_no_other_conversations() -> None:
+    desk = Desk(EXACT, tokens=2600, marks=500)
+    other, _ = desk.prefill("o" * 100)
+    assert desk.finish(other, "p" * 40 + ".") == ["drop 1", "keep 2: 140 of 1 and 84"]
+    row = desk.start("a" * 300)
+    changes: list[str] = []
+    row.cuts = (100, 200, 284)
+    row.names = tuple((length, bytes([length % 256]) * 16) for length in row.cuts)
+    for end in row.cuts:
+        row.begun, start, row.prefilled = True, row.prefilled, end
+        desk.cache.chunk(row, start)
+        changes += desk.changes()
+    assert "unmark prefix 2: 84" not in changes
+    assert changes[-2:] == ["unmark row 2: 200", "mark 2: 284"]
