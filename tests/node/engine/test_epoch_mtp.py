@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import tempfile
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +106,21 @@ class Made:
         self.words = self.stages[-1].spec.hands_on[0].tail[0]
 
 
+@cache
+def made_of(family: str, size: int, kept: float | None = None) -> Made:
+    """A ring of a small model with a head, as `save` makes it with `kept`, for all tests."""
+    config = tiny(config_of(family), family)
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder), config, kept=kept)
+        return Made(Path(folder), config, size)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _free() -> Iterator[None]:
+    yield
+    made_of.cache_clear()
+
+
 def answered(made: Made, row: RowParameters, *, mtp: bool) -> Prompts:
     """An answer by steps with and without guesses, and with and without drafts of them."""
     chance = random.Random(1)
@@ -127,13 +145,12 @@ def answered(made: Made, row: RowParameters, *, mtp: bool) -> Prompts:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize(("family", "size"), [("qwen3_next", 2), ("deepseek_v3", 3)])
-def test_answers_are_the_same(family: str, size: int, name: str, tmp_path: Path) -> None:
+def test_answers_are_the_same(family: str, size: int, name: str) -> None:
     """With a head that is hardly ever right, and with one that often is."""
-    config, row = tiny(config_of(family), family), PARAMETERS[name]
+    row = PARAMETERS[name]
     rates = []
     for kept in (None, 0.03):
-        save(tmp_path / str(kept), config, kept=kept)
-        made = Made(tmp_path / str(kept), config, size)
+        made = made_of(family, size, kept)
         plain, drafted = answered(made, row, mtp=False), answered(made, row, mtp=True)
         assert drafted.answers[1][:TOKENS] == plain.answers[1][:TOKENS]
         assert not made.drafter.failed
@@ -161,11 +178,9 @@ def said(made: Made, prompts: dict[int, list[int]]) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
-def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family: str, tmp_path: Path) -> None:
+def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family: str) -> None:
     """The head goes on with what it has of a row, and with what it kept of the prefix."""
-    config = tiny(config_of(family), family)
-    save(tmp_path, config, kept=0.03)
-    made = Made(tmp_path, config, 2)
+    made = made_of(family, 2, 0.03)
     chance = random.Random(4)
     text = [chance.randrange(made.words) for _ in range(2 * CHUNK)]
     texts = {1: text, 2: text[::-1], 3: [*text, 5, 6, 7], 4: text}
@@ -236,10 +251,8 @@ def test_a_head_that_fails_while_it_is_timed_is_given_up_and_nothing_else(tmp_pa
     assert (drafter.failed, drafter.seconds) == (True, 0.0)
 
 
-def test_guesses_are_refused_where_no_head_makes_them(tmp_path: Path) -> None:
-    config = tiny(config_of("glm4_moe"), "glm4_moe")
-    save(tmp_path, config)
-    made = Made(tmp_path, config, 2)
+def test_guesses_are_refused_where_no_head_makes_them() -> None:
+    made = made_of("glm4_moe", 2, 0.03)
     ring = Ring(made.stages, Prompts({1: ([1, 2, 3], RowParameters())}))
     try:
         gateway = Gateway(ring)

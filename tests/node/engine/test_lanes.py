@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,19 +126,22 @@ class Rows:
             assert lane.gathered(lane.spread([names]))[0].tolist() == names.tolist()
             for place, row in zip(lane.places, rows, strict=True):
                 self._check_row(lane, place, row)
+            for batch in lane.cache if lane.width > 1 else ():
+                offsets, masks = batch.offset.tolist(), np.array(batch.make_mask(1))
+                for place, row in zip(lane.places, rows, strict=True):
+                    assert offsets[place] == self.tokens[row]
+                    seen = masks[place, 0, 0, :-1].tolist()  # by the next token, beside itself
+                    assert seen == [False] * batch.paddings[place] + [True] * self.tokens[row]
 
     def _check_row(self, lane: Lane, place: int, row: int) -> None:
         tokens = self.tokens[row]
         own = lane.cache if lane.width == 1 else caches.look_at(lane.cache, place)
         for layer, one in enumerate(own):
-            expected = [[float(row), float(token), float(layer)] for token in range(tokens)]
+            columns = np.full(tokens, row), np.arange(tokens), np.full(tokens, layer)
+            expected = np.stack(columns, axis=1)
             assert one.offset == tokens
-            assert one.keys[0, 0, :tokens].tolist() == expected
-            assert (-one.values)[0, 0, :tokens].tolist() == expected
-        for batch in lane.cache if lane.width > 1 else ():
-            assert batch.offset.tolist()[place] == tokens
-            seen = batch.make_mask(1)[place, 0, 0, :-1].tolist()  # by the next token, beside itself
-            assert seen == [False] * (batch.paddings[place]) + [True] * tokens
+            assert np.array_equal(np.array(one.keys[0, 0, :tokens]), expected)
+            assert np.array_equal(np.array(-one.values[0, 0, :tokens]), expected)
 
 
 @settings(max_examples=40, deadline=None)
