@@ -25,6 +25,8 @@ folder.load(engine_pb2.LoadStage(path={path!r}, lo={lo}, hi={hi}, context=256), 
 NOBODYS = {
     "transformers",
     "huggingface_hub",
+    "mlx_vlm",
+    "PIL",
     "torch",
     "typer",
     "click",
