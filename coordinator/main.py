@@ -107,7 +107,7 @@ class Coordinator:
         self.ring_reports = reports = RingReports(table, driver, speeds, links)
         self.ring_views = views = RingViews(table, store, publisher)
         questions = Questions(sessions)
-        self.link_survey = LinkSurvey(links, sessions, questions, table)
+        self.link_survey = LinkSurvey(links, sessions, questions, table, publisher.addresses_of)
         profiles = Profiles(questions, timeout=settings.profile_timeout)
         standing = publisher.standing
         survey = Survey(store, sessions, profiles, standing, settings, speeds, links)

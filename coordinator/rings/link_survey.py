@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -52,9 +52,12 @@ class LinkSurvey:
         sessions: Sessions,
         questions: Questions,
         table: RingTable,
+        addresses: Callable[[str], Collection[str]],
         *,
         clock: Clock = monotonic_clock,
     ) -> None:
+        """`addresses` returns those of a member by the newest roster, which change once a minute at most."""
+        self._addresses_of = addresses
         self._links = links
         self._sessions = sessions
         self._questions = questions
@@ -75,9 +78,12 @@ class LinkSurvey:
             await self._measure(*pair)
 
     def _quiet(self) -> bool:
-        """Whether no ring answers or forms, and no node fetches a model."""
+        """Whether no ring answers or forms, and no node fetches a model.
+
+        A ring that waits for a member that is away does neither.
+        """
         for running in self._table.running.values():
-            if running.machine.phase is not Phase.SERVING:
+            if running.machine.phase in (Phase.PREPARING, Phase.COMMITTING):
                 return False
         for session in self._sessions:
             if session.heartbeat is None or session.idle != session.steps.keys():
@@ -89,14 +95,16 @@ class LinkSurvey:
     def _due(self) -> tuple[NodeSession, NodeSession] | None:
         """The pair that is due the longest; the one that was called last time calls."""
         able = sorted((one for one in self._sessions if one.measures), key=lambda one: one.member)
-        pairs = {frozenset((one.member, other.member)): (one, other) for one, other in _pairs(able)}
+        able = able[:MOST_NODES]
+        places = {one.member: frozenset(self._addresses_of(one.member)) for one in able}
+        pairs = {frozenset((one.member, other.member)): (one, other) for one, other in combinations(able, 2)}
         self._next = {pair: following for pair, following in self._next.items() if pair in pairs}
         due = []
         for pair, (one, other) in pairs.items():
             last = self._next.get(pair)
             if last is None:
                 due.append((float("-inf"), one, other))
-            elif last.at <= self._clock() or last.addresses != _addresses(one, other):
+            elif last.at <= self._clock() or last.addresses != places[one.member] | places[other.member]:
                 due.append((last.at, *((other, one) if last.caller == one.member else (one, other))))
         found = min(due, key=lambda each: each[0], default=None)
         return found and found[1:]
@@ -106,7 +114,7 @@ class LinkSurvey:
             asked = membership_pb2.MeasureQuestion(id=number, member=called.member)
             return CoordinatorMessage(measure=asked)
 
-        addresses = _addresses(caller, called)
+        addresses = self._addresses(caller, called)
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 answer = await self._questions.ask(caller.member, question, membership_pb2.MeasureAnswer)
@@ -115,6 +123,9 @@ class LinkSurvey:
             seconds = AGAIN_SECONDS
         pair = frozenset((caller.member, called.member))
         self._next[pair] = _Next(self._clock() + seconds, addresses, caller.member)
+
+    def _addresses(self, *sessions: NodeSession) -> frozenset[str]:
+        return frozenset(address for one in sessions for address in self._addresses_of(one.member))
 
     def _take(self, caller: str, called: str, answer: membership_pb2.MeasureAnswer) -> float:
         """Notes an answer; the seconds until the pair is measured again."""
@@ -136,13 +147,3 @@ class _Next:
     at: float
     addresses: frozenset[str]
     caller: str
-
-
-def _pairs(sessions: Sequence[NodeSession]) -> Iterator[tuple[NodeSession, NodeSession]]:
-    return combinations(sessions[:MOST_NODES], 2)
-
-
-def _addresses(*sessions: NodeSession) -> frozenset[str]:
-    return frozenset(
-        address for one in sessions if one.heartbeat is not None for address in one.heartbeat.addresses
-    )

@@ -84,6 +84,11 @@ class RosterPublisher:
         members = self._roster.members if self._roster is not None else ()
         return next((member for member in members if member.id == identifier), None)
 
+    def addresses_of(self, identifier: str) -> tuple[str, ...]:
+        """The addresses of a member of the newest roster; none of another's."""
+        found = self.listed(identifier)
+        return found.addresses if found is not None else ()
+
     @contextmanager
     def change(self, *, grows: bool = False, stored: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Change the store and sign the roster that follows from it: both are stored, or neither.

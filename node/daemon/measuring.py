@@ -8,6 +8,7 @@ answers, and the one that measures stops when one begins.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 import time
@@ -41,11 +42,12 @@ from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2
 SERVICE = links_pb2.DESCRIPTOR.services_by_name["Ways"].full_name
 
 CALLER_SECONDS = 60.0
-"""A member is measured by the same caller no more often. Policy: the coordinator asks for a pair every ten
-minutes at most, and a caller can send 32 MiB over each of 64 connections."""
+"""A member is measured by the same caller no more often. Policy: no pair's addresses change more often in the
+roster, and a caller can send 32 MiB over each of 64 connections."""
 
 _PORT_SECONDS = 20.0
 _MEASURE_SECONDS = 15.0
+_REASON_SECONDS = 1.0
 _MORE = 2
 
 
@@ -98,6 +100,10 @@ class Measuring(links_pb2_grpc.WaysServicer):
                 if answer is grpc.aio.EOF or len(answer.tag) != TAG_BYTES:
                     raise HandshakeError("the member's answer is malformed", reason="BAD_ANSWER")
                 found = await self._over(ring_addresses(",".join(answer.addresses).encode()), answer.tag)
+                if found is None:  # the other end may have stopped, and says why then
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_REASON_SECONDS):
+                            await call.read()
             finally:
                 call.cancel()
         except grpc.RpcError as error:
@@ -140,13 +146,14 @@ class Measuring(links_pb2_grpc.WaysServicer):
         reception = Reception(listener, link_pass, lambda record: None)
 
         def going() -> bool:
-            return not over.is_set() and time.monotonic() < until
+            return not over.is_set() and time.monotonic() < until and self._quiet()
 
         self._busy = True
         answering = asyncio.get_running_loop().run_in_executor(None, reception.answer_probes, going)
         try:
             yield links_pb2.MeasureResponse(addresses=addresses.split(","), tag=probe_tag(link_pass))
             await asyncio.shield(answering)
+            self._require_quiet()
         finally:
             over.set()
             self._busy = False

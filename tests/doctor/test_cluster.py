@@ -9,7 +9,7 @@ from doctortest import by_id
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.doctor.cluster import Node, Stage, examine, without_commands
+from sealring.doctor.cluster import Link, Node, Stage, examine, without_commands
 from sealring.doctor.report import Connection, Facts, Report, Severity, problem
 
 GIB = 1 << 30
@@ -220,3 +220,17 @@ def test_pairs_that_do_not_reach_each_other(failing: list[tuple[str, str]], syst
     found = [one for one in examine(nodes) if "reach" in one.id]
     assert {one.id for one in found} == {"reach.pair"}
     assert found[0].what == what
+
+
+def test_links_are_shown_the_slowest_first_and_pairs_without_a_way_are_warned_of() -> None:
+    links = [
+        Link("a", "b", "10.0.0.2", 300, 10**9, "now"),
+        Link("a", "c", "10.0.0.3", 4000, 5 * 10**6, "now"),
+        Link("b", "c", "", 0, 0, "now"),
+    ]
+    found = [one for one in examine(all_reach("a", "b", "c"), links) if one.id == "links.measured"]
+    assert [(one.severity, one.what) for one in found] == [
+        (Severity.OK, "a to c: 5 MB/s, 4.00 ms there and back, over 10.0.0.3, measured now"),
+        (Severity.OK, "a to b: 1000 MB/s, 0.30 ms there and back, over 10.0.0.2, measured now"),
+        (Severity.WARNING, "b found no way to c (now)"),
+    ]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sealring.cli.calls.members import enrolled_nodes, find_member, revoked
+from sealring.cli.calls.members import enrolled_nodes, find_member, links_along, print_links, revoked
+from sealring.cli.terminal.output import moment
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput, NotFound
 from sealring.v1 import admin_pb2, membership_pb2
@@ -57,3 +58,34 @@ async def test_names_are_looked_for_among_the_enrolled_first() -> None:
     for wanted in ("mac-3", A[:15]):
         with pytest.raises(NotFound):
             await find(wanted, {A: "mac-1"})
+
+
+def link(caller: str, called: str, host: str = "10.0.0.9", rate: int = 10**8) -> dict[str, Any]:
+    figures = {"round_trip_us": 300, "bytes_per_second": str(rate), "measured": "1800000000"}
+    return {"caller": caller, "called": called, "host": host, **figures}
+
+
+def test_links_are_a_table_with_the_slowest_first(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [{"id": name * 20, "name": f"mac-{name}"} for name in "abc"]
+    links = [link("a" * 20, "b" * 20), link("b" * 20, "c" * 20, host="", rate=0), link("a" * 20, "z" * 20)]
+    print_links(links, nodes)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line]
+    when = moment(1_800_000_000)
+    assert lines == [
+        "links between nodes",
+        "from to over MB/s round trip measured",
+        f"mac-b mac-c no way was found - - {when}",
+        f"mac-a mac-b 10.0.0.9 100 0.30 ms {when}",
+        f"mac-a {'z' * 16} 10.0.0.9 100 0.30 ms {when}",
+    ]
+    print_links([link(f"{number}", "b") for number in range(40)], nodes)
+    assert "the slowest 32 of 40" in capsys.readouterr().out
+    print_links([], nodes)
+    assert capsys.readouterr().out == ""
+
+
+def test_of_a_planned_ring_its_links_and_its_closing_edge_count() -> None:
+    stages = [admin_pb2.StagePlan(member=name) for name in "abc"]
+    links = [link("b", "a"), link("b", "c"), link("a", "c"), link("a", "d")]
+    assert links_along(links, [admin_pb2.RingPlan(stages=stages)]) == links[:3]
+    assert links_along(links, [admin_pb2.RingPlan(stages=stages[:2])]) == links[:1]

@@ -14,6 +14,7 @@ from sealring.coordinator.planning import arrangement
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import MARKS, Demand, capacity, longest_chunk_in
+from sealring.coordinator.planning.links import Link, Network
 from sealring.coordinator.planning.planner import CLEAR, memory_of, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
@@ -98,6 +99,20 @@ def test_exactly_the_stages_asked_for() -> None:
     assert head.kv_bytes == 3 * 1024 * 2048
     assert made.rings[0].kv_budget == min(stage.kv_budget for stage in made.rings[0].stages)
     assert made.rings[0].ring == "demo-0"
+
+
+def test_ranks_follow_measured_links_unless_the_operator_named_the_members() -> None:
+    slow, fast = Link(2e-3, 5e6), Link(1e-4, 1e9)
+    one, two, three = (each.id for each in THREE)
+    links = {frozenset((one, two)): slow, frozenset((two, three)): fast, frozenset((one, three)): fast}
+    known = Network(links=links)
+    made = plan(spec(stages=3), profile(), THREE, known)
+    assert names(made) == ["node-1", "node-3", "node-2"]
+    assert any("in the order node-1, node-3, node-2, for their links" in why for why in made.reasons)
+    assert names(plan(spec(stages=3), profile(), THREE)) == ["node-1", "node-2", "node-3"]
+    named = plan(spec(stages=3, members=[one, two, three]), profile(), THREE, known)
+    assert names(named) == ["node-1", "node-2", "node-3"]
+    assert not any("for their links" in why for why in named.reasons)
 
 
 def test_a_plan_says_why_it_is_so() -> None:
