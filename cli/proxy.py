@@ -25,6 +25,7 @@ from sealring.mesh.errors import ConfigError, Unauthenticated
 from sealring.mesh.system.files import create_exclusive, read_secret, unwritable
 from sealring.mesh.system.lock import require_own_state
 from sealring.mesh.system.processes import stop_on_signals
+from sealring.mesh.trust.levels import described
 
 log = structlog.get_logger()
 
@@ -115,7 +116,7 @@ async def serve(client: AsyncClient, listen: str, key_file: Path, *, say: Callab
 
 
 def _answered_by(ring: Ring) -> str:
-    members = ", ".join(f"{one.id[:8]} ({one.level})" for one in ring.members)
+    members = ", ".join(f"{one.id[:8]} of trust {described(one.level)}" for one in ring.members)
     if ring.clear_links:
         return f"{ring.deployment} is not answered by ring {ring.id}, whose links are in clear: {members}"
-    return f"{ring.deployment} is answered by ring {ring.id}, trust {ring.min_trust}: {members}"
+    return f"{ring.deployment} is answered by ring {ring.id}, trust {described(ring.min_trust)}: {members}"

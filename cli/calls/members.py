@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sealring.cli.calls.operator import Admin, run_admin
 from sealring.cli.terminal.output import moment, plain, print_data, print_table, say
 from sealring.mesh.errors import InvalidInput, NotFound
-from sealring.mesh.trust.levels import SCORES, TrustLevel
+from sealring.mesh.trust.levels import SCORES, TrustLevel, described
 from sealring.mesh.units import size
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
             one["name"],
             one["id"][:SHOWN_ID],
             one["state"],
-            one["trust"],
+            described(one["trust"]),
             f"{size(one['memory_used'])} of {size(one['memory_usable'])}",
             ", ".join(place["ring"] for place in one["rings"]),
             ", ".join(f"{place['first_layer']}-{place['end_layer'] - 1}" for place in one["rings"]),

@@ -36,7 +36,7 @@ from sealring.mesh.ring.limits import (
     MAX_STAGES,
 )
 from sealring.mesh.system.files import read_bounded
-from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
+from sealring.mesh.trust.levels import SCORES, TrustLevel, described
 from sealring.mesh.units import size
 
 app = typer.Typer(
@@ -515,11 +515,11 @@ def print_plan(plan: Any) -> None:
                 + (f" + {size(stage.vision_bytes)} vision" if stage.vision_bytes else ""),
                 size(stage.kv_bytes),
                 size(stage.memory_usable),
-                level_of(stage.trust),
+                described(stage.trust),
             ]
             for stage in ring.stages
         ]
-        title = f"{plan.spec.name}: ring {ring.ring}, minimum trust {level_of(ring.min_trust)}"
+        title = f"{plan.spec.name}: ring {ring.ring}, minimum trust {described(ring.min_trust)}"
         title += f", KV in {plan.spec.kv_bits} bits" if plan.spec.kv_bits else ""
         clear = plan.spec.clear_links and not ring.pipeline
         title += f", links in clear ({plan.spec.backend})" if clear else ""

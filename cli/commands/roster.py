@@ -16,6 +16,7 @@ from sealring.cli.terminal.command import ADMIN, command, load_settings
 from sealring.cli.terminal.options import AsJson, cannot_write, read_file, write_file
 from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say
 from sealring.mesh.errors import InvalidInput, RosterError
+from sealring.mesh.trust.levels import described
 
 if TYPE_CHECKING:
     from sealring.mesh.roster.model import Roster
@@ -158,7 +159,7 @@ def print_roster(found: dict[str, Any]) -> None:
     """A described roster as tables."""
     print_data(f"cluster {found['cluster']}, roster version {found['version']}, {found['hash'][:16]}")
     print_data(f"issued {moment(found['issued'])}, expires {moment(found['expires'])}")
-    print_data(f"minimum trust {found['min_trust']}, floor {found['trust_floor']}")
+    print_data(f"minimum trust {described(found['min_trust'])}, floor {found['trust_floor']}")
     print_data(f"suites allowed: {', '.join(found['suites'])}\n")
     places: dict[str, list[Any]] = {}
     for ring in found["rings"]:
@@ -170,7 +171,7 @@ def print_roster(found: dict[str, Any]) -> None:
         serves = [", ".join(map(str, column)) for column in zip(*places.get(one["id"], []), strict=True)]
         rows.append(
             [
-                *(one["id"], one["trust"], one["key_type"]),
+                *(one["id"], described(one["trust"]), one["key_type"]),
                 *(serves or ["", "", ""]),
                 moment(one["attested_at"]),
             ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sealring.cli.terminal.output import print_data, print_table
-from sealring.mesh.trust.levels import level_of
+from sealring.mesh.trust.levels import described, level_of
 
 if TYPE_CHECKING:
     from sealring.cli.calls.asking import Answer
@@ -73,8 +73,8 @@ def print_ring(deployment: Any) -> None:
             link = links.get(stage.rank)
             sealed = f"-> rank {link.to_rank}: {link.suite}" if link else "no link"
             layers = f"{stage.first_layer}-{stage.end_layer - 1}"
-            rows.append([stage.rank, stage.member_name, layers, level_of(stage.trust), sealed])
-        title = f"\nring {ring.ring}, epoch {state.epoch}, minimum trust {level_of(ring.min_trust)}"
+            rows.append([stage.rank, stage.member_name, layers, described(stage.trust), sealed])
+        title = f"\nring {ring.ring}, epoch {state.epoch}, minimum trust {described(ring.min_trust)}"
         print_table(["rank", "node", "layers", "trust", "link"], rows, title=title)
 
 

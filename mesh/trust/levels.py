@@ -54,9 +54,10 @@ def level_of(score: int) -> str:
     return next((str(level) for level, value in SCORES.items() if value == score), str(score))
 
 
-def described(level: str) -> str:
-    """A level's name, with a remark if the name alone claims too much."""
-    return f"{level} (its own claim)" if level == TrustLevel.SELF_SIGNED else level
+def described(level: str | int) -> str:
+    """A level, or the level of a score, as people read it: by its name, and that `self_signed` is a claim."""
+    name = level if isinstance(level, str) else level_of(level)
+    return f"{name} (a claim)" if name == TrustLevel.SELF_SIGNED else name
 
 
 def ceiling(level: TrustLevel, key_type: KeyType) -> int:

@@ -136,7 +136,7 @@ def test_a_plan_is_a_table_for_each_ring_and_the_reasons(told: Any) -> None:
         columns,
         f"0 {'a' * 16} 0-3 3.0 GiB 1.0 GiB 8.0 GiB software",
         "1 mac 4-8 3.0 GiB 1.0 GiB 8.0 GiB hardware",
-        "m: ring m-1, minimum trust self_signed, KV in 8 bits, links in clear (jaccl)",
+        "m: ring m-1, minimum trust self_signed (a claim), KV in 8 bits, links in clear (jaccl)",
         columns,
         "0 x 0-8, 1/2 of each 3.0 GiB 1.0 GiB 8.0 GiB software",
         "1 y 0-8, 1/2 of each 3.0 GiB 1.0 GiB 8.0 GiB software",
