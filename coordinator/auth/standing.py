@@ -18,6 +18,7 @@ class Standing:
     def __init__(self, settings: CoordinatorSettings, *, clock: Clock, boot: Clock = boot_clock) -> None:
         self._software_allowed = settings.software_identity_allowed
         self._manifests = frozenset(map(bytes.fromhex, settings.allowed_manifests))
+        self._serials = frozenset(settings.allowed_serials)
         self._stale_after = _MISSED * settings.challenge_interval + settings.challenge_timeout
         self._clock = clock
         self._boot = boot
@@ -26,13 +27,19 @@ class Standing:
     def trust(self, member: StoredMember) -> int:
         """The score that the next roster states for a member.
 
-        Evidence that has missed two challenges counts as the level below.
+        Evidence that has missed two challenges counts as the level below, and so does that of a Mac that
+        `allowed_serials` does not name any more.
         """
         if self.refusal(member):
             return 0
-        if self._age(member) > self._stale_after:
+        if self._age(member) > self._stale_after or not self._allows(member):
             return min(member.trust, SCORES[_LOWER.get(member.level, TrustLevel.NONE)])
         return member.trust
+
+    def _allows(self, member: StoredMember) -> bool:
+        if member.level is not TrustLevel.HARDWARE or not self._serials:
+            return True
+        return decode_statement(member.evidence).posture.serial in self._serials
 
     def _age(self, member: StoredMember) -> float:
         """Seconds since the member's last proof. The wall clock is read once for each proof, so that setting

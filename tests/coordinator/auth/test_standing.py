@@ -15,7 +15,7 @@ from sealring.coordinator.store import StoredMember
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.trust.attestation import Statement, sign_statement
+from sealring.mesh.trust.attestation import Posture, Statement, sign_statement
 from sealring.mesh.trust.levels import SCORES, TrustLevel
 
 NOW = 1_800_000_000
@@ -107,6 +107,20 @@ def test_evidence_that_is_old_counts_as_the_level_below(level: TrustLevel, trust
     assert machine.standing.trust(one) == trust
     machine.passes(machine.stale_after + 1)
     assert machine.standing.trust(one) == later
+
+
+@pytest.mark.parametrize(("allowed", "trust"), [([], 30), (["C02TESTA", "C02TESTB"], 30), (["C02TESTB"], 20)])
+def test_a_mac_that_is_taken_off_the_list_counts_less_before_it_is_challenged(
+    allowed: list[str], trust: int
+) -> None:
+    """A machine that does not answer would keep the level of the day before."""
+    signer, key = SoftwareSigner.generate(), secrets.token_bytes(32)
+    posture = Posture(serial="C02TESTA")
+    said = Statement("c", bytes(32), NOW, signer.public_key, KeyType.SECURE_ENCLAVE, key, bytes(32), posture)
+    evidence, _ = sign_statement(signer, said)
+    one = member(NOW, level=TrustLevel.HARDWARE, trust=30, evidence=evidence)
+    made = Standing(CoordinatorSettings(allowed_serials=allowed), clock=lambda: NOW, boot=lambda: 0.0)
+    assert made.trust(one) == trust
 
 
 @pytest.mark.parametrize(("pinned", "own", "may"), [(False, 0, True), (True, 0, False), (True, 1, True)])
