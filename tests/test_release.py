@@ -90,6 +90,52 @@ def _sbom(found: dict[str, Any]) -> None:
     assert {each for one in found["dependencies"] for each in one["dependsOn"]} <= references
 
 
+def _commands() -> list[str]:
+    """The commands of docs/releases.md, in their order."""
+    page = (ROOT / "docs" / "releases.md").read_text("utf-8")
+    return re.findall(r"^    ((?:ssh-keygen|echo|shasum) .*)$", page, re.M)
+
+
+def _run(command: str, folder: Path) -> bool:
+    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True)
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="ssh-keygen is not installed")
+def test_the_documented_key_signs_and_no_other_signature_is_taken(tmp_path: Path) -> None:
+    make, allow, sign, verify, compare = _commands()
+    (tmp_path / "file").write_bytes(b"release")
+    sums = f"{hashlib.sha256(b'release').hexdigest()}  file\n"
+    (tmp_path / "SHA256SUMS").write_text(sums)
+    assert all(_run(command, tmp_path) for command in (make, allow, sign, verify))
+    if shutil.which("shasum"):
+        assert _run(compare, tmp_path)
+    signature, signers = tmp_path / "SHA256SUMS.sig", tmp_path / "allowed_signers"
+    good, known = signature.read_bytes(), signers.read_text()
+    (tmp_path / "SHA256SUMS").write_text(sums.replace("file", "other"))
+    assert not _run(verify, tmp_path), "over other sums"
+    (tmp_path / "SHA256SUMS").write_text(sums)
+    for shown in ("", known.replace("release@", "other@"), known.replace("sealring-release", "git")):
+        signers.write_text(shown)
+        assert not _run(verify, tmp_path), shown
+    signers.unlink()
+    assert not _run(verify, tmp_path), "without the public half"
+    signers.write_text(known)
+    signature.unlink()
+    for changed in (make.replace("release-key", "other"), sign.replace("release-key", "other")):
+        assert _run(changed, tmp_path)
+    assert not _run(verify, tmp_path), "by another key"
+    signature.write_bytes(good)
+    assert _run(verify, tmp_path)
+
+
+def test_a_release_is_signed_by_the_documented_commands() -> None:
+    """And checked by the public half that the repository has: without that there is no release."""
+    job = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    for part in ("-Y sign -f build/key -n sealring-release", "-Y verify -f deploy/allowed_signers"):
+        assert part in job
+
+
 def report(**changes: Any) -> dict[str, Any]:
     """What pip says of one wheel."""
     lock = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
