@@ -8,6 +8,9 @@ import itertools
 import os
 import re
 import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
 
 from sealring.mesh.errors import ConfigError, InvalidInput
 
@@ -15,8 +18,14 @@ _HOST = re.compile(r"^[A-Za-z0-9._-]{1,253}\Z")
 _SCOPE = re.compile(r"^[A-Za-z0-9._-]{1,32}\Z")  # an interface; ipaddress takes anything
 _PORT = re.compile(r"^[0-9]{1,5}\Z")
 
-_LOWEST, _PORTS, _APART = 15000, 17000, 10507  # the golden section keeps near process ids far apart
-_choices = itertools.count(os.getpid() * _APART)
+_LOWEST, _BLOCKS, _BLOCK = 15000, 1000, 17
+_APART = 617  # the golden section keeps near process ids far apart
+_HELD = 4
+
+_turn = threading.Lock()
+_blocks = itertools.count(os.getpid() * _APART)
+_held: deque[socket.socket] = deque()
+_left: Iterator[int] = iter(())
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -77,11 +86,13 @@ def listen_error(address: str) -> ConfigError:
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that was free a moment ago, below those that systems give to outgoing connections.
 
-    The caller may bind it only seconds later, so a process never chooses a port twice in a row, and other
-    processes begin elsewhere. Raises OSError if no port is free or the host is not of this machine.
+    The caller may bind it only seconds later. So a process does not choose a port twice in a row, and it
+    chooses from blocks of ports that it holds: other processes that choose by this function leave these out.
+    Raises OSError if no port is free or the host is not of this machine.
     """
-    for _ in range(_PORTS):
-        port = _LOWEST + next(_choices) % _PORTS
+    for _ in range(_BLOCKS * _BLOCK):
+        with _turn:
+            port = _next_port()
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((host, port))
@@ -91,6 +102,28 @@ def free_port(host: str = "127.0.0.1") -> int:
             else:
                 return port
     raise OSError(errno.EADDRINUSE, f"no port of {host} is free")
+
+
+def _next_port() -> int:
+    """The next port of a block that this process holds. Raises OSError where others hold all blocks."""
+    global _left
+    for _ in range(_BLOCKS + 1):
+        if (port := next(_left, 0)) != 0:
+            return port
+        first = _LOWEST + next(_blocks) % _BLOCKS * _BLOCK
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            holder.bind(("127.0.0.1", first))  # and does not listen
+        except OSError as error:
+            holder.close()
+            if error.errno == errno.EADDRINUSE:
+                continue
+        else:
+            _held.append(holder)
+        if len(_held) > _HELD:
+            _held.popleft().close()
+        _left = iter(range(first + 1, first + _BLOCK))
+    raise OSError(errno.EADDRINUSE, "other processes hold all ports")
 
 
 def is_free(host: str, port: int) -> bool:

@@ -109,6 +109,25 @@ def test_no_port_is_chosen_twice_by_one_process_or_soon_by_the_next() -> None:
     assert all(15000 <= port < 32000 for port in chosen)
 
 
+def test_a_process_leaves_ports_alone_that_another_has_chosen_and_not_bound() -> None:
+    """Several clusters start beside each other, and each binds seconds later what it has chosen."""
+    choose = (
+        "import itertools, os; os.getpid = lambda: 7\n"
+        "from sealring.mesh.system.addresses import free_port\n"
+        "print([free_port() for _ in range(40)], flush=True); input()"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", choose], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    chosen = [port for process in processes for port in ast.literal_eval(process.stdout.readline())]
+    for process in processes:
+        process.communicate("\n")
+    assert len(set(chosen)) == len(chosen) == 120
+
+
 def test_a_free_port_can_be_bound() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", free_port()))
