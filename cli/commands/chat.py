@@ -156,17 +156,23 @@ async def _once(host: Host, target: Target, asked: Question, *, as_json: bool) -
         return
     write_piece("\n")
     speed = f"{answer.ttft_s:.2f} s to the first, {answer.tok_s:.0f} per second"
-    way = f"sealed, trust {described(level_of(answer.min_trust))}" if answer.sealed else "in clear"
+    way = f"sealed, trust {described(answer.min_trust)}" if answer.sealed else "in clear"
     say(f"({answer.completion_tokens} tokens, {speed}; {way}{_receipt(answer.sealring_receipt)})")
 
 
 def _receipt(receipt: Mapping[str, Any]) -> str:
     """Whether the members that answered have signed for it, in words."""
+    from sealring.mesh.receipt.form import receipts_of
+    from sealring.mesh.receipt.statement import parse_statement
+
     if not receipt:
         return ""
     parts = [part for choice in receipt["choices"] for part in (choice["head"], choice.get("tail", {}))]
     reasons = [part["missing"] for part in parts if "missing" in part]
-    return f", without a receipt ({reasons[0]})" if reasons else ", with a receipt"
+    if reasons:
+        return f", without a receipt ({reasons[0]})"
+    given = sum(parse_statement(one.head.statement).given for one in receipts_of(receipt))
+    return ", with a receipt" + f" for all but its first {given} tokens" * bool(given)
 
 
 def _target(host: Host, loaded: Loaded[Any], root_sha256: str | None, *, clear: bool) -> Target:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from sealring.mesh.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sealring.api.receipts import Answered
+    from sealring.mesh.receipt.statement import Statement
     from sealring.mesh.receipt.verify import Known, Proven
     from sealring.mesh.roster.model import Roster
 
@@ -37,6 +38,14 @@ def verify(
         typer.Option("--text", metavar="FILE", help="the answer's text, for a receipt alone"),
     ] = None,
     nonce: Annotated[str, typer.Option("--nonce", metavar="HEX", help="the nonce that was sent")] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="deployment that had to answer, or NAME@DIGEST [default: as in --request]",
+        ),
+    ] = "",
     later: Annotated[
         Path | None,
         typer.Option("--roster", metavar="FILE", help="a newer signed roster: who was revoked meanwhile"),
@@ -52,47 +61,96 @@ def verify(
     """
     from sealring.api.receipts import parse_body, read_answer, text_digests
     from sealring.client.trust import parse_root_sha256
-    from sealring.mesh.receipt.verify import verify_receipt
+    from sealring.mesh.receipt.verify import check_distinct, verify_receipt
 
     root_hash = parse_root_sha256(pin)
     newer = _newer_roster(later, root, root_hash)
-    answered = read_answer(parse_body(read_file(file, max_bytes=_MAX_FILE), "the answer"))
+    body = None if request is None else parse_body(read_file(request, max_bytes=_MAX_FILE), "the request")
+    answered = read_answer(parse_body(read_file(file, max_bytes=_MAX_FILE), "the answer"), body)
     if text is not None:
         answered = replace(answered, choices=[text_digests(_read_text(text))])
-    proven = [
-        verify_receipt(receipt, root_hash, known, later=newer)
-        for receipt, known in zip(answered.receipts, _known(answered, request, nonce), strict=True)
-    ]
+    compared = _compared(answered, body, _nonce(nonce))
+    named = model or (str(body.get("model") or "") if body is not None else "")
+    proven = []
+    for receipt, against in zip(answered.receipts, compared, strict=True):
+        one = verify_receipt(receipt, root_hash, against.known, later=newer)
+        _check_model(one.statement, named, answered.model)
+        proven.append(one)
+    check_distinct(proven)
+    pairs = list(zip(proven, compared, strict=True))
     if as_json:
-        print_json([_described(one) for one in proven])
+        print_json([_described(one) | {"compared": against.parts} for one, against in pairs])
         return
-    compared = {"request": request is not None, "answer": bool(answered.choices), "nonce": bool(nonce)}
-    for one in proven:
-        for line in in_words(one, **compared):
+    for one, against in pairs:
+        for line in in_words(one, against, named):
             print_data(line)
     say("the receipt holds")
 
 
-def _known(answered: Answered, request: Path | None, nonce: str) -> list[Known]:
+@dataclass(frozen=True)
+class Compared:
+    """What one receipt is compared with. `in_words`: words stand in the place of the request's images."""
+
+    known: Known
+    in_words: bool = False
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of what is compared."""
+        names = ("nonce", "request", "text", "reasoning", "calls", "finish")
+        return [name for name in names if getattr(self.known, name) is not None]
+
+
+def _compared(answered: Answered, body: dict[str, Any] | None, nonce: bytes | None) -> list[Compared]:
     """What to compare each receipt of an answer with: the files' hashes and the nonce, as far as given."""
-    from sealring.api.receipts import ChoiceDigests, parse_body
+    from sealring.api.receipts import ChoiceDigests
+    from sealring.mesh.receipt.statement import parse_statement
     from sealring.mesh.receipt.verify import Known
 
     count = len(answered.receipts)
-    requests: list[bytes | None] = [None] * count
-    if request is not None:
-        requests = [*answered.requests(parse_body(read_file(request, max_bytes=_MAX_FILE), "the request"))]
-        if len(requests) != count:
-            raise InvalidInput(
-                f"the request asks for {len(requests)} answers, and there are {count} receipts",
-                hint="give the body with which this answer was asked for",
-                reason="BAD_FILE",
-            )
-    choices = [*answered.choices, *[ChoiceDigests()] * count][:count]
-    return [
-        Known(nonce=_nonce(nonce), request=digest, **asdict(choice))
-        for digest, choice in zip(requests, choices, strict=True)
-    ]
+    choices = answered.choices or [ChoiceDigests()] * count
+    if len(choices) != count:
+        raise InvalidInput(
+            f"there is one text, and there are {count} receipts",
+            hint="give the whole answer, or its receipts alone",
+            reason="BAD_FILE",
+        )
+    known = [Known(nonce=nonce, **asdict(choice)) for choice in choices]
+    if body is None:
+        return [Compared(one) for one in known]
+    asking = answered.asking(body)
+    if len(asking) != count:
+        raise InvalidInput(
+            f"the request asks for {len(asking)} answers, and there are {count} receipts",
+            hint="give the body with which this answer was asked for",
+            reason="BAD_FILE",
+        )
+    compared = []
+    for receipt, one, asked in zip(answered.receipts, known, asking, strict=True):
+        signed = parse_statement(receipt.head.statement).request if receipt.head.statement else b""
+        in_words = asked.in_words is not None and signed == asked.in_words
+        request = asked.in_words if in_words else asked.request
+        compared.append(Compared(replace(one, request=request, choice=asked.choice), in_words))
+    return compared
+
+
+def _check_model(statement: Statement, named: str, answered: str | None) -> None:
+    """Requires the model that was asked for. An alias is the gateway's word: it is refused unless `--model`
+    says what it means. Raises ReceiptError (RECEIPT_OTHER_MODEL)."""
+    from sealring.mesh.errors import ReceiptError
+    from sealring.mesh.names import own_name, split_pin
+
+    name, digest = split_pin(named)
+    fits = not name or own_name(name, [statement.deployment]) is not None
+    if digest:
+        fits = fits and digest == statement.model_digest.hex()
+    if not fits or answered not in (None, statement.deployment):
+        raise ReceiptError(
+            f"{statement.deployment} (digest {statement.model_digest.hex()[:16]}...) has signed, and not "
+            f"{named if not fits else answered}",
+            hint="if the name is an alias, give the deployment that you take it for with --model",
+            reason="RECEIPT_OTHER_MODEL",
+        )
 
 
 def _newer_roster(file: Path | None, root: Path | None, root_hash: bytes) -> Roster | None:
@@ -162,8 +220,9 @@ def _described(proven: Proven) -> dict[str, Any]:
     }
 
 
-def in_words(proven: Proven, *, request: bool, answer: bool, nonce: bool) -> list[str]:
-    """What a receipt proves, a sentence a line. The flags say what it was held against."""
+def in_words(proven: Proven, compared: Compared, model: str) -> list[str]:
+    """What a receipt proves, a sentence a line. `model` is the one that was asked for, "" where none was
+    compared."""
     statement, levels = proven.statement, proven.levels
     head, tail = statement.members[0], statement.members[-1]
     both = "The head has" if head == tail else "The head and the tail have"
@@ -180,23 +239,34 @@ def in_words(proven: Proven, *, request: bool, answer: bool, nonce: bool) -> lis
         f"{statement.ring}, epoch {statement.epoch}, from {moment(statement.opened // 1000)} to "
         f"{moment(statement.finished // 1000)}."
     )
-    if statement.given:
-        named = ", ".join(
-            f"epoch {one.epoch or 'unknown'} (to token {one.tokens})" for one in statement.earlier
-        )
-        lines.append(
-            f"The first {statement.given} of its {statement.tokens} tokens are of earlier epochs, which have "
-            f"signed nothing: {named or 'not named'}."
-        )
     lines.append(
-        "Its request is the one in the file." if request else "The request was not compared: --request."
+        "Its model is the one that was asked for."
+        if model
+        else "Its model was not compared: --request or --model."
     )
-    lines.append("Its answer is the one in the file." if answer else "The answer was not compared.")
-    if not nonce:
+    parts = compared.parts
+    if compared.in_words:
+        lines.append("Its request is the one in the file, with words in the place of the images.")
+    else:
+        lines.append(
+            "Its request is the one in the file."
+            if "request" in parts
+            else "Its request was not compared: --request."
+        )
+    words = {"text": "text", "reasoning": "reasoning", "calls": "tool calls"}
+    same = [word for name, word in words.items() if name in parts]
+    other = [word for name, word in words.items() if name not in parts]
+    if same:
+        lines.append(
+            f"Of its answer {' and '.join(same)} {'is' if same == ['text'] else 'are'} as in the file."
+        )
+    if other:
+        lines.append(f"Not compared: its {' and '.join(other)}.")
+    if "nonce" not in parts:
         lines.append("The nonce was not compared (--nonce): whoever has the receipt can show it.")
     lines.append(
-        "Not proved: that they computed with these weights, or at all; that nobody else read it; below the "
-        "trust level hardware, which machines hold the keys."
+        "Not proved: that they computed with these weights, or at all; that others were shown the same "
+        "roster; that nobody else read it; below the trust level hardware, which machines hold the keys."
     )
     return lines
 

@@ -1,11 +1,13 @@
 """The check of a receipt, offline: from the root hash down to both signatures.
 
 root hash -> root metadata -> roster (by its times when the answer began) -> the ring and its keys -> the
-head's signature -> the tail's -> what the client knows: nonce, request, answer.
+head's signature -> the tail's -> what the client knows: nonce, request, answer -> no token of an earlier
+epoch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from sealring.mesh.clock import SKEW_SECONDS
@@ -24,7 +26,11 @@ MAX_SECONDS = 24 * 3600
 
 @dataclass(frozen=True)
 class Known:
-    """What a client knows of its request. What is None is not compared."""
+    """What a client knows of its request. What is None is not compared.
+
+    `given` are the tokens of earlier epochs, for which nobody has signed: any gateway can make some up, and
+    have a ring go on from there. A client that got them from their own heads knows how many they were.
+    """
 
     nonce: bytes | None = None
     request: bytes | None = None
@@ -34,7 +40,9 @@ class Known:
     choice: int | None = None
     finish: str | None = None
     tokens: int | None = None
+    given: int | None = 0
     sampled: bytes | None = None
+    ring: str | None = None
     deployment: str | None = None
     model_digest: bytes | None = None
 
@@ -91,6 +99,16 @@ def check_receipt(receipt: inference.Receipt, roster: Roster, known: Known) -> P
         raise _other("choice")
     _compare(statement, known)
     return Proven(statement, roster, ring)
+
+
+def check_distinct(proven: Sequence[Proven]) -> None:
+    """Requires that each receipt of an answer is of another one: a gateway could show one answer twice.
+
+    Raises ReceiptError (RECEIPT_TWICE).
+    """
+    rows = {(one.statement.ring, one.statement.epoch, one.statement.row) for one in proven}
+    if len(rows) < len(proven):
+        raise _refused("two answers have the same receipt", "RECEIPT_TWICE")
 
 
 def _require(part: inference.HeadReceipt | inference.TailReceipt, who: str) -> None:
@@ -156,6 +174,8 @@ def _check_revoked(statement: Statement, later: Roster) -> None:
             hint="give a newer roster of the cluster that the receipt names",
             reason="RECEIPT_ROSTER",
         )
+    if later.version == statement.roster_version and later.hash != statement.roster_hash:
+        raise _refused("two rosters of one version were signed", "RECEIPT_ROSTER")
     members = {place.id for place in statement.members}
     for entry in later.revoked:
         if entry.id in members and entry.at * 1000 <= statement.finished:
@@ -166,6 +186,7 @@ def _check_revoked(statement: Statement, later: Roster) -> None:
 
 _WHAT = {
     "nonce": "nonce",
+    "ring": "ring",
     "request": "request",
     "choice": "choice",
     "deployment": "model",
@@ -177,8 +198,20 @@ _WHAT = {
 def _compare(statement: Statement, known: Known) -> None:
     """Raises ReceiptError (RECEIPT_OTHER_*) unless the statement is of what the client knows."""
     for name in (field.name for field in fields(Known)):
-        if getattr(known, name) not in (None, getattr(statement, name)):
+        if name != "given" and getattr(known, name) not in (None, getattr(statement, name)):
             raise _other(_WHAT.get(name, "answer"), name)
+    if known.given not in (None, statement.given):
+        named = ", ".join(
+            f"epoch {one.epoch or 'unknown'} to token {one.tokens}" for one in statement.earlier
+        )
+        raise ReceiptError(
+            f"nobody has signed for the first {statement.given} of its {statement.tokens} tokens: the "
+            f"gateway says that they are of earlier epochs ({named or 'which are not named'})",
+            hint="the receipt holds for the others; ask again if the whole has to be proved",
+            reason="RECEIPT_EARLIER",
+            tokens=statement.tokens,
+            given=statement.given,
+        )
 
 
 def _other(what: str, differs: str = "") -> ReceiptError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,20 +16,25 @@ from sealring.api.anthropic import ask_messages
 from sealring.api.chat import ask_chat
 from sealring.api.completions import ask_completion
 from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate
-from sealring.api.responses import ask_responses
+from sealring.api.responses import ask_responses, called_names
 from sealring.mesh.errors import InvalidInput, ReceiptError
+from sealring.mesh.prompt.images import has_images, without_images
 from sealring.mesh.receipt.digests import AnswerHash, request_digest
 from sealring.mesh.receipt.form import NAME, receipts_of
 from sealring.v1 import inference_pb2 as inference
 
 _Object = dict[str, Any]
 _FINISHES = {
-    "length": "length",
-    "max_tokens": "length",
-    "max_output_tokens": "length",
-    "incomplete": "length",
+    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "incomplete"), "length"),
+    **dict.fromkeys(("stop", "stop_sequence", "end_turn", "tool_calls", "tool_use", "completed"), "stop"),
 }
-"""Words of the APIs for an answer that a limit has ended; all others mean `stop`."""
+"""Words of the APIs for the end of an answer."""
+
+_BESIDE = frozenset(
+    {"created_at", "done", "done_reason", "eval_count", "eval_duration", "load_duration", "model"}
+    | {"prompt_eval_count", "prompt_eval_duration", "total_duration", NAME}
+)
+"""Fields of Ollama's answers beside what the model said."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +48,30 @@ class ChoiceDigests:
 
 
 @dataclass(frozen=True)
+class Asking:
+    """A question as the receipt of one answer names it: the hash of its request, the number of the choice.
+
+    `in_words` is the hash with words in the place of images, which gateways put there for a model that cannot
+    see; None where there may be none.
+    """
+
+    request: bytes
+    in_words: bytes | None
+    choice: int
+
+
+@dataclass(frozen=True)
 class Answered:
-    """A whole answer: its receipts and its choices, and what reads the body that asked for it."""
+    """A whole answer: its receipts, its choices, the model that it names, and what reads the body that asked
+    for it."""
 
     receipts: list[inference.Receipt]
     choices: list[ChoiceDigests]
+    model: str | None
     ask: Callable[[_Object, str], Asked] | None
 
-    def requests(self, body: _Object) -> list[bytes]:
-        """The hash of the request that each receipt is of. Raises InvalidInput for a malformed body."""
+    def asking(self, body: _Object) -> list[Asking]:
+        """What each receipt has to be of. Raises InvalidInput for a malformed body."""
         if self.ask is None:
             raise ReceiptError(
                 "a receipt alone does not say which API was asked",
@@ -60,17 +80,30 @@ class Answered:
             )
         asked = self.ask(body, "")
         return [
-            request_digest(one.envelope.clear, one.max_tokens)
+            Asking(request_digest(one.envelope.clear, one.max_tokens), _in_words(one), choice)
             for one in (asked.request, *asked.others)
-            for _ in range(one.choices or 1)
+            for choice in range(one.choices or 1)
         ]
 
 
-def read_answer(value: _Object) -> Answered:
-    """An answer of any of the APIs, or what `receipts_json` makes. Raises ReceiptError (RECEIPT_MALFORMED,
-    RECEIPT_MISSING)."""
-    if NAME not in value and "rosters" in value:
-        return Answered(receipts_of(value), [], None)
+def _in_words(asked: inference.GenerateRequest) -> bytes | None:
+    prompt = asked.envelope.clear
+    if not has_images(prompt):
+        return None
+    try:
+        return request_digest(without_images(prompt, asked.model), asked.max_tokens)
+    except InvalidInput:  # what was just asked shows an image: no model answers it without seeing
+        return None
+
+
+def read_answer(value: _Object, body: _Object | None = None) -> Answered:
+    """An answer of any of the APIs, or what `receipts_json` makes. `body` is what asked for it.
+
+    Raises ReceiptError (RECEIPT_MISSING; RECEIPT_MALFORMED also for an answer with a part that receipts do
+    not cover), InvalidInput for a malformed body.
+    """
+    if set(value) == {"choices", "rosters"}:
+        return Answered(receipts_of(value), [], None, None)
     if NAME not in value:
         raise ReceiptError(
             "the answer has no receipt",
@@ -79,12 +112,13 @@ def read_answer(value: _Object) -> Answered:
         )
     receipts = receipts_of(value[NAME])
     try:
-        choices, ask = _read(value)
+        choices, ask = _read(value, body)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _malformed("the answer has not the form of any of the APIs") from None
-    if choices and len(choices) != len(receipts):
+    if len(choices) != len(receipts):
         raise _malformed(f"the answer has {len(choices)} choices and {len(receipts)} receipts")
-    return Answered(receipts, choices, ask)
+    model = value.get("model")
+    return Answered(receipts, choices, model if isinstance(model, str) else None, ask)
 
 
 def text_digests(text: str) -> ChoiceDigests:
@@ -92,45 +126,70 @@ def text_digests(text: str) -> ChoiceDigests:
     return ChoiceDigests(hashlib.sha256(text.encode()).digest())
 
 
-def _read(value: _Object) -> tuple[list[ChoiceDigests], Callable[[_Object, str], Asked] | None]:
+def _read(
+    value: _Object, body: _Object | None
+) -> tuple[list[ChoiceDigests], Callable[[_Object, str], Asked] | None]:
     kind = value.get("object") or value.get("type")
     if kind == "chat.completion":
         return [_chat(one["message"], one["finish_reason"]) for one in value["choices"]], ask_chat
     if kind == "text_completion":
-        return [
-            _digests(one["text"], "", [], one["finish_reason"]) for one in value["choices"]
-        ], ask_completion
+        told = [_digests(one["text"], "", [], one["finish_reason"]) for one in value["choices"]]
+        return told, ask_completion
     if kind == "response":
-        return [_response(value)], ask_responses
+        return [_response(value, None if body is None else called_names(body))], ask_responses
     if kind == "message":
         return [_message(value)], ask_messages
     if "message" in value:
+        _cover(value, _BESIDE | {"message"})
         return [_ollama(value["message"], value["done_reason"])], ask_ollama_chat
     if "response" in value:
-        return [_ollama({**value, "content": value["response"]}, value["done_reason"])], ask_ollama_generate
-    if isinstance(value.get("answer"), str):  # of `sealring chat --json`, which has no reasoning apart
-        return [text_digests(value["answer"])], None
-    return [], None
+        said = {name: part for name, part in value.items() if name not in _BESIDE}
+        said["content"] = said.pop("response")
+        return [_ollama(said, value["done_reason"])], ask_ollama_generate
+    # of `sealring chat --json`, which has no reasoning apart
+    return [text_digests(value["answer"])], None
+
+
+def _cover(part: _Object, names: Iterable[str]) -> None:
+    """Refuses a part of an answer with anything else in it: no receipt covers that, and programs may act on
+    it."""
+    for name in sorted(set(part).difference(names)):
+        if part[name]:
+            raise ReceiptError(
+                f"the answer has a part that no receipt covers: {str(name)[:64]!r}",
+                reason="RECEIPT_MALFORMED",
+            )
 
 
 def _chat(message: _Object, finish: str) -> ChoiceDigests:
+    _cover(message, ("role", "content", "reasoning_content", "tool_calls"))
     calls = [
         (one["function"]["name"], one["function"]["arguments"]) for one in message.get("tool_calls") or []
     ]
     return _digests(message.get("content") or "", message.get("reasoning_content") or "", calls, finish)
 
 
-def _response(value: _Object) -> ChoiceDigests:
+def _response(value: _Object, names: Mapping[tuple[str, str], str] | None) -> ChoiceDigests:
+    """`names` are those that the model has for the tools of a namespace; None where the body is not known."""
     text, reasoning, calls, plain = "", "", [], True
     for item in value["output"]:
-        if item["type"] == "message":
-            text += "".join(part["text"] for part in item["content"])
-        elif item["type"] == "reasoning":
+        kind = item["type"]
+        if kind == "message":
+            for part in item["content"]:
+                _cover(part, ("type", "text", "logprobs"))
+                text += part["text"]
+        elif kind == "reasoning":
+            _cover(item, ("id", "type", "summary", "status"))
             reasoning += "".join(part["text"] for part in item["summary"])
-        elif item["type"] == "function_call" and "namespace" not in item:
-            calls.append((item["name"], item["arguments"]))
+        elif kind in ("function_call", "custom_tool_call"):
+            name, space = item["name"], item.get("namespace") or ""
+            if space or kind == "custom_tool_call":
+                plain = names is not None
+                name = (names or {}).get((space, name), name)
+            said = item["arguments"] if kind == "function_call" else json.dumps({"input": item["input"]})
+            calls.append((name, said))
         else:
-            plain = False  # the API gives the call another name
+            _cover({kind: True}, ())
     digests = _digests(text, reasoning, calls, value["status"])
     return digests if plain else replace(digests, calls=None)
 
@@ -139,15 +198,20 @@ def _message(value: _Object) -> ChoiceDigests:
     text, reasoning, calls = "", "", []
     for block in value["content"]:
         if block["type"] == "text":
+            _cover(block, ("type", "text"))
             text += block["text"]
         elif block["type"] == "thinking":
+            _cover(block, ("type", "thinking"))
             reasoning += block["thinking"]
         elif block["type"] == "tool_use":
             calls.append((block["name"], json.dumps(block["input"])))
+        else:
+            _cover({block["type"]: True}, ())
     return _digests(text, reasoning, calls, value["stop_reason"])
 
 
 def _ollama(message: _Object, finish: str) -> ChoiceDigests:
+    _cover(message, ("role", "content", "thinking", "tool_calls"))
     functions = [one["function"] for one in message.get("tool_calls") or []]
     calls = [(one["name"], json.dumps(one["arguments"])) for one in functions]
     return _digests(message.get("content") or "", message.get("thinking") or "", calls, finish)
@@ -157,11 +221,15 @@ def _digests(text: str, reasoning: str, calls: list[tuple[str, str]], finish: st
     answer = AnswerHash()
     answer.add(text, reasoning, [inference.ToolCall(name=name, arguments=said) for name, said in calls])
     found = answer.digests()
-    return ChoiceDigests(found.text, found.reasoning, found.calls, _FINISHES.get(finish, "stop"))
+    return ChoiceDigests(found.text, found.reasoning, found.calls, _FINISHES[finish])
 
 
 def _malformed(why: str) -> ReceiptError:
-    return ReceiptError(why, hint="give the answer as it came", reason="RECEIPT_MALFORMED")
+    return ReceiptError(
+        why,
+        hint="give the answer as it came; of a stream the value of sealring_receipt alone",
+        reason="RECEIPT_MALFORMED",
+    )
 
 
 def parse_body(data: bytes, what: str) -> _Object:

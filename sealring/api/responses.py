@@ -226,6 +226,18 @@ def ask_responses(value: _Object, request_id: str) -> Asked:
     return ask_as_chat(chat, request_id, lambda started: ResponseRenderer(started, tools, echoed))
 
 
+def called_names(value: _Object) -> dict[tuple[str, str], str]:
+    """The model's names for the tools of a request that its client calls otherwise, by namespace and name.
+
+    Raises InvalidInput, as `ask_responses`.
+    """
+    chat = translate(value, RESPONSES)
+    tools = _Tools(chat)
+    tools.add(value.get("tools") or [], "tools")
+    _add_messages(chat, value, tools)  # which may have found more
+    return {named: known for known, named in tools.spaces.items()}
+
+
 def _custom(pattern: str) -> _Object:
     """The arguments of a function that stands for a custom tool."""
     text = {"type": "string", **({"pattern": pattern} if pattern else {})}

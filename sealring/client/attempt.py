@@ -298,6 +298,7 @@ class Attempt:
                     number,
                     tails.get(place),
                     answer.pieces,
+                    self._given[number],
                     answer.token_ids[self._given[number] :],
                     answer.reason,
                     answer.tokens,

@@ -43,13 +43,15 @@ class SealedReceipts:
         choice: int,
         tail: inference.TailReceipt | None,
         pieces: Sequence[Delta],
+        given: int,
         sampled: Sequence[int],
         finish: str,
         tokens: int,
     ) -> inference.Receipt:
         """The receipt for a choice that has ended, which says why where nobody has signed.
 
-        `tail` is what the gateway brought; `sampled` are the tokens that this envelope has brought.
+        `tail` is what the gateway brought; `sampled` are the tokens that this envelope has brought, behind
+        `given` ones of earlier envelopes.
         Raises ReceiptError (RECEIPT_*) for one that is wrong.
         """
         receipt = inference.Receipt(
@@ -86,6 +88,8 @@ class SealedReceipts:
                 choice=choice,
                 finish=finish,
                 tokens=tokens,
+                given=given,
+                ring=self._ring,
                 sampled=sampled_digest(bound, sampled),
             ),
         )

@@ -21,8 +21,9 @@ __all__ = ["authority", "clock", "cluster", "make_authority", "make_cluster"]
 PIECE = Delta("there was", 3, reasoning="hm", tool_calls=(ToolCall("look", '{"b": 1, "a": [2]}', "x"),))
 
 
-def checked(cluster: Cluster, tokens: list[int], **changes: Any) -> inference.Receipt:
-    """The receipt of an honest statement with some fields changed, for a client that got `tokens`."""
+def checked(cluster: Cluster, tokens: list[int], before: int = 0, **changes: Any) -> inference.Receipt:
+    """The receipt of an honest statement with some fields changed, for a client that got `tokens` behind
+    `before` ones of an earlier envelope."""
     envelope = cluster.sign()
     roster = check_roster(envelope, cluster.authority.root, now=NOW)
     receipt = signed(cluster, envelope, statement_of(cluster, envelope, **changes))
@@ -31,7 +32,7 @@ def checked(cluster: Cluster, tokens: list[int], **changes: Any) -> inference.Re
     brought = inference.GetRosterResponse(roster=envelope)
     receipts = SealedReceipts(question, roster, brought, roster.rings[0].id)
     receipts.take(0, receipt.head)
-    return receipts.checked(0, receipt.tail, [PIECE], tokens, "stop", 3)
+    return receipts.checked(0, receipt.tail, [PIECE], before, tokens, "stop", 3)
 
 
 @pytest.mark.parametrize("epoch", [4, 5, 900])
@@ -46,3 +47,14 @@ def test_the_epoch_is_the_one_that_the_head_has_signed(cluster: Cluster, epoch: 
 def test_other_tokens_are_refused(cluster: Cluster) -> None:
     with refused("RECEIPT_OTHER_ANSWER"):
         checked(cluster, [*TOKENS[:-1], 12])
+
+
+def test_the_client_knows_how_many_tokens_an_earlier_head_has_brought_it(cluster: Cluster) -> None:
+    envelope = cluster.sign()
+    one = statement_of(cluster, envelope)
+    for given in (0, 2):
+        rest = TOKENS[given:]
+        found = checked(cluster, rest, given, given=given, sampled=sampled_digest(one.binding, rest))
+        assert not found.head.missing
+    with refused("RECEIPT_EARLIER"):
+        checked(cluster, TOKENS, 0, given=2)

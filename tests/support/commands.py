@@ -189,6 +189,7 @@ class Asker:
         self.targets: list[Target] = []
         self.asked: list[Question] = []
         self.end: BaseException | None = None
+        self.receipt: dict[str, Any] = {}
 
     @asynccontextmanager
     async def open(self, target: Target) -> AsyncIterator[Self]:
@@ -203,7 +204,9 @@ class Asker:
         if self.end is not None:
             raise self.end
         sealed = self.targets[-1].pin is not None
-        return Answer("demo", "r", 20, 5, 7, "stop", "Paris.", sealed=sealed, ttft_s=0.125, tok_s=40.0)
+        speed = {"ttft_s": 0.125, "tok_s": 40.0}
+        told = {"sealed": sealed, "sealring_receipt": self.receipt}
+        return Answer("demo", "r", 20, 5, 7, "stop", "Paris.", **told, **speed)
 
 
 class Launchd:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from bundles import SigningCluster
 from commands import Asker
+from receiptkit import signed, statement_of
 
 from sealring.cli.local.leftovers import temporary_folder
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.prompt.images import MAX_IMAGE_BYTES
+from sealring.mesh.receipt.form import receipts_json
 from sealring.mesh.system.lock import lock_state
 from sealring.mesh.system.paths import default_state_root
 
@@ -123,10 +125,7 @@ def test_in_clear_only_when_the_user_says_so(here: Any, asker: Asker, host: Any)
 def test_an_answer_is_shown_as_it_comes_without_what_steers_a_terminal(here: Any, asker: Asker) -> None:
     done = here("chat", "hi", *KNOWN)
     assert (done.status, done.out) == (0, "Par[2Jis\t.\n\n")
-    assert (
-        done.err
-        == "(7 tokens, 0.12 s to the first, 40 per second; sealed, trust self_signed (its own claim))\n"
-    )
+    assert done.err == "(7 tokens, 0.12 s to the first, 40 per second; sealed, trust self_signed (a claim))\n"
     (target,), (asked,) = asker.targets, asker.asked
     assert (target.access, target.pin) == ({"credentials": None, "api_key": None}, bytes.fromhex(PIN))
     assert (asked.messages, asked.model, asked.max_tokens, asked.min_trust) == ([("user", "hi")], "", 0, 0)
@@ -137,6 +136,18 @@ def test_an_answer_is_shown_as_it_comes_without_what_steers_a_terminal(here: Any
     asked = asker.asked[1]
     assert asked.messages == [("system", "be brief"), ("user", "hi")]
     assert (asked.model, asked.max_tokens, asked.min_trust) == ("m", 3, 30)
+
+
+@pytest.mark.parametrize(("changes", "said"), [({}, ""), ({"given": 2}, " for all but its first 2 tokens")])
+def test_how_much_of_an_answer_was_signed_for_is_said(
+    here: Any, asker: Asker, make_signed_cluster: Any, changes: dict[str, Any], said: str
+) -> None:
+    cluster = make_signed_cluster(3)
+    envelope = cluster.sign()
+    asker.receipt = receipts_json([signed(cluster, envelope, statement_of(cluster, envelope, **changes))])
+    assert here("chat", "hi", *KNOWN).err.endswith(f", with a receipt{said})\n")
+    asker.receipt["choices"][0]["tail"] = {"missing": "RECEIPT_LATE"}
+    assert here("chat", "hi", *KNOWN).err.endswith(", without a receipt (RECEIPT_LATE))\n")
 
 
 def test_without_a_question_it_is_a_conversation(here: Any, asker: Asker) -> None:

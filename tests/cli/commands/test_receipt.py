@@ -19,33 +19,39 @@ Sealring = Callable[..., Any]
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
 
 
-@pytest.fixture
-def pin(home: Path, make_signed_cluster: Callable[..., Any]) -> str:
+def written(home: Path, cluster: Any, body: dict[str, Any] = BODY, **changes: Any) -> None:
     """Writes an answer with a receipt, and what asked for it."""
-    cluster = make_signed_cluster(3)
     asked, answer = ask_chat(BODY, "").request, AnswerHash()
     answer.add("Hello!")
     told = answer.digests()
     envelope = cluster.sign()
-    statement = statement_of(
-        cluster,
-        envelope,
-        request=request_digest(asked.envelope.clear, asked.max_tokens),
-        text=told.text,
-        reasoning=told.reasoning,
-        calls=told.calls,
-        given=2,
-        earlier=(Earlier("ring-0", 3, 2),),
-    )
+    named = {
+        "request": request_digest(asked.envelope.clear, asked.max_tokens),
+        "text": told.text,
+        "reasoning": told.reasoning,
+        "calls": told.calls,
+    }
+    statement = statement_of(cluster, envelope, **named | changes)
     message = {"role": "assistant", "content": "Hello!"}
     whole = {
         "object": "chat.completion",
+        "model": "demo",
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         NAME: receipts_json([signed(cluster, envelope, statement)]),
     }
-    for name, value in (("answer", whole), ("body", BODY), ("bare", whole[NAME])):
+    for name, value in (("answer", whole), ("body", body), ("bare", whole[NAME])):
         (home / f"{name}.json").write_text(json.dumps(value))
-    return str(cluster.authority.root.fingerprint.hex())
+
+
+@pytest.fixture
+def made(make_signed_cluster: Callable[..., Any]) -> Any:
+    return make_signed_cluster(3)
+
+
+@pytest.fixture
+def pin(home: Path, made: Any) -> str:
+    written(home, made)
+    return str(made.authority.root.fingerprint.hex())
 
 
 def verify(pin: str, file: str, *more: str) -> tuple[str, ...]:
@@ -58,14 +64,70 @@ def test_a_receipt_is_checked_from_files_and_explained(here: Sealring, pin: str)
     said = " ".join(done.out.split())
     for part in (
         "The head and the tail have signed",
-        "Its request is the one in the file. Its answer is the one in the file.",
-        "The first 2 of its 3 tokens are of earlier epochs, which have signed nothing: epoch 3 (to token 2).",
+        "Its model is the one that was asked for. Its request is the one in the file.",
+        "Of its answer text and reasoning and tool calls are as in the file.",
         "software: a key in a file (between them, signed nothing)",
         "Not proved: that they computed",
     ):
         assert part in said
     (found,) = here(*verify(pin, "answer.json", "--json")).data
     assert (found["deployment"], found["tokens"], len(found["members"])) == ("demo", 3, 3)
+    assert found["compared"] == ["text", "reasoning", "calls", "finish"]
+
+
+def test_an_answer_of_which_a_part_is_signed_by_nobody_does_not_hold(
+    here: Sealring, pin: str, home: Path, made: Any
+) -> None:
+    written(home, made, given=2, earlier=(Earlier("ring-0", 3, 2),))
+    done = here(*verify(pin, "answer.json"))
+    assert done.status != 0
+    assert "RECEIPT_EARLIER" in here(*verify(pin, "answer.json", "--json")).err
+    assert "the first 2 of its 3 tokens" in done.err
+    assert "epoch 3 to token 2" in done.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "option", "holds"),
+    [
+        ("demo", (), True),
+        ("openai/demo", (), True),
+        ("", (), True),
+        ("big", (), False),
+        ("demo@" + "33" * 32, (), True),
+        ("demo@" + "34" * 32, (), False),
+        ("alias", ("--model", "demo"), True),
+        ("demo", ("--model", "big"), False),
+    ],
+)
+def test_another_model_than_the_one_that_was_asked_for_is_refused(
+    here: Sealring, pin: str, home: Path, asked: str, option: tuple[str, ...], holds: bool
+) -> None:
+    """A gateway that lies gives the question to a smaller model; an alias is its word alone."""
+    (home / "body.json").write_text(json.dumps(BODY | {"model": asked}))
+    done = here(*verify(pin, "answer.json", "--request", "body.json", *option))
+    assert (done.status == 0) is holds, done.err
+    assert holds or "has signed, and not" in done.err
+
+
+def test_an_answer_that_names_another_model_than_its_receipt_is_refused(
+    here: Sealring, pin: str, home: Path
+) -> None:
+    file = home / "answer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model": "big"}))
+    assert "demo (digest" in here(*verify(pin, "answer.json")).err
+
+
+def test_two_answers_with_one_receipt_are_refused(here: Sealring, pin: str, home: Path) -> None:
+    """A gateway shows one answer twice, where two were asked for."""
+    file = home / "answer.json"
+    answer = json.loads(file.read_text())
+    answer["choices"] *= 2
+    answer[NAME]["choices"] *= 2
+    file.write_text(json.dumps(answer))
+    assert "two answers have the same receipt" in here(*verify(pin, "answer.json")).err
+    (home / "body.json").write_text(json.dumps(BODY | {"n": 2}))
+    done = here(*verify(pin, "answer.json", "--request", "body.json", "--json"))
+    assert "RECEIPT_OTHER_REQUEST" in done.err or "RECEIPT_OTHER_CHOICE" in done.err
 
 
 def test_a_streams_receipt_is_checked_with_its_text(here: Sealring, pin: str, home: Path) -> None:
@@ -75,7 +137,11 @@ def test_a_streams_receipt_is_checked_with_its_text(here: Sealring, pin: str, ho
     assert "RECEIPT_OTHER_ANSWER" in here(*verify(pin, "bare.json", "--text", "other", "--json")).err
     (home / "binary").write_bytes(b"\xff")
     assert "is not UTF-8 text" in here(*verify(pin, "bare.json", "--text", "binary")).err
-    assert "The answer was not compared." in here(*verify(pin, "bare.json")).out
+    for more, said in (
+        ((), "text and reasoning and tool calls"),
+        (("--text", "text"), "reasoning and tool calls"),
+    ):
+        assert f"Not compared: its {said}." in here(*verify(pin, "bare.json", *more)).out
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """The receipt of an answer that went on in another epoch, in clear and sealed."""
 
 import secrets
+from dataclasses import replace
 
 from harness import CARRIER
+from refusals import refused
 from ringtest import CLUSTER, LIMIT_SECONDS, chat
 
 from sealring.api.receipts import text_digests
@@ -34,7 +36,10 @@ async def test_an_answer_over_two_epochs_names_both(broken):
     known = Known(
         nonce=nonce, request=request_digest(prompt, TOKENS), text=text_digests(text).text, tokens=TOKENS
     )
-    statement = verify_receipt(receipt, parse_root_sha256(broken.pin), known).statement
+    root = parse_root_sha256(broken.pin)
+    with refused("RECEIPT_EARLIER"):
+        verify_receipt(receipt, root, known)
+    statement = verify_receipt(receipt, root, replace(known, given=None)).statement
     assert killed
     assert [(one.epoch, one.tokens) for one in statement.earlier] == [(before, statement.given)]
     assert BEFORE <= statement.given < TOKENS
@@ -51,7 +56,7 @@ async def test_a_sealed_answer_over_two_epochs_names_both(broken):
                 killed = True
                 broken.part("node-1", CARRIER).kill()
     (receipt,) = reply.completion.receipts
-    known = Known(text=text_digests(reply.completion.text).text, tokens=TOKENS)
+    known = Known(text=text_digests(reply.completion.text).text, tokens=TOKENS, given=None)
     statement = verify_receipt(receipt, parse_root_sha256(broken.pin), known).statement
     assert killed
     assert [(one.epoch, one.tokens) for one in statement.earlier] == [(before, statement.given)]

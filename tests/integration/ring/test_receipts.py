@@ -37,7 +37,8 @@ def checked(pin: str, answer: dict, body: dict, nonce: bytes) -> list:
             parse_root_sha256(pin),
             Known(
                 nonce=nonce,
-                request=request,
+                request=asking.request,
+                choice=asking.choice,
                 text=digests.text,
                 reasoning=digests.reasoning,
                 calls=digests.calls,
@@ -45,8 +46,8 @@ def checked(pin: str, answer: dict, body: dict, nonce: bytes) -> list:
                 deployment="demo",
             ),
         )
-        for receipt, digests, request in zip(
-            answered.receipts, answered.choices, answered.requests(body), strict=True
+        for receipt, digests, asking in zip(
+            answered.receipts, answered.choices, answered.asking(body), strict=True
         )
     ]
 

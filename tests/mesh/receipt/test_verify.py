@@ -19,7 +19,7 @@ from sealring.mesh.errors import ReceiptError
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
 from sealring.mesh.receipt.form import receipts_json, receipts_of
 from sealring.mesh.receipt.statement import Earlier, parse_statement
-from sealring.mesh.receipt.verify import Known, verify_receipt
+from sealring.mesh.receipt.verify import Known, check_distinct, verify_receipt
 from sealring.mesh.roster.model import Revoked
 from sealring.v1 import inference_pb2 as inference
 
@@ -68,12 +68,59 @@ def test_a_ring_of_one_needs_no_second_signature(make_cluster: Callable[..., Any
     verify_receipt(receipt, pin(cluster), known())
 
 
-def test_an_answer_over_several_epochs_names_each(cluster: Any) -> None:
+def test_tokens_of_earlier_epochs_are_proved_to_nobody_who_has_not_got_them(cluster: Any) -> None:
+    """A gateway can make up how an answer begins, and have an honest ring go on from there."""
     envelope = cluster.sign()
     earlier = (Earlier("ring-0", 2, 1), Earlier("ring-0", 3, 2))
-    statement = statement_of(cluster, envelope, given=2, earlier=earlier)
-    proven = verify_receipt(signed(cluster, envelope, statement), pin(cluster), known())
-    assert proven.statement.earlier == earlier
+    for named in (earlier, ()):
+        receipt = signed(cluster, envelope, statement_of(cluster, envelope, given=2, earlier=named))
+        with pytest.raises(ReceiptError) as caught:
+            verify_receipt(receipt, pin(cluster), known())
+        assert caught.value.reason == "RECEIPT_EARLIER"
+        assert (caught.value.metadata["given"], caught.value.metadata["tokens"]) == ("2", "3")
+        for other in (1, 3):
+            with refused("RECEIPT_EARLIER", ReceiptError):
+                verify_receipt(receipt, pin(cluster), known(given=other))
+        assert verify_receipt(receipt, pin(cluster), known(given=2)).statement.earlier == named
+    with refused("RECEIPT_OTHER_ANSWER", ReceiptError):  # what else is wrong counts first
+        verify_receipt(receipt, pin(cluster), known(text=bytes(32)))
+
+
+def test_one_receipt_is_not_shown_for_two_answers(cluster: Any) -> None:
+    envelope = cluster.sign()
+    one, other = (
+        verify_receipt(
+            signed(cluster, envelope, statement_of(cluster, envelope, **changes)), pin(cluster), found
+        )
+        for changes, found in (({}, known()), ({"row": 10, "choice": 1}, known(choice=1)))
+    )
+    check_distinct([one, other])
+    with refused("RECEIPT_TWICE", ReceiptError):
+        check_distinct([one, other, one])
+
+
+def test_two_requests_with_one_nonce_have_receipts_that_do_not_mix(cluster: Any) -> None:
+    """One question is asked twice with one nonce: the row tells the answers apart."""
+    envelope = cluster.sign()
+    first, second = (
+        signed(cluster, envelope, statement_of(cluster, envelope, row=row, sampled=bytes([row]) * 32))
+        for row in (9, 10)
+    )
+    mixed = inference.Receipt()
+    mixed.CopyFrom(first)
+    mixed.tail.CopyFrom(second.tail)
+    verify_receipt(first, pin(cluster), known())
+    with refused("RECEIPT_SIGNATURE", ReceiptError):
+        verify_receipt(mixed, pin(cluster), known())
+
+
+def test_a_head_alone_can_sign_another_text_for_the_same_tokens(cluster: Any) -> None:
+    """A limit, which docs/receipts.md names: the tail vouches for tokens, and only the head reads text."""
+    envelope = cluster.sign()
+    honest = statement_of(cluster, envelope)
+    lie = signed(cluster, envelope, dataclasses.replace(honest, text=b"\x05" * 32))
+    lie.tail.CopyFrom(signed(cluster, envelope, honest).tail)
+    verify_receipt(lie, pin(cluster), known(text=b"\x05" * 32))
 
 
 FORGED: list[tuple[str, dict[str, Any]]] = [
@@ -95,6 +142,7 @@ FORGED: list[tuple[str, dict[str, Any]]] = [
     ("RECEIPT_OTHER_ANSWER", {"finish": "length"}),
     ("RECEIPT_OTHER_ANSWER", {"tokens": 4}),
     ("RECEIPT_OTHER_CHOICE", {"choice": 1}),
+    ("RECEIPT_EARLIER", {"given": 1}),
 ]
 
 
@@ -184,6 +232,9 @@ def test_a_member_that_was_revoked_meanwhile_is_not_believed(cluster: Any) -> No
     envelope = cluster.sign()
     statement = statement_of(cluster, envelope)
     receipt, tail = signed(cluster, envelope, statement), cluster.draft.members[-1]
+    again = cluster.verified(issued=NOW - 1)
+    with refused("RECEIPT_ROSTER", ReceiptError):  # the coordinator has signed two of one version
+        verify_receipt(receipt, pin(cluster), known(), later=again)
     kept = [make_member(signer) for signer in cluster.signers[:2]]
     for at, believed in ((NOW - 5, False), (NOW + 100, True)):
         later = cluster.verified(
