@@ -30,6 +30,10 @@ from sealring.mesh.errors import Unavailable
 WALL_SECONDS = 20.0
 """For each answer, however busy the machine is: a process that is stopped, or waits, needs no processor."""
 
+START_SECONDS = 60.0
+"""For a start and its first answer. Libraries may come from a disk that the model's weights are read from
+meanwhile, and a model whose viewer does not start sees no images until it is loaded again."""
+
 MEMORY_BYTES = 256 << 20
 """Resident, of a process: a head's plan leaves as much. Looked at from outside, for macOS holds no process to
 RLIMIT_AS."""
@@ -94,9 +98,9 @@ class Helpers:
         whole = False
         try:
             if begins:
-                self._begun(_exchange(process, self._first, *self._bounds))
+                self._begun(_exchange(process, self._first, START_SECONDS, *self._bounds))
             for question in questions:
-                answer = _exchange(process, question, *self._bounds)
+                answer = _exchange(process, question, WALL_SECONDS, *self._bounds)
             whole = True
         except (OSError, ValueError):
             answer = None
@@ -164,14 +168,16 @@ def _end_all(processes: deque[_Process]) -> None:
             _end(processes.pop())
 
 
-def _exchange(process: _Process, question: Mapping[str, Any], memory: int, data: int) -> dict[str, Any]:
+def _exchange(
+    process: _Process, question: Mapping[str, Any], seconds: float, memory: int, data: int
+) -> dict[str, Any]:
     """Raises ValueError or OSError where the process ends or is at its limits.
 
     No thread keeps the time: at the end of memory Python waits for ever for one that could not begin.
     """
     assert process.stdin is not None
     assert process.stdout is not None
-    until = time.monotonic() + WALL_SECONDS
+    until = time.monotonic() + seconds
     for part in _packed(question):
         unsent = memoryview(part).cast("B")
         while unsent:
