@@ -1,10 +1,12 @@
-// Conversations of Node's SDKs: `conversations.mjs NAME MODEL URL` holds those of one with a server.
+// Conversations of Node's SDKs: `conversations.mjs NAME MODEL URL` holds those of one with a server. With the path of a
+// PNG after them, it asks what is in it, once streamed.
 //
 // As in conversations.py, a tool is called and its result seen, what the model said goes back as the SDK itself
 // passes it, and one answer is streamed. Printed are the answers, as JSON.
+import { readFileSync } from "node:fs";
 import process from "node:process";
 
-const [name, model, url] = process.argv.slice(2);
+const [name, model, url, picture] = process.argv.slice(2);
 const key = process.env.API_KEY;
 const question = `Scene 1 of ${name}: what is the weather in Paris?`;
 const weather = ({ city }) => (city === "Paris" ? "21 degrees and sunny" : "no such city");
@@ -124,4 +126,40 @@ const run = {
   },
 };
 
-console.log(JSON.stringify(await run[name]()));
+const file = picture && readFileSync(picture);
+const base64 = file?.toString("base64");
+const shown = `data:image/png;base64,${base64}`;
+const what = "What is in this picture?";
+
+const show = {
+  async "openai-node"() {
+    const { default: OpenAI } = await import("openai");
+    const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: key, maxRetries: 0 });
+    const parts = [{ type: "image_url", image_url: { url: shown } }, { type: "text", text: what }];
+    const messages = [{ role: "user", content: parts }];
+    const stream = await client.chat.completions.create({ model, messages, temperature: 0, stream: true });
+    const content = [{ type: "input_image", image_url: shown, detail: "auto" }, { type: "input_text", text: what }];
+    const response = await client.responses.create({ model, input: [{ role: "user", content }], temperature: 0 });
+    return [await joined(stream, (piece) => piece.choices[0]?.delta.content), response.output_text];
+  },
+  async "anthropic-node"() {
+    const { default: Anthropic } = await import("@anthropic-ai/sdk");
+    const client = new Anthropic({ baseURL: url, apiKey: key, maxRetries: 0 });
+    const source = { type: "base64", media_type: "image/png", data: base64 };
+    const messages = [{ role: "user", content: [{ type: "image", source }, { type: "text", text: what }] }];
+    const asked = { model, max_tokens: 100, temperature: 0, messages };
+    const streamed = await client.messages.stream(asked).finalMessage();
+    return [(await client.messages.create(asked)).content[0].text, streamed.content[0].text];
+  },
+  async "ollama-node"() {
+    const { Ollama } = await import("ollama");
+    const client = new Ollama({ host: url, headers: { authorization: `Bearer ${key}` } });
+    const options = { temperature: 0 };
+    const messages = [{ role: "user", content: what, images: [file] }];
+    const stream = await client.chat({ model, messages, options, stream: true });
+    const { response } = await client.generate({ model, prompt: what, images: [base64], options });
+    return [await joined(stream, (piece) => piece.message.content), response];
+  },
+};
+
+console.log(JSON.stringify(await (picture ? show : run)[name]()));

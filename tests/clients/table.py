@@ -8,7 +8,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from programs import BREAKS, HABITS, INSTALLED, KITS, LOADS, OPEN_WEBUI, PROGRAMS, ROOT, SURVIVORS, versions
+from programs import (
+    BREAKS,
+    HABITS,
+    INSTALLED,
+    KITS,
+    LOADS,
+    MAKERS,
+    OPEN_WEBUI,
+    PROGRAMS,
+    ROOT,
+    SURVIVORS,
+    versions,
+)
 
 BEGIN, END = "<!-- made by `make clients` -->\n", "<!-- end of what it made -->\n"
 WAYS = ("clear", "sealed")
@@ -59,11 +71,11 @@ def _survivors() -> list[str]:
 def _habits() -> list[str]:
     head = "| program | what else was run | clear | sealed |\n|---|---|---|---|\n"
     found = []
+    titles = {name: one.title for name, one in (PROGRAMS | KITS).items()}
+    titles |= {OPEN_WEBUI: "Open WebUI"} | {f"{name}-python": f"{name} for Python" for name in MAKERS}
     for name, what in HABITS.items():
-        program = name.partition(".")[0]
-        title = PROGRAMS[program].title if program in PROGRAMS else "Open WebUI"
         said = [one["miss"] or "yes" for one in _noted(name)]
-        found.append(f"| {title} | {what} | {' | '.join(said)} |\n")
+        found.append(f"| {titles[name.partition('.')[0]]} | {what} | {' | '.join(said)} |\n")
     return [head, *found]
 
 

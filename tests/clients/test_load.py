@@ -16,6 +16,9 @@ from scriptedring import NAME, WAYS, Served, run
 
 pytestmark = AGENTS
 REQUESTS, TOKENS, PROMPT = 6, 12, 64
+FREE = 3
+"""Tokens of the scripted model's answer to what is in no script, with the one that ends it."""
+
 BOOK = "http://127.0.0.1/book"
 """The book from which llama-benchy makes its prompts. It fetches nothing that is in its cache."""
 
@@ -23,10 +26,11 @@ BOOK = "http://127.0.0.1/book"
 @dataclass(frozen=True)
 class Load:
     """A tool: its command, in which `{url}`, `{key}`, `{model}` (a folder) and `{out}` are replaced, and the
-    tokens of each answer by what it has written to `{out}`."""
+    tokens of each answer by what it has written to `{out}`. `tokens` is how many there are to be."""
 
     command: str
     answers: Callable[[Path], list[float]]
+    tokens: int = TOKENS
 
 
 def _json(file: Path) -> Any:
@@ -56,6 +60,13 @@ def _benchy(out: Path) -> list[float]:
     return [run["response_size"] for rate in run["tg_req_throughput"]["values"] if rate > 0]
 
 
+_AIPERF = (
+    f"aiperf profile --model {NAME} --url {{url}} --streaming --tokenizer {{model}}"
+    f" --request-count {REQUESTS} --concurrency 2 --synthetic-input-tokens-mean {PROMPT}"
+    " --use-server-token-count --api-key {key} --ui none --output-artifact-dir {out}"
+)
+_FIXED = f"--output-tokens-mean {TOKENS} --extra-inputs ignore_eos:true --extra-inputs min_tokens:{TOKENS}"
+
 _VLLM = (
     f"vllm bench serve --base-url {{url}} --model {NAME} --tokenizer {{model}} --dataset-name random"
     f" --random-input-len {PROMPT} --random-output-len {TOKENS} --num-prompts {REQUESTS} --max-concurrency 2"
@@ -70,13 +81,9 @@ RUNS = {
         f" --data kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={TOKENS}",
         _guidellm,
     ),
-    "aiperf": Load(
-        f"aiperf profile --model {NAME} --url {{url}} --endpoint-type chat --streaming --tokenizer {{model}}"
-        f" --request-count {REQUESTS} --concurrency 2 --synthetic-input-tokens-mean {PROMPT}"
-        f" --output-tokens-mean {TOKENS} --extra-inputs ignore_eos:true --extra-inputs min_tokens:{TOKENS}"
-        " --use-server-token-count --api-key {key} --ui none --output-artifact-dir {out}",
-        _aiperf,
-    ),
+    "aiperf": Load(f"{_AIPERF} --endpoint-type chat {_FIXED}", _aiperf),
+    "aiperf-completions": Load(f"{_AIPERF} --endpoint-type completions {_FIXED}", _aiperf),
+    "aiperf-free": Load(f"{_AIPERF} --endpoint-type chat", _aiperf, FREE),
     "vllm-completions": Load(f"{_VLLM} --backend openai --endpoint /v1/completions", _vllm),
     "vllm-chat": Load(f"{_VLLM} --backend openai-chat --endpoint /v1/chat/completions", _vllm),
     "llama-benchy": Load(
@@ -105,6 +112,6 @@ async def test_every_request_gets_its_tokens(name: str, way: str, served: Served
         finally:
             if way == "clear":
                 served.relay.keep(INSTALLED / "bodies" / f"{name}.jsonl")
-        assert load.answers(out) == [TOKENS] * REQUESTS
-        assert await served.ring.counted("generation_tokens_total") >= before + REQUESTS * TOKENS
-        row["tools"] = f"{REQUESTS} of {REQUESTS} requests, {TOKENS} tokens each"
+        assert load.answers(out) == [load.tokens] * REQUESTS
+        assert await served.ring.counted("generation_tokens_total") >= before + REQUESTS * load.tokens
+        row["tools"] = f"{REQUESTS} of {REQUESTS} requests, {load.tokens} tokens each"

@@ -1,4 +1,4 @@
-"""Programs that name models by themselves, use two at once, or have one judge what another does."""
+"""Programs name models by themselves, use two at once, have a command judged, or show a picture."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from programs import (
     FOUND,
     HABITS,
     INSTALLED,
+    LOOKS,
+    PICTURE,
     PROGRAMS,
     SMALL,
     command,
     cue,
     note,
+    picture_scenes,
     small_scenes,
 )
 from ringtest import AGENTS
 from scriptedring import NAME, WAYS, Served, beside, connect, end_all_of, prepared, run
+from shownpictures import SEEN
 
 pytestmark = AGENTS
 MAKERS = ("claude-haiku-4-5", "claude-opus-5")
@@ -91,3 +95,23 @@ async def test_codex_has_a_command_judged(way: str, served: Served, tmp_path: Pa
             asked = served.relay.keep(INSTALLED / "bodies" / "codex.review.jsonl")
             assert {one["body"]["model"] for one in asked if "text" in one["body"]} == {NAME}
         row["tools"] = HABITS["codex.review"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", LOOKS)
+async def test_a_picture_that_a_programs_tool_has_read_is_seen(
+    name: str, way: str, served: Served, tmp_path: Path
+) -> None:
+    home, work, environ = prepared(served, name, tmp_path)
+    asked = command(PROGRAMS[name].first, prompt=f"{cue(name, 8)}, please.")
+    with note(f"{name}.picture", way) as row:
+        scenes = picture_scenes(name, work)
+        async with beside(served, "eyes", tmp_path / "m", scenes, context=CONTEXT, ends=400, sees=True):
+            await connect(name, served.urls[way], environ, "--model", "eyes", "--write")
+            try:
+                for picture, answer in SEEN.items():
+                    (work / PICTURE).write_bytes(picture)
+                    assert answer in await run(asked, work, environ)
+            finally:
+                end_all_of(home)
+        row["tools"] = HABITS[f"{name}.picture"]

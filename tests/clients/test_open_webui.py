@@ -26,7 +26,9 @@ from programs import (
     note,
 )
 from ringtest import AGENTS, HANG_SECONDS, give_proxy_key
-from scriptedring import NAME, WAYS, Served, beside, connect
+from scriptedmodel import QUESTION
+from scriptedring import NAME, WAYS, Served, beside, connect, seeing
+from shownpictures import SEEN, SEES
 
 from sealring.mesh.system.addresses import free_port
 
@@ -57,6 +59,10 @@ class Page:
         self._last: str | None = None
         self.chat = ""
 
+    def begin(self) -> None:
+        """Begins another chat."""
+        self._said, self._last, self.chat = [], None, ""
+
     async def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """What the server answers to a GET, or to a POST of the body."""
         answer = await (self._http.get(path) if body is None else self._http.post(path, json=body))
@@ -70,10 +76,29 @@ class Page:
         token = (await self.call("/api/v1/auths/signin", user))["token"]
         self._http.headers["authorization"] = f"Bearer {token}"
 
-    async def ask(self, words: str) -> str:
+    async def upload(self, picture: bytes) -> dict[str, Any]:
+        """A PNG that was dropped on the page, as it refers to the file once the server has it."""
+        file = {"file": ("picture.png", picture, "image/png")}
+        answer = await self._http.post("/api/v1/files/", params={"process": "false"}, files=file)
+        assert answer.status_code == 200, answer.text
+        kept = answer.json()
+        return {
+            "type": "file",
+            "file": kept,
+            "id": kept["id"],
+            "url": kept["id"],
+            "name": "picture.png",
+            "collection_name": "",
+            "status": "uploaded",
+            "size": len(picture),
+            "error": "",
+            "content_type": kept["meta"]["content_type"],
+        }
+
+    async def ask(self, words: str, *files: dict[str, Any]) -> str:
         """The answer that stands in the chat when it is done, tools having been called."""
         asked, answered = str(uuid.uuid4()), str(uuid.uuid4())
-        message = {"role": "user", "content": words}
+        message = {"role": "user", "content": words} | ({"files": list(files)} if files else {})
         self._said.append(message)
         body = {
             "model": self.model,
@@ -84,6 +109,7 @@ class Page:
             "parent_id": self._last,
             "user_message": message | {"id": asked, "parentId": self._last, "childrenIds": [answered]},
             "background_tasks": TASKS,
+            "params": {"temperature": 0},
         }
         taken = await self.call("/api/chat/completions", body | ({"chat_id": self.chat} if self.chat else {}))
         self.chat, self._last = taken["chat_id"], answered
@@ -199,3 +225,19 @@ async def test_a_chat_goes_on_though_a_title_and_a_summary_no_longer_fit(
                 chats = [str(one["body"]["messages"]) for one in asked if one["body"].get("stream")]
                 assert [SUMMARY in chat for chat in chats].count(True) == 2, "it still sends the whole chat"
         row["tools"] = HABITS[f"{OPEN_WEBUI}.full"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_picture_of_a_chat_is_seen(way: str, served: Served, tmp_path: Path) -> None:
+    give_proxy_key(tmp_path)
+    environ = environment(tmp_path, {})
+    with note(f"{OPEN_WEBUI}.picture", way) as row:
+        async with seeing(served):
+            await connect(OPEN_WEBUI, served.urls[way], environ, "--model", SEES, "--write")
+            async with _running(tmp_path) as page:
+                page.model = SEES
+                await page.log_in()
+                for picture, answer in SEEN.items():
+                    page.begin()
+                    assert await page.ask(QUESTION, await page.upload(picture)) == answer
+        row["tools"] = HABITS[f"{OPEN_WEBUI}.picture"]

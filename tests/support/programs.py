@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scriptedmodel import Call, Scene, Step, Whole
+from scriptedmodel import LOOK, Call, Scene, Step, Whole
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = ROOT / "build" / "clients"
@@ -169,6 +169,15 @@ HABITS = {
     "opencode.two": "a title by the small model",
     "open-webui.full": "in a full context a title, tags and a summary are refused, and the chat goes on",
     "codex.review": "a command judged by the model (`auto_review`)",
+    "openai-python.picture": "a picture in chats and Responses",
+    "anthropic-python.picture": "a picture in Messages",
+    "ollama-python.picture": "a picture in chats and `generate`",
+    "openai-node.picture": "a picture in chats and Responses",
+    "anthropic-node.picture": "a picture in Messages",
+    "ollama-node.picture": "a picture in chats and `generate`",
+    "claude.picture": "a picture that its Read tool has read",
+    "codex.picture": "a picture that its `view_image` has read",
+    "open-webui.picture": "a picture that its page has uploaded for a chat",
 }
 """What programs do beside a session, by program."""
 
@@ -184,7 +193,9 @@ TITLE_CUE, TAGS_CUE = "a concise title", "broad tags"
 
 LOADS = {
     "guidellm": ("guidellm", "GuideLLM {}"),
-    "aiperf": ("aiperf", "aiperf {}"),
+    "aiperf": ("aiperf", "aiperf {}, chats"),
+    "aiperf-completions": ("aiperf", "aiperf {}, completions"),
+    "aiperf-free": ("aiperf", "aiperf {}, chats that end by themselves"),
     "vllm-completions": ("vllm", "vLLM {}, `bench serve`, completions"),
     "vllm-chat": ("vllm", "vLLM {}, `bench serve`, chats"),
     "llama-benchy": ("llama-benchy", "llama-benchy {}"),
@@ -224,6 +235,10 @@ KITS = {
         "chats, Responses, Messages, Ollama",
     ),
 }
+
+
+MAKERS = ("openai", "anthropic", "ollama")
+"""SDKs for Python and Node, of those who made the APIs."""
 
 
 def weather_scene(name: str) -> Scene:
@@ -295,6 +310,19 @@ def model_scenes() -> list[Scene]:
         ),
         Scene(REVIEW_CUE, "view_image", [Step(Whole('{"risk_level": "low", "outcome": "allow"}'))]),
     ]
+
+
+LOOKS = {"claude": ("Read", {"file_path": "{path}"}), "codex": ("view_image", {"path": "{path}"})}
+"""The tools by which programs look at a picture."""
+
+PICTURE = "picture.png"
+
+
+def picture_scenes(name: str, work: Path) -> list[Scene]:
+    """The answers of a model that sees to a program that looks at PICTURE in a folder."""
+    tool, arguments = LOOKS[name]
+    look = Call(tool, _filled(arguments, {"path": str(work / PICTURE)}), PROGRAMS[name].held)
+    return [Scene(cue(name, 8), tool, [Step(["I look at it.", look]), Step(LOOK)])]
 
 
 def small_scenes() -> list[Scene]:

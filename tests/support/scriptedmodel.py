@@ -5,6 +5,10 @@ of any model, and only the wit is not. The template looks at the tools, at what 
 a user and at what tools returned, and ends the prompt with a special token, one for each answer. The weights
 are a chain: each token is followed by one other, so that the special token is followed by its answer and the
 answer by the end of the sequence. The layers compute attention like any llama, and then add nothing.
+
+A model that sees is made of the bundled one (`examples/seeing_model`). It is twice as wide: the chain is in
+dimensions in which its layers compute nothing. Where a scene says LOOK, the template shows the images alone,
+with a question of the model's training, and the answer is what the model sees.
 """
 
 from __future__ import annotations
@@ -17,10 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
-BASE = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
+from sealring.node.models.folders import VISION, bundled_model
+
+BASE = bundled_model()
 """The model whose tokenizer is extended."""
+
+QUESTION = "What is in this picture?"
+"""One that the bundled model that sees was trained to answer."""
+
+LOOK = ""
+"""The answer of a model that sees to the images that it was shown."""
 
 LOST = "I have lost the thread of this script."
 """The answer where no result holds what the script expects."""
@@ -35,6 +47,12 @@ _PIECE = 6
 
 _SCALE = 12.0
 """By which the right token's logit exceeds the others', whatever the temperature."""
+
+_LOUD = 1e4
+"""Length of a chain's embedding in a model that sees, beside which nothing that its layers add is noticed."""
+
+_SURE = 4.0
+"""By which the logits of a model that sees are multiplied, for it to say the likeliest at any temperature."""
 
 
 Answer = tuple[tuple[str, bool], ...]
@@ -94,37 +112,44 @@ class Scene:
     steps: Sequence[Step]
 
 
-def write_scripted(folder: Path, scenes: Sequence[Scene], *, context: int = 131_072, ends: int = 0) -> None:
-    """Writes the model. `ends`: of each text the template renders only that many last characters."""
+def write_scripted(
+    folder: Path, scenes: Sequence[Scene], *, context: int = 131_072, ends: int = 0, sees: bool = False
+) -> None:
+    """Writes the model. `ends`: of each text the template renders only that many last characters. `sees`: it
+    has a tower, and scenes may LOOK."""
+    base = bundled_model(VISION) if sees else BASE
     answers: list[Answer] = [((LOST, False),), ((ASIDE, False),)]
     played = []
     for scene in scenes:
         steps = []
         for step in scene.steps:
+            if step.says == LOOK:
+                steps.append([step.after, -1])
+                continue
             if step.parts not in answers:
                 answers.append(step.parts)
             steps.append([step.after, answers.index(step.parts)])
         played.append([scene.cue, scene.tool, steps])
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = json.loads((BASE / "tokenizer.json").read_bytes())
+    tokenizer = json.loads((base / "tokenizer.json").read_bytes())
     following = _extend(tokenizer, answers)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
     settings = json.loads((BASE / "tokenizer_config.json").read_bytes())
     settings |= {"model_max_length": context, "chat_template": _template(played, ends)}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    config = json.loads((BASE / "config.json").read_bytes()) | {
-        "vocab_size": len(following),
-        "hidden_size": _WIDTH,
-        "intermediate_size": 16,
-        "num_hidden_layers": _LAYERS,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "max_position_embeddings": context,
-        "tie_word_embeddings": False,
-    }
+    config = json.loads((base / "config.json").read_bytes()) | {"vocab_size": len(following)}
+    text = config["text_config"] if sees else config
+    text |= {"vocab_size": len(following), "max_position_embeddings": context}
+    if sees:
+        text |= {"hidden_size": 2 * _WIDTH, "rms_norm_eps": text["rms_norm_eps"] / 2}
+        for file in ("preprocessor_config.json", "processor_config.json"):
+            (folder / file).write_bytes((base / file).read_bytes())
+    else:
+        text |= {"hidden_size": _WIDTH, "intermediate_size": 16, "num_hidden_layers": _LAYERS, "head_dim": 16}
+        text |= {"num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(_weights(following), folder / "model.safetensors", {"format": "mlx"})
+    weights = _seeing(following, load_file(base / "model.safetensors")) if sees else _weights(following)
+    save_file(weights, folder / "model.safetensors", {"format": "mlx"})
 
 
 def _extend(tokenizer: dict[str, Any], answers: Sequence[Answer]) -> list[int]:
@@ -132,7 +157,8 @@ def _extend(tokenizer: dict[str, Any], answers: Sequence[Answer]) -> list[int]:
     vocabulary = tokenizer["model"]["vocab"]
     end = vocabulary["<|end|>"]
     used, spelling = set(vocabulary), _spelling()
-    following = [end] * len(vocabulary)
+    numbers = {*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    following = [end] * len(numbers)
     for number, answer in enumerate(answers):
         chain = [f"<|say_{number}|>"]
         for text, whole in answer:
@@ -196,28 +222,67 @@ def _weights(following: Sequence[int]) -> dict[str, np.ndarray[Any, Any]]:
     return weights
 
 
+def _seeing(
+    following: Sequence[int], trained: dict[str, np.ndarray[Any, Any]]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The trained weights, twice as wide. Trained layers use the first half. The chain is in the second, where
+    they find nothing."""
+    heads = np.random.default_rng(3).standard_normal((len(following), _WIDTH), dtype=np.float32)
+    heads /= np.linalg.norm(heads, axis=1, keepdims=True)
+
+    def wider(name: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if name.startswith("vision_tower."):
+            return value
+        if name.endswith("norm.weight"):  # the mean is taken over twice as many
+            return np.concatenate([value / np.sqrt(np.float32(2)), np.ones(_WIDTH, np.float32)])
+        writes = name.endswith(("o_proj.weight", "down_proj.weight", "linear_1.weight", ".bias"))
+        more = (_WIDTH if writes or "linear_2" in name else 0, 0 if writes else _WIDTH)
+        return np.pad(value, [(0, one) for one in more[: value.ndim]])
+
+    weights = {name: wider(name, value) for name, value in trained.items()}
+    table, head = "language_model.model.embed_tokens.weight", "language_model.lm_head.weight"
+    known = len(trained[table])
+    chain = range(known, len(following))
+    for name in (table, head):
+        weights[name] = np.pad(weights[name], [(0, len(chain)), (0, 0)])
+    weights[head] *= np.float32(_SURE)
+    weights[table][known:, _WIDTH:] = heads[following[known:]] * np.float32(_LOUD)
+    said = sorted({*chain, *following[known:]})
+    weights[head][said, _WIDTH:] = heads[said] * np.float32(_SCALE)
+    return weights
+
+
 def _template(scenes: Sequence[Any], ends: int) -> str:
-    return _TEMPLATE.replace("SCENES", json.dumps(scenes)).replace("ENDS", str(ends))
+    filled = _TEMPLATE.replace("SCENES", json.dumps(scenes)).replace("ENDS", str(ends))
+    return filled.replace("QUESTION", QUESTION)
 
 
-# As strict as many models': one system message, the first, and never two messages of a user in a row.
+# As strict as many models': one system message, the first, never two messages of a user in a row, and images
+# of a user only.
 _TEMPLATE = """\
 {%- macro cut(text) %}{{ text if not ENDS or text | length <= ENDS else text[-ENDS:] }}{% endmacro -%}
-{%- macro turn(role, text) %}{{ '<|' + role + '|>' + text | replace('<|', '<') | trim + '<|end|>' }}
+{%- macro turn(role, text, images='') -%}
+{{ '<|' + role + '|>' + images + text | replace('<|', '<') | trim + '<|end|>' }}
 {%- endmacro -%}
 {%- set scenes = SCENES -%}
 {%- set names = (tools or []) | map(attribute='function') | map(attribute='name') | list -%}
-{%- set now = namespace(scene=none, done=0, heard='', role='', shown='') -%}
+{%- set now = namespace(scene=none, done=0, heard='', role='', shown='', said='', images='') -%}
 {%- for tool in tools or [] -%}
 {%- set now.shown = now.shown + tool | tojson + '\\n' -%}
 {%- endfor -%}
-{{- bos_token -}}
-{%- if now.shown and messages[0].role != 'system' %}{{ turn('system', cut(now.shown)) }}{% endif -%}
+{%- if now.shown and messages[0].role != 'system' -%}
+{%- set now.said = turn('system', cut(now.shown)) -%}
+{%- endif -%}
 {%- for message in messages -%}
-{%- set text = message.content or '' -%}
+{%- set parts = [] if message.content is string else message.content or [] -%}
+{%- set images = '<|image|>' * (parts | selectattr('type', 'equalto', 'image') | list | length) -%}
+{%- set texts = parts | selectattr('type', 'equalto', 'text') | map(attribute='text') | join('\\n') -%}
+{%- set text = message.content if message.content is string else texts -%}
+{%- set now.images = now.images + images -%}
+{%- if images and message.role != 'user' %}{{ raise_exception('only a user shows images') }}{% endif -%}
 {%- if message.role == 'system' -%}
 {%- if not loop.first %}{{ raise_exception('a system message is the first one') }}{% endif -%}
-{{- turn('system', cut(text + '\\n\\n' + now.shown)) -}}
+{%- set now.said = now.said + turn('system', cut(text + '\\n\\n' + now.shown)) -%}
 {%- elif message.role == 'user' -%}
 {%- if now.role == 'user' %}{{ raise_exception('a user speaks in turns') }}{% endif -%}
 {%- for scene in scenes -%}
@@ -227,13 +292,14 @@ _TEMPLATE = """\
 {%- endif -%}
 {%- endfor -%}
 {%- set now.heard = now.heard + text -%}
-{{- turn('user', cut(text)) -}}
+{%- set now.said = now.said + turn('user', cut(text), images) -%}
 {%- elif message.role == 'tool' -%}
 {%- set now.heard = now.heard + text -%}
-{{- turn('user', '<tool_response>\\n' + cut(text) + '\\n</tool_response>') -}}
+{%- set now.said = now.said + turn('user', '<tool_response>\\n' + cut(text) + '\\n</tool_response>') -%}
 {%- elif message.role == 'assistant' -%}
 {%- set now.done = now.done + 1 -%}
-{{- turn('assistant', cut(text) + (message.tool_calls | tojson if message.tool_calls else '')) -}}
+{%- set calls = message.tool_calls | tojson if message.tool_calls else '' -%}
+{%- set now.said = now.said + turn('assistant', cut(text) + calls) -%}
 {%- else -%}
 {{- raise_exception('unknown role ' + message.role) -}}
 {%- endif -%}
@@ -245,5 +311,7 @@ _TEMPLATE = """\
 {%- set step = now.scene[2][[now.done, now.scene[2] | length - 1] | min] -%}
 {%- set say = step[1] if step[0] in now.heard else 0 -%}
 {%- endif -%}
-{%- if add_generation_prompt %}{{ '<|assistant|>' }}<|say_{{ say }}|>{% endif -%}
+{{- bos_token -}}
+{{- now.said if say >= 0 else turn('user', 'QUESTION', now.images) -}}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% if say >= 0 %}<|say_{{ say }}|>{% endif %}{% endif -%}
 """

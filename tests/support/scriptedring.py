@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +27,10 @@ from programs import (
 from recording import Relay
 from ringtest import HANG_SECONDS, HASTY, PROXY_KEY, LocalCluster, Ring, give_proxy_key, hasty, proxy, started
 from scriptedmodel import Scene, write_scripted
+from shownpictures import SEES
 
 from sealring.cli.calls.waiting import wait_until_serving
+from sealring.node.models.folders import bundled_model
 
 WAYS = ("clear", "sealed")
 _KEY = {"authorization": f"Bearer {PROXY_KEY}"}
@@ -74,27 +76,48 @@ def all_scenes(work: Path) -> list[Scene]:
 
 @asynccontextmanager
 async def beside(
-    served: Served, name: str, folder: Path, scenes: Sequence[Scene], *, context: int, ends: int = 0
+    served: Served,
+    name: str,
+    folder: Path,
+    scenes: Sequence[Scene],
+    *,
+    context: int,
+    ends: int = 0,
+    sees: bool = False,
 ) -> AsyncIterator[None]:
-    """A second deployment on the same nodes. `context` and `ends` are as in `write_scripted`."""
-    write_scripted(folder, scenes, context=context, ends=ends)
+    """A second deployment on the same nodes. `context`, `ends` and `sees` are as in `write_scripted`."""
+    write_scripted(folder, scenes, context=context, ends=ends, sees=sees)
+    async with _deployed(served, name, folder):
+        yield
+
+
+def seeing(served: Served) -> AbstractAsyncContextManager[None]:
+    """The bundled model that sees, as a second deployment on the same nodes."""
+    return _deployed(served, SEES, bundled_model(SEES))
+
+
+@asynccontextmanager
+async def _deployed(served: Served, name: str, folder: Path) -> AsyncIterator[None]:
     admin = served.ring.cluster.admin
     spec = {"name": name, "model": str(folder), "stages": 2}
     await admin.call("CreateDeployment", spec=spec, seconds=HANG_SECONDS)
     try:
         await wait_until_serving(admin, name, seconds=HANG_SECONDS)
-        await _listed(served, {NAME, name})
+        await _listed(served, name, True)
         yield
     finally:
         await admin.call("DeleteDeployment", name=name)
-        await _listed(served, {NAME})
+        await _listed(served, name, False)
 
 
-async def _listed(served: Served, names: set[str]) -> None:
-    """Returns when gateway and proxy list these models, and no others."""
+async def _listed(served: Served, name: str, wanted: bool) -> None:
+    """Returns when gateway and proxy list this model, or do not."""
     async with asyncio.timeout(HANG_SECONDS), httpx.AsyncClient(headers=_KEY, timeout=HANG_SECONDS) as http:
         for url in served.urls.values():
-            while {one["id"] for one in (await http.get(f"{url}/v1/models")).json()["data"]} != names:
+            while True:
+                listed = {one["id"] for one in (await http.get(f"{url}/v1/models")).json()["data"]}
+                if (name in listed) is wanted:
+                    break
                 await asyncio.sleep(0.1)
 
 
