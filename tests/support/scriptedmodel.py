@@ -157,8 +157,9 @@ def _extend(tokenizer: dict[str, Any], answers: Sequence[Answer]) -> list[int]:
     vocabulary = tokenizer["model"]["vocab"]
     end = vocabulary["<|end|>"]
     used, spelling = set(vocabulary), _spelling()
-    numbers = {*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])}
-    following = [end] * len(numbers)
+    # A token that is not in the vocabulary would be given another number
+    vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    following = [end] * len(vocabulary)
     for number, answer in enumerate(answers):
         chain = [f"<|say_{number}|>"]
         for text, whole in answer:
@@ -225,8 +226,8 @@ def _weights(following: Sequence[int]) -> dict[str, np.ndarray[Any, Any]]:
 def _seeing(
     following: Sequence[int], trained: dict[str, np.ndarray[Any, Any]]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """The trained weights, twice as wide. Trained layers use the first half. The chain is in the second, where
-    they find nothing."""
+    """The trained weights, twice as wide. Trained layers use the first half. The chain is in the second,
+    where they find nothing."""
     heads = np.random.default_rng(3).standard_normal((len(following), _WIDTH), dtype=np.float32)
     heads /= np.linalg.norm(heads, axis=1, keepdims=True)
 
