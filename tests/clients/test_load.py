@@ -104,7 +104,7 @@ async def test_every_request_gets_its_tokens(name: str, way: str, served: Served
     book.write_text(" ".join(f"Plum {number} lies in the basket." for number in range(2000)))
     names = {"url": served.urls[way], "key": PROXY_KEY, "model": str(served.model), "out": str(out)}
     options = {"OPENAI_API_KEY": PROXY_KEY, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(INSTALLED / "vllm")}
-    # On a busy machine it leaves its last answers out of its report unless it waits longer than 0.1 s for them
+    # On a busy machine 0.1 s are too short, and its last answers are not in its report
     options["GUIDELLM__MP_POLL_INTERVAL"] = "2"
     environ = environment(tmp_path, options)
     before = await served.ring.counted("generation_tokens_total")

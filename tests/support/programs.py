@@ -119,7 +119,8 @@ PROGRAMS = {
         ("qwen", "--yolo", "--continue", "{prompt}"),
         ("read_file", {"file_path": "{path}"}),
         ("write_file", {"file_path": "{path}", "content": WRITTEN}),
-        ("run_shell_command", {"command": COMMAND, "is_background": False}),
+        ("run_shell_command", {"command": f"{COMMAND}; sleep 1", "is_background": False}),
+        remark="on a busy machine it may lose what a command prints just before it ends",
         environment={"QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"},
     ),
     "cline": Program(
