@@ -72,6 +72,7 @@ async def ask(
     *,
     path: str = "/v1/chat/completions",
     key: str = "",
+    headers: Sequence[str] = (),
     into: Reply | None = None,
     seconds: float = ANSWER_SECONDS,
 ) -> Reply:
@@ -79,7 +80,7 @@ async def ask(
     reply = into or Reply(time.perf_counter())
     try:
         async with asyncio.timeout(seconds):
-            async for event in _events(base_url, path, body | {"stream": True}, key):
+            async for event in _events(base_url, path, body | {"stream": True}, key, headers):
                 _take(reply, event)
     except TimeoutError:
         reply.error = "timeout"
@@ -150,9 +151,11 @@ def _take(reply: Reply, event: dict[str, Any]) -> None:
             reply.text += text
 
 
-async def _events(base_url: str, path: str, body: dict[str, Any], key: str) -> AsyncIterator[dict[str, Any]]:
+async def _events(
+    base_url: str, path: str, body: dict[str, Any], key: str, headers: Sequence[str]
+) -> AsyncIterator[dict[str, Any]]:
     """The JSON objects of a server-sent event stream, up to [DONE]."""
-    async with _exchange(base_url, "POST", path, body, key) as (status, parts):
+    async with _exchange(base_url, "POST", path, body, key, headers) as (status, parts):
         pending = b""
         async for part in parts:
             pending += part
@@ -173,7 +176,12 @@ async def _events(base_url: str, path: str, body: dict[str, Any], key: str) -> A
 
 @contextlib.asynccontextmanager
 async def _exchange(
-    base_url: str, method: str, path: str, body: dict[str, Any] | None, key: str
+    base_url: str,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None,
+    key: str,
+    more: Sequence[str] = (),
 ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
     url = urlsplit(base_url)
     secure = ssl.create_default_context() if url.scheme == "https" else None
@@ -188,6 +196,7 @@ async def _exchange(
             f"content-length: {len(payload)}",
             "connection: close",
             *([f"authorization: Bearer {key}"] if key else []),
+            *more,
         ]
         writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + payload)
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

@@ -125,6 +125,11 @@ def test_two_answers_with_one_receipt_are_refused(here: Sealring, pin: str, home
     answer[NAME]["choices"] *= 2
     file.write_text(json.dumps(answer))
     assert "two answers have the same receipt" in here(*verify(pin, "answer.json")).err
+    (home / "text").write_text("Hello!")
+    assert (
+        "there is one text, and there are 2 receipts"
+        in here(*verify(pin, "answer.json", "--text", "text")).err
+    )
     (home / "body.json").write_text(json.dumps(BODY | {"n": 2}))
     done = here(*verify(pin, "answer.json", "--request", "body.json", "--json"))
     assert "RECEIPT_OTHER_REQUEST" in done.err or "RECEIPT_OTHER_CHOICE" in done.err

@@ -167,6 +167,15 @@ def test_a_head_that_inflates_its_trust_or_moves_layers_is_refused(cluster: Any)
             verify_receipt(receipt, pin(cluster), known())
 
 
+def test_a_ring_that_its_client_has_not_chosen_is_refused(cluster: Any) -> None:
+    """One machine may be head of two rings, and sign for either."""
+    envelope = cluster.sign()
+    receipt = signed(cluster, envelope, statement_of(cluster, envelope))
+    verify_receipt(receipt, pin(cluster), known(ring="ring-0"))
+    with refused("RECEIPT_OTHER_RING", ReceiptError):
+        verify_receipt(receipt, pin(cluster), known(ring="ring-1"))
+
+
 def test_only_the_head_and_the_tail_of_that_ring_can_sign(cluster: Any) -> None:
     envelope = cluster.sign()
     statement = statement_of(cluster, envelope)
