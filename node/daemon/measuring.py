@@ -46,7 +46,7 @@ CALLER_SECONDS = 60.0
 roster, and a caller can send 32 MiB over each of 64 connections."""
 
 _PORT_SECONDS = 20.0
-_MEASURE_SECONDS = 15.0
+_MEASURE_SECONDS = 5.0
 _REASON_SECONDS = 1.0
 _MORE = 2
 

@@ -182,7 +182,9 @@ class FakeNode:
         commit: bool = True,
         instance: bytes = b"",
         speaks: tuple[int, int] | None = None,
+        measures: bool = False,
     ) -> None:
+        self.measures = measures
         self.name = state_dir.name
         self.state = load_machine_state(state_dir)
         self.id = self.state.peer.id
@@ -243,6 +245,7 @@ class FakeNode:
             addresses=["127.0.0.1:7999"],
             sealing_key=self.sealing_key,
             sealing_key_signature=signature,
+            measures=self.measures,
             serving=[
                 membership_pb2.ServingEpoch(prepared=prepared, links=[self.link])
                 for prepared in self.serving.values()

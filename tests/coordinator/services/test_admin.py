@@ -127,6 +127,26 @@ async def test_a_node_that_drains_already_drains_on_and_a_gateway_never_does(clu
     assert caught.value.reason == "NOT_A_NODE"
 
 
+async def test_two_nodes_that_come_are_asked_for_their_link_and_it_is_listed(cluster: Cluster) -> None:
+    nodes = [await cluster.node(name, measures=True) for name in ("alpha", "beta")]
+    await cluster.node("old")
+    caller, called = sorted(nodes, key=lambda one: one.id)
+    question = await caller.wait_for("measure")
+    assert question.member == called.id
+    way = membership_pb2.MeasuredWay(address="10.0.0.2:9", round_trip_us=300, bytes_per_second=10**8)
+    await caller.send(measured=membership_pb2.MeasureAnswer(id=question.id, way=way))
+
+    async def links() -> list[admin_pb2.NodeLink]:
+        return list((await cluster.call("ListNodes", admin_pb2.ListNodesRequest())).links)
+
+    while not (found := await links()):
+        pass
+    (link,) = found
+    assert (link.caller, link.called, link.host) == (caller.id, called.id, "10.0.0.2")
+    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=called.id))
+    assert await links() == []
+
+
 async def test_nodes_are_listed_with_what_they_report(cluster: Cluster) -> None:
     node = await cluster.node("alpha", memory=3 << 30)
     await cluster.join("beta")
