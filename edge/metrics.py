@@ -126,6 +126,7 @@ class Metrics:
         self.prefix_queries = counter("prefix_cache_queries", "prompt tokens looked for in kept prefixes")
         self.prefix_hits = counter("prefix_cache_hits", "prompt tokens taken from kept prefixes")
         self.prefix_from_disk = counter("prefix_cache_disk_tokens", "tokens of prefixes read from disk")
+        self.prefilled_idle = counter("idle_prefill_tokens", "tokens of next prompts prefilled by idle rings")
         self.drafted = counter("spec_decode_num_draft_tokens", "tokens guessed for answers that ended")
         self.accepted = counter("spec_decode_num_accepted_tokens", "of them, those that were right")
         self.routed = counter("requests_routed_by_key", "requests with a key for the choice of a ring")

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from sealring.edge.inference.answer import EVENT_BYTES, AnswerWriter
+from sealring.edge.inference.answer import EVENT_BYTES, Answer, AnswerWriter
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.control import ControlStreams
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
+from sealring.gateway.rings.idle import IdlePrefills
 from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.gateway.rings.receipts import Receipts
 from sealring.gateway.scheduler.actions import (
@@ -46,7 +47,7 @@ from sealring.mesh.errors import (
 )
 from sealring.mesh.member.proof import Credentials
 from sealring.mesh.prompt.images import VISION, without_images
-from sealring.mesh.prompt.tools import capabilities_of
+from sealring.mesh.prompt.tools import THINKING, capabilities_of
 from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES, check_text_envelope
 from sealring.mesh.receipt.statement import MAX_EARLIER
 from sealring.mesh.ring.composition import Origin
@@ -138,6 +139,7 @@ class Ring:
         self.answers: dict[str, AnswerWriter] = {}
         self._receipts = Receipts()
         self._sent = Sent()  # while another gateway schedules
+        self._idle = IdlePrefills()
         self._context = 0  # of the epoch that is attached
         self.capabilities: Sequence[str] = ()
         """Abilities of the model beside answering, as the head reports them; empty before the first epoch."""
@@ -150,6 +152,7 @@ class Ring:
         self._down_since = formable()
         self._over = 0  # the last epoch that was used and lost
         self.yields = False  # in the next one
+        self._holding = False
         self._on_lost = on_lost
         self._refused = refused or Refused()
         self._secret = os.urandom(32)
@@ -157,6 +160,7 @@ class Ring:
         self._queries = metrics.prefix_queries.labels(deployment)
         self._hits = metrics.prefix_hits.labels(deployment)
         self._from_disk = metrics.prefix_from_disk.labels(deployment)
+        self._prefilled_idle = metrics.prefilled_idle.labels(deployment)
         self._routed_hits = metrics.routed_hits.labels(deployment)
         self._drafted = metrics.drafted.labels(deployment)
         self._accepted = metrics.accepted.labels(deployment)
@@ -174,15 +178,22 @@ class Ring:
     def load(self) -> Load:
         """How busy the ring is, as far as this gateway knows."""
         load = self.scheduler.load()
+        if self._idle.running:
+            return Load(0, 0, load.kv_usage)
         return Load(load.waiting + len(self._sent), load.running, load.kv_usage)
 
     def counts(self) -> tuple[int, int]:
         """The requests of this gateway that the ring has begun, and those that wait."""
+        if self._idle.running:
+            return 0, 0
         begun, waiting = self.scheduler.counts()
         return begun + self._sent.begun, waiting + len(self._sent) - self._sent.begun
 
     def hold(self, holding: bool) -> None:
         """Begins no waiting request from now on, or begins them again."""
+        self._holding = holding
+        if holding:
+            self._push_aside()
         self.perform(self.scheduler.hold(holding))
 
     def awaited(self) -> None:
@@ -236,7 +247,10 @@ class Ring:
         self.fail_all(Unavailable("the ring is gone", hint="try again", reason="RING_GONE"))
 
     def submit(self, request: Request, answer: AnswerWriter) -> None:
+        self._push_aside()
         self.answers[request.id] = answer
+        if THINKING in self.capabilities:
+            self._idle.begun(request)
         answer.timings.routed = time.perf_counter()
         answer.timings.loaded = answer.timings.routed if self.attached else 0.0
         if self._streams is not None and self._streams.guest:
@@ -257,14 +271,27 @@ class Ring:
     def take_waiting(self) -> list[tuple[Request, AnswerWriter]]:
         """Gives up the requests that wait, for another ring. Those of guests are forgotten:
         their gateways bring them again, and their ids are of this ring alone."""
+        self._push_aside()
         taken = [(request, self.answers.pop(request.id)) for request in self.scheduler.drain()]
         return [(request, answer) for request, answer in taken if ":" not in request.id]
 
     def tick(self) -> None:
-        """Fails requests whose own deadlines have passed. Must be called about every second."""
+        """Fails requests whose own deadlines have passed, and has an idle ring prefill. Must be called about
+        every second."""
         self._formable()  # a clock that counts looks
         self.perform(self.scheduler.expire(self._clock()))
         self._finish_all(self._receipts.late(self._clock()))
+        self._idle.forget_but(self.answers)
+        schedules = self._streams is not None and not self._streams.guest
+        idle = schedules and not self._holding and not self.answers
+        if idle and (request := self._idle.take()) is not None:
+            self.answers[request.id] = Answer()  # which nobody reads
+            self.perform(self.scheduler.submit(request, self._clock()))
+
+    def _push_aside(self) -> None:
+        """Ends what is prefilled because the ring was idle. What is computed of it stays kept."""
+        self.cancel(self._idle.running)
+        self._idle.running = ""
 
     def fail_all(self, error: SealringError) -> None:
         self.perform(self.scheduler.end_epoch(EpochEnded(error.message, hint=error.hint)))
@@ -345,6 +372,8 @@ class Ring:
             return False
         self._streams = None
         self._down_since = self._formable()
+        self._push_aside()
+        self._idle.clear()
         used = self.scheduler.used
         if used:
             self._over = streams.epoch
@@ -515,6 +544,7 @@ class Ring:
                         answer = self.answers.get(piece[0].id)
                         if answer is not None:  # else it was given up
                             answer.delta(*piece[1:])
+                            self._idle.said(piece[0].id, piece[1], piece[6])
                             if answer.unread > FREE_UNREAD:
                                 todo.extend(self._bound_unread(piece[0].id, answer))
                 case RecallBlocks(number, chain, row):
@@ -534,6 +564,8 @@ class Ring:
                 case Finish(request, finished):
                     self._finish(request, finished)
                 case Fail(request, error):
+                    if request.idle:
+                        self._idle.running = ""
                     if (failed := self.answers.pop(request.id, None)) is not None:
                         failed.fail(error)
 
@@ -550,6 +582,8 @@ class Ring:
         if streams is not None:
             streams.send_all(control.ScheduleRequest(step=step).SerializeToString())
             self._steps.inc()
+            if self._idle.running:
+                self._prefilled_idle.inc(sum(chunk.end - chunk.start for chunk in step.prefill.chunks))
             for change in step.changes:
                 if change.WhichOneof("change") == "restore":
                     self._from_disk.inc(change.restore.tokens)
@@ -559,6 +593,9 @@ class Ring:
             streams.expect()
 
     def _first_chunk(self, chunk: control.Chunk) -> None:
+        if self._idle.running:  # nothing else runs
+            self.unstarted.pop(chunk.row, None)
+            return
         self._queries.inc(chunk.prompt_tokens)
         self._hits.inc(chunk.start)
         if chunk.row in self.unstarted:
@@ -657,6 +694,10 @@ class Ring:
         )
 
     def _finish(self, request: Request, finished: inference.Finished) -> None:
+        if request.idle:
+            self._idle.running = ""
+        else:
+            self._idle.finished(request, finished)
         self._drafted.inc(finished.drafted_tokens)
         self._accepted.inc(finished.accepted_tokens)
         if request.routing_key and finished.cached_tokens:

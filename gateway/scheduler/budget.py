@@ -112,6 +112,11 @@ class PrefillBudget:
         enough = NEAR * min(self.alone_seconds(cut, part) for cut in cuts)
         return next(cut.size for cut in cuts if self.alone_seconds(cut, part) <= enough)
 
+    def brief(self, seconds: float) -> int:
+        """Tokens of the longest chunk that takes no more than `seconds` in a stage, or twice a token's."""
+        enough = max(seconds, 2 * self._costs.chunk(1))
+        return max(size for size in self.sizes if size == 1 or self._costs.chunk(size) <= enough)
+
     def before(self, rows: int, prompts: int, tokens: int, waiting: int, left: Sequence[int]) -> int:
         """Tokens of a chunk while nothing decodes and the first tokens of `rows` rows are on their way; the
         others as in `take`. It is no shorter than in a pause if one has room for a whole prompt."""

@@ -278,6 +278,8 @@ class StepPlanner:
         ahead = self._ahead()
         if sum(ahead) >= AHEAD or len(ahead) >= MANY:
             return 0
+        if self._line.idle:
+            return self._budget.brief(AHEAD)
         soon = sum(not row.closed for step in self._under_way.values() for row in step.first)
         return self._budget.before(soon, prompts, tokens, self.waiting, left)
 

@@ -55,6 +55,11 @@ class PrefillLine:
         return sum(1 for row in self._rows.values() if not row.begun)
 
     @property
+    def idle(self) -> bool:
+        """Whether nobody waits for any of the prompts."""
+        return all(row.request.idle for row in self._rows.values())
+
+    @property
     def tokens(self) -> int:
         """Mean length of the prompts in line without their reused tokens; at least 1."""
         rows = self._rows.values()

@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sealring.gateway.scheduler.memory import Ledger
+from sealring.gateway.scheduler.memory import Ledger, rounded
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_marks import MOST, Marks, thinned
@@ -38,6 +38,13 @@ MAX_SEEN = 1 << 16
 LEAST_STORED, STORED_PART = 1024, 16
 """Windows and states are written whole, up to some hundred MB each time. They are if this many tokens more,
 and this part of those before, are stored then: at most that is computed again after a restart."""
+
+
+LEAST_IDLE = 256
+"""Tokens that an idle ring prefills at least: fewer take no time that a user would notice."""
+
+_IDLE_MARKS = 3
+"""A row, and marks for the last tokens of its prompt and on the way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +123,13 @@ class PrefixCache:
         known = (name for _, name in reversed(row.names) if name in pending or name in self._named)
         longest = next(known, None)
         return longest in pending and longest not in self._named
+
+    def pays(self, row: Row) -> bool:
+        """Whether an idle ring is to prefill this row: enough is not kept, and nothing is given up for it."""
+        self.prepare(row)  # what it continues counts nothing then
+        room = self._ledger.has_room(rounded(row.reserved), _IDLE_MARKS * self._exact)
+        self.forget(row)
+        return room and row.remaining >= LEAST_IDLE
 
     def prepare(self, row: Row) -> None:
         """Finds where a row that has not begun would begin, and where it would be cut."""

@@ -135,7 +135,8 @@ class Request:
 
     `priority` orders the requests of one key, the lower the earlier. `patience` is the time in seconds after
     which the request fails unless it runs. `keep_alive` and `receipt` are GenerateRequest's, or None. `bulk`
-    are the bytes of the images of a prompt in clear, and all bytes of a sealed one.
+    are the bytes of the images of a prompt in clear, and all bytes of a sealed one. An `idle` one is nobody's
+    and is prefilled while its ring has nothing else to do.
     """
 
     id: str
@@ -152,6 +153,7 @@ class Request:
     min_trust: int = 0
     keep_alive: int | None = None
     receipt: inference.ReceiptRequest | None = None
+    idle: bool = False
     bulk: int = field(init=False)
     progress: Progress = field(init=False, repr=False)
 

@@ -227,10 +227,14 @@ class Scheduler:
             self._fail(row, _image_too_large(row, longest))
         elif not epoch.planner.can_hold(row):
             self._fail(row, _too_large(row, capacity))
+        elif row.request.idle and not epoch.planner.prefixes.pays(row):
+            self._fail(
+                row, FailedPrecondition("an idle ring has nothing to gain", reason="NOTHING_TO_PREFILL")
+            )
         elif not row.request.progress.started:
             row.request.progress.started = True
             self._actions.append(Begin(row.request, prompt_tokens - answered))
-        if row.number in epoch.opened:
+        if row.number in epoch.opened and not row.request.idle:
             epoch.planner.recalls.begin(row, opened.stored, self._now)
         return self._pump()
 

@@ -10,7 +10,8 @@ from typing import Any
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import inference_pb2 as inference
 
-CAPABILITIES = ("tools", "thinking", "vision")
+THINKING = "thinking"
+CAPABILITIES = ("tools", THINKING, "vision")
 """Optional abilities of models, by Ollama's names."""
 
 MAX_TOOLS = 128

@@ -875,3 +875,122 @@ def test_a_head_that_brings_guests_and_takes_no_answer_ends_the_epoch() -> None:
         for number in range(1, 50):
             deaf.hear(forward=control.Forward(guest=1, number=number))
     assert caught.value.reason == "HEAD_BEHIND"
+
+
+class Thinking(Serving):
+    """A ring whose model thinks, with one question of a user that waits for its answer."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(None)
+        attached = control.Attached(
+            kv_bytes_per_token=1,
+            kv_budget=4096,
+            prefixes=control.PREFIX_SUPPORT_ANY,
+            capabilities=["thinking", "vision"],
+        )
+        self.begin(SERVING, attached)
+        self.asked = inference.Prompt()
+        self.asked.chat.messages.add(role="user", content="Why?")
+        envelope = fields.pop("envelope", inference.Envelope(clear=self.asked))
+        self.answer = self.ask("one", envelope=envelope, tenant="tenant", **fields)
+
+    def answered(self, row: int = 1, **last: Any) -> None:
+        """Its answer comes, in one token."""
+        self.opened(row, prompt=100)
+        last = {"text": "So.", "finish": STOP} | last
+        for step, outputs in ((1, []), (2, [control.RowOutput(row=row, tokens=1, **last)])):
+            self.hear(done=control.StepDone(step=step, outputs=outputs))
+
+    def tick(self) -> control.OpenRow | None:
+        """What is opened at the next second."""
+        before = len(self.members.head)
+        self.ring.tick()
+        opened = [each.open for each in self.members.head[before:]]
+        assert len(opened) <= 1
+        return opened[0] if opened else None
+
+
+def test_an_idle_ring_prefills_what_the_users_next_question_begins_with() -> None:
+    ring = Thinking()
+    assert ring.tick() is None, "the ring is busy"
+    ring.answered(parsed=inference.Parsed(reasoning="Hm."))
+    opened = ring.tick()
+    assert opened is not None
+    said = [(each.role, each.content, each.reasoning) for each in opened.envelope.clear.chat.messages]
+    assert said == [("user", "Why?", ""), ("assistant", "So.", "Hm."), ("user", "x", "")]
+    assert (opened.prefix_scope, opened.max_tokens) == ("key tenant", 1)
+    assert ring.tick() is None, "once"
+    steps = len(ring.members.steps)
+    ring.opened(opened.row, prompt=1000)
+    assert len(ring.members.steps) > steps
+    assert (ring.ring.load(), ring.ring.counts()) == (Load(0, 0, ring.ring.load().kv_usage), (0, 0))
+    assert ring.counted("prefix_cache_queries") == 100, "nobody's request"
+    assert ring.counted("idle_prefill_tokens") > 0
+
+
+def test_any_request_pushes_idle_prefill_aside() -> None:
+    ring = Thinking()
+    ring.answered()
+    opened = ring.tick()
+    assert opened is not None
+    ring.opened(opened.row, prompt=1000)
+    announced = len(ring.members.steps)
+    ring.ask("two")
+    (two,) = (each.open for each in ring.members.head if each.open.request_id == "two")
+    ring.opened(two.row, prompt=10)
+    ring.hear(pong=control.Pong(steps=announced))
+    later = ring.members.steps[announced:]
+    assert {chunk.row for step in later for chunk in step.prefill.chunks} == {two.row}
+    assert any(change.evict.row == opened.row for step in later for change in step.changes)
+    assert list(ring.ring.answers) == ["two"]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"parsed": inference.Parsed(tool_calls=[inference.ToolCall(name="read")])},  # its result comes soon
+        {"finish": inference.FINISH_REASON_LENGTH},
+    ],
+)
+def test_nothing_is_prefilled_behind_an_answer_that_ends_no_turn(last: dict[str, Any]) -> None:
+    ring = Thinking()
+    ring.answered(**last)
+    assert ring.tick() is None
+
+
+def test_nothing_is_prefilled_of_sealed_prompts_images_and_several_answers() -> None:
+    shows = inference.Envelope()
+    message = shows.clear.chat.messages.add(role="user", content="What?")
+    message.images.add(data=b"png")
+    for fields in ({"envelope": inference.Envelope(sealed=b"sealed")}, {"envelope": shows}):
+        ring = Thinking(**fields)
+        ring.answered()
+        assert ring.tick() is None
+    ring = Thinking(choices=2)
+    ring.answered()
+    ring.ring.cancel("one")
+    assert ring.tick() is None
+
+
+def test_what_does_not_pay_is_given_up_before_it_is_computed() -> None:
+    ring = Thinking()
+    ring.answered()
+    opened = ring.tick()
+    assert opened is not None
+    ring.opened(opened.row, prompt=200)
+    ring.hear(pong=control.Pong(steps=9))
+    computed = {chunk.row for step in ring.members.steps for chunk in step.prefill.chunks}
+    assert computed == {1}
+    assert ring.members.head[-1].discard.row == opened.row
+    assert not ring.ring.answers
+
+
+def test_idle_prefill_ends_with_its_epoch() -> None:
+    ring = Thinking()
+    ring.answered()
+    opened = ring.tick()
+    assert opened is not None
+    ring.opened(opened.row, prompt=1000)
+    ring.ring.end(ring.members, "LOST")  # type: ignore[arg-type]
+    assert not ring.ring.answers
+    assert ring.ring.counts() == (0, 0)

@@ -612,3 +612,19 @@ def test_a_rows_newest_mark_takes_the_place_of_its_older_ones_and_no_other_conve
         changes += desk.changes()
     assert "unmark prefix 2: 84" not in changes
     assert changes[-2:] == ["unmark row 2: 200", "mark 2: 284"]
+
+
+@pytest.mark.parametrize(
+    ("text", "pays"),
+    [
+        ("b" * 300, True),
+        ("b" * 600, False),  # others would be dropped for it
+        ("a" * 400 + "c" * 300, True),  # it takes the place of what it continues
+        ("a" * 400 + "c" * 200, False),  # too few tokens
+    ],
+)
+def test_an_idle_ring_prefills_what_takes_time_and_no_ones_memory(text: str, pays: bool) -> None:
+    desk = Desk(tokens=1000)
+    desk.cache.left(desk.prefill("a" * 400)[0])
+    assert desk.cache.pays(desk.row(text)) is pays
+    assert desk.changes() == []
