@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import Progress, print_json, say
 from sealring.mesh.errors import ConfigError, InvalidInput, ModelError
+from sealring.mesh.system.extras import vision_installed
 
 if TYPE_CHECKING:
     from sealring.cli.calls.asking import Answer
@@ -62,7 +62,7 @@ def demo(
     host = host_of(context)
     folder = bundled_model() if model is None else model_folder(model)
     name = "demo" if model is None else default_name(str(folder))
-    sees = model is None and not as_json and all(map(importlib.util.find_spec, ("mlx_vlm", "PIL")))
+    sees = model is None and not as_json and vision_installed()
 
     async def work(cluster: LocalCluster, shown: Progress) -> None:
         began = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
 
 if TYPE_CHECKING:  # commands that show no image do without protobuf
     from sealring.v1 import inference_pb2 as inference
@@ -121,6 +121,17 @@ def cannot_see(
     )
 
 
+def vision_not_installed(model: str = "", param: str = "") -> FailedPrecondition:
+    """The refusal of an image by a model that would see if its ring's head had what computes images."""
+    return FailedPrecondition(
+        f"the machine at the head of the ring lacks what {model or 'the model'} needs for images",
+        hint="the operator runs pip install 'sealring[vision]' there, starts its node again and deploys the "
+        "model again",
+        reason="VISION_NOT_INSTALLED",
+        param=param or "messages",
+    )
+
+
 def just_asked(roles: Sequence[str]) -> set[int]:
     """The indices of the messages that the user has just asked with, by the roles of all messages.
 
@@ -137,17 +148,24 @@ def just_asked(roles: Sequence[str]) -> set[int]:
 
 
 def without_images(
-    prompt: inference.Prompt, model: str, seeing: Iterable[str] | None = None
+    prompt: inference.Prompt,
+    model: str,
+    seeing: Iterable[str] | None = None,
+    *,
+    not_installed: bool = False,
 ) -> inference.Prompt:
     """The prompt for a model that cannot see: NOTE stands in the place of each image.
 
-    Raises InvalidInput (MODEL_CANNOT_SEE) for an image in what the user has just asked. Others are from a
-    tool or from an earlier turn: the conversation could not go on if they were refused.
+    Raises InvalidInput (MODEL_CANNOT_SEE) for an image in what the user has just asked, or FailedPrecondition
+    (VISION_NOT_INSTALLED) if that is why. Others are from a tool or from an earlier turn: the conversation
+    could not go on if they were refused.
     """
     messages = prompt.chat.messages
     for index in sorted(just_asked([message.role for message in messages])):
         if messages[index].images:
-            raise cannot_see(model, f"messages[{index}].images[0]", seeing)
+            param = f"messages[{index}].images[0]"
+            refusal: SealringError = cannot_see(model, param, seeing)
+            raise vision_not_installed(model, param) if not_installed else refusal
     changed = type(prompt)()
     changed.CopyFrom(prompt)
     for message in changed.chat.messages:

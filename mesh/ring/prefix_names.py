@@ -235,6 +235,11 @@ class PrefixNames:
         for length in lengths:
             del self.names[length]
 
+    def common(self, other: PrefixNames) -> int:
+        """Tokens of the longest prefix that both sequences are known to have, by names under one key."""
+        shared = (length for length, name in other.names.items() if self.names.get(length) == name)
+        return max(shared, default=0)
+
     def told(self, ends: Iterable[int] = ()) -> tuple[bytes, bytes]:
         """All names, as `split` takes them: those at boundaries, and ends, by default all of them."""
         regular = list(boundaries(self.tokens))

@@ -299,6 +299,7 @@ class Attached(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    VISION_NOT_INSTALLED_FIELD_NUMBER: _builtins.int
     RECALLS_FIELD_NUMBER: _builtins.int
     DRAFT_US_FIELD_NUMBER: _builtins.int
     MARK_BYTES_FIELD_NUMBER: _builtins.int
@@ -316,6 +317,8 @@ class Attached(_message.Message):
     """bytes, without what drafts take"""
     prefixes: Global___PrefixSupport.ValueType
     """what this member's caches allow"""
+    vision_not_installed: _builtins.bool
+    """head only: the model would see if sealring[vision] were installed there"""
     recalls: _builtins.bool
     """it stores prefixes on disk"""
     draft_us: _builtins.int
@@ -353,6 +356,7 @@ class Attached(_message.Message):
         kept: _abc.Iterable[Global___KeptPrefix] | None = ...,
         times: _abc.Iterable[Global___StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        vision_not_installed: _builtins.bool = ...,
         recalls: _builtins.bool = ...,
         draft_us: _builtins.int = ...,
         mark_bytes: _builtins.int = ...,
@@ -362,7 +366,7 @@ class Attached(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_runs", b"draft_runs", "draft_us", b"draft_us", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_runs", b"draft_runs", "draft_us", b"draft_us", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -453,6 +453,7 @@ class StageLoaded(_message.Message):
     PREFIXES_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    VISION_NOT_INSTALLED_FIELD_NUMBER: _builtins.int
     METAL_FIELD_NUMBER: _builtins.int
     MARK_BYTES_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
@@ -463,6 +464,8 @@ class StageLoaded(_message.Message):
     kv_bytes_per_token: _builtins.int
     kv_bytes_per_row: _builtins.int
     prefixes: _control_pb2.PrefixSupport.ValueType
+    vision_not_installed: _builtins.bool
+    """head only: the model would see if sealring[vision] were installed there"""
     metal: _builtins.bool
     """its device is a Mac's GPU"""
     mark_bytes: _builtins.int
@@ -489,6 +492,7 @@ class StageLoaded(_message.Message):
         prefixes: _control_pb2.PrefixSupport.ValueType = ...,
         times: _abc.Iterable[_control_pb2.StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        vision_not_installed: _builtins.bool = ...,
         metal: _builtins.bool = ...,
         mark_bytes: _builtins.int = ...,
         device: _builtins.bytes = ...,
@@ -497,7 +501,7 @@ class StageLoaded(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "capabilities", b"capabilities", "device", b"device", "draft_us", b"draft_us", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "capabilities", b"capabilities", "device", b"device", "draft_us", b"draft_us", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "vision_not_installed", b"vision_not_installed", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

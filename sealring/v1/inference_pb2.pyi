@@ -1241,6 +1241,7 @@ class Model(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    VISION_NOT_INSTALLED_FIELD_NUMBER: _builtins.int
     AVAILABILITY_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     EXPIRES_FIELD_NUMBER: _builtins.int
@@ -1262,6 +1263,8 @@ class Model(_message.Message):
     """unix seconds"""
     rows: _builtins.int
     """sequences decoded at once, over all rings"""
+    vision_not_installed: _builtins.bool
+    """it would see if sealring[vision] were installed where it is served"""
     availability: Global___ModelAvailability.ValueType
     expires: _builtins.int
     """unix seconds: when it is unloaded unless it is used; 0: never"""
@@ -1296,6 +1299,7 @@ class Model(_message.Message):
         created: _builtins.int = ...,
         rows: _builtins.int = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        vision_not_installed: _builtins.bool = ...,
         availability: Global___ModelAvailability.ValueType = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         expires: _builtins.int = ...,
@@ -1308,7 +1312,7 @@ class Model(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "availability", b"availability", "capabilities", b"capabilities", "context", b"context", "created", b"created", "digest", b"digest", "expires", b"expires", "memory", b"memory", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "parameters", b"parameters", "precision", b"precision", "progress", b"progress", "reason", b"reason", "rings", b"rings", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "availability", b"availability", "capabilities", b"capabilities", "context", b"context", "created", b"created", "digest", b"digest", "expires", b"expires", "memory", b"memory", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "parameters", b"parameters", "precision", b"precision", "progress", b"progress", "reason", b"reason", "rings", b"rings", "rows", b"rows", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1423,6 +1427,7 @@ class RingLoad(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     MODEL_TYPE_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
+    VISION_NOT_INSTALLED_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     waiting: _builtins.int
     """requests"""
@@ -1430,6 +1435,8 @@ class RingLoad(_message.Message):
     rows: _builtins.int
     """that it can run at once"""
     model_type: _builtins.str
+    vision_not_installed: _builtins.bool
+    """as in Model"""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """as Model.capabilities"""
@@ -1443,10 +1450,11 @@ class RingLoad(_message.Message):
         rows: _builtins.int = ...,
         model_type: _builtins.str = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        vision_not_installed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "model_type", b"model_type", "ring", b"ring", "rows", b"rows", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "model_type", b"model_type", "ring", b"ring", "rows", b"rows", "running", b"running", "vision_not_installed", b"vision_not_installed", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
