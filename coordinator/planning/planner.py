@@ -125,8 +125,8 @@ def plan(
 
 def _too_large_images(chunk: int, tokens: int) -> str:
     return (
-        f"images of more than {chunk} tokens are refused, and large ones have about {tokens}: an image is "
-        f"computed in one chunk of its prompt, which has {chunk} tokens at most"
+        f"images of more than {chunk} tokens are made smaller, and large ones have about {tokens}: an image "
+        f"is computed in one chunk of its prompt, which has {chunk} tokens at most"
     )
 
 

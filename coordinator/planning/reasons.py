@@ -57,7 +57,7 @@ def reasons(
         heads = ", ".join(ring[0][0].name for ring in rings)
         lines.append(
             f"the model's vision tower reads images at {heads}, "
-            f"with {size(demand.vision)} of weights and room to work in"
+            f"with {size(demand.vision)} of weights, room to work in and processes that read files"
         )
     if made.context < wanted:
         lines.append(

@@ -553,6 +553,7 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         mark_bytes=loaded.mark_bytes,
         times=loaded.times,
         capabilities=loaded.capabilities,
+        vision_not_installed=loaded.vision_not_installed,
         draft_us=loaded.draft_us,
         kept=epoch.kept,
         recalls=epoch.recalls,

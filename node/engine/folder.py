@@ -146,6 +146,7 @@ class Loaded:
             metal=device.metal(),
             device=device.identity(),
             capabilities=self.front.capabilities if self.front is not None else (),
+            vision_not_installed=self.front is not None and self.front.vision_not_installed,
             draft_us=round(1e6 * sum(each.seconds for each in self.drafters)),
             caches=self.layout.digest if self.layout is not None else b"",
         )

@@ -288,6 +288,7 @@ class Engine:
                 speculate=command.speculate,
                 modelled=loaded.drafter is not None or loaded.command.mtp,
                 tail_reads=loaded.command.mtp and command.size == 2,
+                longest=command.prefill_chunk,
             )
         self._epoch = StageEpoch(
             command.epoch,

@@ -45,6 +45,7 @@ from sealring.mesh.ring.composition import (
     ResolvedStep,
     Restoring,
 )
+from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import (
     KEY_BYTES,
@@ -66,14 +67,14 @@ from sealring.node.engine.text.constraints import grammar_of, may_be_held
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
 from sealring.node.engine.text.plaintext import too_long
 from sealring.node.engine.text.sections import Sections
-from sealring.node.engine.text.showing import Shown
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.text.turns import Turns
 from sealring.node.engine.trial import bad_grammar
 from sealring.node.engine.vision.grid import grids_of
 from sealring.node.engine.vision.picture import Picture, text_of, with_digests
-from sealring.node.engine.vision.viewing import MAX_ARRAY_BYTES, Viewer, no_viewer, pictures_in, viewer_of
+from sealring.node.engine.vision.sizes import MAX_WAITING_BYTES, lacks_vision
+from sealring.node.engine.vision.viewing import Reading, Viewer, no_viewer, viewer_of
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -84,10 +85,6 @@ MAX_UNSTARTED = 1024
 
 A gateway opens 16 ahead, of 4 MiB at most and up to 24 MiB of images; the head does not trust it to.
 """
-
-MAX_PICTURE_BYTES = 2 * MAX_ARRAY_BYTES
-"""Bytes that the images of all prompts may take at the head until they are prefilled: those of one prompt
-while another's are read."""
 
 READERS = 4
 """Threads that read prompts: one may have a long prompt, one images, one a costly chat, and one is left."""
@@ -331,6 +328,8 @@ class _Prompt:
     """What the grammar is compiled to; None without one."""
     max_tokens: int
     """The limit of the whole answer."""
+    images: Reading | None
+    """Reads the files of `pictures`."""
 
     @property
     def text_length(self) -> int:
@@ -350,7 +349,7 @@ class Front:
         clock: Clock = monotonic_clock,
         *,
         sees: bool = False,
-        picture_bytes: int = MAX_PICTURE_BYTES,
+        picture_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         """`vocabulary` is the number of tokens that the model may sample. `sees`: its vision tower is loaded,
         too, and prompts may have images unless `blind` is called."""
@@ -386,6 +385,7 @@ class Front:
         self._sees = sees
         self._most_picture_bytes = picture_bytes
         self._viewer: Viewer | None = None
+        self._longest = MAX_PREFILL_CHUNK
         self.grammars = Grammars(self.tokenizer, vocabulary)
         threading.Thread(target=self._run, args=(path,), name="front", daemon=True).start()
         for number in range(1, READERS):
@@ -413,6 +413,11 @@ class Front:
             + ["thinking"] * (form.thinking is not None)
             + [VISION] * (self._viewer is not None)
         )
+
+    @property
+    def vision_not_installed(self) -> bool:
+        """Whether the model would see if `sealring[vision]` were installed here."""
+        return self._viewer is None and lacks_vision(self._path)
 
     def blind(self) -> None:
         """Refuses images from now on; the model's tower cannot be used."""
@@ -488,6 +493,7 @@ class Front:
         speculate: bool,
         modelled: bool = False,
         tail_reads: bool = False,
+        longest: int = MAX_PREFILL_CHUNK,
     ) -> dict[Origin, tuple[bytes, bytes]]:
         """An epoch opens: all rows are forgotten, and names are made under another key from now on.
 
@@ -495,11 +501,13 @@ class Front:
         epochs have in common but for what goes on. `origins` has the lengths of their marks. Nothing is
         guessed, and nobody told what repeats, unless the deployment wants it to `speculate`. With `modelled`
         a model guesses, too. With `tail_reads` that is the tail's MTP head, which is sent prompts: the tail
-        comes next there, and no other member may see tokens.
+        comes next there, and no other member may see tokens. `longest` is the number of tokens of a chunk at
+        most, and so of an image.
         """
         self.close_rows()
         self._recalled.clear()
         self._disk = None
+        self._longest = longest
         self._speculate, self._modelled, self._tail_reads = speculate, modelled, tail_reads and speculate
         self._prefix_key = os.urandom(KEY_BYTES)
         earlier = self._earlier | dict(self._kept.values())
@@ -555,7 +563,8 @@ class Front:
     def _open(self, tokenizer: Tokenizer, command: engine.OpenEngineRow, generation: int) -> None:
         rows: list[OpenRow] = []
         try:
-            opened, rows = self._prepare(tokenizer, command)
+            with contextlib.ExitStack() as reading:
+                opened, rows = self._prepare(tokenizer, command, reading)
             event = engine.EngineEvent(opened=opened)
         except Exception as error:
             event = refusal(command.row, error)
@@ -576,10 +585,10 @@ class Front:
         self._emit(event)
 
     def _prepare(
-        self, tokenizer: Tokenizer, command: engine.OpenEngineRow
+        self, tokenizer: Tokenizer, command: engine.OpenEngineRow, reading: contextlib.ExitStack
     ) -> tuple[control.RowOpened, list[OpenRow]]:
-        """The row, and the copies that it will have."""
-        prompt = self._read_prompt(tokenizer, command)
+        """The row, and the copies that it will have. `reading` is closed once the prompt is read."""
+        prompt = self._read_prompt(tokenizer, command, reading)
         words = with_digests(prompt.tokens, prompt.pictures).tobytes()
         shares = command.prefix_scope and not prompt.scored  # what is kept of a prompt has no logits
         chain, disk = NO_CHAIN, self._disk
@@ -590,6 +599,9 @@ class Front:
             raise _bad_resume("the answer was longer than it may be")
         names = PrefixNames(self._prefix_key, command.prefix_scope) if shares else None
         prefixes, named = self._ends.extend(names, words) if names else (b"", b"")
+        if prompt.images is not None:
+            kept = self._kept_of(names) if names else 0
+            prompt.images.make_ready(sum(picture.end <= kept for picture in prompt.pictures))
         opened = control.RowOpened(
             row=command.row,
             prompt_tokens=len(prompt.tokens),
@@ -606,7 +618,9 @@ class Front:
         row.parameters, row.names, row.chain = record, names, chain
         return opened, [row, *copies]
 
-    def _read_prompt(self, tokenizer: Tokenizer, command: engine.OpenEngineRow) -> _Prompt:
+    def _read_prompt(
+        self, tokenizer: Tokenizer, command: engine.OpenEngineRow, reading: contextlib.ExitStack
+    ) -> _Prompt:
         """The prompt of a row as tokens, once everything that was asked for is known to be possible."""
         asked, sampling = command.prompt, command.prompt.sampling
         validate_prompt(asked)
@@ -615,9 +629,12 @@ class Front:
         numbers = range(command.row, command.row + (command.choices or 1))
         if len(numbers) > MAX_CHOICES or any(number in self._rows for number in numbers):
             raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
-        pictures: list[Picture] = []
+        images, pictures = None, list[Picture]()
+        if has_images(asked):
+            images = self._read_images(command)
+            reading.callback(images.close)
         if asked.WhichOneof("input") == "chat":
-            ids, pictures = self._encode_chat(tokenizer, asked.chat)
+            ids, pictures = self._encode_chat(tokenizer, asked.chat, images)
             param = "messages"
         elif asked.WhichOneof("input") == "tokens":
             ids, param = list(asked.tokens.ids), "prompt"
@@ -643,6 +660,7 @@ class Front:
             grammar,
             matcher,
             min(command.max_tokens or room, room),
+            images,
         )
 
     def _record(
@@ -712,18 +730,26 @@ class Front:
         )
         return [row, *copies]
 
-    def _encode_chat(self, tokenizer: Tokenizer, chat: inference.Chat) -> tuple[list[int], list[Picture]]:
-        """The tokens of a chat, and its images. Raises InvalidInput, FailedPrecondition
-        (VISION_NOT_INSTALLED)."""
-        if not any(message.images for message in chat.messages):
-            return encode_chat(tokenizer, chat), []
-        viewer = self._viewer
-        if viewer is None:
+    def _read_images(self, command: engine.OpenEngineRow) -> Reading:
+        """The images of a prompt. Raises as `Viewer.read`, and FailedPrecondition (VISION_NOT_INSTALLED)."""
+        if self._viewer is None:
             raise no_viewer(self._path, sees=self._sees)
-        seen = viewer.view(chat.messages)
-        shown = Shown(viewer.placeholder, [one.text for one in seen])
-        ids = encode_chat(tokenizer, chat, shown)
-        return ids, pictures_in(ids, viewer.row_token, seen)
+        return self._viewer.read(command.prompt.chat.messages, command.prefix_scope, self._longest)
+
+    def _encode_chat(
+        self, tokenizer: Tokenizer, chat: inference.Chat, images: Reading | None
+    ) -> tuple[list[int], list[Picture]]:
+        """The tokens of a chat, and its images. Raises InvalidInput."""
+        if images is None:
+            return encode_chat(tokenizer, chat), []
+        ids = encode_chat(tokenizer, chat, images.shown)
+        return ids, images.pictures_in(ids)
+
+    def _kept_of(self, names: PrefixNames) -> int:
+        """Tokens of the longest kept prefix with which a row of these names may begin, as far as the head
+        knows: it may be dropped before, and begin elsewhere if caches cannot be cut."""
+        kept = [*self._earlier.values(), *(names for _, names in list(self._kept.values()))]
+        return max((names.common(each) for each in kept if each.scope == names.scope), default=0)
 
     def _picture_bytes(self) -> int:
         """The images of all prompts that are not prefilled."""

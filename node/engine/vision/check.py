@@ -105,7 +105,7 @@ def prompts(vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], see
             tokens += kind.get("behind", [])
             places = np.flatnonzero(np.array(tokens) == token)
             digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).digest()
-            pictures.append(Picture(start, len(tokens), places[places >= start], digest, arrays))
+            pictures.append(Picture.of(start, len(tokens), places[places >= start], digest, arrays))
         made.append(Prompt(np.array(tokens, np.uint32), tuple(pictures)))
     return made
 
@@ -300,8 +300,9 @@ def _joined(pictures: Sequence[Picture]) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a prompt's images, as a processor makes them of all at once: behind one another, smaller
     ones filled up with zeros."""
     found: dict[str, npt.NDArray[Any]] = {}
-    for name in pictures[0].arrays if pictures else ():
-        each = [one.arrays[name] for one in pictures]
+    all_of = [one.source.take() for one in pictures]
+    for name in all_of[0] if all_of else ():
+        each = [taken[name] for taken in all_of]
         shape = np.max([array.shape[1:] for array in each], axis=0).astype(int)
         padded = [
             np.pad(array, [(0, 0), *zip([0] * len(shape), shape - array.shape[1:], strict=True)])

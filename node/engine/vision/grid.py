@@ -13,9 +13,6 @@ from sealring.mesh.ring.unbroken import MAX_UNBROKEN
 if TYPE_CHECKING:
     from .picture import Picture
 
-_PATCHES = "image_grid_thw"
-"""The name that processors give to frames, height and width of an image in patches, int [1, 3]."""
-
 
 class Grid(NamedTuple):
     """An image of a prompt: the index of its first token, and its size in tokens."""
@@ -39,8 +36,8 @@ def grids_of(pictures: Iterable[Picture]) -> tuple[Grid, ...]:
     """The grids of a prompt's images, for a model whose processor reports patches; none for others."""
     found = []
     for picture in pictures:
-        if (patches := picture.arrays.get(_PATCHES)) is not None:
-            frames, height, width = (int(size) for size in patches.reshape(-1)[:3])
+        if picture.patches:
+            frames, height, width = picture.patches
             merged = math.isqrt(
                 frames * height * width // len(picture.places)
             )  # patches of a token, each way

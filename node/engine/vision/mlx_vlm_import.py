@@ -11,7 +11,7 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-from sealring.mesh.errors import FailedPrecondition
+from sealring.mesh.prompt.images import vision_not_installed
 from sealring.node.engine import mlx_lm_import
 
 _PACKAGES = ("mlx_vlm", "mlx_vlm.speculative")
@@ -44,13 +44,4 @@ def family(model_type: str) -> ModuleType | None:
         name = _OTHER_NAMES.get(model_type, model_type)
         return importlib.import_module(f"mlx_vlm.models.{name}") if knows(model_type) else None
     except ImportError as error:
-        raise not_installed() from error
-
-
-def not_installed() -> FailedPrecondition:
-    """The error for an image where what reads images is not installed."""
-    return FailedPrecondition(
-        "this machine lacks what reads images",
-        hint="install it where the ring's head runs: pip install 'sealring[vision]'",
-        reason="VISION_NOT_INSTALLED",
-    )
+        raise vision_not_installed() from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,47 @@ _NO_TOKEN = 1 << 31
 """No vocabulary has as many tokens."""
 
 
+Arrays = Mapping[str, npt.NDArray[Any]]
+"""What the tower of a model's family takes: `pixel_values`, `image_grid_thw` and others."""
+
+_PATCHES = "image_grid_thw"
+"""The name that processors give to frames, height and width of an image in patches, int [1, 3]."""
+
+
+class Source(Protocol):
+    """Makes the arrays of one image, or has them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds now."""
+
+    def take(self) -> Arrays:
+        """The arrays, which it holds no longer. Raises SealringError if they cannot be made."""
+
+
+@dataclass(slots=True)
+class Made:
+    """A source that has the arrays, and keeps them."""
+
+    arrays: Arrays
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def take(self) -> Arrays:
+        return self.arrays
+
+
+def patches_in(arrays: Arrays) -> tuple[int, ...]:
+    """Frames, height and width of an image in patches; empty if the processor does not report them."""
+    found = arrays.get(_PATCHES)
+    return () if found is None else tuple(int(size) for size in found.reshape(-1)[:3])
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image of a prompt, ready for the tower."""
+    """One image of a prompt."""
 
     start: int
     """Index in the prompt of the first token that stands for it, special tokens around its rows included."""
@@ -25,13 +63,20 @@ class Picture:
     """int64, (rows,): indices in the prompt, from start to end, whose embeddings the image's rows replace."""
     digest: bytes
     """SHA-256 over the file's bytes and whatever else changes the rows."""
-    arrays: Mapping[str, npt.NDArray[Any]]
-    """What the tower of the model's family takes: `pixel_values`, `image_grid_thw` and others."""
+    source: Source
+    """Its arrays, which are needed only if its rows are computed: not in a kept prefix."""
+    patches: tuple[int, ...] = ()
+    """As `patches_in`."""
+
+    @classmethod
+    def of(cls, start: int, end: int, places: npt.NDArray[Any], digest: bytes, arrays: Arrays) -> Picture:
+        """An image whose arrays are there."""
+        return cls(start, end, places, digest, Made(arrays), patches_in(arrays))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
-        return self.places.nbytes + sum(array.nbytes for array in self.arrays.values())
+        """Bytes that are held for it until its rows are computed."""
+        return self.places.nbytes + self.source.nbytes
 
 
 def with_digests(tokens: npt.NDArray[np.uint32], pictures: Sequence[Picture]) -> npt.NDArray[np.uint32]:

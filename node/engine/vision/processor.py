@@ -9,6 +9,7 @@ tokens. The one here only has to tell special tokens from text, so it knows thes
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -44,6 +45,10 @@ _FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "t
 _LIBRARIES = ("mlx-vlm", "transformers", "pillow")
 
 
+_FIRST = 224, 224
+"""Pixels of an image that is prepared before the first of a prompt."""
+
+
 class RefusedError(ValueError):
     """The family's code makes nothing of an image. Its text says how."""
 
@@ -62,6 +67,9 @@ class Prepared(NamedTuple):
 
     behind: int
     """Special tokens right behind the last."""
+
+    tokens: int
+    """All that stand for it, with those between rows."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
     """What the family's tower takes, by its names."""
@@ -118,7 +126,8 @@ class Processor:
             for name, value in made.items()
             if name not in _TEXT_SIDE and not name.startswith("_") and value is not None
         }
-        return Prepared(self._spell(ids), len(places), before, behind, arrays)
+        tokens = before + places[-1] + 1 - places[0] + behind
+        return Prepared(self._spell(ids), len(places), before, behind, tokens, arrays)
 
     def _spell(self, ids: list[int]) -> str:
         return b"".join(
@@ -200,7 +209,7 @@ def main() -> None:
     """Answers until standard input ends; a signal ends the process where one answer takes too long.
 
     Arguments: as node.engine.text.template. The first question names the folder and the special tokens, each
-    further one has an image's pixels, and their `size`.
+    further one has an image's pixels, their `size`, and the `target` size to which they are scaled.
     """
     forbid_core_files()
     seconds, address = map(int, sys.argv[1:])
@@ -218,7 +227,10 @@ def main() -> None:
                     "identity": processor.identity,
                 }
             image = Image.frombytes("RGB", tuple(asked["size"]), asked["data"])
-            text, rows, before, behind, arrays = processor.prepare(image, asked["placeholder"])
+            target = tuple(asked["target"])
+            if image.size != target:
+                image = image.resize(target, Image.Resampling.BICUBIC)
+            text, rows, before, behind, tokens, arrays = processor.prepare(image, asked["placeholder"])
         except RefusedError as error:
             return {"bad": str(error)}
         except MemoryError:
@@ -231,6 +243,7 @@ def main() -> None:
             "rows": rows,
             "before": before,
             "behind": behind,
+            "tokens": tokens,
             "arrays": [[name, array.dtype.str, array.shape] for name, array in ordered],
             "data": [array.reshape(-1).view(np.uint8) for _, array in ordered],
         }
@@ -242,7 +255,12 @@ def _begin(asked: Mapping[str, Any]) -> Processor:
     """Nothing that a library prints may come between answers."""
     printed, sys.stdout = sys.stdout, sys.stderr
     try:
-        return Processor(Path(asked["folder"]), asked["special"])
+        made = Processor(Path(asked["folder"]), asked["special"])
+        for placeholder in made.placeholders:  # libraries load parts with the first image
+            with contextlib.suppress(RefusedError):
+                made.prepare(Image.new("RGB", _FIRST), placeholder)
+                break
+        return made
     finally:
         sys.stdout = printed
 

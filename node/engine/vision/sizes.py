@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
-from sealring.node.engine.weights import read_header, weight_files
+from sealring.mesh.system.extras import vision_installed
+from sealring.node.engine.weights import read_config, read_header, weight_files
 
 from . import mlx_vlm_import
 
@@ -39,6 +40,21 @@ UNFIT = {
 """Model types that mlx-lm and mlx-vlm both have, with a tower, and the reason why no images are computed
 here."""
 
+DECODER_BYTES = 576 << 20
+"""Resident, of the process that decodes: 50 megapixels with transparency take 500 MiB, a screenshot 30."""
+
+PROCESSOR_BYTES = 512 << 20
+"""Resident, of the process that prepares pixels: 2,048 x 2,048 take 390 MiB for Qwen's towers."""
+
+MAX_ARRAY_BYTES = 128 << 20
+"""The arrays of one image: Qwen's of 2,048 x 2,048 are 100 MB."""
+
+MAX_WAITING_BYTES = 384 << 20
+"""The images of all prompts that are not prefilled, as files, pixels or arrays."""
+
+READING_BYTES = DECODER_BYTES + PROCESSOR_BYTES + MAX_WAITING_BYTES
+"""What a head takes besides to read images."""
+
 _STATES = 16
 """Arrays of patches x width that a tower's layer and those in flight hold at once: states, queries, keys,
 values and products, in four bytes each. An estimate, as CHUNK_STATES of a chunk is."""
@@ -52,8 +68,8 @@ _CONFIG_LIMIT = 1 << 20
 
 
 def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """`vision_bytes`, the weights of the tower in a folder, and `vision_working_bytes`, what it takes besides
-    while it computes the largest image. `image_tokens` are those of that image, and `image_layers` the
+    """`vision_bytes`, the weights of the tower in a folder, and `vision_working_bytes`, what a head takes
+    besides to read images and to compute the largest one. `image_tokens` are those of that image, and `image_layers` the
     layers to whose output an image adds rows (DeepStack). All are 0 where there is no tower, or nothing that
     computes it. `not_seeing`: why not, of a model that should have one."""
     found: dict[str, Any] = dict.fromkeys(_SIZES, 0) | {"not_seeing": ""}
@@ -62,19 +78,34 @@ def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         return found
     if why := why_blind(config):
         return found | {"not_seeing": why}
-    for file in weight_files(path):
-        entries = json.loads(read_header(file))
-        for name, entry in entries.items():
-            if name != "__metadata__" and _OWN.search(name) and "audio" not in name:
-                first, end = entry["data_offsets"]
-                found["vision_bytes"] += end - first
+    found["vision_bytes"] = _tower_bytes(path)
     if found["vision_bytes"]:
-        found["vision_working_bytes"] = _working_bytes(path, vision)
+        found["vision_working_bytes"] = _working_bytes(path, vision) + READING_BYTES
         found["image_tokens"] = _image_tokens(path, config, vision)
         found["image_layers"] = len(vision.get("deepstack_visual_indexes") or ())
     else:
         found["not_seeing"] = "its folder has no weights of the vision tower"
     return found
+
+
+def _tower_bytes(path: Path) -> int:
+    """Bytes of the tensors of tower and projector, by headers."""
+    size = 0
+    for file in weight_files(path):
+        entries = json.loads(read_header(file))
+        for name, entry in entries.items():
+            if name != "__metadata__" and _OWN.search(name) and "audio" not in name:
+                first, end = entry["data_offsets"]
+                size += end - first
+    return size
+
+
+def lacks_vision(path: Path) -> bool:
+    """Whether the model in a folder has a tower that would be computed here if `sealring[vision]` were
+    installed."""
+    config = read_config(path)
+    possible = bool(config.get("vision_config")) and not _unfit(config)
+    return possible and not vision_installed() and _tower_bytes(path) > 0
 
 
 def can_see(config: Mapping[str, Any]) -> bool:
@@ -84,6 +115,15 @@ def can_see(config: Mapping[str, Any]) -> bool:
 
 def why_blind(config: Mapping[str, Any]) -> str:
     """Why images of a model of this configuration are not computed here; empty if they are."""
+    if why := _unfit(config):
+        return why
+    if not mlx_vlm_import.knows(str(config.get("model_type"))):
+        return "what reads them is not installed (pip install 'sealring[vision]')"
+    return ""
+
+
+def _unfit(config: Mapping[str, Any]) -> str:
+    """Why images of such a model are computed nowhere; empty if they are."""
     model_type = str(config.get("model_type"))
     if model_type not in SHOWN:
         return UNFIT.get(
@@ -92,8 +132,6 @@ def why_blind(config: Mapping[str, Any]) -> str:
     text = config.get("text_config")
     if isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision":
         return "the tokens of an image would see each other in both directions, and here they do not"
-    if not mlx_vlm_import.knows(model_type):
-        return "what reads them is not installed (pip install 'sealring[vision]')"
     return ""
 
 

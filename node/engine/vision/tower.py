@@ -66,10 +66,11 @@ class Tower:
         return sum(array.nbytes for array in self.kept)
 
     def rows(self, picture: Picture) -> Rows:
-        """An image's rows, lazy. Raises Internal (TOWER_FAILED) if mlx-vlm's code fails."""
+        """An image's rows, lazy. Raises Internal (TOWER_FAILED) if mlx-vlm's code fails, and what
+        `Source.take` raises."""
         count = len(picture.places)
         tokens = mx.full((1, count), self._token, mx.int32)
-        arrays = {name: _array(value) for name, value in picture.arrays.items()}
+        arrays = {name: _array(value) for name, value in picture.source.take().items()}
         pixels = arrays.pop(_PIXELS)
         try:
             made = self._model.get_input_embeddings(

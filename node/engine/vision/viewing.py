@@ -3,33 +3,44 @@
 Files may come from anybody, so each prompt has a process for itself that decodes them
 (node/engine/vision/decoding.py). Another process prepares the pixels of all prompts
 (node/engine/vision/processor.py). This module imports neither mlx-vlm nor Pillow.
+
+An agent shows all its images again with each turn. What stands for an image follows from its size, and sizes
+are remembered. So only those images are decoded that are new, or whose rows are going to be computed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import importlib.util
+import math
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
-from sealring.mesh.prompt.images import bad_image, cannot_see
+from sealring.mesh.prompt.images import cannot_see, vision_not_installed
+from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.node.engine.helper import Helpers
-from sealring.node.engine.vision import mlx_vlm_import
+from sealring.node.engine.text.showing import Shown
 from sealring.node.engine.vision.picture import Picture
-from sealring.node.engine.vision.sizes import HIGH_SIDE, LOW_SIDE
-from sealring.node.engine.weights import read_config
+from sealring.node.engine.vision.sizes import (
+    DECODER_BYTES,
+    HIGH_SIDE,
+    MAX_ARRAY_BYTES,
+    PROCESSOR_BYTES,
+    lacks_vision,
+)
+from sealring.node.engine.vision.waiting import Shape, Size, Waiting, answered
 from sealring.v1 import inference_pb2 as inference
 
 log = structlog.get_logger()
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 SECONDS = 10
 """Processor time to decode an image, to prepare one, and to start a process."""
@@ -37,36 +48,38 @@ SECONDS = 10
 PROMPT_SECONDS = 30.0
 """For all images of a prompt but the last, however busy the machine is. Others with images wait meanwhile."""
 
-MEMORY_BYTES = 640 << 20
-"""Resident, of a process: 50 megapixels with transparency take 500 MiB, a screenshot less than 200."""
-
 ADDRESS_BYTES = 4 << 30
 """Address space, where the system holds a process to it."""
 
-MAX_ARRAY_BYTES = 384 << 20
-"""What the images of a prompt may become together. Qwen's towers take 24 bytes for each pixel, others 12 for
-each pixel of a size of their own: 15 screenshots of a megapixel, or 39 images for Gemma 3."""
+MAX_PROMPT_BYTES = 256 << 20
+"""The images of a prompt while they wait: 85 megapixels, as large as they are shown."""
+
+READY_BYTES = 128 << 20
+"""Arrays of a prompt's images that are made before it begins: those of five screenshots for Qwen's towers,
+which take 24 bytes for each pixel. Those of further images are made when their chunk is computed."""
+
+_SIZES, _SHAPES = 4096, 256
+"""Images whose sizes are remembered, and sizes of which it is remembered what becomes of them."""
+
+_STARTS = 2
+"""A start that a busy machine makes too long is tried again: without a processor the model is blind."""
+
+_TRIES, _LESS = 4, 0.97
+"""Sizes in which an image is tried that has too many tokens, and how much less than in proportion: a
+processor rounds sizes to patches or tiles."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """An image that was prepared, before its place in the prompt is known."""
+class Seen(NamedTuple):
+    """An image of a prompt, before its place there is known."""
 
-    text: str
-    """Stands for it in the prompt, where the template writes the placeholder."""
-
-    rows: int
-    before: int
-    behind: int
-    """As node.engine.vision.processor.Prepared."""
-
+    shape: Shape
     digest: bytes
-    arrays: Mapping[str, npt.NDArray[Any]]
-    """As Picture has them."""
+    """As Picture has it."""
+    source: Waiting
 
 
 class Viewer:
-    """Prepares images for one model. Any thread; one image is prepared at a time.
+    """Prepares images for one model. Any thread; the images of one prompt are read at a time.
 
     Raises ViewerError where the family's processor cannot be made of the folder.
     """
@@ -78,14 +91,16 @@ class Viewer:
         clock: Clock = monotonic_clock,
         *,
         seconds: int = SECONDS,
-        memory: int = MEMORY_BYTES,
-        most: int = MAX_ARRAY_BYTES,
+        memory: int | None = None,
+        most: int = MAX_PROMPT_BYTES,
+        ready: int = READY_BYTES,
     ) -> None:
-        """`special`: the names of the model's special tokens. The rest are the bounds above."""
-        self._clock = clock
-        self._seconds, self._most = seconds, most
+        """`special`: the names of the model's special tokens. The rest are the bounds above; `memory` is that
+        of each process."""
+        self.clock = clock
+        self.most, self.ready = most, ready
+        self._seconds, self._memory = seconds, memory
         self._described: Mapping[str, Any] = {}
-        self._memory = memory
         names = {name: number for number, name in special.items()}
         self._processes = Helpers(
             "sealring.node.engine.vision.processor",
@@ -94,16 +109,21 @@ class Viewer:
             first={"folder": str(folder), "special": names},
             most=1,
             begun=self._begun,
-            memory=memory,
-            data=most,
+            memory=memory or PROCESSOR_BYTES,
+            data=MAX_ARRAY_BYTES,
         )
-        self._processes.prepare()
+        for _ in range(_STARTS):
+            if not self._described:
+                self._processes.prepare()
         if not self._described:
             raise ViewerError("the process ended")
         if self.row_token not in special:
             raise ViewerError("no special token stands for images")
         self.placeholder = ""
         """The text that the chat template writes for an image. The owner of this object sets it."""
+        self.sizes: OrderedDict[bytes, Size] = OrderedDict()
+        """Sizes in which images are prepared that were shown before."""
+        self.shapes: OrderedDict[Size, Shape] = OrderedDict()
 
     @property
     def placeholders(self) -> Sequence[str]:
@@ -116,11 +136,19 @@ class Viewer:
         """The token whose embeddings an image's rows replace."""
         return int(self._described["row_token"])
 
-    def view(self, messages: Iterable[inference.ChatMessage]) -> list[Seen]:
-        """The images of a chat, in the order in which they stand there.
+    @property
+    def identity(self) -> str:
+        """A hash of what else decides what becomes of an image's pixels."""
+        return str(self._described["identity"])
 
-        Raises InvalidInput (BAD_IMAGE, IMAGE_TOO_LARGE, TOO_MANY_IMAGES), whose `param` names the image, and
-        Unavailable (NO_PROCESS).
+    def read(
+        self, messages: Iterable[inference.ChatMessage], scope: bytes = b"", longest: int = MAX_PREFILL_CHUNK
+    ) -> Reading:
+        """The images of a chat, in the order in which they stand there. `close` has to follow.
+
+        In a `scope`, that of prefixes, images that were shown there before are not decoded. An image of more
+        than `longest` tokens is made smaller. Raises InvalidInput (BAD_IMAGE, IMAGE_TOO_LARGE,
+        TOO_MANY_IMAGES), whose `param` names the image, and Unavailable (NO_PROCESS).
         """
         decoder = Helpers(
             "sealring.node.engine.vision.decoding",
@@ -128,58 +156,143 @@ class Viewer:
             str(ADDRESS_BYTES),
             first={},
             most=1,
-            memory=self._memory,
+            memory=self._memory or DECODER_BYTES,
             data=3 * HIGH_SIDE**2,
         )
-        with contextlib.closing(decoder):
-            return self._view_all(messages, decoder)
+        reading = Reading(self, decoder, scope, longest)
+        try:
+            for number, message in enumerate(messages):
+                for index, image in enumerate(message.images):
+                    param = f"messages[{number}].images[{index}]"
+                    reading.add(Waiting(image, param, decoder, self))
+        except BaseException:
+            reading.close()
+            raise
+        return reading
 
-    def _view_all(self, messages: Iterable[inference.ChatMessage], decoder: Helpers) -> list[Seen]:
-        found: list[Seen] = []
-        until, size = self._clock() + PROMPT_SECONDS, 0
-        for number, message in enumerate(messages):
-            for index, image in enumerate(message.images):
-                param = f"messages[{number}].images[{index}]"
-                if self._clock() > until:
-                    raise _too_many(f"to read them takes more than {PROMPT_SECONDS:g} s", param)
-                found.append(self._view(image, param, decoder))
-                size += sum(array.nbytes for array in found[-1].arrays.values())
-                if size > self._most:
-                    raise _too_many(f"with this one they take more than {self._most >> 20} MiB", param)
-        return found
+    def prepare(self, pixels: memoryview, size: Size, target: Size, param: str) -> Mapping[str, Any]:
+        """As `waiting.Preparing`."""
+        asked = {"size": size, "target": target, "data": [pixels], "placeholder": self.placeholder}
+        return answered(self._processes.ask(asked), param)
 
     def close(self) -> None:
         """Ends the process."""
         self._processes.close()
 
-    def _view(self, image: inference.Image, param: str, decoder: Helpers) -> Seen:
-        side = LOW_SIDE if image.low_detail else HIGH_SIDE
-        decoded = self._asked(decoder, {"side": side, "data": image.data}, param)
-        pixels = {"size": decoded["size"], "data": [decoded["data"]], "placeholder": self.placeholder}
-        answer = self._asked(self._processes, pixels, param)
-        digest = hashlib.sha256(f"{self._described['identity']} {side} ".encode() + image.data).digest()
-        arrays, at = {}, 0
-        for name, kind, shape in answer["arrays"]:
-            dtype, count = np.dtype(kind), int(np.prod(shape, dtype=np.int64))
-            arrays[name] = np.frombuffer(answer["data"], dtype, count, at).reshape(shape)
-            at += count * dtype.itemsize
-        return Seen(answer["text"], answer["rows"], answer["before"], answer["behind"], digest, arrays)
-
-    def _asked(self, process: Helpers, question: Mapping[str, Any], param: str) -> Mapping[str, Any]:
-        """Raises InvalidInput (BAD_IMAGE, IMAGE_TOO_LARGE)."""
-        answer = process.ask(question)
-        if answer is None:
-            raise bad_image(param, f"to read it takes more than {self._seconds} s or more than its memory")
-        if "large" in answer:
-            raise _too_large(param, *answer["large"])
-        if "bad" in answer or "failed" in answer:
-            raise bad_image(param, answer.get("bad") or f"it cannot be prepared ({answer['failed']})")
-        return answer
-
     def _begun(self, answer: Mapping[str, Any]) -> None:
         if "failed" in answer:
             raise ViewerError(answer["failed"])
         self._described = answer
+
+
+class Reading:
+    """The images of one prompt, while it is read. What they take is bounded."""
+
+    def __init__(self, viewer: Viewer, decoder: Helpers, scope: bytes, longest: int) -> None:
+        self.seen: list[Seen] = []
+        self._viewer, self._decoder = viewer, decoder
+        self._scope, self._longest = scope, longest
+        self._until = viewer.clock() + PROMPT_SECONDS
+
+    def add(self, image: Waiting) -> None:
+        """Finds out what becomes of an image, which is decoded unless that is known. Raises as
+        `Viewer.read`."""
+        self._check_time(image)
+        viewer, file = self._viewer, hashlib.sha256(image.file).digest()
+        key = hashlib.sha256(b"%d %d " % (image.side, self._longest) + file + self._scope).digest()
+        size = viewer.sizes.get(key) if self._scope else None
+        image.shape = viewer.shapes.get(size) if size is not None else None
+        if image.shape is None:
+            image.shape = self._fitting(image)
+            image.settle(self._room)
+        if self._scope:
+            _remember(viewer.sizes, key, image.shape.size, _SIZES)
+        width, height = image.shape.size
+        digest = hashlib.sha256(f"{viewer.identity} {image.side} {width}x{height} ".encode() + file).digest()
+        self.seen.append(Seen(image.shape, digest, image))
+        self._check_bytes(image)
+
+    def make_ready(self, first: int) -> None:
+        """Decodes the images from index `first` on, and has arrays made for the first of them: their rows are
+        going to be computed. Raises as `Viewer.read`."""
+        self._until = self._viewer.clock() + PROMPT_SECONDS
+        for shape, _, image in self.seen[first:]:
+            self._check_time(image)
+            image.decode()
+            if not image.made and shape.nbytes <= self._room:
+                image.prepare(shape.size)
+                image.settle(shape.nbytes)
+            self._check_bytes(image)
+
+    @property
+    def shown(self) -> Shown:
+        """What the chat's template writes for each image, and what stands for it in the prompt."""
+        return Shown(self._viewer.placeholder, [seen.shape.text for seen in self.seen])
+
+    def pictures_in(self, ids: Sequence[int]) -> list[Picture]:
+        """The images with their places in a prompt of these tokens.
+
+        Raises InvalidInput (PROMPT_UNUSABLE) if its tokens are not those of the images.
+        """
+        places = np.flatnonzero(np.array(ids, np.int64) == self._viewer.row_token)
+        if len(places) != sum(seen.shape.rows for seen in self.seen):
+            raise InvalidInput(
+                "the prompt's tokens are not those of its images",
+                hint="leave names of control tokens out of the messages",
+                reason="PROMPT_UNUSABLE",
+                param="messages",
+            )
+        found, at = [], 0
+        for shape, digest, source in self.seen:
+            own = places[at : at + shape.rows]
+            at += shape.rows
+            start, end = int(own[0]) - shape.before, int(own[-1]) + 1 + shape.behind
+            found.append(Picture(start, end, own, digest, source, shape.patches))
+        return found
+
+    def close(self) -> None:
+        """Ends the process that decodes."""
+        self._decoder.close()
+
+    @property
+    def _room(self) -> int:
+        """Bytes that arrays may take besides."""
+        return self._viewer.ready - sum(seen.source.made for seen in self.seen)
+
+    def _fitting(self, image: Waiting) -> Shape:
+        """The shape of an image in the largest size that is tried and has no more tokens than it may."""
+        shapes, size, shape = self._viewer.shapes, image.decode(), None
+        for _ in range(_TRIES):
+            shape = shapes.get(size) or image.prepare(size)
+            _remember(shapes, size, shape, _SHAPES)
+            if shape.tokens <= self._longest:
+                return shape
+            part = _LESS * math.sqrt(self._longest / shape.tokens)
+            size = max(1, int(part * size[0])), max(1, int(part * size[1]))
+        assert shape is not None
+        raise InvalidInput(
+            f"{image.param} has {shape.tokens} tokens in the smallest size that was tried, and this ring "
+            f"computes {self._longest} at a time",
+            hint="ask the operator for a longer --prefill-chunk",
+            reason="IMAGE_TOO_LARGE",
+            param=image.param,
+        )
+
+    def _check_time(self, image: Waiting) -> None:
+        if self._viewer.clock() > self._until:
+            raise _too_many(f"to read them takes more than {PROMPT_SECONDS:g} s", image.param)
+
+    def _check_bytes(self, image: Waiting) -> None:
+        if sum(seen.source.nbytes for seen in self.seen) > self._viewer.most:
+            raise _too_many(f"with this one they take more than {self._viewer.most >> 20} MiB", image.param)
+
+
+def _remember(known: OrderedDict[K, V], key: K, value: V, most: int) -> None:
+    """Forgets what was not needed for longest."""
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > most:
+        known.popitem(last=False)
 
 
 class ViewerError(Exception):
@@ -212,44 +325,9 @@ def viewer_of(folder: Path, tokenizer: Names) -> Viewer | None:
 
 def no_viewer(folder: Path, *, sees: bool) -> SealringError:
     """The error for an image where there is no viewer. `sees`: the model's tower was to be loaded."""
-    config = read_config(folder)
-    if config.get("vision_config") and not all(map(importlib.util.find_spec, ("mlx_vlm", "PIL"))):
-        return mlx_vlm_import.not_installed()
+    if lacks_vision(folder):
+        return vision_not_installed()
     return cannot_see("", why="the log of the ring's head says why" if sees else "")
-
-
-def pictures_in(ids: Sequence[int], row_token: int, seen: Sequence[Seen]) -> list[Picture]:
-    """The images of a prompt of these tokens, with their places.
-
-    Raises InvalidInput (PROMPT_UNUSABLE) if its tokens are not those of the images.
-    """
-    if not seen:
-        return []
-    places = np.flatnonzero(np.array(ids, np.int64) == row_token)
-    if len(places) != sum(one.rows for one in seen):
-        raise InvalidInput(
-            "the prompt's tokens are not those of its images",
-            hint="leave names of control tokens out of the messages",
-            reason="PROMPT_UNUSABLE",
-            param="messages",
-        )
-    found, at = [], 0
-    for one in seen:
-        own = places[at : at + one.rows]
-        at += one.rows
-        start, end = int(own[0]) - one.before, int(own[-1]) + 1 + one.behind
-        found.append(Picture(start, end, own, one.digest, one.arrays))
-    return found
-
-
-def _too_large(param: str, pixels: int, limit: int) -> InvalidInput:
-    return InvalidInput(
-        f"{param} has {pixels} pixels",
-        hint=f"make it smaller: an image has at most {limit}",
-        reason="IMAGE_TOO_LARGE",
-        param=param,
-        limit=limit,
-    )
 
 
 def _too_many(why: str, param: str) -> InvalidInput:

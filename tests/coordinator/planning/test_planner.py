@@ -651,7 +651,7 @@ def test_the_largest_image_fits_into_a_chunk_where_members_have_the_memory() -> 
     ):
         made = plan(asked, model, members)
         assert made.spec.prefill_chunk == chunk
-        assert any(f"images of more than {chunk} tokens are refused" in line for line in made.reasons)
+        assert any(f"images of more than {chunk} tokens are made smaller" in line for line in made.reasons)
 
 
 def test_a_tensor_ring_has_no_vision_tower_and_says_so() -> None:

@@ -42,7 +42,11 @@ class Engine:
     def __init__(self) -> None:
         self.figures = EngineFigures(steps=5, memory=77)
         self.loaded = engine_pb2.StageLoaded(
-            kv_bytes_per_token=3, kv_bytes_per_row=4, capabilities=["tools"], device=b"GPU-1"
+            kv_bytes_per_token=3,
+            kv_bytes_per_row=4,
+            capabilities=["tools"],
+            device=b"GPU-1",
+            vision_not_installed=True,
         )
         self.work: list[engine_pb2.EngineCommand] = []
         self.waited_for: list[int] = []
@@ -169,6 +173,7 @@ async def connect(cluster):
         assert (attached.rank, attached.kv_bytes_per_token, attached.kv_bytes_per_row) == (rank, 3, 4)
         assert attached.kv_budget == 1 << 20
         assert attached.capabilities == ["tools"]
+        assert attached.vision_not_installed
         assert len(attached.device) == 32, "a name of the GPU that says nothing elsewhere"
         return desk, stream
 

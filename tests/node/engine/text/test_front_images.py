@@ -12,8 +12,9 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pytest
 from hostileimages import BAD, HOSTILE, picture, saved
-from visionmodels import FAMILIES, tokenizer, write_folder
+from visionmodels import FAMILIES, tokenizer, write_folder, write_model
 
+from sealring.mesh.ring.composition import Keeping, Origin
 from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, clear_scope
 from sealring.node.engine import params
 from sealring.node.engine.text.front import Front, StoredNames
@@ -80,7 +81,7 @@ def test_a_prompt_has_the_tokens_of_its_images(desk: Desk) -> None:
     assert opened.prompt_tokens == len(ids)
     first, second = desk.front.pictures(opened.row)
     assert [*first.places, *second.places] == [place for place, token in enumerate(ids) if token == ROW]
-    assert first.arrays["pixel_values"].shape == (1, 3, 112, 112)
+    assert first.source.take()["pixel_values"].shape == (1, 3, 112, 112)
     assert first.end <= second.start
     spans = [(span.begin, span.end) for span in opened.unbroken]
     assert spans == [(first.start, first.end), (second.start, second.end)]
@@ -187,7 +188,29 @@ def test_a_prompt_that_is_replayed_shows_its_images_again(desk: Desk) -> None:
     assert again.prefixes == opened.prefixes
     (shown,) = desk.front.pictures(again.row)
     assert (shown.start, shown.end, shown.digest) == (first.start, first.end, first.digest)
-    assert np.array_equal(shown.arrays["pixel_values"], first.arrays["pixel_values"])
+    assert np.array_equal(shown.source.take()["pixel_values"], first.source.take()["pixel_values"])
+
+
+def test_images_in_a_kept_prefix_are_not_decoded_again(desk: Desk) -> None:
+    """A turn shows the images of the turn before, and a new one. Once nothing is kept, all are decoded."""
+    scope, images = clear_scope("agent"), [ONE, OTHER]
+
+    def waiting(*files: bytes) -> list[bool]:
+        """Whether each image waits as its file."""
+        row = desk.open(*files, said="x" * 200, at=30, scope=scope).opened.row
+        sizes = [each.nbytes - each.places.nbytes for each in desk.front.pictures(row)]
+        return [size == len(file) for size, file in zip(sizes, files, strict=True)]
+
+    first = desk.open(*images, said="x" * 200, at=30, scope=scope).opened
+    ends = [span.end for span in first.unbroken]
+    assert waiting(*images) == [False, False]
+    for kept, number in ((128, 1), (64, 2)):
+        assert ends[0] < 64
+        assert (ends[1] <= kept) == (kept == 128)
+        desk.front.keep(Keeping(number, Origin(1, first.row, kept), kept, None, 0))
+        assert waiting(*images) == [True, kept == 128]
+        desk.front.drop(number)
+    assert waiting(*images) == [False, False]
 
 
 def test_a_prompt_with_too_many_tokens_is_refused(desk: Desk) -> None:
@@ -213,6 +236,7 @@ def test_a_model_that_sees_says_so(desk: Desk) -> None:
 def test_a_model_without_a_tower_refuses_images_by_name(tmp_path: Path) -> None:
     made = Desk(write_folder(tmp_path, "gemma3"), sees=False)
     assert made.front.capabilities == []
+    assert not made.front.vision_not_installed
     assert made.refusal_of(ONE) == "MODEL_CANNOT_SEE"
     assert made.open().opened.prompt_tokens
     made.front.stop()
@@ -221,8 +245,10 @@ def test_a_model_without_a_tower_refuses_images_by_name(tmp_path: Path) -> None:
 def test_where_mlx_vlm_lacks_an_image_is_refused_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = write_model(tmp_path)
     monkeypatch.setitem(sys.modules, "mlx_vlm", None)
-    made = Desk(write_folder(tmp_path, "gemma3"), sees=False)
+    made = Desk(folder, sees=False)
+    assert made.front.vision_not_installed
     refused = made.open(ONE).refused.problem
     made.front.stop()
     assert refused.reason == "VISION_NOT_INSTALLED"

@@ -15,7 +15,7 @@ def shown(begin: int, *patches: int, merge: int) -> Picture:
     """An image between two special tokens."""
     end = begin + int(np.prod(patches)) // merge**2
     arrays = {"image_grid_thw": np.array([patches])} if patches else {}
-    return Picture(begin - 1, end + 1, np.arange(begin, end), b"", arrays)
+    return Picture.of(begin - 1, end + 1, np.arange(begin, end), b"", arrays)
 
 
 @pytest.mark.parametrize("merge", [1, 2, 3])
@@ -26,7 +26,7 @@ def test_sizes_are_in_tokens(merge: int) -> None:
 
 
 def test_images_of_other_models_have_none() -> None:
-    assert grids_of([Picture(1, 4, np.arange(2, 3), b"", {})]) == ()
+    assert grids_of([Picture.of(1, 4, np.arange(2, 3), b"", {})]) == ()
 
 
 def test_only_images_of_one_prompt_are_possible() -> None:

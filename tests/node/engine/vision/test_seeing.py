@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,14 @@ def test_a_tower_makes_as_many_rows_as_the_processor_says(tmp_path: Path, name: 
     try:
         viewer.placeholder = next(one for one in viewer.placeholders if one in family.image)
         image = inference.Image(data=saved(picture(220, 150), "PNG"))
-        (seen,) = viewer.view([inference.ChatMessage(images=[image])])
+        with contextlib.closing(viewer.read([inference.ChatMessage(images=[image])])) as reading:
+            (shape, digest, source) = reading.seen[0]
+            arrays = source.take()
     finally:
         viewer.close()
     width: int = config.get("text_config", config)["hidden_size"]
     tower = load_tower(folder, width, mx.float32)
     assert tower is not None
-    rows = tower.rows(Picture(0, seen.rows, np.arange(seen.rows), seen.digest, seen.arrays))
-    assert rows.embeddings.shape == (seen.rows, width)
+    rows = tower.rows(Picture.of(0, shape.rows, np.arange(shape.rows), digest, arrays))
+    assert rows.embeddings.shape == (shape.rows, width)
     assert np.isfinite(np.array(rows.embeddings)).all()

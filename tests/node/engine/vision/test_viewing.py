@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from visionmodels import FAMILIES, tokenizer, write_folder
 
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.vision.picture import with_digests
-from sealring.node.engine.vision.viewing import Viewer, ViewerError, pictures_in
+from sealring.node.engine.vision.viewing import Reading, Seen, Viewer, ViewerError
 from sealring.v1 import inference_pb2 as inference
 
 EVERY_RUN = ("gemma3", "qwen2_vl")
@@ -58,6 +59,18 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
     made.close()
 
 
+def read(viewer: Viewer, messages: list[inference.ChatMessage], scope: bytes = b"") -> Reading:
+    """The images of a prompt, all of which are going to be computed."""
+    reading = viewer.read(messages, scope)
+    with contextlib.closing(reading):
+        reading.make_ready(0)
+    return reading
+
+
+def view(viewer: Viewer, messages: list[inference.ChatMessage]) -> list[Seen]:
+    return read(viewer, messages).seen
+
+
 def shown(*files: bytes, low: bool = False) -> list[inference.ChatMessage]:
     images = [inference.Image(data=file, low_detail=low) for file in files]
     return [inference.ChatMessage(role="user", content="x", images=images)]
@@ -72,12 +85,12 @@ def test_images_become_what_mlx_vlm_makes_of_them(tmp_path: Path, name: str) -> 
     files = [saved(picture(300, 200), "PNG"), saved(picture(100, 260), "PNG")]
     made = viewer(tmp_path / "model", name)
     try:
-        seen = made.view(shown(*files))
+        reading = read(made, shown(*files))
     finally:
         made.close()
     text = f"one {family.image} two\n{family.image}\nthree"
     first, second, third = text.split(made.placeholder)
-    expanded = f"{first}{seen[0].text}{second}{seen[1].text}{third}"
+    expanded = f"{first}{reading.shown.texts[0]}{second}{reading.shown.texts[1]}{third}"
     ids = tokenizer(family.special).encode(expanded, add_special_tokens=False).ids
     paths = [tmp_path / f"{number}.png" for number in range(2)]
     for path, file in zip(paths, files, strict=True):
@@ -93,20 +106,21 @@ def test_images_become_what_mlx_vlm_makes_of_them(tmp_path: Path, name: str) -> 
         theirs.append(dict(np.load(out)))
     if len(groups) == 1:
         assert theirs[0]["input_ids"].reshape(-1).tolist() == ids
-    for key in seen[0].arrays:
-        ours = [one.arrays[key] for one in seen]
+    taken = [seen.source.take() for seen in reading.seen]
+    for key in taken[0]:
+        ours = [one[key] for one in taken]
         if len(groups) == 1:
             assert np.array_equal(np.concatenate(ours), theirs[0][key]), key
         else:
             assert all(np.array_equal(one, their[key]) for one, their in zip(ours, theirs, strict=True)), key
-    places = np.concatenate([picture.places for picture in pictures_in(ids, made.row_token, seen)])
+    places = np.concatenate([picture.places for picture in reading.pictures_in(ids)])
     assert places.tolist() == [place for place, token in enumerate(ids) if token == made.row_token]
 
 
 def test_the_special_tokens_around_an_image_belong_to_it(gemma: Viewer) -> None:
-    seen = gemma.view(shown(saved(picture(), "PNG")))
-    ids = tokenizer(FAMILIES["gemma3"].special).encode("ab" + seen[0].text + "c").ids
-    (found,) = pictures_in(ids, gemma.row_token, seen)
+    reading = read(gemma, shown(saved(picture(), "PNG")))
+    ids = tokenizer(FAMILIES["gemma3"].special).encode("ab" + reading.shown.texts[0] + "c").ids
+    (found,) = reading.pictures_in(ids)
     special = FAMILIES["gemma3"].special
     assert [special[token] for token in (ids[found.start], ids[found.end - 1])] == [
         "<start_of_image>",
@@ -118,14 +132,14 @@ def test_the_special_tokens_around_an_image_belong_to_it(gemma: Viewer) -> None:
 def test_prefixes_are_named_by_the_image(gemma: Viewer) -> None:
     ids = {}
     for name, file in (("one", picture()), ("other", picture().rotate(180))):
-        seen = gemma.view(shown(saved(file, "PNG")))
-        tokens = np.array([9, 9, 5, *[7] * seen[0].rows, 6, 9], np.uint32)
-        (found,) = pictures_in(tokens.tolist(), gemma.row_token, seen)
+        reading = read(gemma, shown(saved(file, "PNG")))
+        tokens = np.array([9, 9, 5, *[7] * reading.seen[0].shape.rows, 6, 9], np.uint32)
+        (found,) = reading.pictures_in(tokens.tolist())
         ids[name] = with_digests(tokens, [found])
         assert ids[name][[0, 1, -1]].tolist() == [9, 9, 9]
         assert (ids[name][2:-1] >= 1 << 31).all()
-        assert gemma.view(shown(saved(file, "PNG")))[0].digest == seen[0].digest
-        assert gemma.view(shown(saved(file, "PNG"), low=True))[0].digest != seen[0].digest
+        assert view(gemma, shown(saved(file, "PNG")))[0].digest == found.digest
+        assert view(gemma, shown(saved(file, "PNG"), low=True))[0].digest != found.digest
     assert (ids["one"][2:-1] != ids["other"][2:-1]).sum() == len(ids["one"]) - 3
 
 
@@ -135,9 +149,9 @@ def test_a_hostile_file_is_refused_by_its_place_and_the_next_one_is_read(gemma: 
     reason, make = HOSTILE[name]
     sound = saved(picture(), "PNG")
     with pytest.raises(InvalidInput) as caught:
-        gemma.view(shown(sound, make()))
+        view(gemma, shown(sound, make()))
     assert (caught.value.reason, caught.value.metadata["param"]) == (reason, "messages[0].images[1]")
-    assert len(gemma.view(shown(sound))) == 1
+    assert len(view(gemma, shown(sound))) == 1
 
 
 def test_a_file_that_takes_too_long_is_refused_and_the_next_one_is_read(
@@ -146,10 +160,9 @@ def test_a_file_that_takes_too_long_is_refused_and_the_next_one_is_read(
     made = viewer(tmp_path, "gemma3", seconds=4)  # of which the start takes two
     try:
         with pytest.raises(InvalidInput) as caught:
-            made.view(shown(endless_scans(4000)))
+            view(made, shown(endless_scans(4000)))
         assert caught.value.reason == BAD
-        assert "4 s" in caught.value.message
-        assert len(made.view(shown(saved(picture(), "PNG")))) == 1
+        assert len(view(made, shown(saved(picture(), "PNG")))) == 1
     finally:
         made.close()
 
@@ -160,26 +173,26 @@ def test_an_image_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
     made = viewer(tmp_path, "gemma3", memory=150 << 20)
     try:
         with pytest.raises(InvalidInput) as caught:
-            made.view(shown(file))
+            view(made, shown(file))
         assert caught.value.reason == BAD
-        assert len(made.view(shown(saved(picture(), "PNG")))) == 1
+        assert len(view(made, shown(saved(picture(), "PNG")))) == 1
     finally:
         made.close()
 
 
 @pytest.mark.sweep
 def test_fifty_megapixels_with_transparency_fit(gemma: Viewer) -> None:
-    (seen,) = gemma.view(shown(saved(picture(8064, 6048, "RGBA"), "PNG", compress_level=1)))
-    assert seen.rows == 16
+    (seen,) = view(gemma, shown(saved(picture(8064, 6048, "RGBA"), "PNG", compress_level=1)))
+    assert seen.shape.rows == 16
 
 
 def test_the_images_of_a_prompt_are_bounded_together(tmp_path: Path) -> None:
     file = saved(picture(), "PNG")
-    made = viewer(tmp_path, "gemma3", most=2 * 112 * 112 * 3 * 4)
+    made = viewer(tmp_path, "gemma3", most=2 * 48 * 32 * 3, ready=0)  # pixels
     try:
-        assert len(made.view(shown(file, file))) == 2
+        assert len(view(made, shown(file, file))) == 2
         with pytest.raises(InvalidInput) as caught:
-            made.view(shown(file, file, file))
+            view(made, shown(file, file, file))
     finally:
         made.close()
     assert (caught.value.reason, caught.value.metadata["param"]) == (
@@ -188,10 +201,88 @@ def test_the_images_of_a_prompt_are_bounded_together(tmp_path: Path) -> None:
     )
 
 
+def decoded(viewer: Viewer, messages: list[inference.ChatMessage], scope: bytes, first: int) -> list[int]:
+    """The images of a prompt that are decoded, if rows are computed from the image `first` on."""
+    reading = viewer.read(messages, scope)
+    with contextlib.closing(reading):
+        reading.make_ready(first)
+    return [index for index, seen in enumerate(reading.seen) if not seen.source.file]
+
+
+def test_images_that_were_shown_before_are_decoded_only_if_they_are_computed(gemma: Viewer) -> None:
+    files = [saved(picture(40 + number, 30), "PNG") for number in range(3)]
+    assert decoded(gemma, shown(*files[:2]), b"mine", 0) == [0, 1]
+    assert decoded(gemma, shown(*files), b"mine", 2) == [2]
+    assert decoded(gemma, shown(*files), b"mine", 1) == [1, 2]
+    assert decoded(gemma, shown(*files), b"mine", 3) == []
+
+
+def test_nobody_learns_from_times_what_others_have_shown(gemma: Viewer) -> None:
+    """An image that another scope has shown is decoded, and so is one in no scope."""
+    file = saved(picture(41, 30), "PNG")
+    for scope in (b"mine", b"yours", b"", b""):
+        assert decoded(gemma, shown(file), scope, 1) == [0]
+
+
+def test_what_was_not_decoded_has_the_same_places_and_arrays(gemma: Viewer) -> None:
+    """Its rows are computed after all if the prefix that covers it is dropped."""
+    messages = shown(saved(picture(42, 30), "PNG"), saved(picture(42, 31), "JPEG"))
+    before, again = gemma.read(messages, b"scope"), gemma.read(messages, b"scope")
+    assert all(seen.source.file for seen in again.seen)
+    assert [seen[:2] for seen in again.seen] == [seen[:2] for seen in before.seen]
+    for reading in (before, again):
+        reading.close()
+    for one, other in zip(before.seen, again.seen, strict=True):
+        arrays, others = one.source.take(), other.source.take()
+        assert arrays.keys() == others.keys()
+        assert all(np.array_equal(arrays[key], others[key]) for key in arrays)
+        assert (one.source.nbytes, other.source.nbytes) == (0, 0)
+
+
+def test_only_the_first_images_wait_as_arrays(tmp_path: Path) -> None:
+    """Thirty screenshots would be 750 MB as arrays of Qwen's towers."""
+    size = 112 * 112 * 3 * 4
+    made = viewer(tmp_path, "gemma3", ready=2 * size)
+    try:
+        seen = view(made, shown(*[saved(picture(50, 30), "PNG")] * 4))
+        assert [one.source.nbytes for one in seen] == [size, size, 50 * 30 * 3, 50 * 30 * 3]
+        assert {one.source.take()["pixel_values"].nbytes for one in seen} == {size}
+    finally:
+        made.close()
+
+
+def test_an_image_with_more_tokens_than_a_chunk_is_made_smaller(tmp_path: Path) -> None:
+    made = viewer(tmp_path, "qwen2_vl")
+    messages = shown(saved(picture(280, 140), "PNG"))
+    try:
+        with contextlib.closing(made.read(messages)) as reading:
+            (whole,) = reading.seen
+        with contextlib.closing(made.read(messages, longest=whole.shape.tokens // 2)) as reading:
+            (less,) = reading.seen
+    finally:
+        made.close()
+    assert whole.shape.size == (280, 140)
+    width, height = less.shape.size
+    assert abs(width - 2 * height) <= 1
+    assert whole.shape.tokens // 4 < less.shape.tokens <= whole.shape.tokens // 2
+    assert less.shape.text.count("pad") == less.shape.rows
+    assert less.digest != whole.digest
+
+
+def test_an_image_that_no_size_makes_short_enough_is_refused(gemma: Viewer) -> None:
+    """Gemma's processor makes as many tokens of any."""
+    with pytest.raises(InvalidInput) as caught:
+        gemma.read(shown(saved(picture(), "PNG")), longest=10)
+    assert (caught.value.reason, caught.value.metadata["param"]) == (
+        "IMAGE_TOO_LARGE",
+        "messages[0].images[0]",
+    )
+
+
 def test_no_file_is_in_a_process_that_reads_another_prompts(gemma: Viewer) -> None:
     """A file that takes its decoder over sees no other prompt."""
     before = {one.pid for one in psutil.Process().children()}
-    gemma.view(shown(saved(picture(), "PNG")))
+    view(gemma, shown(saved(picture(), "PNG")))
     after = [one.cmdline() for one in psutil.Process().children() if one.pid not in before]
     assert not [line for line in after if "sealring.node.engine.vision.decoding" in line]
 
@@ -201,7 +292,7 @@ def test_what_the_processor_refuses_is_refused(tmp_path: Path) -> None:
     made = viewer(tmp_path, "qwen2_vl")
     try:
         with pytest.raises(InvalidInput) as caught:
-            made.view(shown(saved(picture(2000, 4), "PNG")))
+            view(made, shown(saved(picture(2000, 4), "PNG")))
     finally:
         made.close()
     assert caught.value.reason == BAD
