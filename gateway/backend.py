@@ -179,19 +179,24 @@ class RingBackend:
         """Leaves earlier images out for a model that cannot see, as far as its rings have said so.
 
         A ring that says so later does the same, or its head refuses. Raises InvalidInput (MODEL_CANNOT_SEE,
-        ENVELOPE_TOO_LONG).
+        ENVELOPE_TOO_LONG), FailedPrecondition (VISION_NOT_INSTALLED).
         """
         sealed, clear = envelope.sealed, envelope.clear
         if len(sealed) <= MAX_TEXT_ENVELOPE_BYTES and not has_images(clear):
             return
         models = self._rings.models()
-        if not any(one.name == model and one.rings and VISION not in one.capabilities for one in models):
+        blind = next(
+            (one for one in models if one.name == model and one.rings and VISION not in one.capabilities),
+            None,
+        )
+        if blind is None:
             return
         seeing = [one.name for one in models if VISION in one.capabilities]
         if sealed:
             check_text_envelope(sealed)
         else:
-            clear.CopyFrom(without_images(clear, model, seeing))
+            lacks = blind.vision_not_installed
+            clear.CopyFrom(without_images(clear, model, seeing, not_installed=lacks))
 
     def _routing_key(self, request: inference.GenerateRequest, tenant: str) -> bytes:
         """The key that prefers a ring; empty for sealed prompts, which name their ring."""

@@ -144,6 +144,9 @@ class Ring:
         self.capabilities: Sequence[str] = ()
         """Abilities of the model beside answering, as the head reports them; empty before the first epoch."""
 
+        self.vision_not_installed = False
+        """Whether the head's machine is all that keeps the model from seeing, likewise."""
+
         self.unstarted: dict[int, AnswerWriter] = {}  # of rows given to the head, until their first step
         self._event = 0.0
         self._unsent = 0  # bytes for guests that are not on their way
@@ -355,6 +358,7 @@ class Ring:
         self._streams, self._context, self._unsent = streams, serving.context, 0
         self._receipts.begin_epoch(len(serving.members))
         self.capabilities = capabilities_of(attached[0].capabilities) if attached else []
+        self.vision_not_installed = bool(attached) and attached[0].vision_not_installed
         self.unstarted.clear()
         for answer in self.answers.values():
             answer.timings.loaded = answer.timings.loaded or time.perf_counter()
@@ -618,10 +622,9 @@ class Ring:
             try:
                 check_text_envelope(request.envelope.sealed)
                 if request.shows:
-                    request.envelope.clear.CopyFrom(
-                        without_images(request.envelope.clear, serving.deployment)
-                    )
-            except InvalidInput as error:
+                    clear, lacks = request.envelope.clear, self.vision_not_installed
+                    clear.CopyFrom(without_images(clear, serving.deployment, not_installed=lacks))
+            except (InvalidInput, FailedPrecondition) as error:
                 return self.scheduler.row_refused(action.row, error)
         if self._streams is not None:
             self._streams.expect()

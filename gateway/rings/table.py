@@ -107,6 +107,7 @@ class RingTable:
                         rows=ring.serving.max_rows,
                         model_type=state.model_type if state else "",
                         capabilities=ring.capabilities,
+                        vision_not_installed=ring.vision_not_installed,
                     )
                 )
         return found
@@ -138,6 +139,7 @@ class RingTable:
             created=self._created.get(name, 0),
             digest=next((ring.model_digest.hex() for ring in signed), ""),
             capabilities=capabilities_of(one for ring in rings for one in ring.capabilities),
+            vision_not_installed=any(ring.vision_not_installed for ring in rings),
         )
         self.models_named.describe(model)
         return model

@@ -378,7 +378,8 @@ class Attempts:
         question has another one; `ended` must follow. `signed` is the roster as the gateway gave it.
 
         A model that cannot see, by the word of the gateway, gets no image. Raises NotFound,
-        FailedPrecondition (TRUST_BELOW_FLOOR, MODEL_DIFFERS), InvalidInput (MODEL_CANNOT_SEE, and others).
+        FailedPrecondition (TRUST_BELOW_FLOOR, MODEL_DIFFERS, VISION_NOT_INSTALLED), InvalidInput
+        (MODEL_CANNOT_SEE, and others).
         """
         question, shows = self._question, has_images(self._question.prompt)
         name, digest = split_pin(question.request.model)
@@ -394,9 +395,9 @@ class Attempts:
             shows=shows,
         )
         if shows and loads.sees(chosen.id) is False:
-            question = dataclasses.replace(
-                question, prompt=without_images(question.prompt, chosen.deployment)
-            )
+            lacks = loads.lacks_vision(chosen.id)
+            told = without_images(question.prompt, chosen.deployment, not_installed=lacks)
+            question = dataclasses.replace(question, prompt=told)
         ring = Ring.from_roster(chosen, roster)
         self._on_ring(ring)
         attempt = Attempt(question, roster, ring, self.seconds_left, self._answers, self._told, signed)

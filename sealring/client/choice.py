@@ -37,6 +37,7 @@ class Loads:
             for load in hints
         }
         self._seeing = {load.ring for load in hints if VISION in load.capabilities}
+        self._lacking = {load.ring for load in hints if load.vision_not_installed}
         self._sent: Counter[str] = Counter()
 
     def __contains__(self, ring: str) -> bool:
@@ -46,6 +47,10 @@ class Loads:
     def sees(self, ring: str) -> bool | None:
         """Whether the ring's model sees images; None for a ring of which the gateway says nothing."""
         return ring in self._seeing if ring in self._told else None
+
+    def lacks_vision(self, ring: str) -> bool:
+        """Whether the ring's model would see if its head had `sealring[vision]`."""
+        return ring in self._lacking
 
     def of(self, ring: str) -> tuple[int, int]:
         """Requests that are there, and rows that the ring can run."""

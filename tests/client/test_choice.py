@@ -101,6 +101,10 @@ def test_no_image_is_sealed_for_a_model_that_cannot_see() -> None:
     with pytest.raises(InvalidInput) as caught:
         Attempts(showing("user")).next(CLUSTER.roster, seeing())
     assert caught.value.reason == "MODEL_CANNOT_SEE"
+    lacking = [inference.RingLoad(ring=ring, rows=16, vision_not_installed=True) for ring in RINGS]
+    with pytest.raises(FailedPrecondition) as lacks:
+        Attempts(showing("user")).next(CLUSTER.roster, Loads(lacking))
+    assert lacks.value.reason == "VISION_NOT_INSTALLED"
     (result, _) = sealed(Attempts(showing("tool")).next(CLUSTER.roster, seeing())).messages
     assert (result.content, len(result.images)) == (NOTE, 0)
 

@@ -31,6 +31,7 @@ class OneRing:
         self.absent = ""
         self.loads: list[tuple[str, int | None]] = []
         self.able: dict[str, list[str]] = {}
+        self.lacking: set[str] = set()
 
     def deployments(self) -> list[str]:
         return self.names
@@ -46,7 +47,13 @@ class OneRing:
 
     def models(self) -> list[inference.Model]:
         return [
-            inference.Model(name=name, rings=2, digest=DIGEST, capabilities=self.able.get(name, ()))
+            inference.Model(
+                name=name,
+                rings=2,
+                digest=DIGEST,
+                capabilities=self.able.get(name, ()),
+                vision_not_installed=name in self.lacking,
+            )
             for name in self.names
         ]
 
@@ -379,6 +386,14 @@ async def test_an_image_goes_to_a_model_that_sees_and_to_no_other() -> None:
     assert not rings.requests
     await refused(backend, model="eyes", envelope=shown("user"))
     assert rings.requests[0].shows
+
+
+async def test_an_image_for_a_model_whose_head_lacks_what_reads_it_is_refused_with_the_command() -> None:
+    rings = OneRing("demo")
+    rings.lacking = {"demo"}
+    blind = await refused(RingBackend(rings, Metrics()), model="demo", envelope=shown("user"))  # type: ignore[arg-type]
+    assert blind.reason == "VISION_NOT_INSTALLED"
+    assert "pip install 'sealring[vision]'" in blind.hint
 
 
 async def test_a_model_that_cannot_see_reads_notes_of_earlier_images() -> None:

@@ -325,6 +325,13 @@ async def test_a_model_that_cannot_see_gets_no_image_and_no_long_sealed_prompt()
     assert [one.content for one in given.envelope.clear.chat.messages] == [NOTE]
 
 
+async def test_a_head_that_lacks_what_reads_images_is_named() -> None:
+    ring = Serving(None)
+    head = control.Attached(vision_not_installed=True, kv_budget=1 << 20, kv_bytes_per_token=1)
+    ring.begin(SERVING, head)
+    assert (await failure(ring.ask("one", envelope=shown("user")))).reason == "VISION_NOT_INSTALLED"
+
+
 def test_a_model_that_sees_gets_images() -> None:
     ring = Serving(None)
     ring.begin(SERVING, control.Attached(capabilities=["vision"], kv_budget=1 << 20, kv_bytes_per_token=1))

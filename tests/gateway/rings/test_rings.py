@@ -46,6 +46,7 @@ class FakeRing:
         self.waiting: list[tuple[Request, Answer]] = []
         self.kv_usage = 0.0
         self.capabilities: list[str] = []
+        self.vision_not_installed = False
         self.events: list[Any] = []
         self.scheduler = self
         self.holds = False
@@ -620,11 +621,11 @@ def test_how_busy_rings_are_is_told_of_those_that_serve() -> None:
         ask(rings, number)
     made[0].attached, made[1].serving = False, None  # type: ignore[assignment]
     made[2].kv_usage = 0.25
-    made[2].capabilities = ["thinking"]
+    made[2].capabilities, made[2].vision_not_installed = ["thinking"], True
     rings.ring_state(membership.RingState(ring="ring-2", model_type="llama"))
     (serving,) = rings.signed_roster().serving
     assert (serving.ring, serving.rows, serving.model_type) == ("ring-2", 4, "llama")
-    assert serving.capabilities == ["thinking"]
+    assert (serving.capabilities, serving.vision_not_installed) == (["thinking"], True)
     assert (serving.waiting, serving.running) == (0, len(made[2].requests))
     assert bed.counted("num_requests_running", "") == 5
     assert bed.counted("kv_cache_usage_perc", "") == 0.25
