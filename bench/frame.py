@@ -33,7 +33,7 @@ Result = dict[str, Any]
 MODULES = (
     *("scenarios", "serve", "peers", "mixed", "together", "scaling", "solo", "prefill"),
     *("overhead", "scheduler", "control", "members", "clients", "ring"),
-    *("macs", "hostile", "long", "pause", "passing", "loading", "receipts"),
+    *("macs", "hostile", "pictures", "long", "pause", "passing", "loading", "receipts"),
     *("speculate", "sampling", "stored", "hop", "metal", "grammars"),
 )
 """The benchmarks by name. Each is a module of this package with the functions `options`, `run`, `tables` of
