@@ -64,9 +64,12 @@ _SIZES, _SHAPES = 4096, 256
 _STARTS = 2
 """A start that a busy machine makes too long is tried again: without a processor the model is blind."""
 
-_TRIES, _LESS = 4, 0.97
-"""Sizes in which an image is tried that has too many tokens, and how much less than in proportion: a
-processor rounds sizes to patches or tiles."""
+_TRIES = 4
+"""Sizes in which an image is tried that has too many tokens."""
+
+_LESS, _MUCH_LESS = 0.97, 0.75
+"""Parts of the size at which tokens would fit in proportion: a processor rounds sizes to patches or tiles. It
+may make large images smaller by itself, and then they have as many tokens as before."""
 
 
 class Seen(NamedTuple):
@@ -261,17 +264,17 @@ class Reading:
 
     def _fitting(self, image: Waiting) -> Shape:
         """The shape of an image in the largest size that is tried and has no more tokens than it may."""
-        shapes, size, shape = self._viewer.shapes, image.decode(), None
+        shapes, size, tokens = self._viewer.shapes, image.decode(), 0
         for _ in range(_TRIES):
             shape = shapes.get(size) or image.prepare(size)
             _remember(shapes, size, shape, _SHAPES)
             if shape.tokens <= self._longest:
                 return shape
-            part = _LESS * math.sqrt(self._longest / shape.tokens)
+            part = _MUCH_LESS if shape.tokens == tokens else _LESS
+            part, tokens = part * math.sqrt(self._longest / shape.tokens), shape.tokens
             size = max(1, int(part * size[0])), max(1, int(part * size[1]))
-        assert shape is not None
         raise InvalidInput(
-            f"{image.param} has {shape.tokens} tokens in the smallest size that was tried, and this ring "
+            f"{image.param} has {tokens} tokens in the smallest size that was tried, and this ring "
             f"computes {self._longest} at a time",
             hint="ask the operator for a longer --prefill-chunk",
             reason="IMAGE_TOO_LARGE",

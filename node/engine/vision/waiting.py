@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     """As node.engine.vision.picture.patches_in."""
 
     nbytes: int
-    """Of the arrays."""
+    """Bytes of the arrays."""
 
 
 class Preparing(Protocol):

@@ -219,7 +219,7 @@ def test_images_that_were_shown_before_are_decoded_only_if_they_are_computed(gem
 
 def test_nobody_learns_from_times_what_others_have_shown(gemma: Viewer) -> None:
     """An image that another scope has shown is decoded, and so is one in no scope."""
-    file = saved(picture(41, 30), "PNG")
+    file = saved(picture(61, 30), "PNG")
     for scope in (b"mine", b"yours", b"", b""):
         assert decoded(gemma, shown(file), scope, 1) == [0]
 
