@@ -69,9 +69,9 @@ _CONFIG_LIMIT = 1 << 20
 
 def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """`vision_bytes`, the weights of the tower in a folder, and `vision_working_bytes`, what a head takes
-    besides to read images and to compute the largest one. `image_tokens` are those of that image, and `image_layers` the
-    layers to whose output an image adds rows (DeepStack). All are 0 where there is no tower, or nothing that
-    computes it. `not_seeing`: why not, of a model that should have one."""
+    besides to read images and to compute the largest one. `image_tokens` are the tokens of that image, and
+    `image_layers` the layers to whose output an image adds rows (DeepStack). All are 0 where there is no
+    tower, or nothing that computes it. `not_seeing`: why not, of a model that should have one."""
     found: dict[str, Any] = dict.fromkeys(_SIZES, 0) | {"not_seeing": ""}
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping) or not vision:
