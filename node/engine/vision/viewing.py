@@ -141,7 +141,7 @@ class Viewer:
 
     @property
     def identity(self) -> str:
-        """A hash of what else decides what becomes of an image's pixels."""
+        """A hash of libraries and settings: with its pixels it decides what becomes of an image."""
         return str(self._described["identity"])
 
     def read(
@@ -270,6 +270,7 @@ class Reading:
             _remember(shapes, size, shape, _SHAPES)
             if shape.tokens <= self._longest:
                 return shape
+            image.settle(0)  # arrays of another size
             part = _MUCH_LESS if shape.tokens == tokens else _LESS
             part, tokens = part * math.sqrt(self._longest / shape.tokens), shape.tokens
             size = max(1, int(part * size[0])), max(1, int(part * size[1]))

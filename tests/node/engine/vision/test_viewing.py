@@ -259,6 +259,10 @@ def test_an_image_with_more_tokens_than_a_chunk_is_made_smaller(tmp_path: Path) 
             (whole,) = reading.seen
         with contextlib.closing(made.read(messages, longest=whole.shape.tokens // 2)) as reading:
             (less,) = reading.seen
+        with contextlib.closing(made.read(messages, longest=whole.shape.tokens // 2)) as reading:
+            (again,) = reading.seen
+            reading.make_ready(0)
+            arrays = again.source.take()
     finally:
         made.close()
     assert whole.shape.size == (280, 140)
@@ -266,7 +270,8 @@ def test_an_image_with_more_tokens_than_a_chunk_is_made_smaller(tmp_path: Path) 
     assert abs(width - 2 * height) <= 1
     assert whole.shape.tokens // 4 < less.shape.tokens <= whole.shape.tokens // 2
     assert less.shape.text.count("pad") == less.shape.rows
-    assert less.digest != whole.digest
+    assert less.digest == again.digest != whole.digest
+    assert sum(array.nbytes for array in arrays.values()) == less.shape.nbytes < whole.shape.nbytes
 
 
 def test_an_image_that_no_size_makes_short_enough_is_refused(gemma: Viewer) -> None:
