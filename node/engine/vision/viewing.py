@@ -61,9 +61,6 @@ which take 24 bytes for each pixel. Those of further images are made when their 
 _SIZES, _SHAPES = 4096, 256
 """Images whose sizes are remembered, and sizes of which it is remembered what becomes of them."""
 
-_STARTS = 2
-"""A start that a busy machine makes too long is tried again: without a processor the model is blind."""
-
 _TRIES = 4
 """Sizes in which an image is tried that has too many tokens."""
 
@@ -115,9 +112,7 @@ class Viewer:
             memory=memory or PROCESSOR_BYTES,
             data=MAX_ARRAY_BYTES,
         )
-        for _ in range(_STARTS):
-            if not self._described:
-                self._processes.prepare()
+        self._processes.prepare()
         if not self._described:
             raise ViewerError("the process ended")
         if self.row_token not in special:
