@@ -127,7 +127,8 @@ async def _beside(made: LocalCluster, tasks: list[Any]) -> AsyncIterator[None]:
 
 
 async def _hostile(made: LocalCluster, count: int) -> dict[str, Any]:
-    files = _support("hostileimages").HOSTILE
+    chosen = list(_support("hostileimages").HOSTILE.items())[:count]
+    files = {name: base64.b64encode(make()).decode() for name, (_, make) in chosen}
     await _post(made, *_openai(base64.b64encode(_screenshot(0)).decode()))
     replies: list[Reply] = []
     memory = Memory(made.processes[made.node_names[0]])
@@ -136,9 +137,8 @@ async def _hostile(made: LocalCluster, count: int) -> dict[str, Any]:
         await asyncio.sleep(5.0)
         now = time.perf_counter()
         pauses["nothing"] = longest_pause(replies, now - 4.0, now)
-        for name, (_, make) in list(files.items())[:count]:
+        for name, file in files.items():
             progress(f"hostile: {name}")
-            file = base64.b64encode(make()).decode()
             begin = time.perf_counter()
             for of_file in APIS.values():
                 statuses.append(await _post(made, *of_file(file)))
@@ -153,9 +153,9 @@ async def _hostile(made: LocalCluster, count: int) -> dict[str, Any]:
 
 
 async def _watch(made: LocalCluster, replies: list[Reply]) -> None:
-    """One stream after the other, for ever."""
-    body = {"model": VISION, "messages": [{"role": "user", "content": "go on"}], "max_tokens": 1900}
-    body["ignore_eos"] = True
+    """One stream after the other, for ever, of another client: prompts of one are read in turn."""
+    body: dict[str, Any] = {"model": VISION, "messages": [{"role": "user", "content": "go on"}]}
+    body |= {"max_tokens": 1900, "ignore_eos": True, "user": "another"}
     while True:
         replies.append(Reply(time.perf_counter()))
         await ask(made.http_url, body, into=replies[-1])
