@@ -59,8 +59,7 @@ class RowParameters:
     `masked` are tokens that must not occur before the answer has `masked_until` tokens, and `masked_always`
     those that never may (node.engine.penalties); both rise. `stored` is the packed chain of the prompt
     (mesh.ring.prefix_names), for every member; empty where none of its blocks may be stored. `grids` are the
-    images of the prompt, rising, for every member of a model whose positions have three dimensions
-    (node.engine.staging.mrope).
+    images of the prompt, rising, for every member of a model that needs them (node.engine.vision.grid).
 
     `receipt` binds what the tail signs for the answer (mesh.receipt.statement); empty where it signs nothing.
     `position` counts the answer's tokens that were generated in an earlier epoch. `answered` are these

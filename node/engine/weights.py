@@ -158,7 +158,10 @@ def load_lazily(path: Path, *, parts: bool = False) -> tuple[nn.Module, dict[str
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The model folder's config.json, as mlx-lm reads it (with generation_config.json's end tokens)."""
+    """The model folder's config.json, as mlx-lm reads it (with generation_config.json's end tokens).
+
+    The part of the text model is `text_config`, whatever it is called there.
+    """
     file = path / "config.json"
     check_folder(path)
     if not file.is_file():
@@ -179,6 +182,8 @@ def read_config(path: Path) -> dict[str, Any]:
             reason="BAD_MODEL_CONFIG",
             hint=_REDOWNLOAD,
         ) from error
+    if isinstance(config.get("llm_config"), dict):
+        config.setdefault("text_config", config["llm_config"])
     return config
 
 

@@ -1452,8 +1452,8 @@ class RowParameters(_message.Message):
 
     @_builtins.property
     def grids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The images, for every member of a model whose positions have three dimensions (node.engine.staging.mrope): four
-        numbers each, the index of its first token, and its frames, height and width in tokens.
+        """The images, for every member of a model that needs them (node.engine.vision.grid): four numbers each, the index of
+        its first token, and its frames, height and width in tokens.
         """
 
     def __init__(

@@ -275,7 +275,10 @@ FAMILIES = {
         ],
         "<image_soft_token>",
         "<image_soft_token>",
-        {"model_type": "gemma3n", "vision_config": {"model_type": "gemma3n_vision"}},
+        {
+            "model_type": "gemma3n",
+            "vision_config": {"model_type": "gemma3n_vision", "vocab_offset": 6, "vocab_size": 2},
+        },
         {
             **_HALVES,
             **_SCALED,
@@ -325,7 +328,7 @@ def _qwen(model_type: str, patch: int, mean: dict[str, Any]) -> Family:
     )
 
 
-_KIMI = FAMILIES["kimi_vl"]
+_KIMI, _GEMMA4 = FAMILIES["kimi_vl"], FAMILIES["gemma4"]
 FAMILIES |= {
     "kimi_k25": Family(
         _KIMI.special,
@@ -337,6 +340,107 @@ FAMILIES |= {
         _KIMI.tokens,
         "media_placeholder_token_id",
     ),
+    "kimi_k3": Family(
+        [
+            "[BOS]",
+            "[EOS]",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|media_begin|>",
+            "<|media_content|>",
+            "<|media_end|>",
+            "<|media_pad|>",
+        ],
+        "<|media_pad|>",
+        "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
+        {"model_type": "kimi_k3", "vision_config": {"model_type": "moonvit3d", "patch_size": 14}},
+        {"media_proc_cfg": {**_HALVES, "patch_size": 14, "merge_kernel_size": 2, "in_patch_limit": 4096}},
+        None,
+        _KIMI.tokens,
+        "media_placeholder_token_id",
+    ),
+    "gemma4_unified": Family(
+        _GEMMA4.special,
+        _GEMMA4.row,
+        _GEMMA4.image,
+        {"model_type": "gemma4_unified", "vision_config": {"model_type": "gemma4_unified_vision"}},
+        None,
+        {
+            "processor_class": "Gemma4UnifiedProcessor",
+            "image_processor": {
+                "image_processor_type": "Gemma4UnifiedImageProcessor",
+                "patch_size": 16,
+                "max_soft_tokens": 70,
+                "pooling_kernel_size": 3,
+            },
+        },
+        _GEMMA4.tokens,
+    ),
+    "llava": Family(
+        ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<image>"],
+        "<image>",
+        "<image>",
+        {"model_type": "llava", "vision_config": {"model_type": "clip_vision_model", "patch_size": 14}},
+        {
+            **_CLIP,
+            **_SCALED,
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": 112},
+            "crop_size": {"height": 112, "width": 112},
+            "do_center_crop": True,
+            "resample": 3,
+        },
+        {
+            "processor_class": "LlavaProcessor",
+            "patch_size": 14,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+            "image_token": "<image>",
+        },
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        "image_token_index",
+    ),
+    "minimax_m3_vl": Family(
+        [
+            "<pad>",
+            "<eos>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "]<]start of image[>[",
+            "]<]end of image[>[",
+            "]<]image[>[",
+            "]<]video[>[",
+        ],
+        "]<]image[>[",
+        "]<]image[>[",
+        {
+            "model_type": "minimax_m3_vl",
+            "vision_config": {"model_type": "clip_vision_model", "patch_size": 14},
+        },
+        {**_CLIP, **_SCALED, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2},
+        None,
+        {"eos_token": "<eos>", "pad_token": "<pad>"},
+        "image_token_index",
+    ),
+    "muse_glimmer": Family(
+        [
+            "<pad>",
+            "<eos>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|patch|>",
+            "<|video|>",
+        ],
+        "<|patch|>",
+        "<|patch|>",
+        {"model_type": "muse_glimmer", "vision_config": {"model_type": "muse_glimmer_vision"}},
+        None,
+        {"image_processor": {**_HALVES, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}},
+        {"eos_token": "<eos>", "pad_token": "<pad>"},
+    ),
+    "prism_hadamard_qwen35": _qwen("prism_hadamard_qwen35", 16, _HALVES),
     "qwen2_vl": _qwen("qwen2_vl", 14, _CLIP),
     "qwen2_5_vl": _qwen("qwen2_5_vl", 14, _CLIP),
     "qwen3_vl": _qwen("qwen3_vl", 16, _HALVES),
@@ -373,6 +477,60 @@ FAMILIES |= {
             "image_end_token": "<|image_end|>",
             "image_thumbnail": "<|img_thumbnail|>",
         },
+    ),
+}
+
+
+def _split(model_type: str, kind: str) -> Family:
+    """SmolVLM and Idefics 3 divide an image into squares."""
+    rows = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    return Family(
+        [
+            "<|endoftext|>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<fake_token_around_image>",
+            "<global-img>",
+            "<image>",
+            "<end_of_utterance>",
+            *rows,
+        ],
+        "<image>",
+        "<image>",
+        {"model_type": model_type, "vision_config": {"model_type": model_type}},
+        {
+            **_HALVES,
+            **_SCALED,
+            "do_convert_rgb": True,
+            "do_image_splitting": True,
+            "do_pad": True,
+            "image_processor_type": f"{kind}ImageProcessor",
+            "max_image_size": {"longest_edge": 64},
+            "size": {"longest_edge": 128},
+            "resample": 1,
+        },
+        {"processor_class": f"{kind}Processor", "image_seq_len": 4},
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    )
+
+
+FAMILIES |= {
+    "idefics3": _split("idefics3", "Idefics3"),
+    "smolvlm": _split("smolvlm", "SmolVLM"),
+    "internvl_chat": Family(
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>"],
+        "<IMG_CONTEXT>",
+        "<image>",
+        {
+            "model_type": "internvl_chat",
+            "vision_config": {"model_type": "intern_vit_6b", "patch_size": 14, "image_size": 112},
+            "force_image_size": 112,
+            "downsample_ratio": 0.5,
+        },
+        None,
+        None,
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        "image_token_index",
     ),
 }
 

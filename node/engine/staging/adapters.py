@@ -27,7 +27,7 @@ _SHOWN = """
     gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium hunyuan_v1_dense internlm2
     internlm3 jamba kimi_linear Klear laguna lfm2 lfm2_moe lille_130m llama llama4_text
     mamba mamba2 mellum mimo mimo_v2_flash minicpm minicpm3 minimax ministral3
-    mistral4 mixtral muse_glimmer nanbeige nanochat nemotron nemotron_h nemotron_nas olmo2 olmo3 olmo_hybrid
+    mistral4 mixtral nanbeige nanochat nemotron nemotron_h nemotron_nas olmo2 olmo3 olmo_hybrid
     olmoe openelm phi phi3 phimoe phixtral plamo plamo2 plamo3 qwen qwen2 qwen2_moe qwen3 qwen3_5
     qwen3_moe qwen3_next recurrent_gemma seed_oss spark2_5 stablelm starcoder2 step3p5 telechat3
     youtu_llm
@@ -81,6 +81,9 @@ class Adapter:
 
     per_layer: Place | None = None
     """A layer argument that the head makes from the tokens for each layer, handed on for all later layers."""
+
+    mask: Place | None = None
+    """The layer argument that is the mask, in models where images may be attended to in both directions."""
 
     batches: bool = True
     """Whether `check` has shown that a row has the same results in a batch as alone."""
@@ -265,13 +268,14 @@ _NAMED = {
         rounds=("_fake_quant_fp4", "_fake_quant_fp8"),
     ),
     "gemma3n": _Gemma3n(per_layer=(3,), splices=splicing.gemma3n),
-    "gemma4_text": _Gemma4(per_layer=("per_layer_input",), splices=splicing.gemma4),
+    "gemma4_text": _Gemma4(per_layer=("per_layer_input",), mask=(1,), splices=splicing.gemma4),
     "gpt_bigcode": Adapter(together=together.gpt_bigcode),
     "hunyuan": _Hunyuan(state=((0,), (3, 0), (3, 1))),
     "kimi_k3": _KimiK3(state=((0,), ("blocks", "raw"))),
     "llama4": Adapter(together=together.llama4),
     "longcat_flash": Adapter(together=together.longcat_flash),
     "minimax_m3_vl": Adapter(together=together.minimax_m3),
+    "muse_glimmer": Adapter(splices=splicing.before_layers),
     "muse_spark": _MuseSpark(batches=False, needs=("pre_norm",)),
     "plamo3": Adapter(steps_alike=False),  # its mask shows a token more than its window holds in single steps
     "rwkv7": _Rwkv7(state=((0,), (1,))),

@@ -19,16 +19,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine.vision.grid import Grid
+from sealring.node.engine.vision.grid import INTERLEAVED, Grid, has_three
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-_CHUNKED = frozenset(["qwen2_vl", "qwen2_5_vl"])
-_INTERLEAVED = frozenset(["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
-"""Model types by how their frequencies are divided among the dimensions: one dimension's behind another's, or
-by turns."""
 
 
 class Positions:
@@ -74,6 +69,17 @@ class Positions:
     def seen(self) -> mx.array | None:
         """Which places have rows with images, bool [places]; None if all have."""
         return None if all(self._seen) else mx.array(self._seen)
+
+    def images(self, begin: int, tokens: int) -> npt.NDArray[np.int32] | None:
+        """The image to which each of `tokens` tokens from the index `begin` on belongs, int32 [tokens], as a
+        number; -1 for text. None where all is text, or generated."""
+        import numpy as np
+
+        if self._parts is None:
+            return None
+        part = np.searchsorted(self._parts[0], np.arange(begin, begin + tokens), side="right") - 1
+        found = np.where(self._parts[4][part] == 0, part, -1).astype(np.int32)
+        return found if (found >= 0).any() else None
 
     def at(self, offset: int | mx.array, tokens: int) -> mx.array:
         """Positions of the next `tokens` tokens behind `offset` others, int32 [3, places, tokens]."""
@@ -138,12 +144,7 @@ def mrope_of(model: Any, model_type: str, rope: nn.Module) -> MRope:
             hint="send prompts without images",
             reason="VISION_UNSUPPORTED",
         )
-    return MRope(rope, sections, interleaved=model_type in _INTERLEAVED)
-
-
-def has_three(model_type: str) -> bool:
-    """Whether the positions of models of this type have three dimensions."""
-    return model_type in _CHUNKED | _INTERLEAVED
+    return MRope(rope, sections, interleaved=model_type in INTERLEAVED)
 
 
 def _sections(model: Any, model_type: str) -> Sequence[int] | None:

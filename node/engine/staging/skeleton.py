@@ -11,6 +11,8 @@ import mlx.nn as nn
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import
 
+from .text_part import text_config, wrapped
+
 MAX_LAYERS = 1024
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers")
 
@@ -73,6 +75,8 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
             hint=" ".join(said.getvalue().split())[:200],
         ) from error
     except (ValueError, AttributeError) as error:
+        if (text := text_config(config)) is not None:
+            return wrapped(*model_classes(text))
         raise ModelError(
             f"mlx-lm has no architecture {model_type}",
             reason="MODEL_TYPE_UNKNOWN",

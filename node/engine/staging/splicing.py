@@ -58,6 +58,15 @@ def gemma4(model: nn.Module, splice: Splice) -> None:
     intercept_call(text.embed_tokens, lambda original, tokens: splice(original(tokens) * scale))
 
 
+def before_layers(model: nn.Module, splice: Splice) -> None:
+    """Embeddings are normalized by a function behind the embedding; rows are the first layer's input."""
+
+    def call(original: Call, embedded: mx.array, *args: Any, **kwargs: Any) -> Any:
+        return original(splice(embedded), *args, **kwargs)
+
+    intercept_call(model.layers[0], call)
+
+
 def embedded(model: nn.Module) -> tuple[int, mx.Dtype]:
     """The width and the type of a model's embeddings. Evaluates nothing. Raises as `embedding_of`."""
     made: mx.array = embedding_of(model)(mx.zeros((1, 1), mx.uint32))

@@ -11,13 +11,15 @@ import mlx.nn as nn
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import device
+from sealring.node.engine.vision.grid import attends_both_ways, has_three
 
 from .adapters import Followed
 from .anatomy import Anatomy, Boundary, full_cache, not_stageable, outer_modules, recorded_updates
+from .both_ways import BothWays
 from .caches import Batch, Cache, OneRow, RowByRow, Slots, for_one_row, parts_of, trimmable
 from .interception import Call, intercept_call, leaves, own_arrays
 from .layout import TOKENS, Arguments, StageSpec, get_argument, set_argument
-from .mrope import MRope, Positions, has_three, mrope_of
+from .mrope import MRope, Positions, mrope_of
 from .quantization import CacheQuantization
 from .undo import runs_of
 
@@ -71,6 +73,11 @@ class Stage:
         self._anatomy = anatomy
         self._step = _Step()
         self._mrope: MRope | None = None
+        self._placed = False
+        args = getattr(model, "args", None)
+        self._both_ways = attends_both_ways(
+            {"model_type": anatomy.model_type, "text_config": getattr(args, "text_config", None)}
+        )
         self._slots = Slots(full_cache(model), anatomy.owners, anatomy.idle, lo, hi)
         self.quantization = quantization
         self.awaits_input = True
@@ -121,16 +128,21 @@ class Stage:
                 hint="give the head more layers",
                 reason="VISION_UNSUPPORTED",
             )
-        if has_three(self.spec.model_type):
-            self._take_positions()
+        if has_three(self.spec.model_type) or self._both_ways:
+            self._take_places()
         self._anatomy.adapter.splices(self.model, self._splice)
         for index in range(residuals):
             intercept_call(self._anatomy.layers[index], self._add(index))
 
-    def _take_positions(self) -> None:
-        """Has the stage's layers take positions in three dimensions, once, before the first row that has
-        them. Raises ModelError (VISION_UNSUPPORTED)."""
+    def _take_places(self) -> None:
+        """Has the stage's layers take positions in three dimensions, or masks that see images in both
+        directions, once, before the first row that has images. Raises ModelError (VISION_UNSUPPORTED)."""
         layers = self._anatomy.layers[self.spec.lo : self.spec.hi]
+        if self._both_ways and self._anatomy.adapter.mask is not None:
+            for layer in layers:
+                intercept_call(layer, self._see)
+            self._placed = True
+            return
         ropes = [
             module
             for layer in layers
@@ -140,8 +152,17 @@ class Stage:
         for rope in ropes:
             made = mrope_of(self.model, self.spec.model_type, rope)
             self._mrope = self._mrope or made
+        self._placed = True
         for rope in ropes:
             intercept_call(rope, self._rotate)
+
+    def _see(self, original: Call, *args: Any, **kwargs: Any) -> Any:
+        """A layer of a model that sees images in both directions."""
+        place, both_ways = self._anatomy.adapter.mask, self._step.both_ways
+        arguments = (list(args), kwargs)
+        if place is not None and both_ways is not None:
+            set_argument(arguments, place, both_ways.mask(get_argument(arguments, place)))
+        return original(*arguments[0], **arguments[1])
 
     def _rotate(self, original: Call, array: mx.array, *args: Any, offset: Any = 0) -> Any:
         """A layer's rotary embedding, of queries or keys."""
@@ -196,8 +217,8 @@ class Stage:
         rows that have images, in a model whose positions have three dimensions. Raises ModelError
         (VISION_UNSUPPORTED) for positions that the model does not have.
         """
-        if positions is not None and self._mrope is None:
-            self._take_positions()
+        if positions is not None and not self._placed:
+            self._take_places()
         if not isinstance(cache, RowByRow):
             return self._run_padded(inputs, cache, positions)
         outputs = [
@@ -264,6 +285,8 @@ class Stage:
         if images:  # as in mlx-vlm; some models make more of tokens than an embedding
             token_ids = mx.where(images[0], 0, token_ids)
         step = self._step = _Step(arrived, images, self._slots.spread(cache), positions)
+        if self._both_ways and positions is not None:
+            step.both_ways = _both_ways(positions, cache, tokens)
         with contextlib.ExitStack() as recording:
             updates = {
                 donor: recording.enter_context(recorded_updates(self._cache_of(donor)))
@@ -382,7 +405,17 @@ class _Step:
         self.caches = caches
         self.positions = positions
         self.angles: tuple[mx.array, mx.array] | None = None
+        self.both_ways: BothWays | None = None
         self.next_arguments: list[Arguments] = []
+
+
+def _both_ways(positions: Positions, cache: Cache, tokens: int) -> BothWays | None:
+    """For the masks of a call in which there are images; None for others."""
+    held = parts_of(cache[0])[0].offset
+    if isinstance(held, mx.array):  # a lane's, which has no image before it: these are prefilled one by one
+        return None
+    images = positions.images(int(held), tokens)
+    return None if images is None else BothWays(images, int(held))
 
 
 def _positions(model: nn.Module) -> int:

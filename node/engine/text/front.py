@@ -71,10 +71,11 @@ from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.text.turns import Turns
 from sealring.node.engine.trial import bad_grammar
-from sealring.node.engine.vision.grid import grids_of
+from sealring.node.engine.vision.grid import grids_of, needs_grids
 from sealring.node.engine.vision.picture import Picture, text_of, with_digests
 from sealring.node.engine.vision.sizes import MAX_WAITING_BYTES, lacks_vision
 from sealring.node.engine.vision.viewing import Reading, Viewer, no_viewer, viewer_of
+from sealring.node.engine.weights import read_config
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -386,6 +387,7 @@ class Front:
         self._most_picture_bytes = picture_bytes
         self._viewer: Viewer | None = None
         self._longest = MAX_PREFILL_CHUNK
+        self._placed = False  # whether all stages need to know where images are
         self.grammars = Grammars(self.tokenizer, vocabulary)
         threading.Thread(target=self._run, args=(path,), name="front", daemon=True).start()
         for number in range(1, READERS):
@@ -538,6 +540,7 @@ class Front:
                 self._calls = CallReader(parser)
             self.grammars.prepare()
             self._viewer = viewer_of(path, self._tokenizer) if self._sees else None
+            self._placed = self._viewer is not None and needs_grids(read_config(path))
         except BaseException as error:
             self._failure = error
             return
@@ -678,7 +681,7 @@ class Front:
             sorted(tokenizer.end_tokens),
             chain.packed(),
             command.receipt,
-            grids_of(prompt.pictures),
+            grids_of(prompt.pictures) if self._placed else (),
         )
         if prompt.pictures and prompt.scored:
             found = dataclasses.replace(found, scored=tuple(prompt.scored))

@@ -7,6 +7,7 @@ the head. All logits of rows alone are compared, and then those of the rows toge
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import tempfile
@@ -29,7 +30,7 @@ from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.transfer import through_record, transfer
 from sealring.node.engine.weights import load_lazily, load_stage
 
-from .grid import grids_of
+from .grid import attends_both_ways, grids_of, needs_grids
 from .picture import Picture
 from .prefilling import Images
 from .tower import Tower, build, load_tower
@@ -49,6 +50,8 @@ class ImageReport:
     stages: list[list[int]]
     alone: float | None
     """Between mlx-vlm's whole model and the stages, each row with images by itself."""
+    cut: float | None
+    """Between the stages with a prompt's chunks, and with the prompt as one, where mlx-vlm computes it so."""
     text: float | None
     """Likewise, each row without images: its positions have one dimension here, and three there."""
     together: float | None
@@ -66,10 +69,14 @@ class Prompt:
 
     tokens: npt.NDArray[np.uint32]
     pictures: tuple[Picture, ...]
+    at_once: bool = False
+    """Whether a prompt with images is one chunk."""
 
     def chunks(self) -> list[tuple[int, int]]:
         """Chunks of _CHUNK tokens, or to the edge of an image in which they would end; the last token by
         itself."""
+        if self.at_once and self.pictures:
+            return [(0, len(self.tokens))]
         ends = [0]
         while (begin := ends[-1]) < len(self.tokens) - 1:
             end = min(begin + _CHUNK, len(self.tokens) - 1)
@@ -78,12 +85,20 @@ class Prompt:
         return list(zip(ends, [*ends[1:], len(self.tokens)], strict=True))
 
 
-def prompts(vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], seed: int) -> list[Prompt]:
+def prompts(
+    vocabulary: int,
+    token: int,
+    kinds: Sequence[Mapping[str, Any]],
+    seed: int,
+    *,
+    at_once: bool = False,
+    also: Sequence[int] = (),
+) -> list[Prompt]:
     """A prompt with one image, one with several, one without, and one that begins with an image.
 
     `kinds` are images: `shapes` of random arrays, `values` of arrays, the number of `rows`, and
     how many of these stand in a `row` of the image, behind each of which is another token. Tokens may stand
-    `before` and `behind` all. `token` stands for a row.
+    `before` and `behind` all. `token` stands for a row, and so do those of `also`.
     """
     random = np.random.default_rng(seed)
     made = []
@@ -92,7 +107,7 @@ def prompts(vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], see
         pictures = []
         for part in layout:
             if isinstance(part, int):
-                tokens += random.integers(3, min(vocabulary, token) - 8, part).tolist()
+                tokens += random.integers(3, min(vocabulary, token, *also) - 8, part).tolist()
                 continue
             kind = kinds[0 if part == "one" else -1]
             arrays = {
@@ -103,10 +118,12 @@ def prompts(vocabulary: int, token: int, kinds: Sequence[Mapping[str, Any]], see
             for _ in range(kind["rows"] // long):
                 tokens += [token] * long + [_BREAK] * ("row" in kind)
             tokens += kind.get("behind", [])
-            places = np.flatnonzero(np.array(tokens) == token)
+            places = np.flatnonzero(np.isin(tokens, [token, *also]))
+            places = places[places >= start]
+            kept = np.array(tokens, np.uint32)[places]
             digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).digest()
-            pictures.append(Picture.of(start, len(tokens), places[places >= start], digest, arrays))
-        made.append(Prompt(np.array(tokens, np.uint32), tuple(pictures)))
+            pictures.append(Picture.of(start, len(tokens), places, digest, arrays, kept))
+        made.append(Prompt(np.array(tokens, np.uint32), tuple(pictures), at_once))
     return made
 
 
@@ -138,8 +155,10 @@ def save(model: nn.Module, config: Mapping[str, Any], folder: Path, names: Mappi
 class Whole:
     """mlx-vlm's whole model, as `mlx_vlm.generate` calls it, for one row at a time."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, scale: float = 1.0) -> None:
+        """`scale`: the factor of a text's embeddings that mlx-vlm leaves out."""
         self._model: Any = model
+        self._scale = scale
 
     def __call__(self, prompt: Prompt, more: int) -> tuple[list[mx.array], list[int]]:
         """The logits of each chunk and of each of `more` greedy tokens, and these."""
@@ -150,6 +169,10 @@ class Whole:
             tokens, pixels, mask=mx.ones(tokens.shape, mx.int32), **arrays
         )
         embeddings = made.inputs_embeds
+        if self._scale != 1:
+            text = np.ones((*tokens.shape, 1), np.bool_)
+            text[:, [place for picture in prompt.pictures for place in picture.places]] = False
+            embeddings = mx.where(mx.array(text), embeddings * self._scale, embeddings)
         others = {
             name: value
             for name, value in made.to_dict().items()
@@ -159,6 +182,10 @@ class Whole:
         for name in {"_position_ids", "_rope_deltas"} & vars(language).keys():
             setattr(language, name, None)  # of the prompt before
         cache = language.make_cache() if hasattr(language, "make_cache") else _plain(language)
+        if prompt.at_once and prompt.pictures:
+            kinds = np.zeros(tokens.shape, np.int32)
+            kinds[:, np.concatenate([picture.places for picture in prompt.pictures])] = 1
+            others["mm_token_type_ids"] = mx.array(kinds)
         logits = []
         for start, end in prompt.chunks():
             out = language(
@@ -181,8 +208,10 @@ class Whole:
 class Staged:
     """The stages, with the tower at the head."""
 
-    def __init__(self, stages: Sequence[Stage], tower: Tower) -> None:
+    def __init__(self, stages: Sequence[Stage], tower: Tower, *, placed: bool) -> None:
+        """`placed`: the stages need to know where images are."""
         self._stages = stages
+        self._placed = placed
         self._images = Images(tower)
         self._transfer = transfer()
         stages[0].take_images(tower.residuals)
@@ -191,7 +220,7 @@ class Staged:
         """The logits of each chunk, and the row's caches, one of each stage."""
         cache = [stage.make_cache() for stage in self._stages]
         logits = []
-        positions = _positions(prompt)
+        positions = self._positions(prompt)
         for start, end in prompt.chunks():
             pictures = () if blind else prompt.pictures
             more = self._images.inputs(0, pictures, start, end, _fail)
@@ -216,20 +245,23 @@ class Staged:
     def alone(self, prompt: Prompt, tokens: Sequence[int]) -> list[mx.array]:
         """The logits of each chunk and each token."""
         logits, cache = self.prefill(prompt)
-        positions = _positions(prompt)
+        positions = self._positions(prompt)
         return logits + [self.step([mx.array([[token]], mx.uint32)], cache, positions)[0] for token in tokens]
 
     def together(self, prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]]) -> list[list[mx.array]]:
         """As `alone`, of rows that are prefilled one by one and decode as a batch."""
         logits, rows = zip(*(self.prefill(prompt) for prompt in prompts), strict=True)
         batch = [caches.merge(own) for own in zip(*rows, strict=True)]
-        positions = Positions.together([_positions(prompt) for prompt in prompts])
+        positions = Positions.together([self._positions(prompt) for prompt in prompts])
         found = [list(own) for own in logits]
         for step in zip(*tokens, strict=True):
             made = self.step([mx.array([[token] for token in step], mx.uint32)], batch, positions)
             for own, one in zip(found, made, strict=True):
                 own.append(one)
         return found
+
+    def _positions(self, prompt: Prompt) -> Positions | None:
+        return Positions.of(grids_of(prompt.pictures)) if self._placed and prompt.pictures else None
 
 
 def check_images(
@@ -241,9 +273,13 @@ def check_images(
     seed: int = 0,
     dtype: mx.Dtype = mx.float32,
     names: Mapping[str, str] | None = None,
+    also: Sequence[int] = (),
+    scale: float = 1.0,
 ) -> ImageReport:
-    """Compares mlx-vlm's whole model with stages; arguments as `prompts` and `save` have them. Raises
-    ModelError."""
+    """Compares mlx-vlm's whole model with stages; arguments as `prompts`, `save` and `Whole` have them.
+
+    Raises ModelError.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = random_whole(config, seed, dtype)
@@ -252,20 +288,25 @@ def check_images(
         ranges = ranges_of(len(lazy.layers), stages=stages)
         tower = load_tower(folder, *embedded(lazy))
         assert tower is not None, "the folder has no tower"
-        staged = Staged([load_stage(folder, lo, hi) for lo, hi in ranges], tower)
-        whole = Whole(model)
+        loaded = [load_stage(folder, lo, hi) for lo, hi in ranges]
+        staged = Staged(loaded, tower, placed=needs_grids(config))
+        whole = Whole(model, scale)
         vocabulary = config.get("text_config", config).get("vocab_size") or config["vocab_size"]
-        asked = prompts(vocabulary, token, kinds, seed)
+        at_once = attends_both_ways(config)
+        asked = prompts(vocabulary, token, kinds, seed, at_once=at_once, also=also)
         expected = [whole(prompt, _DECODE_STEPS) for prompt in asked]
         chosen = [tokens[:-1] for _, tokens in expected]
         alone = [staged.alone(prompt, tokens) for prompt, tokens in zip(asked, chosen, strict=True)]
         together = staged.together(asked, chosen)
+        cut = [dataclasses.replace(prompt, at_once=False) for prompt in asked if prompt.at_once]
+        chunked = [mx.concatenate(staged.prefill(prompt)[0]) for prompt in cut]
         blind = [staged.prefill(prompt, blind=True)[0] for prompt in asked]
     flat = [logits for row in alone for logits in row]
     return ImageReport(
         model_type=config["model_type"],
         stages=[list(one) for one in ranges],
         alone=_difference(asked, expected, alone, seen=True),
+        cut=largest_difference(chunked, [mx.concatenate(row[:-_DECODE_STEPS]) for row in alone[: len(cut)]]),
         text=_difference(asked, expected, alone, seen=False),
         together=largest_difference([logits for row in together for logits in row], flat),
         blind=largest_difference(
@@ -274,6 +315,12 @@ def check_images(
         largest=max(float(mx.max(mx.abs(logits)).item()) for logits in flat),  # type: ignore[arg-type]
         tower_bytes=tower.weight_bytes,
     )
+
+
+def check_family(family: Mapping[str, Any], *, stages: int) -> ImageReport:
+    """`check_images` of an entry of tests/data/archs-images.json."""
+    more = {name: family[name] for name in ("names", "also", "scale") if name in family}
+    return check_images(family["config"], family["images"], family["token"], stages=stages, **more)
 
 
 def _difference(
@@ -289,11 +336,6 @@ def _difference(
         [logits for at in which for logits in expected[at][0]],
         [logits for at in which for logits in found[at]],
     )
-
-
-def _positions(prompt: Prompt) -> Positions | None:
-    grids = grids_of(prompt.pictures)
-    return Positions.of(grids) if grids else None
 
 
 def _joined(pictures: Sequence[Picture]) -> dict[str, npt.NDArray[Any]]:

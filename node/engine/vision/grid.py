@@ -1,17 +1,43 @@
-"""The places and sizes of a prompt's images, for positions in three dimensions."""
+"""The places and sizes of a prompt's images, for stages that compute images otherwise than text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sealring.mesh.ring.limits import MAX_CONTEXT
 from sealring.mesh.ring.unbroken import MAX_UNBROKEN
 
 if TYPE_CHECKING:
     from .picture import Picture
+
+
+CHUNKED = frozenset(["qwen2_vl", "qwen2_5_vl"])
+INTERLEAVED = frozenset(["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "prism_hadamard_qwen35"])
+"""Model types whose positions have three dimensions, by how frequencies are divided among these: one
+dimension's behind another's, or by turns."""
+
+_DEFAULTS = {"gemma4_unified": "vision"}
+"""The direction of attention where a configuration leaves it out, by model type."""
+
+
+def has_three(model_type: str) -> bool:
+    """Whether the positions of models of this type have three dimensions."""
+    return model_type in CHUNKED | INTERLEAVED
+
+
+def attends_both_ways(config: Mapping[str, Any]) -> bool:
+    """Whether, by its configuration, the tokens of an image attend to each other in both directions."""
+    text = config.get("text_config")
+    name, default = "use_bidirectional_attention", _DEFAULTS.get(str(config.get("model_type")))
+    return isinstance(text, Mapping) and text.get(name, default) == "vision"
+
+
+def needs_grids(config: Mapping[str, Any]) -> bool:
+    """Whether all stages of a model need the grids of a prompt's images."""
+    return has_three(str(config.get("model_type"))) or attends_both_ways(config)
 
 
 class Grid(NamedTuple):
@@ -33,10 +59,12 @@ class Grid(NamedTuple):
 
 
 def grids_of(pictures: Iterable[Picture]) -> tuple[Grid, ...]:
-    """The grids of a prompt's images, for a model whose processor reports patches; none for others."""
+    """The grids of a prompt's images; a line of tokens where the processor reports no patches."""
     found = []
     for picture in pictures:
-        if picture.patches:
+        if not picture.patches:
+            found.append(Grid(int(picture.places[0]), 1, 1, len(picture.places)))
+        else:
             frames, height, width = picture.patches
             merged = math.isqrt(
                 frames * height * width // len(picture.places)

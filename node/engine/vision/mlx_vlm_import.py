@@ -17,7 +17,7 @@ from sealring.node.engine import mlx_lm_import
 _PACKAGES = ("mlx_vlm", "mlx_vlm.speculative")
 """Each `__init__` imports what needs packages that are not installed."""
 
-_OTHER_NAMES = {"lfm2-vl": "lfm2_vl"}
+OTHER_NAMES = {"lfm2-vl": "lfm2_vl"}
 """mlx-vlm's name of a family where it is not mlx-lm's."""
 
 ROW_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id")
@@ -27,7 +27,7 @@ a configuration has."""
 
 def knows(model_type: str) -> bool:
     """Whether mlx-vlm is installed and has this model type. Imports nothing."""
-    name = _OTHER_NAMES.get(model_type, model_type)
+    name = OTHER_NAMES.get(model_type, model_type)
     found = importlib.util.find_spec("mlx_vlm")
     places = found.submodule_search_locations or () if found is not None else ()
     return name.isidentifier() and any(Path(place, "models", name).is_dir() for place in places)
@@ -41,7 +41,7 @@ def family(model_type: str) -> ModuleType | None:
     try:
         for name in _PACKAGES:
             mlx_lm_import.register(name)
-        name = _OTHER_NAMES.get(model_type, model_type)
+        name = OTHER_NAMES.get(model_type, model_type)
         return importlib.import_module(f"mlx_vlm.models.{name}") if knows(model_type) else None
     except ImportError as error:
         raise vision_not_installed() from error

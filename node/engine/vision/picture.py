@@ -67,11 +67,21 @@ class Picture:
     """Its arrays, which are needed only if its rows are computed: not in a kept prefix."""
     patches: tuple[int, ...] = ()
     """As `patches_in`."""
+    tokens: npt.NDArray[Any] | None = None
+    """uint32, (rows,): the tokens at its places; None where all are the one that stands for rows."""
 
     @classmethod
-    def of(cls, start: int, end: int, places: npt.NDArray[Any], digest: bytes, arrays: Arrays) -> Picture:
+    def of(
+        cls,
+        start: int,
+        end: int,
+        places: npt.NDArray[Any],
+        digest: bytes,
+        arrays: Arrays,
+        tokens: npt.NDArray[Any] | None = None,
+    ) -> Picture:
         """An image whose arrays are there."""
-        return cls(start, end, places, digest, Made(arrays), patches_in(arrays))
+        return cls(start, end, places, digest, Made(arrays), patches_in(arrays), tokens)
 
     @property
     def nbytes(self) -> int:

@@ -32,6 +32,10 @@ from sealring.node.engine.vision import mlx_vlm_import
 _PLACEHOLDERS = ("image_token", "boi_token")
 """What processors call the text that stands for an image in a chat. Of some it is `<image>`."""
 
+_OFFSET, _COUNT = "vocab_offset", "vocab_size"
+"""Settings of a tower that embeds tokens itself: the first of these, and their number. Gemma 3n's embeds the
+end of an image."""
+
 _TEXT_SIDE = {
     "input_ids",
     "attention_mask",
@@ -87,10 +91,13 @@ class Processor:
         self._tokenizer = _tokenizer(folder, special)
         self._names = {number: name for name, number in special.items()}
         self._bytes = {number: _letters()[letter] for letter, number in _letter_ids(special).items()}
-        family, defaults = _family(config)
+        family, defaults, vision_defaults = _family(config)
         self._processor: Any = family.from_pretrained(str(folder), trust_remote_code=False)
         found = [each.get(name) for each in (config, defaults) for name in mlx_vlm_import.ROW_TOKENS]
-        self.row_token: int = next(one for one in found if isinstance(one, int))
+        row_token = next(one for one in found if isinstance(one, int))
+        embeds = _embedded(config, vision_defaults)
+        self.row_tokens = [row_token, *sorted(embeds.intersection(special.values()) - {row_token})]
+        """Tokens whose embeddings an image's rows replace; the first is that of nearly all."""
         names = (getattr(self._processor, name, None) for name in _PLACEHOLDERS)
         self.placeholders = [
             *dict.fromkeys([*(one for one in names if isinstance(one, str) and one), "<image>"])
@@ -113,7 +120,7 @@ class Processor:
         except Exception as error:  # for example an image that is much wider than high
             raise RefusedError(f"the model's processor refuses it ({type(error).__name__})") from None
         ids: list[int] = np.array(made["input_ids"]).reshape(-1).tolist()
-        places = [place for place, token in enumerate(ids) if token == self.row_token]
+        places = [place for place, token in enumerate(ids) if token in self.row_tokens]
         if not places:
             raise RefusedError("the model's processor makes nothing of it")
         before = behind = 0
@@ -135,8 +142,16 @@ class Processor:
         ).decode()
 
 
-def _family(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """The class of the family's processors, and what mlx-vlm assumes of what a configuration leaves out.
+def _embedded(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[int]:
+    """Tokens that the tower embeds."""
+    vision = {**defaults, **(config.get("vision_config") or {})}
+    first, count = vision.get(_OFFSET), vision.get(_COUNT)
+    return set(range(first, first + count)) if isinstance(first, int) and isinstance(count, int) else set()
+
+
+def _family(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
+    """The class of the family's processors, and what mlx-vlm assumes of what a configuration leaves out, of
+    the model and of its tower.
 
     mlx-vlm's packages put their processors into transformers' AutoProcessor, and hide there why one failed.
     """
@@ -154,11 +169,11 @@ def _family(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     package = mlx_vlm_import.family(model_type)
     if package is None or model_type not in found:
         raise ValueError(f"mlx-vlm has no processor for {model_type}")
-    return found[model_type], vars(package.ModelConfig)
+    return found[model_type], vars(package.ModelConfig), vars(package.VisionConfig)
 
 
 def _tokenizer(folder: Path, special: Mapping[str, int]) -> Any:
-    """A tokenizer of the special tokens and of bytes, which transformers' AutoTokenizer finds from now on."""
+    """A tokenizer of the special tokens and of bytes, which transformers' classes find from now on."""
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -183,7 +198,8 @@ def _tokenizer(folder: Path, special: Mapping[str, int]) -> Any:
     )
     if made.pad_token is None:
         made.pad_token = made.eos_token or next(iter(special))
-    transformers.AutoTokenizer.from_pretrained = lambda *_, **__: made
+    for found_by in (transformers.AutoTokenizer, transformers.PreTrainedTokenizerFast):
+        setattr(found_by, "from_pretrained", staticmethod(lambda *_, **__: made))  # noqa: B010
     return made
 
 
@@ -223,7 +239,7 @@ def main() -> None:
                 processor = _begin(asked)
                 return {
                     "placeholders": processor.placeholders,
-                    "row_token": processor.row_token,
+                    "row_tokens": processor.row_tokens,
                     "identity": processor.identity,
                 }
             image = Image.frombytes("RGB", tuple(asked["size"]), asked["data"])

@@ -25,8 +25,9 @@ HIGH_SIDE, LOW_SIDE = 2048, 512
 documents for high and low `detail`, and they bound what a processor makes of an image."""
 
 _SHOWN = """
-    gemma3 gemma4 kimi_k25 kimi_vl lfm2-vl llama4 mistral3 pixtral qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe
-    qwen3_vl qwen3_vl_moe
+    gemma3 gemma3n gemma4 gemma4_unified idefics3 internvl_chat kimi_k25 kimi_k3 kimi_vl lfm2-vl llama4 llava
+    minimax_m3_vl mistral3 muse_glimmer pixtral prism_hadamard_qwen35 qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe
+    qwen3_vl qwen3_vl_moe smolvlm
 """
 SHOWN = frozenset(_SHOWN.split())
 """Model types of which `vision.check` has shown that stages compute images as mlx-vlm's whole model does. Of
@@ -129,9 +130,6 @@ def _unfit(config: Mapping[str, Any]) -> str:
         return UNFIT.get(
             model_type, f"no tower of {model_type} models was compared with mlx-vlm's whole model"
         )
-    text = config.get("text_config")
-    if isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision":
-        return "the tokens of an image would see each other in both directions, and here they do not"
     return ""
 
 

@@ -70,6 +70,8 @@ class Tower:
         `Source.take` raises."""
         count = len(picture.places)
         tokens = mx.full((1, count), self._token, mx.int32)
+        if picture.tokens is not None:
+            tokens = mx.array(picture.tokens.astype(np.int32))[None]
         arrays = {name: _array(value) for name, value in picture.source.take().items()}
         pixels = arrays.pop(_PIXELS)
         try:
@@ -108,6 +110,9 @@ class _Blank:
 
     def embed_tokens(self, tokens: mx.array) -> mx.array:
         return mx.zeros((*tokens.shape, self._width), self._dtype)
+
+    def embed_norm(self, embedded: mx.array) -> mx.array:
+        return embedded
 
     def get_per_layer_inputs(self, tokens: mx.array) -> None: ...
 

@@ -115,7 +115,7 @@ class Viewer:
         self._processes.prepare()
         if not self._described:
             raise ViewerError("the process ended")
-        if self.row_token not in special:
+        if self.row_tokens[0] not in special:
             raise ViewerError("no special token stands for images")
         self.placeholder = ""
         """The text that the chat template writes for an image. The owner of this object sets it."""
@@ -130,9 +130,10 @@ class Viewer:
         return found
 
     @property
-    def row_token(self) -> int:
-        """The token whose embeddings an image's rows replace."""
-        return int(self._described["row_token"])
+    def row_tokens(self) -> Sequence[int]:
+        """The tokens whose embeddings an image's rows replace."""
+        found: Sequence[int] = self._described["row_tokens"]
+        return found
 
     @property
     def identity(self) -> str:
@@ -232,7 +233,8 @@ class Reading:
 
         Raises InvalidInput (PROMPT_UNUSABLE) if its tokens are not those of the images.
         """
-        places = np.flatnonzero(np.array(ids, np.int64) == self._viewer.row_token)
+        tokens = np.array(ids, np.uint32)
+        places = np.flatnonzero(np.isin(tokens, self._viewer.row_tokens))
         if len(places) != sum(seen.shape.rows for seen in self.seen):
             raise InvalidInput(
                 "the prompt's tokens are not those of its images",
@@ -245,7 +247,7 @@ class Reading:
             own = places[at : at + shape.rows]
             at += shape.rows
             start, end = int(own[0]) - shape.before, int(own[-1]) + 1 + shape.behind
-            found.append(Picture(start, end, own, digest, source, shape.patches))
+            found.append(Picture(start, end, own, digest, source, shape.patches, tokens[own]))
         return found
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,12 @@ from typing import Any
 import pytest
 from stagering import combinations
 
-from sealring.node.engine.vision.check import check_images
-from sealring.node.engine.vision.sizes import SHOWN, can_see
+from bench.images import small_towers
+from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.staging.text_part import WRAPPED
+from sealring.node.engine.vision import mlx_vlm_import
+from sealring.node.engine.vision.check import check_family
+from sealring.node.engine.vision.sizes import SHOWN, UNFIT, can_see
 
 ALL: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes()
@@ -27,21 +32,40 @@ ROUNDING = 1e-3
 @pytest.mark.parametrize(
     ("key", "stages"),
     combinations(
-        FAMILIES, [1, 2, 3], always=[("gemma3", 2), ("gemma4", 2), ("qwen2_5_vl", 2), ("qwen3_5", 3)]
+        FAMILIES,
+        [1, 2, 3],
+        always=[("gemma3", 2), ("gemma4", 2), ("gemma4:both-ways", 3), ("qwen2_5_vl", 2), ("qwen3_5", 3)],
     ),
 )
 def test_logits_are_those_of_mlx_vlms_whole_model(key: str, stages: int) -> None:
     family = FAMILIES[key]
-    given = family["config"], family["images"], family["token"]
-    report = check_images(*given, stages=stages, names=family.get("names"))
+    with small_towers():
+        report = check_family(family, stages=stages)
     assert report.alone is not None
     assert report.alone <= family.get("rounding", 0)
+    assert report.cut is not None
+    assert report.cut <= ROUNDING * report.largest
     assert report.text is not None
     assert report.text <= ROUNDING * report.largest
     assert report.together is not None
     assert report.together <= ROUNDING * report.largest
     assert report.blind is not None
     assert report.blind > 100 * ROUNDING * report.largest
+
+
+def test_whatever_mlx_lm_and_mlx_vlm_both_have_with_a_tower_is_served_or_refused_by_name() -> None:
+    utils = mlx_lm_import.import_utils()
+    types = {file.stem for file in Path(utils.__file__).parent.glob("models/*.py")} | {*utils.MODEL_REMAPPING}
+    (place,) = importlib.util.find_spec("mlx_vlm").submodule_search_locations  # type: ignore[union-attr]
+
+    def has_tower(model_type: str) -> bool:
+        files = Path(place, "models", mlx_vlm_import.OTHER_NAMES.get(model_type, model_type)).glob("*.py")
+        return any(file.stem == "vision" or "VisionModel" in file.read_text() for file in files)
+
+    seeing = {one for one in types if mlx_vlm_import.knows(one) and has_tower(one)}
+    assert seeing == (SHOWN | UNFIT.keys()) - WRAPPED
+    assert not SHOWN & UNFIT.keys()
+    assert all(mlx_vlm_import.knows(one) for one in SHOWN)
 
 
 def test_every_family_that_is_said_to_be_right_is_checked() -> None:

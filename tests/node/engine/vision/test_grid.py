@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from sealring.mesh.ring.limits import MAX_CONTEXT
 from sealring.mesh.ring.unbroken import MAX_UNBROKEN
-from sealring.node.engine.vision.grid import Grid, grids_of, possible
+from sealring.node.engine.vision.grid import Grid, grids_of, needs_grids, possible
 from sealring.node.engine.vision.picture import Picture
 
 
@@ -25,8 +27,25 @@ def test_sizes_are_in_tokens(merge: int) -> None:
     assert grids_of(pictures)[0].end == 28
 
 
-def test_images_of_other_models_have_none() -> None:
-    assert grids_of([Picture.of(1, 4, np.arange(2, 3), b"", {})]) == ()
+def test_without_patches_an_image_is_a_line_of_tokens() -> None:
+    assert grids_of([Picture.of(1, 6, np.arange(2, 5), b"", {})]) == (Grid(2, 1, 1, 3),)
+
+
+@pytest.mark.parametrize(
+    ("config", "needs"),
+    [
+        ({"model_type": "qwen3_vl"}, True),
+        ({"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}}, True),
+        ({"model_type": "gemma4", "text_config": {"use_bidirectional_attention": None}}, False),
+        ({"model_type": "gemma4_unified", "text_config": {}}, True),
+        ({"model_type": "gemma4_unified", "text_config": {"use_bidirectional_attention": None}}, False),
+        ({"model_type": "minimax_m3_vl", "text_config": {}}, False),
+    ],
+)
+def test_stages_need_grids_for_three_dimensions_and_for_both_directions(
+    config: dict[str, Any], needs: bool
+) -> None:
+    assert needs_grids(config) == needs
 
 
 def test_only_images_of_one_prompt_are_possible() -> None:

@@ -141,7 +141,7 @@ class Steps:
 
 
 def greedy(prompt: Prompt) -> RowParameters:
-    grids = grids_of(prompt.pictures)
+    grids = grids_of(one for one in prompt.pictures if one.patches)
     return params.from_sampling(inference.Sampling(), prompt.tokens.tolist(), [], grids=grids)
 
 

@@ -14,7 +14,7 @@ from sealring.node.engine.profile import profile
 from sealring.node.engine.ranges import needed
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.vision.check import prompts, random_whole, save
-from sealring.node.engine.vision.sizes import can_see, largest_image
+from sealring.node.engine.vision.sizes import UNFIT, can_see, largest_image, why_blind
 from sealring.node.engine.vision.tower import Tower, load_tower
 from sealring.node.engine.weights import load_lazily, read_header
 
@@ -116,5 +116,4 @@ def test_the_largest_image_is_the_processors(tmp_path: Path, settings: Any, pixe
 def test_images_of_families_that_were_not_shown_to_be_right_are_refused() -> None:
     assert can_see(FAMILY["config"])
     assert not can_see(FAMILY["config"] | {"model_type": "paligemma"})
-    text = FAMILY["config"]["text_config"] | {"use_bidirectional_attention": "vision"}
-    assert not can_see(FAMILY["config"] | {"text_config": text})
+    assert why_blind(FAMILY["config"] | {"model_type": "muse_spark"}) == UNFIT["muse_spark"]
