@@ -15,22 +15,26 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import hasty
 import numpy as np
 import pytest
 import pytest_asyncio
 from capture import files_of
+from hostileimages import picture, saved
 from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, MODEL, Ring, started
 from sharing import Answered, ask
 from small_models import DATA, tiny, write_model
 from tokenizers import Tokenizer
+from visionmodels import write_model as write_seeing
 
 from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.cluster import LocalCluster
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.mesh.errors import SealringError
+from sealring.v1 import inference_pb2 as inference
 
 pytestmark = CLUSTER
 
@@ -60,10 +64,20 @@ async def windows(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Ring:
     The first tests do without, so that members which they end do not load it again."""
     config = json.loads((DATA / "archs.json").read_bytes())["gpt_oss"]
     small = tiny(config, "gpt_oss") | {"max_position_embeddings": 4096, "eos_token_id": 2}
-    model = write_model(tmp_path_factory.mktemp("windows") / "model", small)
-    spec = {"name": "windows", "model": str(model), "stages": 2, "max_rows": 2, "context": 2048}
+    return await beside(ring, "windows", write_model(tmp_path_factory.mktemp("windows") / "model", small))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def seeing(ring: Ring, tmp_path: Path) -> AsyncIterator[Ring]:
+    """Over the same nodes, a model that sees and has windows; no other test has it beside the others."""
+    yield await beside(ring, "seeing", write_seeing(tmp_path / "model"))
+    await ring.cluster.admin.call("DeleteDeployment", name="seeing")
+
+
+async def beside(ring: Ring, name: str, model: Path) -> Ring:
+    spec = {"name": name, "model": str(model), "stages": 2, "max_rows": 2, "context": 2048}
     await ring.cluster.admin.call("CreateDeployment", spec=spec, seconds=LIMIT_SECONDS)
-    deployment = await wait_until_serving(ring.cluster.admin, "windows", seconds=LIMIT_SECONDS)
+    deployment = await wait_until_serving(ring.cluster.admin, name, seconds=LIMIT_SECONDS)
     other = dataclasses.replace(ring, deployment=deployment)
     await other.offered(1)
     return other
@@ -95,10 +109,24 @@ def blocks(ring: Ring, node: str) -> set[tuple[Path, int]]:
     return found
 
 
-async def stored(ring: Ring, name: str, key: str = "", *, words: int = 300, more: int = 1) -> Answered:
+def looked_at(shape: tuple[int, int]) -> list[dict[str, Any]]:
+    """A picture with a text of more than 1,024 tokens, each of which is a character."""
+    image = inference.Image(data=saved(picture(*shape), "PNG"))
+    return [{"role": "user", "content": text_of("looked at", 160), "images": [image]}]
+
+
+async def stored(
+    ring: Ring,
+    name: str,
+    key: str = "",
+    *,
+    words: int = 300,
+    more: int = 1,
+    asked: list[dict[str, Any]] | None = None,
+) -> Answered:
     """Asks, and waits until all members have `more` blocks than before: they are written behind."""
     before = {node: len(blocks(ring, node)) for node in await members(ring)}
-    answer = await ask(ring, messages(name, words), key=key)
+    answer = await ask(ring, asked or messages(name, words), key=key)
     async with asyncio.timeout(LIMIT_SECONDS):
         while any(len(blocks(ring, node)) < count + more for node, count in before.items()):
             await asyncio.sleep(0.1)
@@ -153,20 +181,31 @@ async def test_a_member_without_its_folder_costs_a_miss(ring: Ring) -> None:
         await restart(ring, node)
 
 
-async def test_everything_may_be_restarted(ring: Ring, windows: Ring) -> None:
-    await ring.serving()
-    await windows.serving()
+async def test_everything_may_be_restarted_and_what_was_seen_is_not_computed_again(
+    ring: Ring, windows: Ring, seeing: Ring
+) -> None:
+    for each in (ring, windows, seeing):
+        await each.serving()
+    first = looked_at((300, 200))
+    seen = await stored(seeing, "seen", asked=first, more=5)
     cold = await stored(ring, "restarted")
     slid = await stored(windows, "restarted", words=LONG, more=5)
-    assert slid.prompt_tokens > 1024
+    assert min(seen.prompt_tokens, slid.prompt_tokens) > 1024
     everything = "coordinator", "gateway", *await members(ring)
     await restart(ring, *everything)
-    await ring.serving()
-    await windows.serving()
+    for each in (ring, windows, seeing):
+        await each.serving()
     warm = await ask(ring, messages("restarted"))
     assert (warm.cached >= 256, warm.text) == (True, cold.text)
     again = await ask(windows, messages("restarted", LONG))
     assert (again.cached >= 1024, again.text) == (True, slid.text)
+    more = [{"role": "assistant", "content": "A ramp."}, {"role": "user", "content": "And now?"}]
+    turn = await ask(seeing, [*first, *more])
+    other, _ = KeyFile(ring.cluster.state_dir / "gateway").create([Scope.INFERENCE])
+    computed = await ask(seeing, [*first, *more], key=other)
+    assert (turn.cached >= 1024, computed.cached, turn.text) == (True, 0, computed.text)
+    unlike = await ask(seeing, [*looked_at((200, 300)), *more])
+    assert unlike.cached == 0, "another picture, of the same text"
 
 
 async def drain(ring: Ring, node: str, *, undo: bool = False) -> None:

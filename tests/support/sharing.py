@@ -34,7 +34,7 @@ def dialogue(*contents: str) -> list[dict[str, str]]:
 
 async def ask(
     ring: Ring,
-    messages: list[dict[str, str]],
+    messages: list[dict[str, Any]],
     *,
     max_tokens: int = 8,
     key: str = "",
