@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sealring.node.engine.staging.mtp_head import FORMATS
+from sealring.node.engine.vision.sizes import UNFIT
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOUND, PAGE = DOCS / "models.json", DOCS / "models.md"
@@ -20,7 +21,8 @@ INTRODUCTION = """\
 # Models
 
 What sealring can do with the architectures of mlx-lm 0.32.2. Each line is a small configuration of
-`tests/data`, with random float32 weights, on a CPU. A name is mlx-lm's, with a variant after a colon.
+`tests/data`, with random float32 weights, on a CPU. A name is mlx-lm's, with a variant after a colon. Three
+are unknown to mlx-lm, and their text part is one of its models: idefics3, internvl_chat, smolvlm.
 
 `python -m bench.architectures` makes this page from `docs/models.json`. To check the architectures again:
 
@@ -62,7 +64,8 @@ them.
   62](decisions/0062-towers-at-the-head.md)). *exact* if logits in three stages are those of mlx-vlm 0.7.10's
   whole model, bit for bit; *rounding* if its language model differs as much from mlx-lm's without images. A
   folder that `mlx_lm.convert` wrote has no tower. A tensor ring takes no images. Nothing is said of what
-  reads text only, and of variants that were not checked.
+  reads text only, and of variants that were not checked. [Below](#images) is what is refused, and where
+  mlx-vlm differs.
 """
 
 TENSOR = """\
@@ -131,6 +134,38 @@ One different token changes the rest of an answer, so most long answers differ i
 bits are too few for a model of this size.
 """
 
+IMAGES = """\
+## Images
+
+Where mlx-vlm 0.7.10 differs from mlx-lm without images, it does with them, and mlx-lm's text model counts:
+
+* gemma3n: mlx-vlm does not multiply a prompt's embeddings, and turns queries of layers that share keys by a
+  position too late. Compared with embeddings multiplied and no such layers, and with a small tower in the
+  place of its own, the difference is 0.
+* gemma4 whose tokens of an image attend in both directions is compared with the prompt as one chunk, which is
+  how mlx-vlm computes it. In chunks of seven tokens logits of 6 differ by 1e-5 from that.
+* minimax_m3_vl: the difference is 0 as long as its sparse layers take all blocks of keys (2,048 tokens in the
+  published model). Behind that the two libraries choose other blocks.
+* mistral3 with a mistral4 text: the two libraries' text models differ (0.9, of logits of 3).
+
+A plan says why images are refused (`sealring deployment plan`). Model types that both libraries have, with a
+tower, and of which sealring refuses images:
+
+"""
+
+ELSEWHERE = """\
+
+Model types that only mlx-vlm has are refused when they are deployed (`MODEL_TYPE_UNKNOWN`), with the three
+exceptions above:
+
+* aya_vision, internvl, llava_next, llava_onevision and granite_vision have a text part that mlx-lm knows.
+  They were not compared.
+* The whole prompt of paligemma attends in both directions.
+* glm4v, glm4v_moe, glm_ocr, ernie4_5_moe_vl, paddleocr_vl and qwen3_omni_moe have positions in three
+  dimensions, in layers that mlx-lm lacks.
+* deepseek_vl_v2, hunyuan_vl, molmo, phi3_v, phi4mm, mllama, step3p7 and others have text models of their own.
+"""
+
 GRAMMARS = """\
 ## Grammars
 
@@ -157,7 +192,9 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         [[name, f"`{found[name]['reason']}`", found[name]["why"], _ranks(found[name])] for name in refused],
     )
     count = f"{len(exact)} configurations are served in stages, {len(refused)} are refused, none is wrong.\n"
-    return "\n".join([INTRODUCTION, count, served, REAL, TENSOR, REFUSED, why, GRAMMARS])
+    unfit = _table(["model type", "why"], [[name, UNFIT[name]] for name in sorted(UNFIT)])
+    images = IMAGES + unfit + ELSEWHERE
+    return "\n".join([INTRODUCTION, count, served, images, REAL, TENSOR, REFUSED, why, GRAMMARS])
 
 
 def _abilities(name: str, one: dict[str, Any]) -> list[str]:
