@@ -381,14 +381,15 @@ def draft_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, runs: 
 
 
 def mark_bytes(measured: dict[str, Any], lo: int, hi: int, context: int) -> int:
-    """Bytes of the windows and states of the layers [lo, hi), as they are after one token of a row."""
+    """Bytes of the windows and states of the layers [lo, hi), as they are after one token of a row. 0 where
+    no layer has any: nothing is planned for them either."""
     layers = zip(
         measured["kv_bytes_per_token"][lo:hi],
         measured["kv_max_tokens"][lo:hi],
         measured["state_bytes"][lo:hi],
         strict=True,
     )
-    return max(1, sum(int(state + growth * min(window or 0, context)) for growth, window, state in layers))
+    return sum(int(state + growth * min(window or 0, context)) for growth, window, state in layers)
 
 
 def profile_message(path: str, ranks: int = 1) -> model.ModelProfile:

@@ -166,3 +166,9 @@ def test_a_draft_model_may_have_windows_and_states(family: str, model_folder: Wr
     assert loaded.drafter.memory > sum(message.layer_bytes) + DRAFT_MARKS * mark
     assert loaded.message(1).draft_us > 0
     loaded.free()
+
+
+def test_a_stage_whose_layers_use_the_caches_of_others_has_no_marks() -> None:
+    """Nothing is planned for it, so that a byte for each mark would leave no room for any prefix."""
+    measured = {"kv_bytes_per_token": [64, 0, 0], "kv_max_tokens": [8, 0, 0], "state_bytes": [0, 0, 0]}
+    assert [folder.mark_bytes(measured, *layers, 512) for layers in ((0, 1), (1, 3))] == [512, 0]
