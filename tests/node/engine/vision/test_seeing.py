@@ -31,6 +31,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma4": {"patch_size": 16, "pooling_kernel_size": 3, "default_output_length": 70},
     "lfm2-vl": {"patch_size": 16, "num_patches": 256},
     "gemma4_unified": {"patch_size": 16, "model_patch_size": 48, "num_soft_tokens": 70},
+    "idefics3": {"patch_size": 16, "image_size": 64},
+    "internvl_chat": {"patch_size": 14, "image_size": 112},
     "kimi_k3": {"patch_size": 14},
     "llava": {"patch_size": 14, "image_size": 112},
     "minimax_m3_vl": {"patch_size": 14},
@@ -39,6 +41,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"patch_size": 14, "spatial_patch_size": 14, "window_size": 112},
     "qwen3_vl": {"patch_size": 16, "spatial_patch_size": 16},
     "qwen3_5": {"patch_size": 16, "spatial_patch_size": 16},
+    "smolvlm": {"patch_size": 16, "image_size": 64},
 }
 """What makes the towers of the checks take what published processors make."""
 
@@ -65,7 +68,7 @@ def test_a_tower_makes_as_many_rows_as_the_processor_says(tmp_path: Path, name: 
             arrays = source.take()
     finally:
         viewer.close()
-    width: int = config.get("text_config", config)["hidden_size"]
+    width: int = (config.get("text_config") or config.get("llm_config") or config)["hidden_size"]
     tower = load_tower(folder, width, mx.float32)
     assert tower is not None
     rows = tower.rows(Picture.of(0, shape.rows, np.arange(shape.rows), digest, arrays))

@@ -21,6 +21,7 @@ from sealring.node.engine.vision.viewing import Reading, Seen, Viewer, ViewerErr
 from sealring.v1 import inference_pb2 as inference
 
 EVERY_RUN = ("gemma3", "qwen2_vl")
+PADDED = ("mistral3", "pixtral", "gemma4", "idefics3", "smolvlm", "internvl_chat")
 
 FOUND_BY = (
     "a page",
@@ -40,7 +41,8 @@ folder, family, text, out, *files = sys.argv[1:]
 mlx_vlm_import.family(family)
 from transformers import AutoProcessor
 images = [Image.open(file).convert("RGB") for file in files]
-made = dict(AutoProcessor.from_pretrained(folder)(images=images, text=[text], add_special_tokens=False))
+more = {} if family == "llava" else {"add_special_tokens": False}  # its images take no such thing
+made = dict(AutoProcessor.from_pretrained(folder)(images=images, text=[text], **more))
 np.savez(out, **{name: np.array(made[name]) for name in made if not name.startswith("_")})
 """
 """Prepares a text with images as mlx-vlm's own `load` and `generate` do."""
@@ -96,7 +98,7 @@ def test_images_become_what_mlx_vlm_makes_of_them(tmp_path: Path, name: str) -> 
     for path, file in zip(paths, files, strict=True):
         path.write_bytes(file)
     # one by one where mlx-vlm pads what it prepares together
-    groups = [paths] if name not in ("mistral3", "pixtral", "gemma4") else [[path] for path in paths]
+    groups = [paths] if name not in PADDED else [[path] for path in paths]
     texts = [text] if len(groups) == 1 else [f"one {family.image} two"] * 2
     theirs: list[Any] = []
     for group, of_group in zip(groups, texts, strict=True):
