@@ -70,12 +70,14 @@ async def windows(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Ring:
 @pytest_asyncio.fixture(loop_scope="session")
 async def seeing(ring: Ring, tmp_path: Path) -> AsyncIterator[Ring]:
     """Over the same nodes, a model that sees and has windows; no other test has it beside the others."""
-    yield await beside(ring, "seeing", write_seeing(tmp_path / "model"))
+    split = [3, 3]  # each stage has a layer whose cache is stored in blocks, beside its windows
+    yield await beside(ring, "seeing", write_seeing(tmp_path / "model"), split=split)
     await ring.cluster.admin.call("DeleteDeployment", name="seeing")
 
 
-async def beside(ring: Ring, name: str, model: Path) -> Ring:
-    spec = {"name": name, "model": str(model), "stages": 2, "max_rows": 2, "context": 2048}
+async def beside(ring: Ring, name: str, model: Path, **shape: Any) -> Ring:
+    shape = shape or {"stages": 2}
+    spec = {"name": name, "model": str(model), "max_rows": 2, "context": 2048, **shape}
     await ring.cluster.admin.call("CreateDeployment", spec=spec, seconds=LIMIT_SECONDS)
     deployment = await wait_until_serving(ring.cluster.admin, name, seconds=LIMIT_SECONDS)
     other = dataclasses.replace(ring, deployment=deployment)
