@@ -28,7 +28,7 @@ from sealring.gateway.scheduler.memory import Ledger, rounded
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_marks import MOST, Marks, thinned
-from sealring.mesh.ring.prefix_names import OPENING, Chain, Names, edges, split
+from sealring.mesh.ring.prefix_names import OPENING, STORED_BLOCK, Chain, Names, edges, split
 from sealring.v1 import control_pb2 as control
 
 MAX_KEPT = 256
@@ -431,7 +431,7 @@ class PrefixCache:
         if number := self._worst():
             self._drop(number)
             return True
-        return any(self._give_own(row, 0) for row in rows)
+        return marking is None and any(self._give_own(row, 0, stores=False) for row in rows)
 
     def _give_spent(self) -> bool:
         """Gives up a prefix that is spent; False without one."""
@@ -440,13 +440,15 @@ class PrefixCache:
             self._drop(number)
         return spent
 
-    def _give_own(self, row: Row, least: int) -> bool:
-        """Gives up half of a row's marks, so that `least` are left; False if it has no more."""
+    def _give_own(self, row: Row, least: int, *, stores: bool = True) -> bool:
+        """Gives up half of a row's marks, so that `least` are left; False if it has no more. The last one at
+        an edge of blocks stays where it `stores`: members write from it once the row is kept."""
         before = row.marks
         left = max(least, len(before) // 2)
         if row.turn in before[:-1]:
             left = max(left, least + 1)
-        self._unmark(row, _thinned(before, left, row.turn))
+        edge = [pair for pair in before if self._stores and stores and not pair[0] % STORED_BLOCK][-1:]
+        self._unmark(row, (*edge, *_thinned(before, left, row.turn)))
         return row.marks != before
 
     def _give_marks(self, *, turns: bool = False) -> bool:
