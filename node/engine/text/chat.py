@@ -136,6 +136,8 @@ def _message(message: inference.ChatMessage) -> dict[str, Any]:
     told: dict[str, Any] = {"role": message.role, "content": _content(message)}
     if message.reasoning:
         told["reasoning_content"] = message.reasoning
+        if not (message.content and message.tool_calls):  # gpt-oss's template refuses both beside a call
+            told["thinking"] = message.reasoning  # as gpt-oss's template names it
     if message.tool_calls:
         told["tool_calls"] = [
             {

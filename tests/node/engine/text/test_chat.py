@@ -52,13 +52,21 @@ def test_a_template_is_told_what_was_said_and_nothing_of_what_was_not() -> None:
     call = inference.ToolCall(id="one", name="look", arguments='{"at": [1]}')
     chat.messages.add(role="assistant", reasoning="hm", tool_calls=[call])
     chat.messages.add(role="tool", content="7", tool_call_id="one", name="look")
+    chat.messages.add(role="assistant", content="once more", reasoning="so", tool_calls=[call])
     (messages, tools, arguments), _ = told(chat)
     called = {"type": "function", "id": "one", "function": {"name": "look", "arguments": {"at": [1]}}}
     assert messages == [
         {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [called]},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "hm",
+            "thinking": "hm",
+            "tool_calls": [called],
+        },
         {"role": "tool", "content": "7", "tool_call_id": "one", "name": "look"},
-    ]
+        {"role": "assistant", "content": "once more", "reasoning_content": "so", "tool_calls": [called]},
+    ], "gpt-oss's template reads `thinking`, and refuses it beside a content and a call"
     assert [tool["type"] for tool in tools] == ["function"] * 2
     assert [tool["function"] for tool in tools] == [
         {"name": "look", "description": "looks", "parameters": {"type": "object"}},
