@@ -64,7 +64,13 @@ class Front:
     def close_rows(self) -> None: ...
 
     def begin_epoch(
-        self, origins: Mapping[Origin, Sequence[int]], *, speculate: bool, modelled: bool, tail_reads: bool
+        self,
+        origins: Mapping[Origin, Sequence[int]],
+        *,
+        speculate: bool,
+        modelled: bool,
+        tail_reads: bool,
+        longest: int,
     ) -> dict[Origin, tuple[bytes, bytes]]:
         return {}
 

@@ -45,7 +45,7 @@ async function ask(path, options = {}) {
 const moment = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : "never");
 const size = (bytes) => (bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
 const number = (value, digits = 1, unit = "") => (value === null ? "–" : `${value.toFixed(digits)}${unit}`);
-const shown = (level) => (level === "self_signed" ? "self_signed (a claim)" : level);
+const levelText = (level) => (level === "self_signed" ? "self_signed (a claim)" : level);
 const name = (id) => names.get(id) ?? (id.length > 40 ? id.slice(0, 16) : id);
 
 function age(now, seconds) {
@@ -74,7 +74,7 @@ function showCluster(found) {
       found.nodes.map((one) => [
         one.name,
         [one.state, one.state],
-        one.listed ? shown(one.trust) : "not in the roster",
+        one.listed ? levelText(one.trust) : "not in the roster",
         age(found.now, one.attested_at),
         age(found.now, one.challenged_at),
         `${size(one.memory_used)} of ${size(one.memory_usable)}`,
@@ -139,7 +139,7 @@ function ringCard(deployment, ring) {
     box.append(make("strong", stage.member_name));
     const part = tensor ? `1/${planned.stages.length} of each of ` : "";
     box.append(make("div", `${part}layers ${stage.first_layer} to ${stage.end_layer - 1}`));
-    box.append(make("div", `trust ${shown(stage.trust)}, ${size(stage.weight_bytes)}`, "small"));
+    box.append(make("div", `trust ${levelText(stage.trust)}, ${size(stage.weight_bytes)}`, "small"));
     stages.append(box);
   }
   card.append(stages);
@@ -258,14 +258,14 @@ function showSeers() {
     element("seers").append(make("div", "The model is loaded for the question. It is sealed for the ring that serves it then.", "small"));
   }
   for (const ring of serving) {
-    const members = ring.members.map((one) => `${name(one.id)} of trust ${shown(one.level)}`);
+    const members = ring.members.map((one) => `${name(one.id)} of trust ${levelText(one.level)}`);
     if (ring.clear_links) {
       element("seers").append(make("div", `Ring ${ring.ring} computes over links in clear: it gets no sealed prompt, and so none from here.`, "down"));
       continue;
     }
     element("seers").append(
       make("div", `The prompt is sealed for ${members[0]}, the head of ring ${ring.ring}: it reads prompt and answer.`),
-      make("div", `The ring's other members compute on it: ${members.slice(1).join(", ") || "none"}. Minimum trust: ${shown(ring.min_trust)}. The gateway cannot read it.`, "small"),
+      make("div", `The ring's other members compute on it: ${members.slice(1).join(", ") || "none"}. Minimum trust: ${levelText(ring.min_trust)}. The gateway cannot read it.`, "small"),
     );
   }
 }
@@ -361,7 +361,7 @@ async function chat(question, shown) {
     const ring = answer.headers.get("x-sealring-ring");
     if (!rings?.some((one) => one.ring === ring)) showRings(await (await ask("/data/rings")).json());
     const trust = rings.find((one) => one.ring === ring)?.min_trust;
-    element("talk").append(make("div", `answered by ring ${ring}, minimum trust ${shown(trust)}`, "small"));
+    element("talk").append(make("div", `answered by ring ${ring}, minimum trust ${levelText(trust)}`, "small"));
   } catch (error) {
     if (error.name !== "AbortError") element("talk").append(make("div", error.message, "down"));
   }

@@ -5,11 +5,13 @@ An image's tokens are in one chunk, so the chunk's own columns are all that chan
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:  # loading models takes no numpy
+    import numpy as np
+    import numpy.typing as npt
 
 
 class BothWays:
