@@ -42,6 +42,9 @@ WORDS = ("river", "stone", "garden", "winter", "market", "silver", "window", "br
 LONG = 470
 """Words of a prompt that is long enough for windows to be stored: four blocks and a snapshot."""
 
+TRIES = 3
+"""A prompt waits for a disk a second, or as long as prefill would take. Beside much else that is a miss."""
+
 HEAD_BYTES = 20
 """At the front of a block, in clear."""
 
@@ -155,9 +158,13 @@ async def test_a_killed_engine_reads_again_what_it_had_stored(ring: Ring) -> Non
     assert (cold.cached, cold.prompt_tokens > 300) == (0, True)
     read = await ring.counted("prefix_cache_disk_tokens_total")
     for node in await members(ring):
-        ring.part(node, "engine.main").kill()
-        warm = await ask(ring, messages("killed"))
-        assert (warm.cached >= 256, warm.text) == (True, cold.text)
+        for _ in range(TRIES):
+            ring.part(node, "engine.main").kill()
+            warm = await ask(ring, messages("killed"))
+            assert warm.text == cold.text
+            if warm.cached:
+                break
+        assert warm.cached >= 256
         before, read = read, await ring.counted("prefix_cache_disk_tokens_total")
         assert read >= before + 256
         assert (await ask(ring, messages("killed"))).cached >= 256
