@@ -253,7 +253,7 @@ def _measure_share() -> dict[str, float]:
             messages = [inference.ChatMessage(role="user", images=[inference.Image(data=file)])]
             with contextlib.closing(viewer.read(messages)) as reading:
                 reading.make_ready(0)
-            ids = [viewer.row_token] * reading.seen[0].shape.rows
+            ids = [viewer.row_tokens[0]] * reading.seen[0].shape.rows
             (picture,) = reading.pictures_in(ids)
             mx.eval(tower.rows(picture).embeddings)
 
