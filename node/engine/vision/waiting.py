@@ -67,7 +67,7 @@ class Waiting:
     @property
     def nbytes(self) -> int:
         pixels = self._pixels.nbytes if self._pixels is not None else 0
-        return len(self.file) + pixels + sum(array.nbytes for array in self._arrays.values())
+        return len(self.file) + pixels + self.made
 
     @property
     def made(self) -> int:
