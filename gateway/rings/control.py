@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 import grpc.aio
@@ -32,6 +34,9 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import proof_pb2
 
 log = structlog.get_logger()
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 METHOD = "/sealring.v1.Control/Schedule"
 ATTACH_SECONDS = 10.0
@@ -248,6 +253,24 @@ class MemberStream:
             self._members.release(channel)
 
 
+def _letting_go(method: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, Coroutine[Any, Any, _T]]:
+    """Clears the frames that a SealringError of `method` has come through.
+
+    They hold the calls of an epoch that is over. They also hold tasks and lists with the same error in them,
+    so that they, the calls and their connections stayed until Python looked for garbage.
+    """
+
+    @functools.wraps(method)
+    async def wrapped(*args: _P.args, **options: _P.kwargs) -> _T:
+        try:
+            return await method(*args, **options)
+        except SealringError as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    return wrapped
+
+
 class ControlStreams:
     """All control streams of one epoch; `targets` are in the order of ranks, the head first."""
 
@@ -287,6 +310,7 @@ class ControlStreams:
         ]
         self._pings = 0
 
+    @_letting_go
     async def attach(self) -> list[control.Attached]:
         """Attaches to the head, and to the others unless that has another gateway already: then this one is
         its `guest`. The answers are in the order of ranks. Raises SealringError."""
@@ -337,6 +361,7 @@ class ControlStreams:
         """The ring has answered; call `expect` again if it still owes something."""
         self._waiting_since = None
 
+    @_letting_go
     async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
         """Runs until the epoch is over, says goodbye, and raises the SealringError that says why."""
         now = self._clock()
