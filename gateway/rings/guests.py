@@ -237,11 +237,17 @@ class GuestAnswer:
 
     def finished(self, event: inference.Finished) -> None:
         self._event(inference.GenerateResponse(finished=event))
+        self._forget()
 
     def fail(self, error: SealringError) -> None:
         if self._asked is not None and error.reason == StageFailed.out_of_memory:
             self._refused.remember(self._asked, error)
+        self._forget()
         self._say(problem=to_problem(error))
+
+    def _forget(self) -> None:
+        """Lets go of the prompt. An answer that the head does not read would keep it, up to 32 MiB."""
+        self._asked = self._request = None
 
     def give_up(self, error: SealringError) -> None:
         self.fail(error)

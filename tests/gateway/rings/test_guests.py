@@ -1,6 +1,7 @@
 """Messages between two gateways of one ring: a request and its answer are the same on both sides."""
 
 import math
+import sys
 from array import array
 from collections.abc import Callable
 
@@ -293,6 +294,23 @@ def test_sealed_pieces_of_several_choices_are_no_more_than_their_tokens_and_rece
         assert sent.take(control.Forwarded(number=1, event=delta, progress=progress), CONTEXT) is asked
     with pytest.raises(InvalidInput):
         sent.take(control.Forwarded(number=1, event=delta), CONTEXT)
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_an_end_that_the_head_does_not_read_keeps_no_prompt(refused: bool) -> None:
+    """Else a head that forwards 32 MiB and reads nothing could do that again and again."""
+    told, forward = Told(), Sent().add(ask(), 0.0)
+    held = sys.getrefcount(forward)
+    answer = GuestAnswer(told, 1, 1, Refused())
+    answer.request(forward, "demo", CONTEXT)
+    assert sys.getrefcount(forward) > held
+    if refused:
+        answer.fail(ResourceExhausted("full", reason="QUEUE_FULL"))
+    else:
+        answer.finished(inference.Finished())
+    del answer
+    assert told.written
+    assert sys.getrefcount(forward) == held
 
 
 def test_what_is_not_on_its_way_to_the_guest_is_unread() -> None:
