@@ -13,6 +13,22 @@ from __future__ import annotations
 DOMAIN = "sealring"
 
 
+def forget_frames(error: BaseException) -> None:
+    """Takes the tracebacks from an error that goes no further, and from the errors that it came from.
+
+    Their frames hold the request, the calls and the tasks of a failure, and a task holds the error again. All
+    of it would stay until Python looks for garbage. A daemon seldom does, and a prompt may have 32 MiB.
+    """
+    met, errors = set[BaseException](), [error]
+    while errors:
+        one = errors.pop()
+        if one not in met:
+            met.add(one)
+            one.__traceback__ = None
+            more = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+            errors += [each for each in (one.__cause__, one.__context__, *more) if each is not None]
+
+
 class SealringError(Exception):
     """Base of every error that a user may see.
 

@@ -17,7 +17,7 @@ from sealring.api.errors import error_of, error_status
 from sealring.edge.inference.answer import EVENT_BYTES, weight
 from sealring.edge.inference.timers import SendWatch
 from sealring.edge.inference.timings import CURRENT
-from sealring.mesh.errors import Cancelled, Internal, InvalidInput, SealringError, Unavailable
+from sealring.mesh.errors import Cancelled, Internal, InvalidInput, SealringError, Unavailable, forget_frames
 from sealring.mesh.prompt.tools import parse_json_object
 from sealring.v1 import inference_pb2 as inference
 
@@ -211,6 +211,7 @@ class EventStream(Response):
             except SealringError as error:
                 if isinstance(error, Cancelled):
                     raise
+                forget_frames(error)
                 await writer.write(self._renderer.error(error))
             await writer.write(b"", more=False)
 

@@ -25,6 +25,7 @@ from sealring.mesh.errors import (
     PermissionDenied,
     ResourceExhausted,
     SealringError,
+    forget_frames,
 )
 from sealring.mesh.rpc.limits import peer_name
 from sealring.mesh.system.addresses import is_loopback
@@ -97,8 +98,6 @@ class Guard:
                 scope["state"]["caller"] = caller
                 await self._app(scope, receive, tagged_send)
         except Exception as error:
-            # A name of this frame for it would make a cycle, and the body that its traceback holds would stay
-            # until the next collection: of 4 MiB each, hundreds of them.
             await self._fail(error, scope, receive, None if begun else tagged_send, admitted=admitted)
         finally:
             self.under_way -= 1
@@ -111,6 +110,7 @@ class Guard:
         known = known_error(error, scope["path"], self._paths.usable())
         if isinstance(known, Internal):
             log.error("http_request_failed", request_id=scope["state"]["request_id"], exc_info=error)
+        forget_frames(error)
         if send is not None:
             cut_off = known.reason in ("BODY_TOO_LARGE", "TOO_MANY_BYTES")
             unread = cut_off or not (admitted or _has_small_body(scope))

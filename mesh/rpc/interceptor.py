@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from sealring.mesh.clock import SKEW_SECONDS, wall_clock
-from sealring.mesh.errors import Internal, InvalidInput, SealringError, Unauthenticated
+from sealring.mesh.errors import Internal, InvalidInput, SealringError, Unauthenticated, forget_frames
 from sealring.mesh.rpc.status import to_status
 from sealring.mesh.rpc.wire import check_fields
 
@@ -256,5 +256,7 @@ async def _abort(error: Exception, context: Context, method: str) -> None:
         raise error
     if not isinstance(error, SealringError):
         log.error("handler_error", method=method, exc_info=error)
+        forget_frames(error)
         error = Internal("an internal error", hint="see the server's log")
+    forget_frames(error)
     await context.abort_with_status(rpc_status.to_status(to_status(error)))

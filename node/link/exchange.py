@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -26,6 +25,7 @@ from sealring.mesh.errors import (
     HandshakeError,
     ResourceExhausted,
     SealringError,
+    forget_frames,
 )
 from sealring.mesh.member.introduction import write_first
 from sealring.mesh.pki.certificates import PeerIdentity, Role
@@ -179,9 +179,7 @@ class Handshakes(links_pb2_grpc.LinksServicer):
                 try:
                     return await self._initiate(params, session, talk, channel)
                 except BaseException as error:
-                    # The traceback keeps the call, and so the connection, alive. In a cancelled TaskGroup it
-                    # is part of a cycle, which lives until the next garbage collection, perhaps hours.
-                    traceback.clear_frames(error.__traceback__)
+                    forget_frames(error)  # its call keeps the connection open
                     raise
         except TimeoutError:
             raise HandshakeError("handshake took too long", reason="HANDSHAKE_TIMEOUT") from None

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from patience import until
 
 from sealring.edge.http import guard
 from sealring.edge.http.body import MAX_MEMBERS, MAX_VALUES
 from sealring.edge.http.protocol import MAX_HEADER_BYTES, MAX_HEADERS, MIN_CHUNK_BYTES
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import InvalidInput, SealringError
 
 CHAT = b"/v1/chat/completions"
 GOOD = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
@@ -109,6 +110,22 @@ async def test_a_refused_body_is_given_back_at_once(port: int, monkeypatch: pyte
     try:
         assert (await refused(port, b"{"))["code"] == "bad_json"
         assert [one() for one in refusals] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_that_a_ring_refuses_is_given_back_at_once(
+    port: int, backend: Any, stream: bool
+) -> None:
+    """Tasks and frames that hold the prompt hold the error, too, and it holds them."""
+    gc.disable()
+    try:
+        backend.error = InvalidInput("the prompt is too long", reason="CONTEXT_TOO_SMALL")
+        error = weakref.ref(backend.error)
+        assert (await refused(port, json.dumps(GOOD | {"stream": stream}).encode()))["status"] == 400
+        backend.error = None
+        await until(lambda: error() is None)
     finally:
         gc.enable()
 
