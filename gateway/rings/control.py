@@ -247,6 +247,7 @@ class MemberStream:
         call, self.call = self.call, None
         if call is not None:
             call.cancel()
+        self._joiner = Joiner()
         channel, self._channel = self._channel, None
         if channel is not None:
             self._members.release(channel)
@@ -385,7 +386,9 @@ class ControlStreams:
                 gone = asyncio.gather(watch, *renewing, *streams, return_exceptions=True)
                 for task in streams:
                     task.cancel()
-                await gone
+                for end in await gone:
+                    if isinstance(end, BaseException):
+                        forget_frames(end)
 
     async def _part(self, streams: Sequence[asyncio.Future[None]], reason: str) -> None:
         """A cancelled read or write cancels its call, so goodbyes come before anything is cancelled."""
