@@ -209,7 +209,10 @@ class Edge:
         return _json({"object": "list", "data": models, "models": []})  # Codex wants both
 
     async def model(self, request: Request) -> Response:
-        return _json(model_object(await self._backend.get_model(request.path_params["model"])))
+        name = request.path_params["model"]
+        if not name:  # /v1/models/
+            return await self.models(request)
+        return _json(model_object(await self._backend.get_model(name)))
 
     async def tags(self, request: Request) -> Response:
         return _json(tags(await self._backend.list_models()))

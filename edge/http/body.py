@@ -8,6 +8,7 @@ prompt of 100,000 tokens each, one is parsed in a turn of the event loop.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
 from sealring.mesh.prompt.images import MAX_IMAGES_BYTES
+from sealring.mesh.prompt.tools import finite
 
 MAX_TEXT = 4 << 20
 """Bytes of a body beside its images."""
@@ -75,10 +77,11 @@ class BodyTurns:
 async def read_body(request: Request) -> bytes:
     """The bytes of a body that is declared to be JSON.
 
-    Raises InvalidInput (BAD_CONTENT_TYPE, BODY_TOO_LARGE), DeadlineExceeded (BODY_TOO_SLOW),
+    Raises InvalidInput (BAD_CONTENT_TYPE, BODY_ENCODED, BODY_TOO_LARGE), DeadlineExceeded (BODY_TOO_SLOW),
     ResourceExhausted (TOO_MANY_BYTES), and Cancelled when the client goes away.
     """
     _check_content_type(request.headers)
+    _check_encoding(request.headers)
     begun = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(BODY_SECONDS) as limit:
@@ -102,12 +105,17 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises InvalidInput: BAD_UTF8, BAD_JSON, BODY_TOO_LARGE, TOO_MANY_VALUES. Messages hold nothing of the
     body.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)  # which some editors and shells write
     outside = _outside_texts(body)
     # a call for each of 100,000 token ids would cost more than all else
     parse_int = _whole_number if _TOO_LONG in outside.translate(_ALL_DIGITS) else None
     try:
         value = json.loads(
-            body.decode(), object_pairs_hook=_object, parse_int=parse_int, parse_constant=_no_number
+            body.decode(),
+            object_pairs_hook=_object,
+            parse_int=parse_int,
+            parse_float=_finite,
+            parse_constant=_no_number,
         )
     except UnicodeDecodeError as error:
         raise InvalidInput(f"the body is not UTF-8 at byte {error.start}", reason="BAD_UTF8") from None
@@ -162,6 +170,13 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
+def _finite(digits: str) -> float:
+    try:
+        return finite(digits)
+    except ValueError:
+        raise InvalidInput("a number in the body is too large", reason="BAD_JSON") from None
+
+
 def _no_number(name: str) -> NoReturn:
     raise InvalidInput("the body is not valid JSON: NaN and Infinity are no numbers", reason="BAD_JSON")
 
@@ -205,11 +220,23 @@ def _check_content_type(headers: Mapping[str, str]) -> None:
     JSON to any address (Fetch's "no-cors" requests), tells its origin and may not."""
     if "content-type" not in headers and "origin" not in headers:
         return
-    kind, _, parameters = headers.get("content-type", "").partition(";")
-    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    kind, *parameters = headers.get("content-type", "").split(";")
+    named = dict(one.strip().lower().partition("=")[::2] for one in parameters)
+    charset = named.get("charset", "").strip('"')
     if kind.strip().lower() != "application/json" or charset not in ("", "utf-8", "utf8"):
         raise InvalidInput(
             "the body is not declared to be JSON in UTF-8",
             hint="send content-type: application/json",
             reason="BAD_CONTENT_TYPE",
+        )
+
+
+def _check_encoding(headers: Mapping[str, str]) -> None:
+    """A compressed body could be any number of times as large as what is counted of it."""
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise InvalidInput(
+            f"the body is encoded: {encoding[:32]!r}",
+            hint="send it without compression",
+            reason="BODY_ENCODED",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -42,13 +43,21 @@ def capabilities_of(reported: Iterable[str]) -> list[str]:
     return [one for one in CAPABILITIES if one in found]
 
 
+def finite(digits: str) -> float:
+    """A number that JSON can say again. Raises ValueError for NaN and infinities, which 1e999 is as well."""
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(digits)
+    return number
+
+
 def parse_json_object(text: str, param: str) -> dict[str, Any]:
     """The object in a JSON text; an empty text is an empty one. Raises InvalidInput (BAD_JSON_FIELD)."""
     value: Any = {}
     if len(text) > MAX_JSON_BYTES:
         raise _bad_json(param, f"it is longer than {MAX_JSON_BYTES} characters")
     try:
-        value = json.loads(text) if text else {}
+        value = json.loads(text, parse_float=finite, parse_constant=finite) if text else {}
     except (ValueError, RecursionError):
         raise _bad_json(param, "it is not valid JSON") from None
     if not isinstance(value, dict):

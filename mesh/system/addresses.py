@@ -54,7 +54,7 @@ def format_address(host: str, port: int) -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether the host is this machine's own loopback, by its name or its number."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

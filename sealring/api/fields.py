@@ -303,7 +303,7 @@ def _same(item: Any, value: Any) -> bool:
 
 def _first_error(error: ValidationError) -> InvalidInput:
     errors = error.errors(include_input=False, include_url=False)
-    first = max(errors, key=lambda each: len(each["loc"]))
+    first = max(errors, key=lambda each: (not _of_type(each["type"]), len(each["loc"])))
     param = _param(first["loc"])
     if first["type"] == "ruled":
         ruled: InvalidInput = first["ctx"]["error"]
@@ -317,6 +317,12 @@ def _first_error(error: ValidationError) -> InvalidInput:
         return InvalidInput(f"{param} is missing", reason="MISSING_FIELD", param=param)
     said = first["msg"][:1].lower() + first["msg"][1:]
     return InvalidInput(f"{param} is refused: {said}", reason="BAD_FIELD", param=param)
+
+
+def _of_type(kind: str) -> bool:
+    """Whether an error is of a value's type. The branches of a union that a value is not meant for have such
+    errors alone."""
+    return kind == "missing" or kind.endswith("_type")
 
 
 def _param(location: tuple[int | str, ...]) -> str:

@@ -289,6 +289,7 @@ def _add_messages(chat: Translated, value: _Object, tools: _Tools) -> None:
     for message, param in _joined(found):
         chat.add_message(message, param, {"content": f"{param}.output"} if message["role"] == "tool" else {})
     chat.fields.setdefault("messages", [])
+    chat.names["messages"] = "input"
 
 
 def _add_item(found: list[tuple[_Object, str]], item: _Object, param: str, tools: _Tools) -> None:

@@ -116,3 +116,19 @@ def test_no_form_is_no_schema() -> None:
     assert not ask_responses(
         {"input": "x", "text": {"format": {"type": "text"}}}, "id"
     ).request.envelope.clear.schema
+
+
+@pytest.mark.parametrize(
+    ("ask", "body", "param", "why"),
+    [
+        (ask_completion, {"prompt": ["x"] * 65}, "prompt", "at most 64 items"),
+        (ask_completion, {"prompt": [1, 2, -1]}, "prompt[2]", "greater than or equal to 0"),
+        (ask_chat, {"messages": [{"role": "user"}], "stop": ["x"] * 17}, "stop", "at most 16"),
+        (ask_responses, {"input": []}, "input", "at least 1"),
+    ],
+)
+def test_a_refusal_names_the_limit_that_was_met(ask: Any, body: dict[str, Any], param: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why) as caught:
+        ask(body, "id")
+    assert caught.value.metadata["param"] == param
+    assert caught.value.message.startswith(f"{param} ")

@@ -604,6 +604,7 @@ async def test_a_model_is_loaded_and_unloaded_through_ollamas_api(port: int, bac
         assert (await http.get("/api/ps")).json() == {"models": []}
         assert (await http.get("/health")).status_code == 200, "a request loads it"
         assert (await http.get("/v1/models/big")).json()["state"] == "not loaded"
+        assert (await http.get("/v1/models/")).json() == (await http.get("/v1/models")).json()
 
 
 async def test_long_bodies_that_come_at_once_are_read_in_turns_of_the_loop() -> None:

@@ -38,6 +38,8 @@ def test_bounds_of_values_members_and_digits() -> None:
         assert reason(b'{"a":%s}' % (sign + b"9" * 20)) == ""
         assert reason(b'{"a":%s}' % (sign + b"9" * 21)) == "BAD_JSON"
     assert parse_object(b'{"%s":["%s",0.%s]}' % ((b"9" * 30,) * 3)) == {"9" * 30: ["9" * 30, 1.0]}
+    for number, expected in ((b"-1.5e308", ""), (b"1e309", "BAD_JSON"), (b"-1E999", "BAD_JSON")):
+        assert reason(b'{"a":%s}' % number) == expected
     for quotes, expected in ((4 * 32_768, "BAD_JSON"), (4 * 32_768 + 1, "TOO_MANY_VALUES")):
         assert reason(b'"' * quotes) == expected
 
@@ -100,6 +102,7 @@ async def test_a_body_has_at_most_36_mebibytes_declared_or_not() -> None:
         "application/json; charset=utf-8",
         'application/json; charset="UTF8"',
         " application/json ;",
+        "application/json; odata=verbose; charset=utf-8",
     ],
 )
 async def test_json_in_utf_8_is_taken(kind: str) -> None:
@@ -109,6 +112,16 @@ async def test_json_in_utf_8_is_taken(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["", "text/json", "application/json; charset=latin-1", "application/jsonp"])
 async def test_nothing_else_is(kind: str) -> None:
     assert (await refused(request(b"{}", kind=kind))).reason == "BAD_CONTENT_TYPE"
+
+
+async def test_a_body_that_is_compressed_is_refused_as_such() -> None:
+    assert await read_body(request(b"{}", **{"content-encoding": "Identity"})) == b"{}"
+    error = await refused(request(b"\x1f\x8b", **{"content-encoding": "gzip"}))
+    assert (error.reason, "gzip" in error.message) == ("BODY_ENCODED", True)
+
+
+def test_a_byte_order_mark_before_json_is_no_part_of_it() -> None:
+    assert parse_object(b'\xef\xbb\xbf{"a":1}') == {"a": 1}
 
 
 async def test_programs_may_leave_it_out_and_pages_may_not() -> None:

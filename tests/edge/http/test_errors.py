@@ -34,6 +34,7 @@ from sealring.v1 import inference_pb2 as inference
         (errors.Internal("x"), 500, "server_error"),
         (errors.InvalidInput("x", reason="BODY_TOO_LARGE"), 413, "invalid_request_error"),
         (errors.InvalidInput("x", reason="BAD_CONTENT_TYPE"), 415, "invalid_request_error"),
+        (errors.InvalidInput("x", reason="BODY_ENCODED"), 415, "invalid_request_error"),
         (errors.InvalidInput("x", reason="METHOD_NOT_ALLOWED"), 405, "invalid_request_error"),
         (errors.DeadlineExceeded("x", reason="BODY_TOO_SLOW"), 408, "server_error"),
         (errors.PermissionDenied("x", reason="HOST_NOT_ALLOWED"), 403, "permission_error"),

@@ -47,6 +47,13 @@ def test_json_is_an_object_of_bounded_depth() -> None:
         assert (caught.value.reason, caught.value.metadata["param"]) == ("BAD_JSON_FIELD", "x")
 
 
+def test_numbers_that_json_cannot_say_again_are_refused() -> None:
+    assert parse_json_object('{"a": 1e308}', "x") == {"a": 1e308}
+    for number in ("NaN", "Infinity", "-Infinity", "1e999", "-1e309"):
+        with refused("BAD_JSON_FIELD", InvalidInput):
+            parse_json_object(f'{{"a": [{number}]}}', "x")
+
+
 def test_the_length_of_tools_is_looked_at_before_they_are_read() -> None:
     """A hundred times 1 MiB of what is no JSON: the first thing that is said is that they are too long."""
     tool = inference.Tool(name="a", parameters="[" * (1 << 20))
@@ -98,7 +105,7 @@ def test_a_schema_is_an_object_of_bounded_length_width_and_cost() -> None:
         (schema({"multipleOf": 10**300 + 1}), "SCHEMA_TOO_COSTLY"),
         (schema({"multipleOf": 1e300, "properties": members(512)}), ""),
         (schema({"properties": {"multipleOf": {"multipleOf": 0.001}}}), ""),
-        ('{"multipleOf": NaN}', ""),
+        ('{"multipleOf": NaN}', "BAD_JSON_FIELD"),
     ):
         made = inference.Prompt(text="x", schema=text)
         if not reason:
