@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -19,7 +21,7 @@ from typer.models import TyperInfo
 from sealring.cli.terminal import exit_codes
 from sealring.cli.terminal.host import Host
 from sealring.cli.terminal.output import say
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import ConfigError, InvalidInput, SealringError
 from sealring.mesh.system.start import collect_seldom, hide_rich
 
 _NAMES = (
@@ -31,6 +33,9 @@ _NAMES = (
 )
 """Commands and groups of them in the order of the help; each has the module of its name, and `deploy` is
 `deployment.short`."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""Errors of a write that name no file."""
+
 _PARTS = "Parts of a cluster"
 _COMMAND_WIDTH = 26
 
@@ -133,19 +138,52 @@ def main(arguments: Sequence[str] | None = None, host: Host | None = None) -> No
     hide_rich()
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # looking for any reads each installed package
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would write to standard error as it likes
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a character of an answer or a path
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        _require_text(sys.argv[1:] if arguments is None else arguments)
         app(arguments, prog_name="sealring", standalone_mode=True, obj=host)
-    except SealringError as error:
-        _debug()
-        say(f"error: {error} [{error.reason}]")
-        sys.exit(exit_codes.exit_code(error))
     except KeyboardInterrupt:
         sys.exit(exit_codes.INTERRUPTED)
     except Exception as error:
         _debug()
-        kind = type(error).__name__
-        say(f"error: a fault of sealring: {kind} (hint: set SEALRING_DEBUG=1 for its trace) [FAULT]")
-        sys.exit(exit_codes.FAULT)
+        known = _known(error)
+        if known is None:
+            kind = type(error).__name__
+            say(f"error: a fault of sealring: {kind} (hint: set SEALRING_DEBUG=1 for its trace) [FAULT]")
+            sys.exit(exit_codes.FAULT)
+        say(f"error: {known} [{known.reason}]")
+        sys.exit(exit_codes.exit_code(known))
+
+
+def _require_text(arguments: Sequence[str]) -> None:
+    """Raises InvalidInput (BAD_UTF8) for arguments that no message could hold."""
+    for number, one in enumerate(arguments, 1):
+        try:
+            one.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput(
+                f"argument {number} is not text in UTF-8",
+                hint="check the character set of the terminal (LANG) or of the script",
+                reason="BAD_UTF8",
+            ) from None
+
+
+def _known(error: Exception) -> SealringError | None:
+    """The error that the user is shown; None for a fault of the program.
+
+    A disk that is full, or a file that may not be read, is the system's fault wherever it is met.
+    """
+    if isinstance(error, SealringError):
+        return error
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
+        place = "the disk" if error.filename is None else os.fsdecode(error.filename)[:256]
+        return ConfigError(
+            f"{place} cannot be used: {error.strerror}",
+            hint="check its permissions, the free space, and how it is spelled",
+            reason="FILE_UNUSABLE",
+        )
+    return None
 
 
 def _debug() -> None:

@@ -19,7 +19,8 @@ app = typer.Typer(name="audit", help="The audit log: who did what to the cluster
 def list_entries(
     context: typer.Context,
     after: Annotated[
-        int | None, typer.Option(min=0, help="the entries that follow this number [default: the newest]")
+        int | None,
+        typer.Option(min=0, max=2**63 - 1, help="the entries that follow this number [default: the newest]"),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="entries at most")] = 100,
     as_json: AsJson = False,

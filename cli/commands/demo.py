@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,7 +98,7 @@ def demo(
 
 def model_folder(path: Path) -> Path:
     """The folder, if it looks like a model. Raises ModelError (MODEL_NOT_FOUND)."""
-    folder = path.expanduser().absolute()
+    folder = Path(os.path.expanduser(path)).absolute()
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"{folder} is not a model folder: it has no config.json",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,6 +114,8 @@ KvBits = Annotated[
     int,
     typer.Option(
         "--kv-bits",
+        min=0,
+        max=8,
         metavar="8|4",
         help="keep the KV cache in 8 or 4 bits [default: the model's own precision]",
         rich_help_panel=_SHAPE,
@@ -278,8 +281,8 @@ def make_spec(
 
 def _named(model: str) -> str:
     """A model as nodes know it: the whole path of a folder here, else as it is."""
-    path = Path(model).expanduser()
-    if path.is_dir() and (model.startswith((".", "~")) or "/" in model):
+    path = Path(os.path.expanduser(model))  # leaves the home folder of an unknown user as it is
+    if os.path.isdir(path) and (model.startswith((".", "~")) or "/" in model):
         return str(path.resolve())
     return model
 

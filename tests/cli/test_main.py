@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from sealring.cli.terminal import exit_codes
 from sealring.mesh import errors
 from sealring.mesh.errors import ConfigError, SealringError
 
+UNUSABLE = "(hint: check its permissions, the free space, and how it is spelled) [FILE_UNUSABLE]"
 HEAVY = (
     "grpc",
     "pydantic",
@@ -109,6 +111,8 @@ def test_only_what_there_is_is_a_command(here: Any) -> None:
     [
         (KeyboardInterrupt(), 130, ""),
         (ConfigError("x", hint="y", reason="Z"), 7, "error: x (hint: y) [Z]\n"),
+        (OSError(errno.ENOSPC, "No space"), 7, f"error: the disk cannot be used: No space {UNUSABLE}\n"),
+        (PermissionError(errno.EACCES, "No", "/a b"), 7, f"error: /a b cannot be used: No {UNUSABLE}\n"),
         (
             ValueError("SECRET"),
             1,
@@ -180,6 +184,10 @@ def test_an_error_is_one_line_with_its_hint(here: Any) -> None:
         (["chat", "hello", "--gateway", "127.0.0.1:1"], 7),
         (["chat", "hello", "--gateway", "127.0.0.1:1", "--clear"], 10),
         (["chat", "hello", "--gateway", "127.0.0.1:1", "--root-sha256", "ab" * 32], 10),
+        (["chat", "hello", "--operator", "x" * 5000], 7),
+        (["deploy", "x" * 5000], 7),
+        (["deploy", "~nobody-such/x", "--kv-bits", "-1"], 2),
+        (["deploy", "\udcff"], 2),
         (["config", "show", "nod"], 7),
         (["config", "show", "node", "--config"], 2),
         (["node", "join", "--help"], 0),
