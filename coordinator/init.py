@@ -7,7 +7,9 @@ everything else and a draft of the root metadata, which their holders sign, and 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sealring.coordinator.auth.operators import MAX_OPERATOR_SECONDS, stored_operator
@@ -39,7 +41,8 @@ from sealring.mesh.pki.root import (
     read_root_draft,
     sign_root,
 )
-from sealring.mesh.system.files import read_bounded, unwritable, write_atomic
+from sealring.mesh.system.files import make_private, read_bounded, unwritable, write_atomic
+from sealring.mesh.system.lock import lock_state
 
 ROOT_DRAFT = "root.draft"
 _OPERATOR_CSR = "operator_csr"
@@ -55,10 +58,10 @@ def init(settings: CoordinatorSettings, *, roster_threshold: int = 1, clock: Clo
     """
     now = clock()
     _check_threshold("roster", roster_threshold, len(roster_key_files(settings)))
-    make_folder(settings, state_files(settings))
-    root_signer = Ed25519Signer.create(settings.state_dir / ROOT_KEY)
-    draft = _make_keys(settings, (root_signer.public_key,), 1, roster_threshold, now)
-    _finish(settings, sign_root(draft, [root_signer]), now)
+    with _whole(settings, state_files(settings)):
+        root_signer = Ed25519Signer.create(settings.state_dir / ROOT_KEY)
+        draft = _make_keys(settings, (root_signer.public_key,), 1, roster_threshold, now)
+        _finish(settings, sign_root(draft, [root_signer]), now)
 
 
 def prepare(
@@ -75,11 +78,11 @@ def prepare(
     """
     _check_threshold("roster", roster_threshold, len(roster_key_files(settings)))
     _check_threshold("root", root_threshold, len(set(root_keys)))
-    make_folder(settings, state_files(settings))
-    root = _make_keys(settings, tuple(root_keys), root_threshold, roster_threshold, clock())
-    draft = draft_root(root)
-    read_root_draft(draft)
-    write_atomic(settings.state_dir / ROOT_DRAFT, draft, mode=0o644)
+    with _whole(settings, state_files(settings)):
+        root = _make_keys(settings, tuple(root_keys), root_threshold, roster_threshold, clock())
+        draft = draft_root(root)
+        read_root_draft(draft)
+        write_atomic(settings.state_dir / ROOT_DRAFT, draft, mode=0o644)
     return draft
 
 
@@ -99,16 +102,16 @@ def complete(settings: CoordinatorSettings, signed: bytes, *, clock: Clock = wal
             hint="begin with: sealring coordinator prepare",
             reason="NOT_PREPARED",
         ) from None
-    make_folder(settings, [folder / name for name in _LATER_FILES])
-    if read_root_draft(signed)[0] != drafted:
-        raise ConfigError(
-            "the root metadata is not what was drafted here",
-            hint="have the draft signed that `sealring coordinator prepare` wrote, and nothing else",
-            reason="OTHER_ROOT_METADATA",
-        )
-    root = follow_root(signed, None)
-    check_root_times(root, now=now)
-    _finish(settings, root, now)
+    with _whole(settings, [folder / name for name in _LATER_FILES]):
+        if read_root_draft(signed)[0] != drafted:
+            raise ConfigError(
+                "the root metadata is not what was drafted here",
+                hint="have the draft signed that `sealring coordinator prepare` wrote, and nothing else",
+                reason="OTHER_ROOT_METADATA",
+            )
+        root = follow_root(signed, None)
+        check_root_times(root, now=now)
+        _finish(settings, root, now)
     (folder / ROOT_DRAFT).unlink()
 
 
@@ -173,12 +176,33 @@ def _check_threshold(what: str, threshold: int, keys: int) -> None:
         )
 
 
+@contextmanager
+def _whole(settings: CoordinatorSettings, absent: Sequence[Path]) -> Iterator[None]:
+    """The folder as of `make_folder`, for this process alone until the end of the block.
+
+    What the block has made is taken away again if it fails, for example on a full disk: a half made folder
+    would refuse to be made anew. Raises as `make_folder`, and Conflict (STATE_IN_USE).
+    """
+    folder = settings.state_dir
+    with lock_state(folder):
+        make_folder(settings, absent)
+        before = set(folder.iterdir())
+        try:
+            yield
+        except BaseException:
+            for path in {*absent, *folder.iterdir()} - before:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            raise
+
+
 def make_folder(settings: CoordinatorSettings, absent: Sequence[Path]) -> None:
     """The folder, private, with none of these in it."""
     folder = settings.state_dir
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        make_private(folder, [file.name for file in state_files(settings)])
         found = [file.name for file in absent if file.exists()]
     except OSError as error:
         raise _unwritable(folder, error) from None

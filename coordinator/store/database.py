@@ -66,7 +66,10 @@ class Database:
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """A new database with mode 0600. Raises AlreadyExists (STATE_EXISTS), ConfigError (STATE_IN_USE)."""
+        """A new database with mode 0600.
+
+        Raises AlreadyExists (STATE_EXISTS), ConfigError (STATE_IN_USE, STATE_UNWRITABLE).
+        """
         lock = take_lock(path)
         try:
             try:
@@ -77,6 +80,13 @@ class Database:
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+        except sqlite3.OperationalError as error:
+            os.close(lock)
+            raise ConfigError(
+                f"the database {path} cannot be made: {error}",
+                hint=UNWRITABLE_HINT,
+                reason="STATE_UNWRITABLE",
+            ) from None
         except BaseException:
             os.close(lock)
             raise

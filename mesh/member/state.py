@@ -27,7 +27,7 @@ from sealring.mesh.pki.certificates import (
 )
 from sealring.mesh.pki.root import RootMetadata, decode_chain, encode_chain, follow_chain
 from sealring.mesh.system.addresses import parse_address
-from sealring.mesh.system.files import read_bounded, read_secret, write_atomic
+from sealring.mesh.system.files import make_private, read_bounded, read_secret, write_atomic
 from sealring.mesh.system.paths import MEMBER_FILE, is_enrolled
 
 IDENTITY_KEY = "identity.key"
@@ -86,8 +86,7 @@ def forget_enrolment(folder: Path) -> None:
 
 def save_machine_state(folder: Path, state: MachineState) -> None:
     """Write an enrolment; an earlier one in the folder is void before its first file is replaced."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    make_private(folder)
     (folder / MEMBER_FILE).unlink(missing_ok=True)
     save_root(folder, state.root)
     save_tls(folder, state.tls)

@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from sealring.mesh.errors import ConfigError
@@ -33,6 +34,25 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         raise
     # The rename is durable only once the folder is.
     sync_folder(path.parent)
+
+
+def make_private(folder: Path, own: Collection[str] = ()) -> None:
+    """Make a folder with mode 0700, or give a folder that is there this mode.
+
+    One with anything in it that others may read, but for the names `own`, is not a folder for state alone: a
+    home folder, or `/usr/local/var`. Others can still read there afterwards, and no longer write. Raises
+    OSError.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    with os.scandir(folder) as entries:
+        shared = any(
+            entry.name not in own and entry.stat(follow_symlinks=False).st_mode & 0o044 for entry in entries
+        )
+    if not shared:
+        folder.chmod(0o700)
+    elif not mode & stat.S_ISVTX:
+        folder.chmod(mode & ~0o022)
 
 
 def create_exclusive(path: Path, data: bytes, *, mode: int = 0o600) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import resource
 import stat
 import time
 from collections.abc import Awaitable, Callable
@@ -220,6 +221,20 @@ def test_the_same_key_twice_is_one_signature(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         ClusterKeys.load(made, now=wall_clock())
     assert caught.value.reason == "TOO_FEW_ROSTER_KEYS"
+
+
+def test_a_folder_that_a_full_disk_left_half_made_is_made_anew(tmp_path: Path) -> None:
+    settings = CoordinatorSettings(state_dir=tmp_path / "state", roster_key_files=[tmp_path / "second.key"])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))  # room for keys, and for no database
+    try:
+        with pytest.raises(ConfigError) as caught:
+            init(settings)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.reason == "STATE_UNWRITABLE"
+    assert list(tmp_path.rglob("*")) == [tmp_path / "state"]
+    init(settings)
 
 
 def test_a_key_file_that_is_there_already_is_never_overwritten(tmp_path: Path) -> None:

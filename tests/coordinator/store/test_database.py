@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -35,6 +36,18 @@ def test_a_lock_that_is_no_file_of_ones_own_is_not_taken(tmp_path: Path) -> None
         take_lock(tmp_path / "coordinator.db")
     assert caught.value.reason == "STATE_UNWRITABLE"
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_database_that_a_full_disk_has_no_room_for_is_refused(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
+    try:
+        with pytest.raises(ConfigError) as caught:
+            Database.create(tmp_path / "coordinator.db")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.reason == "STATE_UNWRITABLE"
+    os.close(take_lock(tmp_path / "coordinator.db"))
 
 
 def test_what_is_committed_reaches_the_disk_itself(tmp_path: Path) -> None:

@@ -16,7 +16,13 @@ import pytest
 from refusals import refused
 
 from sealring.mesh.errors import ConfigError
-from sealring.mesh.system.files import create_exclusive, read_bounded, read_secret, write_atomic
+from sealring.mesh.system.files import (
+    create_exclusive,
+    make_private,
+    read_bounded,
+    read_secret,
+    write_atomic,
+)
 
 
 def test_write_and_read(tmp_path: Path) -> None:
@@ -214,6 +220,23 @@ def test_what_names_no_file_cannot_be_written(path: Path) -> None:
     for write in (write_atomic, create_exclusive):
         with pytest.raises(IsADirectoryError):
             write(path, b"x")
+
+
+def test_a_folder_is_made_private_unless_it_holds_what_others_read(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    make_private(folder)
+    (folder / "secret").touch(0o600)
+    (folder / "own.pem").touch(0o644)
+
+    def mode_from(before: int, *own: str) -> int:
+        folder.chmod(before)
+        make_private(folder, own)
+        return stat.S_IMODE(folder.stat().st_mode)
+
+    assert mode_from(0o755, "own.pem") == 0o700
+    assert mode_from(0o755) == 0o755, "as a home folder or /usr/local/var"
+    assert mode_from(0o777) == 0o755
+    assert mode_from(0o1777) == 0o1777, "where nobody replaces the files of others"
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path) -> None:
