@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import ipaddress
 import itertools
@@ -124,6 +125,12 @@ def _next_port() -> int:
             _held.popleft().close()
         _left = iter(range(first + 1, first + _BLOCK))
     raise OSError(errno.EADDRINUSE, "other processes hold all ports")
+
+
+@atexit.register
+def _give_back() -> None:
+    while _held:
+        _held.popleft().close()
 
 
 def is_free(host: str, port: int) -> bool:
