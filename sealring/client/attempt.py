@@ -31,7 +31,13 @@ from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
 from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavailable
 from sealring.mesh.names import split_pin
 from sealring.mesh.prompt.images import has_images, without_images
-from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS, REQUEST_ID_BYTES, RequestInfo, seal_request
+from sealring.mesh.prompt.sealed import (
+    MAX_LIFETIME_SECONDS,
+    REQUEST_ID_BYTES,
+    ReplyOpener,
+    RequestInfo,
+    seal_request,
+)
 from sealring.mesh.receipt.statement import MAX_EARLIER
 from sealring.mesh.roster.model import Roster
 from sealring.v1 import inference_pb2 as inference
@@ -121,26 +127,38 @@ class Attempt:
         for answer in self._answers:
             if answer.reason is None:
                 answer.go_back()
-        self._asked = range(len(self._answers))
         self._usage: Usage | None = None
         self._epoch = 0
         self._given = [len(answer.token_ids) for answer in self._answers]
         signed = signed or inference.GetRosterResponse()
         self._receipts = SealedReceipts(question, roster, signed, ring.id)
-        prompt = question.prompt
-        if any(answer.token_ids for answer in self._answers):
-            prompt = inference.Prompt()
-            prompt.CopyFrom(question.prompt)
-            choice = next(number for number in self._asked if self._answers[number].reason is None)
-            self._asked = range(choice, choice + 1)
-            one = self._answers[choice]
-            prompt.resume.CopyFrom(
-                inference.Resume(
-                    tokens=one.token_ids, held=one.held, choice=choice, earlier=one.earlier[-MAX_EARLIER:]
-                )
-            )
+        prompt, self._asked = self._asked_for()
         self.lifetime = min(ceil(lifetime), MAX_LIFETIME_SECONDS)
         self.sealed_at = time.time()
+        self.request, self._opener = self._sealed(prompt, roster, attempts)
+
+    def _asked_for(self) -> tuple[inference.Prompt, range]:
+        """The prompt to seal, and the numbers of the answers that it asks for: all, or the rest of the first
+        that has not ended, once tokens of any have come."""
+        if not any(answer.token_ids for answer in self._answers):
+            return self._question.prompt, range(len(self._answers))
+        choice, one = next(
+            (number, answer) for number, answer in enumerate(self._answers) if answer.reason is None
+        )
+        prompt = inference.Prompt()
+        prompt.CopyFrom(self._question.prompt)
+        prompt.resume.CopyFrom(
+            inference.Resume(
+                tokens=one.token_ids, held=one.held, choice=choice, earlier=one.earlier[-MAX_EARLIER:]
+            )
+        )
+        return prompt, range(choice, choice + 1)
+
+    def _sealed(
+        self, prompt: inference.Prompt, roster: Roster, attempts: int
+    ) -> tuple[inference.GenerateRequest, ReplyOpener]:
+        """The request, with the prompt sealed for the ring's head, and what opens the reply to it."""
+        question, ring = self._question, self.ring
         expires = int(self.sealed_at + self.lifetime)
         info = RequestInfo(ring.deployment, secrets.token_bytes(REQUEST_ID_BYTES), expires, roster.hash)
         body = inference.SealedPrompt(
@@ -152,13 +170,13 @@ class Attempt:
             receipt_nonce=question.receipt_nonce,
         )
         head = roster.member(ring.members[0].id)
-        sealed, self._opener = seal_request(head.sealing_key, info, body.SerializeToString())
+        sealed, opener = seal_request(head.sealing_key, info, body.SerializeToString())
         sealed_for = inference.SealedFor(
             ring=ring.id, request_id=info.request_id, expires=expires, roster_hash=roster.hash
         )
-        self.request = inference.GenerateRequest()
-        self.request.CopyFrom(question.request)
-        self.request.MergeFrom(
+        request = inference.GenerateRequest()
+        request.CopyFrom(question.request)
+        request.MergeFrom(
             inference.GenerateRequest(
                 model=ring.deployment,
                 request_id=info.request_id.hex(),
@@ -168,6 +186,7 @@ class Attempt:
                 receipt=inference.ReceiptRequest(),
             )
         )
+        return request, opener
 
     def take(self, response: inference.GenerateResponse) -> Delta | None:
         """The next event of the stream; what it brought to show, if anything.
