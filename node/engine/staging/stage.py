@@ -56,15 +56,7 @@ class Stage:
         `quantization` is how its caches are kept. Raises InvalidInput for an impossible range, ModelError
         for a part of a model that does not split.
         """
-        count = len(anatomy.layers)
-        if not 0 <= lo < hi <= count:
-            raise InvalidInput(
-                f"no stage can hold the layers [{lo}, {hi}) of {count}",
-                hint="layer ranges are not empty and lie within the model",
-                param="layers",
-            )
-        if anatomy.indivisible and (lo, hi) != (0, count):
-            raise not_stageable(anatomy.model_type, anatomy.indivisible)
+        _check_layers(anatomy, lo, hi)
         if anatomy.adapter.together:
             anatomy.adapter.together(model)
         self.model = model
@@ -104,15 +96,20 @@ class Stage:
         self._recorded = sorted(
             {donor for reader, donor in anatomy.donors.items() if lo <= donor < hi <= reader}
         )
-        for index, layer in enumerate(anatomy.layers):
+        self._intercept_layers(lo, hi)
+
+    def _intercept_layers(self, lo: int, hi: int) -> None:
+        """Has the model's own call skip the layers before the stage, take its input and end behind it."""
+        layers, adapter = self._anatomy.layers, self._anatomy.adapter
+        for index, layer in enumerate(layers):
             if index < lo:
                 intercept_call(layer, self._skip(index))
             elif index >= hi:
                 intercept_call(layer, self._hand_on(index))
-            elif lo > 0 and (index == lo or anatomy.adapter.every_layer or anatomy.adapter.per_layer):
+            elif lo > 0 and (index == lo or adapter.every_layer or adapter.per_layer):
                 intercept_call(layer, self._take_over(index))
-        if hi == count:
-            intercept_call(anatomy.layers[-1], self._cut)
+        if hi == len(layers):
+            intercept_call(layers[-1], self._cut)
 
     def take_images(self, residuals: int = 0) -> None:
         """Has a head take rows of images beside tokens, once, before the first call.
@@ -423,6 +420,19 @@ def _positions(model: nn.Module) -> int:
     args = getattr(model, "args", None)
     found = [getattr(args, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx")]
     return min((one for one in found if isinstance(one, int)), default=1 << 40)
+
+
+def _check_layers(anatomy: Anatomy, lo: int, hi: int) -> None:
+    """Raises InvalidInput for an impossible range, ModelError for a part of a model that does not split."""
+    count = len(anatomy.layers)
+    if not 0 <= lo < hi <= count:
+        raise InvalidInput(
+            f"no stage can hold the layers [{lo}, {hi}) of {count}",
+            hint="layer ranges are not empty and lie within the model",
+            param="layers",
+        )
+    if anatomy.indivisible and (lo, hi) != (0, count):
+        raise not_stageable(anatomy.model_type, anatomy.indivisible)
 
 
 def _spec(anatomy: Anatomy, lo: int, hi: int) -> StageSpec:
