@@ -74,22 +74,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event, *, clock: Clock 
     gate = _gate(settings, metrics)
     http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
     grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)
-    kept = KeptAnswers()
-    app = create_app(
-        backend, exposition=metrics.exposition, kept=kept, gate=gate, cors_origins=settings.cors_origins
-    )
-    edge = HttpServer(app, tls=http_tls)
-    server = Server(
-        [
-            (
-                inference_grpc.add_InferenceServicer_to_server,
-                InferenceService(backend, metrics.exposition, kept),
-                SERVICE,
-            )
-        ],
-        port=INFERENCE,
-        interceptors=[GateInterceptor(gate)],
-    )
+    edge, server = _edges(settings, backend, metrics, gate, http_tls)
     try:
         grpc_port = server.listen(settings.grpc_listen, grpc_tls.grpc_credentials() if grpc_tls else None)
         http_port = edge.listen(settings.http_listen)
@@ -113,6 +98,23 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event, *, clock: Clock 
         await gate.flush()
         await channel.close()
         log.info("gateway_stopped", gateway=state.peer.id)
+
+
+def _edges(
+    settings: GatewaySettings, backend: RingBackend, metrics: Metrics, gate: Gate, http_tls: EdgeTls | None
+) -> tuple[HttpServer, Server]:
+    """The servers for clients, HTTP and gRPC, which share the answers that are kept for idempotency keys."""
+    kept = KeptAnswers()
+    app = create_app(
+        backend, exposition=metrics.exposition, kept=kept, gate=gate, cors_origins=settings.cors_origins
+    )
+    service = InferenceService(backend, metrics.exposition, kept)
+    server = Server(
+        [(inference_grpc.add_InferenceServicer_to_server, service, SERVICE)],
+        port=INFERENCE,
+        interceptors=[GateInterceptor(gate)],
+    )
+    return HttpServer(app, tls=http_tls), server
 
 
 def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:
