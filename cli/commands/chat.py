@@ -119,15 +119,10 @@ def chat(
     messages = [("system", system)] if system else []
     first = Question(messages, model, max_tokens, SCORES[min_trust], sampling)
     images = [read_image(file) for file in image or ()]
-    if question == "-":
-        question = sys.stdin.read(_MAX_LINE + 1)
-        if len(question) <= _MAX_LINE:  # else it is cut, and would be a shorter question without its blanks
-            question = question.strip()
     if question is not None:
-        if not question or len(question) > _MAX_LINE:
-            raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
+        text = _text_of(question)
         target = _target(host, loaded, root_sha256, clear=clear)
-        asked = replace(first, messages=[*messages, ("user", (*images, question) if images else question)])
+        asked = replace(first, messages=[*messages, ("user", (*images, text) if images else text)])
         host.run(_once(host, target, asked, as_json=as_json))
     elif as_json:
         raise InvalidInput("--json needs the question on the command line", reason="BAD_QUESTION")
@@ -138,6 +133,17 @@ def chat(
         target = _target(host, loaded, root_sha256, clear=clear)
         opened = host.reach(asking, target, seconds=_ASK_SECONDS)
         converse(target, opened, first, write_piece, images)
+
+
+def _text_of(question: str) -> str:
+    """The question itself, or what is on stdin in place of `-`. Raises InvalidInput (BAD_QUESTION)."""
+    if question == "-":
+        question = sys.stdin.read(_MAX_LINE + 1)
+        if len(question) <= _MAX_LINE:  # else it is cut, and would be a shorter question without its blanks
+            question = question.strip()
+    if not question or len(question) > _MAX_LINE:
+        raise InvalidInput("the question is empty or too long", reason="BAD_QUESTION", param="question")
+    return question
 
 
 def write_piece(text: str) -> None:
