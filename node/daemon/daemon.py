@@ -106,6 +106,18 @@ class Daemon:
         self.diagnosis = Diagnosis(
             settings, own_id, lambda: self._rosters.valid, lambda: self._session.connected
         )
+        self._build_session(settings, state, signer, sealing_key, meter)
+
+    def _build_session(
+        self,
+        settings: NodeSettings,
+        state: MachineState,
+        signer: Signer,
+        sealing_key: SealingKey,
+        meter: MemoryMeter,
+    ) -> None:
+        """The stream to the coordinator and what answers its messages, once all that they act on is there."""
+        own_id, cluster = state.peer.id, state.peer.cluster
         intake = RosterIntake(
             own_id,
             self._rosters,
