@@ -86,18 +86,26 @@ class Coordinator:
             self.store.close()
             raise
 
-    def _build(self) -> None:
-        settings, clock, store = self.settings, self._clock, self.store
-        extended = extend_root(settings, now=clock())
-        self.keys = keys = ClusterKeys.load(settings, now=clock())
-        cluster = keys.root.cluster
-        self.access = access = Access(cluster, store)
+    def _checked_keys(self) -> ClusterKeys:
+        """The keys, with root metadata that is extended if that is due, once the database is found sound and
+        no other coordinator's."""
+        now, store = self._clock(), self.store
+        extended = extend_root(self.settings, now=now)
+        keys = ClusterKeys.load(self.settings, now=now)
         check_stored(store)
         check_term(store)
         if extended is not None:
             log.info("root_extended", version=extended.version, expires=extended.expires)
             details = {"version": extended.version, "expires": extended.expires}
-            store.audit.append(clock(), "coordinator", "extend_root", cluster, details)
+            store.audit.append(now, "coordinator", "extend_root", keys.root.cluster, details)
+        return keys
+
+    def _build(self) -> None:
+        """Wires the parts together, each after those that it needs, and the services last."""
+        settings, clock, store = self.settings, self._clock, self.store
+        self.keys = keys = self._checked_keys()
+        cluster = keys.root.cluster
+        self.access = access = Access(cluster, store)
         self.publisher = publisher = RosterPublisher(store, keys, settings, clock=clock)
         self.sessions = sessions = Sessions()
         self.watchers = watchers = Watchers()
