@@ -110,9 +110,11 @@ async def test_a_forged_answer_is_an_error(stage: Stage, client: AsyncOpenAI) ->
 
 
 async def test_time_that_was_given_ends_the_request(stage: Stage, client: AsyncOpenAI) -> None:
-    ended = asyncio.Event()
+    """Also once the answer has begun, for which a slow machine needs more time."""
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
+        begun.set()
         try:
             yield gateway.reply(request)[0]
             await asyncio.Event().wait()
@@ -120,8 +122,11 @@ async def test_time_that_was_given_ends_the_request(stage: Stage, client: AsyncO
             ended.set()
 
     stage.gateway.script = script
-    with pytest.raises(openai.APITimeoutError):
-        await client.chat.completions.create(**ASK, timeout=0.5)
+    seconds = 0.5
+    while not begun.is_set():
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(**ASK, timeout=seconds)
+        seconds *= 2
     async with asyncio.timeout(100):
         await ended.wait()
 

@@ -193,19 +193,23 @@ async def test_silent_and_slow_handshakes_block_nobody(name: str, tmp_path: Path
         async with asyncio.timeout(100):
             await port.ask()
 
-        async def drip(writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(ConnectionError):
-                for byte in hello[1:]:
+        async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+            """Returns how many bytes it could send until it was cut off."""
+            closed = asyncio.create_task(until_closed(reader))
+            for number, byte in enumerate(hello[1:]):
+                if closed.done():
+                    return number
+                with contextlib.suppress(ConnectionError):
                     writer.write(bytes([byte]))
-                    await asyncio.sleep(0.1)
+                await asyncio.wait((closed,), timeout=0.1)
+            await closed
+            return len(hello) - 1
 
-        drips = [asyncio.create_task(drip(writer)) for _, writer in strangers[1::3]]
-        async with asyncio.timeout(40):  # a handshake of one byte at a time would take longer
-            await asyncio.gather(*(until_closed(reader) for reader, _ in strangers))
         async with asyncio.timeout(100):
+            drips = asyncio.gather(*(drip(*one) for one in strangers[1::3]))
+            await asyncio.gather(*(until_closed(one) for one, _ in strangers[::3] + strangers[2::3]))
+            assert max(await drips) < len(hello) - 1, "a handshake of one byte at a time came to its end"
             await port.ask()
-        for task in drips:
-            task.cancel()
         for _, writer in strangers:
             writer.close()
 

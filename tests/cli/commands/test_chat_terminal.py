@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_SECONDS
 from scriptedgateway import Stage, on_stage, saying
 
 from sealring.mesh.errors import InvalidInput
@@ -80,7 +81,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    async def shows(self, text: str, seconds: float = 40) -> None:
+    async def shows(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Waits for `text`, and takes it and what is before it off."""
         async with asyncio.timeout(seconds):
             while text not in self.shown:
@@ -133,7 +134,7 @@ async def test_a_conversation(terminal: Terminal, head: Head) -> None:
     await terminal.shows("<forever>")
     await terminal.interrupted_shows("(stopped)")
     await terminal.shows("> ")
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await head.given_up.wait()
 
     terminal.type("a long one\n")
@@ -152,5 +153,5 @@ async def test_a_conversation(terminal: Terminal, head: Head) -> None:
     await terminal.shows("> ")
     assert head.asked[-1] == ["a long one", "<a long one>", "first"]
     terminal.type(CTRL_D)
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert await terminal.process.wait() == 0

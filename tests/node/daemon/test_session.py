@@ -193,10 +193,10 @@ async def test_it_ends_its_side_when_it_is_said_goodbye_to_and_says_the_rest_on_
 
 
 async def test_a_channel_that_is_replaced_does_not_end_the_session(talk: Any) -> None:
-    coordinator, _, _, channel = talk
+    coordinator, listener, _, channel = talk
     await coordinator.hears("hello")
     coordinator.say.put_nowait(GOODBYE)
-    await asyncio.sleep(0.05)
+    assert await listener.heard.get() == "goodbye"
     await channel.close()
     await coordinator.hears("hello")
 
@@ -260,10 +260,10 @@ async def test_a_coordinator_without_a_proof_is_told_nothing(talk: Any) -> None:
 
 
 async def test_goodbye_is_said_last(talk: Any, time_for_goodbyes: None) -> None:
-    coordinator, _, session, _ = talk
+    coordinator, listener, session, _ = talk
     await coordinator.hears("hello")
     coordinator.say.put_nowait(COMMIT)
-    await asyncio.sleep(0.05)
+    assert await listener.heard.get() == "commit"
     session.send(fault(1))
     await session.goodbye("stopping")
     assert (await coordinator.hears("fault")).fault.epoch == 1
