@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-import json
 import random
 import shutil
 import sys
@@ -25,9 +24,8 @@ from capture import files_of
 from hostileimages import picture, saved
 from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, MODEL, Ring, started
 from sharing import Answered, ask
-from small_models import DATA, tiny, write_model
 from tokenizers import Tokenizer
-from visionmodels import write_model as write_seeing
+from visionmodels import write_model
 
 from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.cluster import LocalCluster
@@ -39,8 +37,9 @@ from sealring.v1 import inference_pb2 as inference
 pytestmark = CLUSTER
 
 WORDS = ("river", "stone", "garden", "winter", "market", "silver", "window", "bridge", "letter", "candle")
-LONG = 470
-"""Words of a prompt that is long enough for windows to be stored: four blocks and a snapshot."""
+LONG = 160
+"""Words of a prompt that is long enough for windows to be stored, four blocks and a snapshot, where each
+token is a character."""
 
 HEAD_BYTES = 20
 """At the front of a block, in clear."""
@@ -59,27 +58,14 @@ async def ring(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ring]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def windows(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Ring:
-    """Over the same nodes, a model whose caches cannot be cut: every second layer has a window.
+    """Over the same nodes, a model that sees, and whose caches cannot be cut: most layers have a window.
 
     The first tests do without, so that members which they end do not load it again."""
-    config = json.loads((DATA / "archs.json").read_bytes())["gpt_oss"]
-    small = tiny(config, "gpt_oss") | {"max_position_embeddings": 4096, "eos_token_id": 2}
-    return await beside(ring, "windows", write_model(tmp_path_factory.mktemp("windows") / "model", small))
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def seeing(ring: Ring, tmp_path: Path) -> AsyncIterator[Ring]:
-    """Over the same nodes, a model that sees and has windows; no other test has it beside the others."""
+    model = write_model(tmp_path_factory.mktemp("windows") / "model")
     split = [3, 3]  # each stage has a layer whose cache is stored in blocks, beside its windows
-    yield await beside(ring, "seeing", write_seeing(tmp_path / "model"), split=split)
-    await ring.cluster.admin.call("DeleteDeployment", name="seeing")
-
-
-async def beside(ring: Ring, name: str, model: Path, **shape: Any) -> Ring:
-    shape = shape or {"stages": 2}
-    spec = {"name": name, "model": str(model), "max_rows": 2, "context": 2048, **shape}
+    spec = {"name": "windows", "model": str(model), "max_rows": 2, "context": 2048, "split": split}
     await ring.cluster.admin.call("CreateDeployment", spec=spec, seconds=LIMIT_SECONDS)
-    deployment = await wait_until_serving(ring.cluster.admin, name, seconds=LIMIT_SECONDS)
+    deployment = await wait_until_serving(ring.cluster.admin, "windows", seconds=LIMIT_SECONDS)
     other = dataclasses.replace(ring, deployment=deployment)
     await other.offered(1)
     return other
@@ -91,8 +77,13 @@ def text_of(name: str, count: int = 300) -> str:
     return " ".join(words.choice(WORDS) for _ in range(count)) + f" marigold {name}"
 
 
-def messages(name: str, count: int = 300) -> list[dict[str, str]]:
-    return [{"role": "system", "content": text_of(name, count)}, {"role": "user", "content": "Hello!"}]
+def messages(name: str) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": text_of(name)}, {"role": "user", "content": "Hello!"}]
+
+
+def read_long(name: str) -> list[dict[str, Any]]:
+    """A prompt of more than 1,024 tokens for the model with windows."""
+    return [{"role": "user", "content": text_of(name, LONG)}]
 
 
 async def members(ring: Ring) -> list[str]:
@@ -112,23 +103,15 @@ def blocks(ring: Ring, node: str) -> set[tuple[Path, int]]:
 
 
 def looked_at(shape: tuple[int, int]) -> list[dict[str, Any]]:
-    """A picture with a text of more than 1,024 tokens, each of which is a character."""
+    """A prompt of that length with a picture."""
     image = inference.Image(data=saved(picture(*shape), "PNG"))
-    return [{"role": "user", "content": text_of("looked at", 160), "images": [image]}]
+    return [{**read_long("looked at")[0], "images": [image]}]
 
 
-async def stored(
-    ring: Ring,
-    name: str,
-    key: str = "",
-    *,
-    words: int = 300,
-    more: int = 1,
-    asked: list[dict[str, Any]] | None = None,
-) -> Answered:
+async def stored(ring: Ring, asked: list[dict[str, Any]], *, key: str = "", more: int = 1) -> Answered:
     """Asks, and waits until all members have `more` blocks than before: they are written behind."""
     before = {node: len(blocks(ring, node)) for node in await members(ring)}
-    answer = await ask(ring, asked or messages(name, words), key=key)
+    answer = await ask(ring, asked, key=key)
     async with asyncio.timeout(LIMIT_SECONDS):
         while any(len(blocks(ring, node)) < count + more for node, count in before.items()):
             await asyncio.sleep(0.1)
@@ -151,7 +134,7 @@ async def restart(ring: Ring, *names: str) -> None:
 
 async def test_a_killed_engine_reads_again_what_it_had_stored(ring: Ring) -> None:
     await ring.serving()
-    cold = await stored(ring, "killed")
+    cold = await stored(ring, messages("killed"))
     assert (cold.cached, cold.prompt_tokens > 300) == (0, True)
     read = await ring.counted("prefix_cache_disk_tokens_total")
     for node in await members(ring):
@@ -166,7 +149,7 @@ async def test_a_killed_engine_reads_again_what_it_had_stored(ring: Ring) -> Non
 
 async def test_a_member_without_its_folder_costs_a_miss(ring: Ring) -> None:
     await ring.serving()
-    cold = await stored(ring, "folder")
+    cold = await stored(ring, messages("folder"))
     node = (await members(ring))[1]
     folder = ring.cluster.state_dir / node / "prefixes"
     await ring.cluster.children.kill_one(node)
@@ -184,29 +167,29 @@ async def test_a_member_without_its_folder_costs_a_miss(ring: Ring) -> None:
 
 
 async def test_everything_may_be_restarted_and_what_was_seen_is_not_computed_again(
-    ring: Ring, windows: Ring, seeing: Ring
+    ring: Ring, windows: Ring
 ) -> None:
-    for each in (ring, windows, seeing):
+    for each in (ring, windows):
         await each.serving()
     first = looked_at((300, 200))
-    seen = await stored(seeing, "seen", asked=first, more=5)
-    cold = await stored(ring, "restarted")
-    slid = await stored(windows, "restarted", words=LONG, more=5)
+    seen = await stored(windows, first, more=5)
+    cold = await stored(ring, messages("restarted"))
+    slid = await stored(windows, read_long("restarted"), more=5)
     assert min(seen.prompt_tokens, slid.prompt_tokens) > 1024
     everything = "coordinator", "gateway", *await members(ring)
     await restart(ring, *everything)
-    for each in (ring, windows, seeing):
+    for each in (ring, windows):
         await each.serving()
     warm = await ask(ring, messages("restarted"))
     assert (warm.cached >= 256, warm.text) == (True, cold.text)
-    again = await ask(windows, messages("restarted", LONG))
+    again = await ask(windows, read_long("restarted"))
     assert (again.cached >= 1024, again.text) == (True, slid.text)
     more = [{"role": "assistant", "content": "A ramp."}, {"role": "user", "content": "And now?"}]
-    turn = await ask(seeing, [*first, *more])
+    turn = await ask(windows, [*first, *more])
     other, _ = KeyFile(ring.cluster.state_dir / "gateway").create([Scope.INFERENCE])
-    computed = await ask(seeing, [*first, *more], key=other)
+    computed = await ask(windows, [*first, *more], key=other)
     assert (turn.cached >= 1024, computed.cached, turn.text) == (True, 0, computed.text)
-    unlike = await ask(seeing, [*looked_at((200, 300)), *more])
+    unlike = await ask(windows, [*looked_at((200, 300)), *more])
     assert unlike.cached == 0, "another picture, of the same text"
 
 
@@ -224,7 +207,7 @@ async def drain(ring: Ring, node: str, *, undo: bool = False) -> None:
 @pytest.mark.sweep  # two moves and two restarts: minutes on two busy cores
 async def test_a_ring_that_moves_reads_what_its_members_have_stored_and_no_foreign_block(ring: Ring) -> None:
     await ring.serving()
-    cold = await stored(ring, "moved")
+    cold = await stored(ring, messages("moved"))
     first, left = await members(ring)
     theirs = blocks(ring, left)
     await drain(ring, left)
@@ -262,9 +245,9 @@ async def test_who_steals_the_folders_finds_no_text_no_tokens_and_nothing_equal(
     await ring.serving()
     await windows.serving()
     other, _ = KeyFile(ring.cluster.state_dir / "gateway").create([Scope.INFERENCE])
-    for each, words, more in ((ring, 300, 1), (windows, LONG, 5)):
-        own = await stored(each, "stolen", words=words, more=more)
-        assert (await stored(each, "stolen", key=other, words=words, more=more)).text == own.text
+    for each, asked, more in ((ring, messages("stolen"), 1), (windows, read_long("stolen"), 5)):
+        own = await stored(each, asked, more=more)
+        assert (await stored(each, asked, key=other, more=more)).text == own.text
     ids = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(text_of("stolen")).ids
     assert len(ids) > 256
     for node in await members(ring):
