@@ -25,11 +25,10 @@ SEALED = ("drawn", "penalties", "stops", "logprobs")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def second(place):
+async def second(ring):
     """The ring as it is seen over another gateway."""
-    broken = place.ring
-    await broken.serving()
-    cluster = broken.cluster
+    await ring.serving()
+    cluster = ring.cluster
     settings = {
         "state_dir": str(cluster.state_dir / NAME),
         "name": NAME,
@@ -49,10 +48,10 @@ async def second(place):
     async with grpc.aio.insecure_channel(settings["grpc_listen"]) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         await start()
-        ring = dataclasses.replace(broken, cluster=seen, stub=stub)
+        over_it = dataclasses.replace(ring, cluster=seen, stub=stub)
         await wait_ready(channel)
-        await ring.offered(1)
-        yield ring
+        await over_it.offered(1)
+        yield over_it
     await cluster.children.kill_one(NAME)
 
 

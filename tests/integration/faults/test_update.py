@@ -81,6 +81,3 @@ async def test_everything_is_updated_and_no_request_fails(broken: Ring) -> None:
         assert [one.action for one in audit.entries].count("reattest_node") == 3
     finally:
         broken.cluster.children.command = genuine
-        await broken.cluster.admin.call("DeleteDeployment", name=broken.model)
-        await broken.cluster.deploy(stages=3)  # as it was found
-        await broken.serving()
