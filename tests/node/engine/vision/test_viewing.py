@@ -20,7 +20,9 @@ from sealring.node.engine.vision.picture import with_digests
 from sealring.node.engine.vision.viewing import Reading, Seen, Viewer, ViewerError
 from sealring.v1 import inference_pb2 as inference
 
-EVERY_RUN = ("gemma3", "qwen2_vl")
+EVERY_RUN = {"gemma3": "gemma", "qwen2_vl": "qwen"}
+"""Families and fixtures: a viewer takes two seconds of a processor to start, so tests share one of each."""
+
 PADDED = ("mistral3", "pixtral", "gemma4", "idefics3", "smolvlm", "internvl_chat")
 
 FOUND_BY = (
@@ -61,6 +63,26 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    made = viewer(tmp_path_factory.mktemp("qwen2_vl"), "qwen2_vl")
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def bounded(viewer: Viewer, **bounds: int) -> Iterator[None]:
+    """Meanwhile a shared viewer has these bounds."""
+    before = {name: getattr(viewer, name) for name in bounds}
+    for name, bound in bounds.items():
+        setattr(viewer, name, bound)
+    try:
+        yield
+    finally:
+        for name, bound in before.items():
+            setattr(viewer, name, bound)
+
+
 def read(viewer: Viewer, messages: list[inference.ChatMessage], scope: bytes = b"") -> Reading:
     """The images of a prompt, all of which are going to be computed."""
     reading = viewer.read(messages, scope)
@@ -81,15 +103,19 @@ def shown(*files: bytes, low: bool = False) -> list[inference.ChatMessage]:
 @pytest.mark.parametrize(
     "name", [name if name in EVERY_RUN else pytest.param(name, marks=pytest.mark.sweep) for name in FAMILIES]
 )
-def test_images_become_what_mlx_vlm_makes_of_them(tmp_path: Path, name: str) -> None:
+def test_images_become_what_mlx_vlm_makes_of_them(
+    tmp_path: Path, name: str, request: pytest.FixtureRequest
+) -> None:
     """Two images of different shapes in one prompt: equal tokens and, one behind the other, equal arrays."""
     family = FAMILIES[name]
     files = [saved(picture(300, 200), "PNG"), saved(picture(100, 260), "PNG")]
-    made = viewer(tmp_path / "model", name)
-    try:
+    if name in EVERY_RUN:
+        write_folder(tmp_path / "model", name)
+        made: Viewer = request.getfixturevalue(EVERY_RUN[name])
         reading = read(made, shown(*files))
-    finally:
-        made.close()
+    else:
+        with contextlib.closing(viewer(tmp_path / "model", name)) as made:
+            reading = read(made, shown(*files))
     text = f"one {family.image} two\n{family.image}\nthree"
     first, second, third = text.split(made.placeholder)
     expanded = f"{first}{reading.shown.texts[0]}{second}{reading.shown.texts[1]}{third}"
@@ -188,15 +214,12 @@ def test_fifty_megapixels_with_transparency_fit(gemma: Viewer) -> None:
     assert seen.shape.rows == 16
 
 
-def test_the_images_of_a_prompt_are_bounded_together(tmp_path: Path) -> None:
+def test_the_images_of_a_prompt_are_bounded_together(gemma: Viewer) -> None:
     file = saved(picture(), "PNG")
-    made = viewer(tmp_path, "gemma3", most=2 * 48 * 32 * 3, ready=0)  # pixels
-    try:
-        assert len(view(made, shown(file, file))) == 2
+    with bounded(gemma, most=2 * 48 * 32 * 3, ready=0):  # pixels
+        assert len(view(gemma, shown(file, file))) == 2
         with pytest.raises(InvalidInput) as caught:
-            view(made, shown(file, file, file))
-    finally:
-        made.close()
+            view(gemma, shown(file, file, file))
     assert (caught.value.reason, caught.value.metadata["param"]) == (
         "TOO_MANY_IMAGES",
         "messages[0].images[2]",
@@ -241,32 +264,25 @@ def test_what_was_not_decoded_has_the_same_places_and_arrays(gemma: Viewer) -> N
         assert (one.source.nbytes, other.source.nbytes) == (0, 0)
 
 
-def test_only_the_first_images_wait_as_arrays(tmp_path: Path) -> None:
+def test_only_the_first_images_wait_as_arrays(gemma: Viewer) -> None:
     """Thirty screenshots would be 750 MB as arrays of Qwen's towers."""
     size = 112 * 112 * 3 * 4
-    made = viewer(tmp_path, "gemma3", ready=2 * size)
-    try:
-        seen = view(made, shown(*[saved(picture(50, 30), "PNG")] * 4))
+    with bounded(gemma, ready=2 * size):
+        seen = view(gemma, shown(*[saved(picture(50, 30), "PNG")] * 4))
         assert [one.source.nbytes for one in seen] == [size, size, 50 * 30 * 3, 50 * 30 * 3]
         assert {one.source.take()["pixel_values"].nbytes for one in seen} == {size}
-    finally:
-        made.close()
 
 
-def test_an_image_with_more_tokens_than_a_chunk_is_made_smaller(tmp_path: Path) -> None:
-    made = viewer(tmp_path, "qwen2_vl")
+def test_an_image_with_more_tokens_than_a_chunk_is_made_smaller(qwen: Viewer) -> None:
     messages = shown(saved(picture(280, 140), "PNG"))
-    try:
-        with contextlib.closing(made.read(messages)) as reading:
-            (whole,) = reading.seen
-        with contextlib.closing(made.read(messages, longest=whole.shape.tokens // 2)) as reading:
-            (less,) = reading.seen
-        with contextlib.closing(made.read(messages, longest=whole.shape.tokens // 2)) as reading:
-            (again,) = reading.seen
-            reading.make_ready(0)
-            arrays = again.source.take()
-    finally:
-        made.close()
+    with contextlib.closing(qwen.read(messages)) as reading:
+        (whole,) = reading.seen
+    with contextlib.closing(qwen.read(messages, longest=whole.shape.tokens // 2)) as reading:
+        (less,) = reading.seen
+    with contextlib.closing(qwen.read(messages, longest=whole.shape.tokens // 2)) as reading:
+        (again,) = reading.seen
+        reading.make_ready(0)
+        arrays = again.source.take()
     assert whole.shape.size == (280, 140)
     width, height = less.shape.size
     assert abs(width - 2 * height) <= 1
@@ -294,14 +310,10 @@ def test_no_file_is_in_a_process_that_reads_another_prompts(gemma: Viewer) -> No
     assert not [line for line in after if "sealring.node.engine.vision.decoding" in line]
 
 
-def test_what_the_processor_refuses_is_refused(tmp_path: Path) -> None:
+def test_what_the_processor_refuses_is_refused(qwen: Viewer) -> None:
     """Qwen's takes no image that is 200 times as wide as high."""
-    made = viewer(tmp_path, "qwen2_vl")
-    try:
-        with pytest.raises(InvalidInput) as caught:
-            view(made, shown(saved(picture(2000, 4), "PNG")))
-    finally:
-        made.close()
+    with pytest.raises(InvalidInput) as caught:
+        view(qwen, shown(saved(picture(2000, 4), "PNG")))
     assert caught.value.reason == BAD
 
 
