@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kernels import share_kernels
+from ringtest import MODEL
 
 from sealring.cli.local.leftovers import PORTS
 
@@ -37,10 +38,11 @@ def test_demo_once_prints_one_json_object_and_leaves_nothing(tmp_path):
 
 
 def test_a_demo_that_is_killed_leaves_nothing_running(tmp_path):
+    """Its model is named, for without that there is a second ring, with a model that sees."""
     state = tmp_path / "state"
     share_kernels(state)
     (state / PORTS).write_text("{}")  # as an earlier demo left it, which had its kernels compiled
-    command = [SEALRING, "demo", "--nodes", "2", "--state-dir", state]
+    command = [SEALRING, "demo", "--nodes", "2", "--state-dir", state, "--model", MODEL]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
