@@ -312,6 +312,10 @@ class Arrangements:
             await self._ring.offered(spec.get("replicas", 1))
         return self._ring
 
+    async def some(self, **spec: Any) -> Ring:
+        """The ring that there is, whatever its deployment; otherwise one with these fields."""
+        return self._ring or await self.have(**spec)
+
     @asynccontextmanager
     async def beside(self, **spec: Any) -> AsyncIterator[Ring]:
         """A ring of another deployment, over nodes that serve the last one; deleted at the end."""
