@@ -46,6 +46,7 @@ async def test_nodes_with_sick_parts_serve(sick: Sick) -> None:
         async with asyncio.timeout(LIMIT_SECONDS):
             while said(node, "link_keys_renewed") <= 2:  # in a ring at rest keys wait for the next step
                 assert "Paris" in (await ring.ask(QUESTION, 20)).text
+                await asyncio.sleep(0.2)  # keys are renewed once a second
         assert said(node, "model_folder_unreadable") == 1
     assert (await ring.status()).epoch == epoch
 
