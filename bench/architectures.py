@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sealring.node.engine.staging.mtp_head import FORMATS
+from sealring.node.engine.staging.text_part import WRAPPED
 from sealring.node.engine.vision.sizes import UNFIT
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -21,8 +22,8 @@ INTRODUCTION = """\
 # Models
 
 What sealring can do with the architectures of mlx-lm 0.32.2. Each line is a small configuration of
-`tests/data`, with random float32 weights, on a CPU. A name is mlx-lm's, with a variant after a colon. Three
-are unknown to mlx-lm, and their text part is one of its models: idefics3, internvl_chat, smolvlm.
+`tests/data`, with random float32 weights, on a CPU. A name is mlx-lm's, with a variant after a colon. Names
+with ¹ are unknown to mlx-lm, and the text part of such a model is one of its models.
 
 `python -m bench.architectures` makes this page from `docs/models.json`. To check the architectures again:
 
@@ -146,7 +147,14 @@ Where mlx-vlm 0.7.10 differs from mlx-lm without images, it does with them, and 
   how mlx-vlm computes it. In chunks of seven tokens logits of 6 differ by 1e-5 from that.
 * minimax_m3_vl: the difference is 0 as long as its sparse layers take all blocks of keys (2,048 tokens in the
   published model). Behind that the two libraries choose other blocks.
-* mistral3 with a mistral4 text: the two libraries' text models differ (0.9, of logits of 3).
+* mistral3 with a mistral4 text, and internvl_chat with an internlm2 text: the two libraries' text models
+  differ (0.9, of logits of 3).
+* glm4v, glm4v_moe, glm_ocr and paddleocr_vl are compared with the prompt as one chunk: mlx-vlm knows where
+  images are in the first chunk only. In chunks of seven tokens the stages' logits are the same.
+* internvl with texts other than qwen3, and internvl_chat with a llama text, are compared with mlx-vlm's tower
+  of the family and its language model of the text. In mlx-vlm these are not together.
+* mimo_v2: mlx-lm reads folders that mlx-vlm has converted, and not the published ones, in which queries, keys
+  and values are one tensor.
 
 A plan says why images are refused (`sealring deployment plan`). Model types that both libraries have, with a
 tower, and of which sealring refuses images:
@@ -155,16 +163,46 @@ tower, and of which sealring refuses images:
 
 ELSEWHERE = """\
 
-Model types that only mlx-vlm has are refused when they are deployed (`MODEL_TYPE_UNKNOWN`), with the three
-exceptions above:
+Model types that only mlx-vlm has are refused when they are deployed (`MODEL_TYPE_UNKNOWN`), but for those
+with ¹ above. These are all others of mlx-vlm that have a tower:
 
-* aya_vision, internvl, llava_next, llava_onevision and granite_vision have a text part that mlx-lm knows.
-  They were not compared.
-* The whole prompt of paligemma attends in both directions.
-* glm4v, glm4v_moe, glm_ocr, ernie4_5_moe_vl, paddleocr_vl and qwen3_omni_moe have positions in three
-  dimensions, in layers that mlx-lm lacks.
-* deepseek_vl_v2, hunyuan_vl, molmo, phi3_v, phi4mm, mllama, step3p7 and others have text models of their own.
 """
+
+NOT_SERVED = {
+    "cohere_compass deepseek_v4 ernie4_5_moe_vl glm5_next hunyuan_vl inkling jina_vlm mllama "
+    "molmo molmo2 molmo_point moondream2 moondream3 qwen4_exp zaya1_vl": (
+        "mlx-lm has no text model with these layers"
+    ),
+    "deepseek_vl_v2 plamo2vl": (
+        "mlx-vlm's text model and mlx-lm's differ without images (0.6 and 0.4, of logits of 3.4 and 3.6)"
+    ),
+    "deepseekocr deepseekocr_2 unlimited_ocr": (
+        "their DeepSeek V2 has plain attention, which mlx-lm's has not"
+    ),
+    "diffusion_gemma falcon_ocr falcon_perception florence2 nemotron_parse paligemma": (
+        "their prompts or answers are not computed from left to right"
+    ),
+    "fastvlm llava_bunny multi_modality phi4_siglip": (
+        "mlx-vlm puts all rows of an image in the place of one token, so nothing says how many "
+        "before the tower has run"
+    ),
+    "got": "its configuration names no tower",
+    "granite_vision llava_next": (
+        "mlx-vlm puts rows of whole tiles, and as many for the ends of lines, in the places of "
+        "single tokens, which published models do not"
+    ),
+    "granite4_vision": "images add rows to layers all over the model, and only the head has rows",
+    "indic_ocr": "it is several models in a row",
+    "llmjpvl mistral_large3 youtu_vl": "mlx-vlm has no processor for their images",
+    "locateanything minicpmo minicpmv4_6 minicpmv4_7": (
+        "an image's text has its number in the prompt, and here each image is prepared by itself"
+    ),
+    "phi3_v": "negative numbers stand for images in its prompts",
+    "phi4mm": "prompts with images have other weights (LoRA)",
+    "clef colidefics3 colqwen2_5 d1 d1_omni embedding_gemma2 llama_nemotron_vl_embedding moge3 "
+    "qwen3_vl_embedding rfdetr rt_detr_v2 sam3 sam3_1 sam3d_body sam3d_objects": "they write no text",
+}
+"""Folders of mlx-vlm's models that have a tower and are not served, and why."""
 
 GRAMMARS = """\
 ## Grammars
@@ -185,7 +223,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     refused = [name for name in names if name not in exact]
     served = _table(
         ["architecture", "hook", "rows", "kv-bits", "prefixes", "drafts", "tensor", "images"],
-        [[name, *_abilities(name, found[name]), found[name].get("images", "")] for name in exact],
+        [[_marked(name), *_abilities(name, found[name]), found[name].get("images", "")] for name in exact],
     )
     why = _table(
         ["architecture", "reason", "why", "tensor"],
@@ -193,8 +231,16 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     )
     count = f"{len(exact)} configurations are served in stages, {len(refused)} are refused, none is wrong.\n"
     unfit = _table(["model type", "why"], [[name, UNFIT[name]] for name in sorted(UNFIT)])
-    images = IMAGES + unfit + ELSEWHERE
+    others = _table(
+        ["mlx-vlm's model types", "why"],
+        [[types.replace(" ", ", "), why] for types, why in NOT_SERVED.items()],
+    )
+    images = IMAGES + unfit + ELSEWHERE + others
     return "\n".join([INTRODUCTION, count, served, images, REAL, TENSOR, REFUSED, why, GRAMMARS])
+
+
+def _marked(name: str) -> str:
+    return name + "¹" * (name.partition(":")[0] in WRAPPED)
 
 
 def _abilities(name: str, one: dict[str, Any]) -> list[str]:

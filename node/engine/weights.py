@@ -14,6 +14,7 @@ import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import device, mlx_lm_import, relaying
+from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.staging import Shard, Stage, build_skeleton
 from sealring.node.engine.staging.anatomy import Anatomy, dissect
 from sealring.node.engine.staging.caches import trimmable
@@ -182,9 +183,7 @@ def read_config(path: Path) -> dict[str, Any]:
             reason="BAD_MODEL_CONFIG",
             hint=_REDOWNLOAD,
         ) from error
-    if isinstance(config.get("llm_config"), dict):
-        config.setdefault("text_config", config["llm_config"])
-    return config
+    return with_parts(config)
 
 
 def check_folder(path: Path) -> None:

@@ -83,12 +83,25 @@ class Family:
         tokens: dict[str, str] | None = None,
         row_name: str = "image_token_id",
         template: str = CHATML_TEMPLATE,
+        first: int = 0,
     ) -> None:
         self.special, self.row, self.image = special, row, image
         """The special tokens, the one for each row, and what the template writes for an image."""
         self.config, self.preprocessor, self.processor = config, preprocessor or {}, processor or {}
         self.tokens, self.row_name = tokens or {}, row_name
         self.template = template
+        self.first = first
+        """The number of the first special token. Processors of some families know the numbers of theirs."""
+
+    @property
+    def numbers(self) -> dict[int, str]:
+        """The special tokens by their numbers."""
+        return dict(enumerate(self.special, self.first))
+
+    @property
+    def row_number(self) -> int:
+        """The number of the token that stands for a row."""
+        return self.first + self.special.index(self.row)
 
 
 FAMILIES = {
@@ -306,7 +319,7 @@ FAMILIES = {
 }
 
 
-def _qwen(model_type: str, patch: int, mean: dict[str, Any]) -> Family:
+def _qwen(model_type: str, patch: int, mean: dict[str, Any], frames: int = 2) -> Family:
     pads = ["<|image_pad|>", "<|video_pad|>"]
     return Family(
         [*_QWEN, *pads],
@@ -318,7 +331,7 @@ def _qwen(model_type: str, patch: int, mean: dict[str, Any]) -> Family:
             "image_processor_type": "Qwen2VLImageProcessor",
             "processor_class": "Qwen2VLProcessor",
             "patch_size": patch,
-            "temporal_patch_size": 2,
+            "temporal_patch_size": frames,
             "merge_size": 2,
             "min_pixels": 3136,
             "max_pixels": 12845056,
@@ -535,6 +548,294 @@ FAMILIES |= {
 }
 
 
+def _glm(model_type: str) -> Family:
+    """GLM-4.1V and others: patches as Qwen's, other tokens."""
+    return Family(
+        [
+            "<|endoftext|>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|begin_of_image|>",
+            "<|end_of_image|>",
+            "<|image|>",
+            "<|video|>",
+        ],
+        "<|image|>",
+        "<|begin_of_image|><|image|><|end_of_image|>",
+        {"model_type": model_type, "vision_config": {"model_type": model_type, "patch_size": 14}},
+        {
+            **_CLIP,
+            **_SCALED,
+            "image_processor_type": "Glm4vImageProcessor",
+            "patch_size": 14,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "size": {"shortest_edge": 12544, "longest_edge": 9633792},
+        },
+        None,
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    )
+
+
+FAMILIES |= {name: _glm(name) for name in ("glm4v", "glm4v_moe", "glm_ocr")}
+FAMILIES |= {
+    "aya_vision": Family(
+        [
+            "<PAD>",
+            "<EOS>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<image>",
+            "<|START_OF_IMG|>",
+            "<|END_OF_IMG|>",
+            "<|IMG_PATCH|>",
+            "<|IMG_LINE_BREAK|>",
+            "TILE",
+            "TILE_GLOBAL",
+            *(f"TILE_{number}" for number in range(1, 13)),
+        ],
+        "<|IMG_PATCH|>",
+        "<image>",
+        {
+            "model_type": "aya_vision",
+            "vision_config": {"model_type": "siglip_vision_model", "patch_size": 14},
+        },
+        {
+            **_HALVES,
+            **_SCALED,
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "crop_to_patches": True,
+            "min_patches": 1,
+            "max_patches": 12,
+            "size": {"height": 112, "width": 112},
+        },
+        {
+            "processor_class": "AyaVisionProcessor",
+            "patch_size": 14,
+            "img_size": 112,
+            "downsample_factor": 2,
+        },
+        {"eos_token": "<EOS>", "pad_token": "<PAD>"},
+        "image_token_index",
+    ),
+    "dots_ocr": Family(
+        [
+            "<|endoftext|>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|img|>",
+            "<|imgpad|>",
+            "<|endofimg|>",
+            "<|video_pad|>",
+        ],
+        "<|imgpad|>",
+        "<|img|><|imgpad|><|endofimg|>",
+        {"model_type": "dots_ocr", "vision_config": {"model_type": "dots_vit", "patch_size": 14}},
+        {
+            **_CLIP,
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "patch_size": 14,
+            "temporal_patch_size": 1,
+            "merge_size": 2,
+            "min_pixels": 3136,
+            "max_pixels": 11289600,
+        },
+        None,
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        first=151661,
+    ),
+    "idefics2": Family(
+        [
+            "<unk>",
+            "<s>",
+            "</s>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<fake_token_around_image>",
+            "<image>",
+            "<end_of_utterance>",
+        ],
+        "<image>",
+        "<image>",
+        {"model_type": "idefics2", "vision_config": {"model_type": "idefics2"}},
+        {
+            **_HALVES,
+            **_SCALED,
+            "do_convert_rgb": True,
+            "do_image_splitting": False,
+            "do_pad": True,
+            "image_processor_type": "Idefics2ImageProcessor",
+            "size": {"longest_edge": 224, "shortest_edge": 112},
+            "resample": 2,
+        },
+        {"processor_class": "Idefics2Processor", "image_seq_len": 4},
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    ),
+    "internvl": Family(
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>"],
+        "<IMG_CONTEXT>",
+        "<IMG_CONTEXT>",
+        {
+            "model_type": "internvl",
+            "vision_config": {
+                "model_type": "internvl_vision",
+                "patch_size": [14, 14],
+                "image_size": [112, 112],
+            },
+            "downsample_ratio": 0.5,
+        },
+        None,
+        {"processor_class": "InternVLProcessor", "image_seq_length": 16},
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+    ),
+    "llava_onevision": Family(
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"],
+        "<image>",
+        "<image>",
+        {
+            "model_type": "llava_onevision",
+            "vision_aspect_ratio": "anyres_max_9",
+            "image_grid_pinpoints": [[112, 112], [112, 224], [224, 112], [224, 224]],
+            "vision_config": {"model_type": "siglip_vision_model", "patch_size": 14},
+        },
+        {
+            **_HALVES,
+            **_SCALED,
+            "do_convert_rgb": True,
+            "do_pad": True,
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "image_grid_pinpoints": [[112, 112], [112, 224], [224, 112], [224, 224]],
+            "size": {"height": 112, "width": 112},
+            "resample": 3,
+        },
+        {
+            "processor_class": "LlavaOnevisionProcessor",
+            "num_image_tokens": 64,
+            "vision_feature_select_strategy": "full",
+            "image_token": "<image>",
+            "video_token": "<video>",
+        },
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        "image_token_index",
+    ),
+    "mage_vl": _qwen("mage_vl", 16, _CLIP, 1),
+    "mimo_v2": _qwen("mimo_v2", 16, _CLIP),
+    "nemotron_h_nano_omni": Family(
+        [
+            "<unk>",
+            "<s>",
+            "</s>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<image>",
+            "<img>",
+            "</img>",
+            "<video>",
+            "<so_embedding>",
+        ],
+        "<image>",
+        "<image>",
+        {
+            "model_type": "NemotronH_Nano_Omni_Reasoning_V3",
+            "downsample_ratio": 0.5,
+            "vision_config": {"model_type": "radio", "patch_size": 16},
+        },
+        {
+            "norm_mean": _CLIP["image_mean"],
+            "norm_std": _CLIP["image_std"],
+            "patch_size": 16,
+            "downsample_ratio": 0.5,
+            "min_num_patches": 16,
+            "max_num_patches": 256,
+        },
+        None,
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        "img_context_token_id",
+    ),
+    "paddleocr_vl": Family(
+        [
+            "<unk>",
+            "<s>",
+            "</s>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|IMAGE_START|>",
+            "<|IMAGE_END|>",
+            "<|IMAGE_PLACEHOLDER|>",
+        ],
+        "<|IMAGE_PLACEHOLDER|>",
+        "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+        {"model_type": "paddleocr_vl", "vision_config": {"model_type": "paddleocr_vl", "patch_size": 14}},
+        {
+            **_HALVES,
+            "patch_size": 14,
+            "temporal_patch_size": 1,
+            "merge_size": 2,
+            "min_pixels": 12544,
+            "max_pixels": 2822400,
+        },
+        None,
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    ),
+    "qwen3_omni_moe": Family(
+        [
+            *_QWEN,
+            "<|image_pad|>",
+            "<|video_pad|>",
+            "<|audio_start|>",
+            "<|audio_end|>",
+            "<|audio_pad|>",
+        ],
+        "<|image_pad|>",
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        {"model_type": "qwen3_omni_moe"},
+        {
+            **_HALVES,
+            "feature_extractor_type": "WhisperFeatureExtractor",
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": "Qwen3OmniMoeProcessor",
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "min_pixels": 3136,
+            "max_pixels": 12845056,
+        },
+        None,
+        {
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "audio_token": "<|audio_pad|>",
+            "vision_bos_token": "<|vision_start|>",
+            "vision_eos_token": "<|vision_end|>",
+            "audio_bos_token": "<|audio_start|>",
+            "audio_eos_token": "<|audio_end|>",
+        },
+    ),
+    "step3p7": Family(
+        [
+            "<pad>",
+            "<eos>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<im_start>",
+            "<im_end>",
+            "<im_patch>",
+            "<patch_start>",
+            "<patch_end>",
+            "<patch_newline>",
+        ],
+        "<im_patch>",
+        "<im_patch>",
+        {"model_type": "step3p7", "vision_config": {"model_type": "perception_encoder"}},
+        None,
+        None,
+        {"eos_token": "<eos>", "pad_token": "<pad>"},
+    ),
+}
+
+
 def tokenizer(special: list[str]) -> Tokenizer:
     """Special tokens first, then single bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -550,7 +851,7 @@ def write_folder(path: Path, name: str, config: dict[str, Any] | None = None) ->
     family = FAMILIES[name]
     path.mkdir(parents=True, exist_ok=True)
     tokenizer(family.special).save(str(path / "tokenizer.json"))
-    row = {family.row_name: family.special.index(family.row)}
+    row = {family.row_name: family.row_number}
     files = {
         "config.json": {**family.config, **row, **(config or {})},
         "preprocessor_config.json": family.preprocessor,

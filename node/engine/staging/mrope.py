@@ -109,13 +109,16 @@ class MRope:
             dimension = [one for one in range(3) for _ in range(sections[one])][:count]
         self._dimension = mx.array(dimension)
         self._frequencies = 1.0 / (rope.base ** (mx.arange(0, rope.dims, 2).astype(mx.float32) / rope.dims))
-        self._turned = mx.compile(_turned) if interleaved else _turned
+        self._pairs = rope.traditional
+        turned = _turned_in_pairs if self._pairs else _turned
+        self._turned = mx.compile(turned) if interleaved else turned
 
     def angles(self, positions: mx.array, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
         """Cosines and sines, [rows, 1, tokens, dims], for positions [3, rows, tokens]."""
         chosen = mx.take(positions, self._dimension, axis=0).transpose(1, 2, 0)
         half = chosen.astype(mx.float32) * self._frequencies
-        both = mx.concatenate([half, half], axis=-1)[:, None]
+        both = mx.repeat(half, 2, axis=-1) if self._pairs else mx.concatenate([half, half], axis=-1)
+        both = both[:, None]
         return mx.cos(both).astype(dtype), mx.sin(both).astype(dtype)
 
     def __call__(self, array: mx.array, angles: tuple[mx.array, mx.array]) -> mx.array:
@@ -124,10 +127,22 @@ class MRope:
 
 
 def _turned(array: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """A number is turned with the one that is half of the dimensions further."""
+    half = cos.shape[-1] // 2
+    across = mx.concatenate([-array[..., half : 2 * half], array[..., :half]], axis=-1)
+    return _combined(array, across, cos, sin)
+
+
+def _turned_in_pairs(array: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """A number is turned with its neighbour (`traditional` in MLX)."""
+    dims = cos.shape[-1]
+    across = mx.stack([-array[..., 1:dims:2], array[..., :dims:2]], axis=-1).flatten(-2)
+    return _combined(array, across, cos, sin)
+
+
+def _combined(array: mx.array, across: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     dims = cos.shape[-1]
     part, rest = array[..., :dims], array[..., dims:]
-    half = dims // 2
-    across = mx.concatenate([-part[..., half:], part[..., :half]], axis=-1)
     turned = (part * cos + across * sin).astype(array.dtype)
     return mx.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
 
@@ -138,7 +153,7 @@ def mrope_of(model: Any, model_type: str, rope: nn.Module) -> MRope:
     Raises ModelError (VISION_UNSUPPORTED).
     """
     sections = _sections(model, model_type)
-    if sections is None or not isinstance(rope, nn.RoPE) or rope.scale != 1 or rope.traditional:
+    if sections is None or not isinstance(rope, nn.RoPE) or rope.scale != 1:
         raise ModelError(
             f"this release has no positions of images for {model_type} models with this configuration",
             hint="send prompts without images",

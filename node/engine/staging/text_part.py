@@ -14,23 +14,57 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-WRAPPED = frozenset(["idefics3", "internvl_chat", "smolvlm"])
-"""Model types of which `vision/check.py` has shown that they compute as mlx-vlm's whole model does."""
+from sealring.node.engine.configuration import with_parts
 
-_LAYER = re.compile(r"(.*?)layers\.0\.")
-_HEAD = re.compile(r"(?:^|\.)(lm_head\..*)")
-_TEXT = re.compile(r"(^|\.)(language_model|text_model)\.")
+WRAPPED: Mapping[str, str] = {
+    "NemotronH_Nano_Omni_Reasoning_V3": "",
+    "aya_vision": "",
+    "dots_ocr": "qwen2",
+    "glm4v": "glm4",
+    "glm4v_moe": "glm4_moe",
+    "glm_ocr": "glm4",
+    "idefics2": "",
+    "idefics3": "",
+    "internvl": "",
+    "internvl_chat": "",
+    "llava_onevision": "",
+    "mage_vl": "",
+    "mimo_v2": "mimo_v2_flash",
+    "paddleocr_vl": "llama",
+    "qwen3_omni_moe": "qwen3_moe",
+    "smolvlm": "",
+    "step3p7": "",
+}
+"""Model types of which `vision/check.py` has shown that they compute as mlx-vlm's whole model does, and the
+model type of their text part, if mlx-lm calls it otherwise than they do."""
+
+_ROPE = "rope_theta", "partial_rotary_factor"
+
+OF_TOWERS = re.compile(
+    r"(^|\.)(vision\w*|visual|\w*projector|\w*_projection_adapter|connector|aligner|mlp1|patch_merge\w*"
+    r"|embed_vision|image_newline|mlp_AR|speech_embeddings|view_separator)(\.|$)"
+)
+"""Names of the tensors of towers and projectors, in the checkpoints of all families."""
+
+_AUDIO = "audio"
+
+_LAYER = re.compile(r"(.*?)(?:layers\.)+(\d{1,9})\.")
+_HEAD = re.compile(r"(.*?)(lm_head\..*)")
+_TEXT = re.compile(r"(?:.*\.)?(?:language_model|text_model|language|thinker|llm)\.")
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The configuration of a model's text part, if it is one of WRAPPED; else None."""
-    text = config.get("text_config", config.get("llm_config"))
-    if config.get("model_type") not in WRAPPED or not isinstance(text, Mapping):
+    if config.get("model_type") not in WRAPPED:
         return None
-    if text.get("model_type") in WRAPPED:  # and so on, as deep as a file likes
-        return None
-    tied = config.get("tie_word_embeddings", False)
-    return {"tie_word_embeddings": tied, **text}
+    known = WRAPPED[config["model_type"]]
+    text = with_parts(config).get("text_config") or (config if known else None)  # some have no parts
+    if not isinstance(text, Mapping) or (text.get("model_type") in WRAPPED and not known):
+        return None  # the latter could go on as deep as a file likes
+    found = {"tie_word_embeddings": config.get("tie_word_embeddings", False)}
+    rope = text.get("rope_parameters")  # newer configurations have these there alone
+    found |= {name: rope[name] for name in _ROPE if name in rope} if isinstance(rope, Mapping) else {}
+    return {**found, **text, **({"model_type": known} if known else {})}
 
 
 def wrapped(inner: Any, arguments: Any) -> tuple[Any, Any]:
@@ -59,21 +93,28 @@ def wrapped(inner: Any, arguments: Any) -> tuple[Any, Any]:
             return self.language_model.layers
 
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            text = text_weights(weights)
+            text = text_weights(weights, len(self.layers))
             made = self.language_model.sanitize(text) if hasattr(inner, "sanitize") else text
             return {f"language_model.{name}": value for name, value in made.items()}
 
     return Model, Arguments
 
 
-def text_weights(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """The weights of the text part by its own names; those of the tower are left out."""
-    found = (_LAYER.match(name) for name in weights)
-    prefixes = {match[1] for match in found if match is not None and _TEXT.search(match[1])}
+def text_weights(weights: Mapping[str, mx.array], layers: int) -> dict[str, mx.array]:
+    """The weights of the text part by its own names; those of towers are left out, and those of MTP heads,
+    which are layers behind the `layers` of the model."""
+    rest = {
+        name: value for name, value in weights.items() if not OF_TOWERS.search(name) and _AUDIO not in name
+    }
+    before = {match[1] for match in map(_LAYER.match, rest) if match is not None}
+    roots = {match[0] for match in map(_TEXT.match, before) if match is not None} or {""}
+    before = {one for one in before if one.startswith(tuple(roots))}
     made = {}
-    for name, value in weights.items():
-        if head := _HEAD.search(name):
-            made[head[1]] = value
-        elif prefix := next((one for one in prefixes if name.startswith(one)), ""):
-            made["model." + name.removeprefix(prefix)] = value
+    for name, value in rest.items():
+        layer, head = _LAYER.match(name), _HEAD.match(name)
+        root = next((one for one in roots if name.startswith(one)), None)
+        if head is not None and any(one.startswith(head[1]) for one in before):
+            made[head[2]] = value
+        elif root is not None and (layer is None or int(layer[2]) < layers):
+            made["model." * (root in before) + name.removeprefix(root)] = value
     return made

@@ -24,15 +24,18 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from sealring.node.engine.check import ranges_of
 from sealring.node.engine.check_runs import largest_difference
+from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.staging import Stage, caches
 from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.transfer import through_record, transfer
 from sealring.node.engine.weights import load_lazily, load_stage
 
+from . import mlx_vlm_import
 from .grid import attends_both_ways, grids_of, needs_grids
 from .picture import Picture
 from .prefilling import Images
+from .sizes import tower_bytes
 from .tower import Tower, build, load_tower
 
 _SPREAD = 0.05
@@ -61,6 +64,8 @@ class ImageReport:
     largest: float
     """The largest logit."""
     tower_bytes: int
+    counted_bytes: int
+    """What a plan counts for the tower."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +132,17 @@ def prompts(
     return made
 
 
-def random_whole(config: Mapping[str, Any], seed: int, dtype: mx.Dtype = mx.float32) -> nn.Module:
-    """mlx-vlm's whole model with random weights, which depend on the seed and their names."""
+def random_whole(
+    config: Mapping[str, Any], seed: int, dtype: mx.Dtype = mx.float32, language: str = ""
+) -> nn.Module:
+    """mlx-vlm's whole model with random weights, which depend on the seed and their names. `language` is the
+    model type whose language model it gets, if the family's own is not that of the configuration."""
     mx.random.seed(seed)
     model = build(config)
+    if language:
+        other: Any = mlx_vlm_import.family(language)
+        arguments = other.ModelConfig.from_dict(with_parts(config)["text_config"])
+        model.language_model = other.language.LanguageModel(arguments)
     weights = []
     for name, value in tree_flatten(model.parameters()):
         if mx.issubdtype(value.dtype, mx.floating):
@@ -155,37 +167,36 @@ def save(model: nn.Module, config: Mapping[str, Any], folder: Path, names: Mappi
 class Whole:
     """mlx-vlm's whole model, as `mlx_vlm.generate` calls it, for one row at a time."""
 
-    def __init__(self, model: nn.Module, scale: float = 1.0) -> None:
-        """`scale`: the factor of a text's embeddings that mlx-vlm leaves out."""
+    def __init__(self, model: nn.Module, scale: float = 1.0, axis: int = 0) -> None:
+        """`scale`: the factor of a text's embeddings that mlx-vlm leaves out. `axis`: on which a prompt's
+        images stand behind one another in `pixel_values`."""
         self._model: Any = model
-        self._scale = scale
+        self._scale, self._axis = scale, axis
 
     def __call__(self, prompt: Prompt, more: int) -> tuple[list[mx.array], list[int]]:
         """The logits of each chunk and of each of `more` greedy tokens, and these."""
         tokens = mx.array(prompt.tokens.astype(np.int32))[None]
-        arrays = {name: mx.array(value) for name, value in _joined(prompt.pictures).items()}
+        language = self._model.language_model
+        for name in {"_position_ids", "_rope_deltas"} & vars(language).keys():
+            setattr(language, name, None)  # of the prompt before
+        arrays = {name: mx.array(value) for name, value in _joined(prompt.pictures, self._axis).items()}
         pixels = arrays.pop("pixel_values", None)
+        seen = np.zeros(tokens.shape, np.bool_)
+        seen[:, [place for picture in prompt.pictures for place in picture.places]] = True
         made = self._model.get_input_embeddings(
             tokens, pixels, mask=mx.ones(tokens.shape, mx.int32), **arrays
         )
         embeddings = made.inputs_embeds
         if self._scale != 1:
-            text = np.ones((*tokens.shape, 1), np.bool_)
-            text[:, [place for picture in prompt.pictures for place in picture.places]] = False
-            embeddings = mx.where(mx.array(text), embeddings * self._scale, embeddings)
+            embeddings = mx.where(mx.array(seen)[..., None], embeddings, embeddings * self._scale)
         others = {
             name: value
             for name, value in made.to_dict().items()
             if name != "inputs_embeds" and value is not None
         }
-        language = self._model.language_model
-        for name in {"_position_ids", "_rope_deltas"} & vars(language).keys():
-            setattr(language, name, None)  # of the prompt before
         cache = language.make_cache() if hasattr(language, "make_cache") else _plain(language)
         if prompt.at_once and prompt.pictures:
-            kinds = np.zeros(tokens.shape, np.int32)
-            kinds[:, np.concatenate([picture.places for picture in prompt.pictures])] = 1
-            others["mm_token_type_ids"] = mx.array(kinds)
+            others["mm_token_type_ids"] = mx.array(seen.astype(np.int32))
         logits = []
         for start, end in prompt.chunks():
             out = language(
@@ -275,24 +286,30 @@ def check_images(
     names: Mapping[str, str] | None = None,
     also: Sequence[int] = (),
     scale: float = 1.0,
+    axis: int = 0,
+    at_once: bool = False,
+    language: str = "",
 ) -> ImageReport:
-    """Compares mlx-vlm's whole model with stages; arguments as `prompts`, `save` and `Whole` have them.
+    """Compares mlx-vlm's whole model with stages; arguments as `prompts`, `random_whole`, `save` and `Whole`
+    have them. `at_once`: mlx-vlm knows positions of images in a prompt's first chunk only.
 
     Raises ModelError.
     """
+    parts = with_parts(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = random_whole(config, seed, dtype)
+        model = random_whole(config, seed, dtype, language)
         save(model, config, folder, names or {})
         lazy, _ = load_lazily(folder)
         ranges = ranges_of(len(lazy.layers), stages=stages)
         tower = load_tower(folder, *embedded(lazy))
         assert tower is not None, "the folder has no tower"
+        counted = tower_bytes(folder)
         loaded = [load_stage(folder, lo, hi) for lo, hi in ranges]
         staged = Staged(loaded, tower, placed=needs_grids(config))
-        whole = Whole(model, scale)
-        vocabulary = config.get("text_config", config).get("vocab_size") or config["vocab_size"]
-        at_once = attends_both_ways(config)
+        whole = Whole(model, scale, axis)
+        vocabulary = parts.get("text_config", parts).get("vocab_size") or parts["vocab_size"]
+        at_once = at_once or attends_both_ways(config)
         asked = prompts(vocabulary, token, kinds, seed, at_once=at_once, also=also)
         expected = [whole(prompt, _DECODE_STEPS) for prompt in asked]
         chosen = [tokens[:-1] for _, tokens in expected]
@@ -314,12 +331,13 @@ def check_images(
         ),
         largest=max(float(mx.max(mx.abs(logits)).item()) for logits in flat),  # type: ignore[arg-type]
         tower_bytes=tower.weight_bytes,
+        counted_bytes=counted,
     )
 
 
 def check_family(family: Mapping[str, Any], *, stages: int) -> ImageReport:
     """`check_images` of an entry of tests/data/archs-images.json."""
-    more = {name: family[name] for name in ("names", "also", "scale") if name in family}
+    more = {name: family[name] for name in family.keys() - {"config", "images", "token", "rounding"}}
     return check_images(family["config"], family["images"], family["token"], stages=stages, **more)
 
 
@@ -338,19 +356,21 @@ def _difference(
     )
 
 
-def _joined(pictures: Sequence[Picture]) -> dict[str, npt.NDArray[Any]]:
+def _joined(pictures: Sequence[Picture], axis: int) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a prompt's images, as a processor makes them of all at once: behind one another, smaller
     ones filled up with zeros."""
     found: dict[str, npt.NDArray[Any]] = {}
     all_of = [one.source.take() for one in pictures]
     for name in all_of[0] if all_of else ():
+        along = axis if name == "pixel_values" else 0
         each = [taken[name] for taken in all_of]
-        shape = np.max([array.shape[1:] for array in each], axis=0).astype(int)
+        shape = np.max([array.shape for array in each], axis=0).astype(int)
+        room = [shape - array.shape for array in each]
         padded = [
-            np.pad(array, [(0, 0), *zip([0] * len(shape), shape - array.shape[1:], strict=True)])
-            for array in each
+            np.pad(array, [(0, 0 if at == along else more) for at, more in enumerate(own)])
+            for array, own in zip(each, room, strict=True)
         ]
-        found[name] = np.concatenate(padded)
+        found[name] = np.concatenate(padded, axis=along)
     return found
 
 

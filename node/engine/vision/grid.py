@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from .picture import Picture
 
 
-CHUNKED = frozenset(["qwen2_vl", "qwen2_5_vl"])
-INTERLEAVED = frozenset(["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "prism_hadamard_qwen35"])
+CHUNKED = frozenset(["glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "qwen2_vl", "qwen2_5_vl"])
+INTERLEAVED = frozenset(
+    ["prism_hadamard_qwen35", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe"]
+)
 """Model types whose positions have three dimensions, by how frequencies are divided among these: one
 dimension's behind another's, or by turns."""
 

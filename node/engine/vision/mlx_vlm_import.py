@@ -17,10 +17,18 @@ from sealring.node.engine import mlx_lm_import
 _PACKAGES = ("mlx_vlm", "mlx_vlm.speculative")
 """Each `__init__` imports what needs packages that are not installed."""
 
-OTHER_NAMES = {"lfm2-vl": "lfm2_vl"}
-"""mlx-vlm's name of a family where it is not mlx-lm's."""
+OTHER_NAMES = {
+    "NemotronH_Nano_Omni_Reasoning_V3": "nemotron_h_nano_omni",
+    "lfm2-vl": "lfm2_vl",
+}
+"""mlx-vlm's name of a family where it is not that of configurations."""
 
-ROW_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id")
+ROW_TOKENS = (
+    "image_token_index",
+    "image_token_id",
+    "media_placeholder_token_id",
+    "img_context_token_id",
+)
 """What configurations call the token whose embeddings an image's rows replace. mlx-vlm goes by the first that
 a configuration has."""
 

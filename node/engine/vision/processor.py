@@ -26,11 +26,13 @@ from PIL import Image
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.start import forbid_core_files
+from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.helper import hold_to, serve
 from sealring.node.engine.vision import mlx_vlm_import
 
 _PLACEHOLDERS = ("image_token", "boi_token")
-"""What processors call the text that stands for an image in a chat. Of some it is `<image>`."""
+"""What processors call the text that stands for an image in a chat. Of some it is `<image>`, or a row's
+token."""
 
 _OFFSET, _COUNT = "vocab_offset", "vocab_size"
 """Settings of a tower that embeds tokens itself: the first of these, and their number. Gemma 3n's embeds the
@@ -87,7 +89,7 @@ class Processor:
 
     def __init__(self, folder: Path, special: Mapping[str, int]) -> None:
         constants.HF_HUB_OFFLINE = True  # a folder that lacks a file is not completed from elsewhere
-        config = _read(folder, "config.json")
+        config = with_parts(_read(folder, "config.json"))
         self._tokenizer = _tokenizer(folder, special)
         self._names = {number: name for name, number in special.items()}
         self._bytes = {number: _letters()[letter] for letter, number in _letter_ids(special).items()}
@@ -100,7 +102,13 @@ class Processor:
         """Tokens whose embeddings an image's rows replace; the first is that of nearly all."""
         names = (getattr(self._processor, name, None) for name in _PLACEHOLDERS)
         self.placeholders = [
-            *dict.fromkeys([*(one for one in names if isinstance(one, str) and one), "<image>"])
+            *dict.fromkeys(
+                [
+                    *(one for one in names if isinstance(one, str) and one),
+                    "<image>",
+                    *(name for name, number in special.items() if number == row_token),
+                ]
+            )
         ]
         versions = [importlib.metadata.version(name) for name in _LIBRARIES]
         contents = [(folder / name).read_bytes() for name in _FILES if (folder / name).is_file()]
@@ -155,7 +163,7 @@ def _family(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any], Mapping[
 
     mlx-vlm's packages put their processors into transformers' AutoProcessor, and hide there why one failed.
     """
-    model_type = str(config.get("model_type", "")).lower()
+    model_type = str(config.get("model_type", ""))
     mlx_vlm_import.family("base")  # registers mlx-vlm
     from mlx_vlm.models import base
 
@@ -167,9 +175,9 @@ def _family(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any], Mapping[
 
     base.install_auto_processor_patch = install
     package = mlx_vlm_import.family(model_type)
-    if package is None or model_type not in found:
+    if package is None or model_type.lower() not in found:
         raise ValueError(f"mlx-vlm has no processor for {model_type}")
-    return found[model_type], vars(package.ModelConfig), vars(package.VisionConfig)
+    return found[model_type.lower()], vars(package.ModelConfig), vars(package.VisionConfig)
 
 
 def _tokenizer(folder: Path, special: Mapping[str, int]) -> Any:

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.mesh.system.extras import vision_installed
+from sealring.node.engine.staging.text_part import OF_TOWERS
 from sealring.node.engine.weights import read_config, read_header, weight_files
 
 from . import mlx_vlm_import
-
-_OWN = re.compile(
-    r"(^|\.)(vision\w*|visual|\w*projector|\w*_projection_adapter|connector|aligner|mlp1|patch_merger"
-    r"|embed_vision|image_newline|view_separator)\."
-)
-"""Names of the tensors of towers and projectors, in the checkpoints of all families."""
 
 HIGH_SIDE, LOW_SIDE = 2048, 512
 """Pixels of an image's longer side at most; a larger one is made smaller first. These are what OpenAI's API
 documents for high and low `detail`, and they bound what a processor makes of an image."""
 
 _SHOWN = """
-    gemma3 gemma3n gemma4 gemma4_unified idefics3 internvl_chat kimi_k25 kimi_k3 kimi_vl lfm2-vl llama4 llava
-    minimax_m3_vl mistral3 muse_glimmer pixtral prism_hadamard_qwen35 qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe
-    qwen3_vl qwen3_vl_moe smolvlm
+    aya_vision dots_ocr gemma3 gemma3n gemma4 gemma4_unified glm4v glm4v_moe glm_ocr idefics2 idefics3
+    internvl internvl_chat kimi_k25 kimi_k3 kimi_vl lfm2-vl llama4 llava llava_onevision mage_vl mimo_v2
+    minimax_m3_vl mistral3 muse_glimmer NemotronH_Nano_Omni_Reasoning_V3 paddleocr_vl pixtral
+    prism_hadamard_qwen35 qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_omni_moe qwen3_vl qwen3_vl_moe
+    smolvlm step3p7
 """
 SHOWN = frozenset(_SHOWN.split())
 """Model types of which `vision.check` has shown that stages compute images as mlx-vlm's whole model does. Of
@@ -79,7 +75,7 @@ def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         return found
     if why := why_blind(config):
         return found | {"not_seeing": why}
-    found["vision_bytes"] = _tower_bytes(path)
+    found["vision_bytes"] = tower_bytes(path)
     if found["vision_bytes"]:
         found["vision_working_bytes"] = _working_bytes(path, vision) + READING_BYTES
         found["image_tokens"] = _image_tokens(path, config, vision)
@@ -89,13 +85,13 @@ def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _tower_bytes(path: Path) -> int:
-    """Bytes of the tensors of tower and projector, by headers."""
+def tower_bytes(path: Path) -> int:
+    """Bytes of the tensors of a folder's tower and projector, by headers."""
     size = 0
     for file in weight_files(path):
         entries = json.loads(read_header(file))
         for name, entry in entries.items():
-            if name != "__metadata__" and _OWN.search(name) and "audio" not in name:
+            if name != "__metadata__" and OF_TOWERS.search(name) and "audio" not in name:
                 first, end = entry["data_offsets"]
                 size += end - first
     return size
@@ -106,7 +102,7 @@ def lacks_vision(path: Path) -> bool:
     installed."""
     config = read_config(path)
     possible = bool(config.get("vision_config")) and not _unfit(config)
-    return possible and not vision_installed() and _tower_bytes(path) > 0
+    return possible and not vision_installed() and tower_bytes(path) > 0
 
 
 def can_see(config: Mapping[str, Any]) -> bool:

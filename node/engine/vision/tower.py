@@ -21,6 +21,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from sealring.mesh.errors import Internal, ModelError
+from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.weights import read_config, weight_files
 
 from . import mlx_vlm_import
@@ -29,6 +30,8 @@ from .picture import Picture
 _PIXELS = "pixel_values"
 _LANGUAGE = "language_model"
 _AUDIO = "audio"
+_SPEECH = "enable_audio_output"
+"""Whether what makes speech is loaded."""
 
 
 class Rows(NamedTuple):
@@ -47,7 +50,7 @@ class Tower:
     def __init__(self, model: nn.Module, width: int, dtype: mx.Dtype) -> None:
         """`model` is of mlx-vlm's class; a blank takes its language model's place. `width` and `dtype` are
         those of the embeddings. Raises ModelError (BAD_MODEL_CONFIG) if no token stands for images."""
-        self._model: Any = model
+        self._model = _seeing(model)
         self._model.language_model = _Blank(width, dtype)
         self._token = _image_token(self._model.config)
         self.width, self.dtype = width, dtype
@@ -87,7 +90,10 @@ class Tower:
                 hint="the engine's log says where",
                 reason="TOWER_FAILED",
             ) from error
-        return Rows(embeddings.astype(self.dtype), made.deepstack_visual_embeds or ())
+        residuals = made.deepstack_visual_embeds
+        if isinstance(residuals, mx.array):  # [1, places, arrays, width]
+            residuals = list(residuals[0].swapaxes(0, 1))
+        return Rows(embeddings.astype(self.dtype), residuals or ())
 
     def blank(self, count: int) -> Rows:
         """Zeros in the place of an image's rows."""
@@ -110,6 +116,9 @@ class _Blank:
 
     def embed_tokens(self, tokens: mx.array) -> mx.array:
         return mx.zeros((*tokens.shape, self._width), self._dtype)
+
+    def get_input_embeddings(self, tokens: mx.array) -> mx.array:
+        return self.embed_tokens(tokens)
 
     def embed_norm(self, embedded: mx.array) -> mx.array:
         return embedded
@@ -135,7 +144,7 @@ def load_tower(path: Path, width: int, dtype: mx.Dtype) -> Tower | None:
     weights: dict[str, mx.array] = {}
     for file in weight_files(path):
         weights.update(mx.load(str(file)))  # type: ignore[arg-type]
-    for part in (model, _class_of(family, "Vision", model)):
+    for part in (model, family.VisionModel(_seeing(model).config.vision_config)):
         weights = part.sanitize(weights) if hasattr(part, "sanitize") else weights
     tower = Tower(model, width, dtype)
     if not any(name in weights for name, _ in tree_flatten(model.parameters())):
@@ -165,11 +174,16 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     return _build(family, config)
 
 
+def _seeing(model: nn.Module) -> Any:
+    """The part of a model that has the tower: Qwen's Omni has others beside it."""
+    return getattr(model, "thinker", model)
+
+
 def _build(family: ModuleType, config: Mapping[str, Any]) -> nn.Module:
     """As `mlx_vlm.utils.load_model` does it."""
-    given = json.loads(json.dumps(config))
-    given.setdefault("text_config", given.pop("llm_config", {}))
-    for name in ("vision_config", "audio_config"):
+    given = with_parts(json.loads(json.dumps(config)))
+    given[_SPEECH] = False
+    for name in ("text_config", "vision_config", "audio_config"):
         given.setdefault(name, {})
     try:
         made = family.ModelConfig.from_dict(given)
@@ -187,12 +201,6 @@ def _build(family: ModuleType, config: Mapping[str, Any]) -> nn.Module:
         ) from error
     model.eval()
     return model
-
-
-def _class_of(family: ModuleType, part: str, model: Any) -> nn.Module:
-    """mlx-vlm's class of a part, for its `sanitize`."""
-    made: nn.Module = getattr(family, f"{part}Model")(model.config.vision_config)
-    return made
 
 
 def _quantize(model: nn.Module, settings: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:

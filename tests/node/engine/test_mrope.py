@@ -88,7 +88,14 @@ def test_rows_that_decode_together_have_each_its_own() -> None:
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [32, 48])
 @pytest.mark.parametrize(
-    ("style", "sections"), [("chunked", [4, 6, 6]), ("interleaved", [6, 5, 5]), ("interleaved", [8, 4, 4])]
+    ("style", "sections"),
+    [
+        ("chunked", [4, 6, 6]),
+        ("interleaved", [6, 5, 5]),
+        ("interleaved", [8, 4, 4]),
+        ("sectioned_half_split", [4, 6, 6]),
+        ("sectioned_even_odd", [4, 6, 6]),
+    ],
 )
 def test_queries_and_keys_are_turned_as_mlx_vlm_does_it(
     style: str, sections: list[int], width: int, dtype: mx.Dtype
@@ -102,7 +109,8 @@ def test_queries_and_keys_are_turned_as_mlx_vlm_does_it(
     wanted = ropes.apply_multimodal_rotary_pos_emb(
         queries, keys, *theirs(keys, positions), style=style, mrope_section=sections
     )
-    own = MRope(nn.RoPE(32, base=1000.0), sections, interleaved=style == "interleaved")
+    rope = nn.RoPE(32, traditional=style == "sectioned_even_odd", base=1000.0)
+    own = MRope(rope, sections, interleaved=style == "interleaved")
     angles = own.angles(positions, dtype)
     assert all(
         mx.array_equal(own(array, angles), other)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from stagering import combinations
 
+from bench.architectures import NOT_SERVED
 from bench.images import small_towers
 from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.staging.text_part import WRAPPED
@@ -49,21 +50,34 @@ def test_logits_are_those_of_mlx_vlms_whole_model(key: str, stages: int) -> None
     assert report.text <= ROUNDING * report.largest
     assert report.together is not None
     assert report.together <= ROUNDING * report.largest
+    assert report.counted_bytes == report.tower_bytes
     assert report.blind is not None
     assert report.blind > 100 * ROUNDING * report.largest
+
+
+def with_towers() -> set[str]:
+    """mlx-vlm's folders of models that have a tower."""
+    (place,) = importlib.util.find_spec("mlx_vlm").submodule_search_locations  # type: ignore[union-attr]
+    return {
+        folder.name
+        for folder in Path(place, "models").iterdir()
+        if any(file.stem == "vision" or "VisionModel" in file.read_text() for file in folder.glob("*.py"))
+    }
+
+
+def test_every_tower_of_mlx_vlm_is_served_or_the_page_of_models_says_why_not() -> None:
+    served = {mlx_vlm_import.OTHER_NAMES.get(one, one) for one in SHOWN | UNFIT.keys()}
+    refused = {one for types in NOT_SERVED for one in types.split()}
+    assert served | refused == with_towers()
+    assert not served & refused
 
 
 def test_whatever_mlx_lm_and_mlx_vlm_both_have_with_a_tower_is_served_or_refused_by_name() -> None:
     utils = mlx_lm_import.import_utils()
     types = {file.stem for file in Path(utils.__file__).parent.glob("models/*.py")} | {*utils.MODEL_REMAPPING}
-    (place,) = importlib.util.find_spec("mlx_vlm").submodule_search_locations  # type: ignore[union-attr]
-
-    def has_tower(model_type: str) -> bool:
-        files = Path(place, "models", mlx_vlm_import.OTHER_NAMES.get(model_type, model_type)).glob("*.py")
-        return any(file.stem == "vision" or "VisionModel" in file.read_text() for file in files)
-
-    seeing = {one for one in types if mlx_vlm_import.knows(one) and has_tower(one)}
-    assert seeing == (SHOWN | UNFIT.keys()) - WRAPPED
+    towers = with_towers()
+    seeing = {one for one in types if mlx_vlm_import.OTHER_NAMES.get(one, one) in towers}
+    assert seeing == (SHOWN | UNFIT.keys()) - WRAPPED.keys()
     assert not SHOWN & UNFIT.keys()
     assert all(mlx_vlm_import.knows(one) for one in SHOWN)
 

@@ -13,6 +13,7 @@ import pytest
 from hostileimages import picture, saved
 from visionmodels import FAMILIES, write_folder
 
+from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.vision.check import random_whole, save
 from sealring.node.engine.vision.picture import Picture
 from sealring.node.engine.vision.tower import load_tower
@@ -31,6 +32,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma4": {"patch_size": 16, "pooling_kernel_size": 3, "default_output_length": 70},
     "lfm2-vl": {"patch_size": 16, "num_patches": 256},
     "gemma4_unified": {"patch_size": 16, "model_patch_size": 48, "num_soft_tokens": 70},
+    "aya_vision": {"patch_size": 14, "image_size": 112},
+    "dots_ocr": {"patch_size": 14},
+    "glm4v": {"patch_size": 14, "image_size": 112},
+    "glm4v_moe": {"patch_size": 14, "image_size": 112},
+    "glm_ocr": {"patch_size": 14, "image_size": 112},
+    "idefics2": {"patch_size": 14, "image_size": 224},
+    "internvl": {"patch_size": [14, 14], "image_size": [112, 112]},
+    "llava_onevision": {"patch_size": 14, "image_size": 112},
+    "mage_vl": {"patch_size": 16},
+    "mimo_v2": {"patch_size": 16, "spatial_patch_size": 16},
+    "nemotron_h_nano_omni": {"patch_size": 16, "image_size": 256, "max_resolution": 512},
+    "paddleocr_vl": {"patch_size": 14, "image_size": 112},
+    "qwen3_omni_moe": {"patch_size": 16, "spatial_patch_size": 16},
+    "step3p7": {"patch_size": 14, "image_size": 728},
     "idefics3": {"patch_size": 16, "image_size": 64},
     "internvl_chat": {"patch_size": 14, "image_size": 112},
     "kimi_k3": {"patch_size": 14},
@@ -53,13 +68,14 @@ def test_a_tower_makes_as_many_rows_as_the_processor_says(tmp_path: Path, name: 
     family, tiny = FAMILIES[name], TINY[name]["config"]
     names = {"image_token_id", "image_token_index", "media_placeholder_token_id"}
     config = {key: value for key, value in tiny.items() if key not in names} | family.config
-    config["vision_config"] = tiny["vision_config"] | PUBLISHED[name]
-    config[family.row_name] = family.special.index(family.row)
+    inner = config.get("thinker_config", config)
+    inner["vision_config"] = tiny.get("thinker_config", tiny)["vision_config"] | PUBLISHED[name]
+    inner[family.row_name] = family.row_number
     if name == "gemma3":
         config["text_config"] = tiny["text_config"] | {"mm_tokens_per_image": 16}
     folder = write_folder(tmp_path / "model", name, config)
     save(random_whole(config, 0), config, folder, {})
-    viewer = Viewer(folder, dict(enumerate(family.special)))
+    viewer = Viewer(folder, family.numbers)
     try:
         viewer.placeholder = next(one for one in viewer.placeholders if one in family.image)
         image = inference.Image(data=saved(picture(220, 150), "PNG"))
@@ -68,7 +84,8 @@ def test_a_tower_makes_as_many_rows_as_the_processor_says(tmp_path: Path, name: 
             arrays = source.take()
     finally:
         viewer.close()
-    width: int = (config.get("text_config") or config.get("llm_config") or config)["hidden_size"]
+    parts = with_parts(config)
+    width: int = parts.get("text_config", parts)["hidden_size"]
     tower = load_tower(folder, width, mx.float32)
     assert tower is not None
     rows = tower.rows(Picture.of(0, shape.rows, np.arange(shape.rows), digest, arrays))
