@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import NoReturn
 
 import structlog
 
@@ -10,7 +12,7 @@ from sealring.coordinator.auth.access import Access
 from sealring.coordinator.auth.operators import OperatorAccess
 from sealring.coordinator.init import renew_operator_bundle
 from sealring.coordinator.keys import ClusterKeys, extend_root
-from sealring.coordinator.members.announcer import Announcer, announced_hosts
+from sealring.coordinator.members.announcer import Announcer, announced_hosts, to_members, to_newcomers
 from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.members.enrolment import Enrolment
 from sealring.coordinator.members.expulsion import Expulsion
@@ -52,11 +54,11 @@ from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.joincode import Offer
-from sealring.mesh.pki.certificates import renewal_due
+from sealring.mesh.pki.certificates import Role, renewal_due
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.server import JOINING, Server
 from sealring.mesh.rpc.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
-from sealring.mesh.system.addresses import format_address, parse_address
+from sealring.mesh.system.addresses import format_address, is_loopback, parse_address
 from sealring.mesh.system.processes import first_of, stop_on_signals
 from sealring.mesh.trust.apple import APPLE_ROOT
 from sealring.v1 import membership_pb2_grpc as rpc
@@ -64,6 +66,8 @@ from sealring.v1.admin_pb2_grpc import add_AdminServicer_to_server
 
 _STOP_GRACE_SECONDS = 2.0
 _ROTATION_CHECK_SECONDS = 5.0
+ADDRESS_SECONDS = 5.0
+MOVE_SECONDS = 60.0
 _OPTIONS = [("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_MILLISECONDS)]
 log = structlog.get_logger()
 
@@ -229,13 +233,13 @@ class Coordinator:
             self.settings.join_listen, server_credentials(self.tls, require_client=False)
         )
         self.moves.resume()
-        self.publisher.address = self.main_address()
+        self.publisher.addresses = self.settings.addresses(self.port)
         self.publisher.publish()
         self._operator_certificate = self.renew_operator()
         await self.on_demand.look()  # before a gateway asks which models there are
         await self._main.start()
         await self._join.start()
-        announcing = [self._announcer().run()] if not self.settings.hidden else []
+        announcing = [one.run() for one in self._announcers()]
         self._work = asyncio.create_task(
             first_of(
                 *announcing,
@@ -247,6 +251,7 @@ class Coordinator:
                 self.challenges.run(),
                 self.link_survey.run(),
                 self._rotate_forever(),
+                self._follow_addresses(),
                 tell_predecessor(self.store, self.publisher, self.settings.state_dir, self.main_address()),
                 self._until_deposed(),
             )
@@ -258,10 +263,48 @@ class Coordinator:
             join_port=self.join_port,
         )
 
-    def _announcer(self) -> Announcer:
-        listen = parse_address(self.settings.join_listen)[0]
+    def _announcers(self) -> list[Announcer]:
+        if self.settings.hidden:
+            return []
+        main, joining = (
+            partial(announced_hosts, parse_address(one)[0])
+            for one in (self.settings.listen, self.settings.join_listen)
+        )
         offer = Offer(self.keys.pin, self.keys.root.cluster, ())
-        return Announcer(self.join_codes, offer, lambda: announced_hosts(listen), self.join_port)
+        return [
+            to_newcomers(self.join_codes, offer, joining, self.join_port),
+            to_members(self.keys.pin, self._misses_members, main, self.port),
+        ]
+
+    def _misses_members(self) -> bool:
+        """Whether a node or a gateway that is enrolled has no stream to this coordinator."""
+        members = self.store.members
+        return any(self.sessions.find(one.id) is None for one in members.all(Role.MEMBER)) or any(
+            not self.watchers.watches(one.id) for one in members.all(Role.GATEWAY)
+        )
+
+    async def _follow_addresses(self) -> NoReturn:
+        """Signs a roster with this machine's addresses when they change, as when it gets another by DHCP.
+
+        Its own operator bundle leads to the first of them. Changes are a minute apart at least, since each
+        makes a roster; what fails is tried again. Without a network nothing changes: the next one may be the
+        one before, and members of this machine call over loopback.
+        """
+        while True:
+            await asyncio.sleep(ADDRESS_SECONDS)
+            before, now = self.publisher.addresses, self.settings.addresses(self.port)
+            if now == before or is_loopback(self.settings.hosts()[0]):
+                continue
+            self.publisher.addresses = now
+            try:
+                self.publisher.publish()
+                self._operator_certificate = self.renew_operator()
+            except SealringError as error:
+                self.publisher.addresses = before
+                log.error("addresses_not_published", reason=error.reason, why=error.message)
+                continue
+            log.info("coordinator_addresses_changed", addresses=now, before=before)
+            await asyncio.sleep(MOVE_SECONDS)
 
     async def stop(self) -> None:
         """Reports NOT_SERVING, says goodbye on every stream, and stops after a short wait."""

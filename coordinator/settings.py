@@ -12,10 +12,16 @@ from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.names import is_label
 from sealring.mesh.settings.types import Address, ClusterName, Seconds, TrustFloor, WholeSeconds
 from sealring.mesh.system.addresses import format_address, parse_address
+from sealring.mesh.system.networks import ANY_HOST, own_addresses
 from sealring.mesh.system.paths import default_state_root
 from sealring.mesh.trust.levels import TrustLevel
 
 _DAY = 24 * 3600
+_LOOPBACK = "127.0.0.1"
+MOST_ADDRESSES = 4
+"""The addresses that others learn: Thunderbolt, Ethernet, Wi-Fi and one more. A join token has room for
+them."""
+
 MIN_CERTIFICATE_LIFETIME = 5 * SKEW_SECONDS
 """At half life, when it is renewed, a certificate has 2.5 times left what clocks may differ by: enough to try
 again two or three times even where the clock is ahead by all of that."""
@@ -54,12 +60,16 @@ class CoordinatorSettings(BaseModel):
         max_length=15,
         description="further roster keys, for rosters that need several signatures; mode 0600",
     )
-    listen: Address = Field(default="127.0.0.1:7700", description="host:port of the main address (mTLS)")
+    listen: Address = Field(
+        default="127.0.0.1:7700",
+        description="host:port of the main address (mTLS); 0.0.0.0 is every address of this machine",
+    )
     join_listen: Address = Field(default="127.0.0.1:7701", description="host:port for joining (TLS)")
     advertise: list[Host] = Field(
         default_factory=list,
         max_length=16,
-        description="names and addresses in the certificate, the first for members [default: as in listen]",
+        description="names and addresses of this machine, the first four for members "
+        "[default: as in listen; with 0.0.0.0 all that it has]",
     )
     hidden: bool = Field(
         default=False, description="do not announce the cluster on its network while a join code is good"
@@ -120,17 +130,22 @@ class CoordinatorSettings(BaseModel):
     @model_validator(mode="after")
     def _reachable(self) -> CoordinatorSettings:
         host = parse_address(self.listen)[0]
-        if not self.advertise and host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
-            raise ValueError("advertise has to name an address when listen is on every interface")
+        if not self.advertise and host == "::":
+            raise ValueError("advertise has to name an address when listen is on every interface of IPv6")
         return self
 
     def hosts(self) -> tuple[str, ...]:
-        """The hosts at which others reach the coordinator, best first."""
+        """The hosts at which others reach the coordinator now, best first."""
         named = self.advertise or [parse_address(self.listen)[0]]
+        if named == [ANY_HOST]:
+            named = [one.host for one in own_addresses()][:MOST_ADDRESSES] or [_LOOPBACK]
         return tuple(dict.fromkeys(named))
 
-    def main_address(self, port: int | None = None) -> str:
-        """The main address for members; `port` replaces a port 0 in `listen`."""
-        host = self.hosts()[0]
+    def addresses(self, port: int | None = None) -> tuple[str, ...]:
+        """The main addresses for members now, best first; `port` replaces a port 0 in `listen`."""
         port = port or parse_address(self.listen)[1]
-        return format_address(host, port)
+        return tuple(format_address(host, port) for host in self.hosts()[:MOST_ADDRESSES])
+
+    def main_address(self, port: int | None = None) -> str:
+        """The first of `addresses`."""
+        return self.addresses(port)[0]

@@ -72,8 +72,8 @@ def check(system: System, view: View) -> Iterator[Finding]:
         yield problem(
             "reach.coordinator",
             "the daemon has no session with the coordinator",
-            "it is in no ring until it has one",
-            "see its log, and whether the coordinator runs",
+            f"it is in no ring until it has one; it tries {_coordinators(view)}, and asks its network",
+            "see whether the coordinator runs on the first machine, and the log of this node",
         )
     elif view.session:
         yield ok("reach.coordinator", "the daemon has a session with the coordinator")
@@ -174,6 +174,12 @@ def _ports(system: System, view: View) -> Iterator[Finding]:
                 "set listen and ring_host to addresses that it has",
                 "ifconfig",
             )
+
+
+def _coordinators(view: View) -> str:
+    known = view.roster.coordinators if view.roster else ()
+    own = (view.state.coordinator,) if view.state else ()
+    return ", ".join(dict.fromkeys((*known, *own)))
 
 
 def _is_loopback(address: str) -> bool:

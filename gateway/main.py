@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -25,12 +26,12 @@ from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
+from sealring.mesh.member.coordinators import Coordinators, look_for_coordinator
 from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Credentials, Purpose, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper
-from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.rpc.server import INFERENCE, Server
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+from sealring.mesh.rpc.tls import TlsStore
 from sealring.mesh.system.processes import first_of, run_enrolled
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
@@ -67,10 +68,14 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event, *, clock: Clock 
         signed_roster=keeper.signed,
     )
     backend = RingBackend(rings, metrics)
-    channel = PeerChannel(state.coordinator, store, role_server_name(Role.COORDINATOR))
-    certificates = CertificateKeeper(settings.state_dir, state, store, signer, channel, keeper.follow_root)
+    find = partial(look_for_coordinator, state.root_sha256)
+    coordinators = Coordinators(state.coordinator, store, lambda: keeper.coordinators, find)
+    certificates = CertificateKeeper(
+        settings.state_dir, state, store, signer, coordinators, keeper.follow_root
+    )
+    channel = coordinators.channel
     introduction = Introduction(Purpose.WATCH, identity, channel, lambda: keeper.root, certificates.renew)
-    watch = Watch(channel, introduction, keeper, rings, certificates.renew)
+    watch = Watch(coordinators, introduction, keeper, rings, certificates.renew)
     gate = _gate(settings, metrics)
     http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
     grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)
@@ -96,7 +101,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event, *, clock: Clock 
         await edge.stop()
         await server.stop(1.0)
         await gate.flush()
-        await channel.close()
+        await coordinators.close()
         log.info("gateway_stopped", gateway=state.peer.id)
 
 

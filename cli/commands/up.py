@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sealring.cli.terminal.command import command, config_file
-from sealring.cli.terminal.host import Host, host_of
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import Progress, moment, print_data, print_json, progress, say
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
     from sealring.cli.local.machines import FirstMachine
-    from sealring.mesh.system.networks import OwnAddress
 
 app = typer.Typer()
 
@@ -40,7 +39,7 @@ def _folder(text: str) -> Path:
 
 Address = Annotated[
     str | None,
-    typer.Option(metavar="IP", help="where other machines reach this one [default: found, or asked for]"),
+    typer.Option(metavar="IP", help="the one address for other machines [default: all that there are]"),
 ]
 Name = Annotated[str | None, typer.Option(help="what people call this node [default: the host's name]")]
 Models = Annotated[
@@ -100,7 +99,7 @@ def up(
     os.umask(0o077)
     with lock_state(root):
         file = config_file(context.find_root().params.get("config"))
-        choices = choose_first(host, root, file, wishes, lambda found: choose_address(host, found))
+        choices = choose_first(host, root, file, wishes)
         for line in choices.said:
             say(line)
 
@@ -126,13 +125,6 @@ def up(
         run_cluster(host, make, work, what="starting the coordinator", meanwhile=meanwhile)
 
 
-def choose_address(host: Host, found: Sequence[OwnAddress]) -> OwnAddress:
-    """The address at which others reach this machine: the likeliest, where nobody can be asked."""
-    if not host.can_ask:
-        return found[0]
-    return found[host.choose("At which of its addresses do other machines reach this one?", found)]
-
-
 def _report(machine: FirstMachine, token: Any, code: Any) -> dict[str, Any]:
     return {
         "join": f"sealring join {token.token}",
@@ -140,7 +132,7 @@ def _report(machine: FirstMachine, token: Any, code: Any) -> dict[str, Any]:
         "expires": token.expires,
         "code": code.code,
         "cluster": machine.cluster,
-        "coordinator": machine.coordinator_address,
+        "coordinator": machine.coordinator_addresses[0],
         "grpc": machine.grpc_address,
         "http": machine.http_url,
         "operator": str(machine.operator_bundle),
@@ -152,13 +144,13 @@ def _report(machine: FirstMachine, token: Any, code: Any) -> dict[str, Any]:
 def _tell(machine: FirstMachine, code: Any, *, model: str | None) -> None:
     from sealring.mesh.member.joincode import show_code
 
-    say(f"coordinator at {machine.coordinator_address}, gateway at {machine.http_url}")
+    say(f"coordinator at {', '.join(machine.coordinator_addresses)}; gateway at {machine.http_url}")
     say(f"logs: {machine.state_dir / 'logs'}")
     say(f"\nOn each other machine (up to {CODE_USES}, until {moment(code.expires)}) type:\n")
     print_data("  sealring join")
     say(f"\nIt finds this cluster, {machine.cluster}, and asks for this code:\n")
     print_data(f"  {show_code(code.code)}")
-    say(f"\nWhere it finds nothing: sealring join {machine.join_address}")
+    say(f"\nWhere it finds nothing: {' or '.join(f'sealring join {one}' for one in machine.join_addresses)}")
     if model is None:
         say("Then here, in another terminal: sealring deploy MODEL (demo is the bundled one), sealring chat")
     say("Another code: sealring token code. Ctrl-C stops what runs on this machine.\n")

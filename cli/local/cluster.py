@@ -28,8 +28,9 @@ from sealring.cli.setup.settings_files import as_toml, settings_file_of
 from sealring.cli.terminal.command import settings_model
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError, InvalidInput
-from sealring.mesh.system.addresses import free_port
+from sealring.mesh.system.addresses import format_address, free_port, parse_address
 from sealring.mesh.system.files import write_atomic
+from sealring.mesh.system.networks import ANY_HOST
 
 if TYPE_CHECKING:
     from sealring.coordinator.settings import CoordinatorSettings
@@ -171,12 +172,14 @@ class Cluster:
         address = settings.main_address()
         waiting = wait_for_bundle(self.operator_bundle, address, seconds=_START_SECONDS)
         await self.children.or_failure(waiting)
-        await self.administer(self.operator_bundle)
+        host, port = parse_address(settings.listen)
+        beside = format_address(_HOST, port) if host == ANY_HOST else None  # which never changes
+        await self.administer(self.operator_bundle, beside)
         await self.children.or_failure(self.wait_for_coordinator())
 
-    async def administer(self, bundle: Path) -> None:
-        """Connects `admin` to the coordinator of an operator bundle."""
-        calls = self._host.reach(connect, bundle, seconds=_ADMIN_SECONDS)
+    async def administer(self, bundle: Path, address: str | None = None) -> None:
+        """Connects `admin` to the coordinator of an operator bundle, at `address` instead of the bundle's."""
+        calls = self._host.reach(connect, bundle, address=address, seconds=_ADMIN_SECONDS)
         self.admin = await self._stack.enter_async_context(calls)
 
     async def wait_for_coordinator(self) -> None:
@@ -184,7 +187,7 @@ class Cluster:
         await self.admin.call("ListJoinTokens", wait_for_ready=True)
 
     async def enrol_all(self) -> None:
-        """Enrols the components that are in no roster, or that have an old address of the coordinator."""
+        """Enrols the components that are in no roster, and gives the others the coordinator's address."""
         from sealring.mesh.pki.root import decode_chain, verify_root_chain
         from sealring.mesh.roster.reader import check_roster
 
@@ -193,11 +196,14 @@ class Cluster:
         root = verify_root_chain(decode_chain(answer.root_metadata), bundle.root_sha256, now=now)
         roster = check_roster(answer.roster, root, now=now)
         good = {one.id for one in roster.members} | {one.id for one in roster.gateways}
+        for name in self.names:
+            if name != "coordinator" and is_member(self._state_dir(name), good):
+                redirect(self._state_dir(name), bundle.coordinator)
         await asyncio.gather(
             *(
                 self.enrol(name)
                 for name in self.names
-                if name != "coordinator" and not is_member(self._state_dir(name), good, bundle.coordinator)
+                if name != "coordinator" and not is_member(self._state_dir(name), good)
             )
         )
 
@@ -232,16 +238,21 @@ class Cluster:
         return ["--config", str(settings_file_of(self.state_dir, name))]
 
 
-def is_member(folder: Path, members: Collection[str], coordinator: str) -> bool:
-    """Whether the component with its state in `folder` is one of `members` (ids), and knows that the
-    coordinator is at `coordinator` (host:port) now."""
+def is_member(folder: Path, members: Collection[str]) -> bool:
+    """Whether the component with its state in `folder` is one of `members` (ids)."""
     from sealring.mesh.member.state import load_machine_state
     from sealring.mesh.system.paths import is_enrolled
 
-    if not is_enrolled(folder):
-        return False
+    return is_enrolled(folder) and load_machine_state(folder).peer.id in members
+
+
+def redirect(folder: Path, coordinator: str) -> None:
+    """Stores that the coordinator is at `coordinator` (host:port) now, for a component that does not run."""
+    from sealring.mesh.member.state import load_machine_state, save_description
+
     state = load_machine_state(folder)
-    return state.peer.id in members and state.coordinator == coordinator
+    if state.coordinator != coordinator:
+        save_description(folder, state.peer, state.name, coordinator, state.root_sha256, join=state.join)
 
 
 def make_whole(settings: CoordinatorSettings, init: Callable[[CoordinatorSettings], None]) -> None:

@@ -12,11 +12,12 @@ from sealring.cli.local.cluster import Cluster
 from sealring.cli.local.leftovers import PORTS
 from sealring.cli.setup.finding import JOIN_PORT
 from sealring.cli.terminal.host import Host
+from sealring.coordinator.settings import MOST_ADDRESSES, CoordinatorSettings
 from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.state import ROSTER, load_machine_state
 from sealring.mesh.roster.model import Ring
 from sealring.mesh.roster.reader import check_roster
-from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
 from sealring.node.daemon.watch import DOING, read_doing
 
@@ -56,15 +57,20 @@ class FirstMachine(Machine):
         write_atomic(self.state_dir / PORTS, json.dumps(ports).encode())
 
     @property
-    def coordinator_address(self) -> str:
-        """host:port of the coordinator's main address."""
-        return self.admin.address
+    def coordinator_addresses(self) -> tuple[str, ...]:
+        """host:port of the coordinator's main addresses, as they are now."""
+        return self._coordinator.addresses()
 
     @property
-    def join_address(self) -> str:
-        """The address at which other machines join, without its port if that is the usual one."""
-        address = str(self.settings_of("coordinator")["join_listen"])
-        return address.removesuffix(f":{JOIN_PORT}")
+    def join_addresses(self) -> list[str]:
+        """The addresses at which other machines join, without the port if that is the usual one."""
+        port = parse_address(self._coordinator.join_listen)[1]
+        addresses = (format_address(host, port) for host in self._coordinator.hosts()[:MOST_ADDRESSES])
+        return [one.removesuffix(f":{JOIN_PORT}") for one in addresses]
+
+    @property
+    def _coordinator(self) -> CoordinatorSettings:
+        return CoordinatorSettings(**self.settings_of("coordinator"))
 
     @property
     def cluster(self) -> str:
@@ -123,7 +129,8 @@ class OtherMachine(Machine):
             describe_place(ring, state.peer.id, doing.phases.get(ring.id, ""))
             for ring in roster.rings_of(state.peer.id)
         ]
-        return f"the coordinator at {state.coordinator} {answers}", "; ".join(places) or NOTHING
+        coordinator = (*roster.coordinators, state.coordinator)[0]
+        return f"the coordinator at {coordinator} {answers}", "; ".join(places) or NOTHING
 
     async def wait_until_it_listens(self) -> None:
         """Raises DeadlineExceeded (NODE_NOT_STARTED)."""

@@ -116,4 +116,4 @@ def _other_machine(host: Host, root: Path, node: Path) -> Iterator[Line]:
         if line:
             yield line, ""
     yield "sealring doctor", "look for what is wrong here"
-    yield f"sealring status, on the first machine ({state.coordinator})", "nodes, rings and models"
+    yield "sealring status, on the first machine", "nodes, rings and models"

@@ -1,13 +1,12 @@
 """The defaults that `sealring up` and `sealring join` choose, with a line about each.
 
-The user's settings file and environment come first. Earlier choices come next if they are still possible,
-because members remember the coordinator's address.
+The user's settings file and environment come first. Earlier choices come next if they are still possible.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +20,13 @@ from sealring.mesh.system.paths import is_enrolled
 from sealring.mesh.trust.levels import TrustLevel
 
 if TYPE_CHECKING:
-    from sealring.mesh.system.networks import OwnAddress
     from sealring.node.settings import NodeSettings
 
 _KEPT = ("name", "models", "allow_downloads", "enclave_helper")
 """A node's settings that hold for its next start too."""
 
 _LOOPBACK = "127.0.0.1"
-_ANY_HOST = "0.0.0.0"  # noqa: S104 - asked about, not bound
+_ANY_HOST = "0.0.0.0"  # noqa: S104 - callers there have to show a certificate or a token
 _PORTS = {
     ("coordinator", "listen"): 7700,
     ("coordinator", "join_listen"): 7701,
@@ -36,8 +34,6 @@ _PORTS = {
     ("gateway", "grpc_listen"): 7780,
     ("gateway", "http_listen"): 8080,
 }
-
-Ask = Callable[[Sequence["OwnAddress"]], "OwnAddress"]
 
 
 @dataclass
@@ -70,18 +66,21 @@ class Wishes:
         return {name: value for name, value in wished.items() if value is not None}
 
 
-def choose_first(host: Host, root: Path, file: Path | None, wishes: Wishes, ask: Ask) -> Choices:
+def choose_first(host: Host, root: Path, file: Path | None, wishes: Wishes) -> Choices:
     """Choices for the machine with coordinator, gateway and a node. Makes the node's identity key if it is
     missing.
 
-    `root` is the folder of all state, `file` the user's settings file, `ask` chooses one of several
-    addresses. Raises ConfigError, PermissionDenied (SOFTWARE_IDENTITY), InvalidInput (BAD_ADDRESS).
+    The coordinator is reached at every address of this machine, unless one is named. `root` is the folder of
+    all state, `file` the user's settings file. Raises ConfigError, PermissionDenied (SOFTWARE_IDENTITY),
+    InvalidInput (BAD_ADDRESS).
     """
     given = {section: settings_given(section, file) for section in ("coordinator", "gateway", "node")}
     before = {section: read_settings(settings_file_of(root, section), section) for section in given}
     made = Choices()
-    address = _first_address(host, given["coordinator"], before["coordinator"], wishes, ask, made)
-    coordinator = _listening(host, "coordinator", address, given, before)
+    named = _named_address(host, given["coordinator"], before["coordinator"], wishes, made)
+    coordinator = _listening(host, "coordinator", named or _ANY_HOST, given, before)
+    found = host.own_addresses()
+    address = named or (found[0].host if found else _LOOPBACK)
     gateway = _listening(host, "gateway", _LOOPBACK, given, before)
     node = _node(host, address, root, given, before, wishes, made)
     allowed = before["coordinator"].get("software_identity_allowed", False) is True
@@ -100,7 +99,8 @@ def choose_first(host: Host, root: Path, file: Path | None, wishes: Wishes, ask:
     if made.settings["coordinator"]["software_identity_allowed"]:
         taken = "machines with a key in a file can join too"
     if address != _LOOPBACK:
-        shown = "no" if made.settings["coordinator"]["hidden"] else "while the join code is good"
+        hidden = made.settings["coordinator"]["hidden"]
+        shown = "no" if hidden else "while the join code is good, or a machine of the cluster is away"
         made.said.append(f"announced on this network: {shown} (--announce and --no-announce)")
     made.said.append(f"trust: {taken} (--software-identity-allowed and --no-software-identity-allowed)")
     return made
@@ -141,21 +141,23 @@ def choose_other(
     return made
 
 
-def _first_address(
-    host: Host, given: Mapping[str, Any], before: Mapping[str, Any], wishes: Wishes, ask: Ask, made: Choices
-) -> str:
+def _named_address(
+    host: Host, given: Mapping[str, Any], before: Mapping[str, Any], wishes: Wishes, made: Choices
+) -> str | None:
+    """The one address at which others reach the coordinator, if one was named; None means all of them."""
     address, last = wishes.address or _host_of(given), _host_of(before)
     found = host.own_addresses()
     if address is None and last in (_LOOPBACK, *(one.host for one in found)):
         address = last
-    if address is None:
-        if not found:
-            made.said.append(f"address: {_LOOPBACK}: there is no network, so no other machine can join")
-            return _LOOPBACK
-        address = (found[0] if len(found) == 1 else ask(found)).host
     if last is not None and address != last:
-        made.said.append(f"address: it was {last}: machines that joined there have to join again")
-    made.said.append(_reached(host, address))
+        made.said.append(f"address: it was {last}. The other machines look for this one on their network")
+    if address is not None:
+        made.said.append(_reached(host, address))
+    elif found:
+        shown = ", ".join(map(str, found))
+        made.said.append(f"addresses: {shown}; other machines reach this one at any (--address for one)")
+    else:
+        made.said.append("addresses: none. Start `sealring up` again on a network, so that others can join")
     return address
 
 

@@ -1,10 +1,12 @@
-"""Announces the cluster on the local network for as long as somebody can join it with a code."""
+"""Announces the cluster on the local network: to newcomers while it has a join code, to members that are
+away."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from ipaddress import AddressValueError, IPv4Address
 from typing import NoReturn
 
@@ -23,43 +25,75 @@ log = structlog.get_logger()
 
 
 class Announcer:
-    """Announces `offer` at `port` of `hosts()`, the IPv4 addresses of this machine that others reach."""
+    """Announces while it is `wanted`, at `hosts()`, the IPv4 addresses of this machine that others reach.
 
-    def __init__(self, codes: JoinCodes, offer: Offer, hosts: Callable[[], Sequence[str]], port: int) -> None:
-        self._codes = codes
-        self._offer = offer
+    `announced` announces at these within its block, as those of `mesh/member/discovery.py` do. `changed`
+    returns when `wanted` may have another answer; the question is asked every ten seconds too.
+    """
+
+    def __init__(
+        self,
+        announced: Callable[[Sequence[str]], AbstractAsyncContextManager[None]],
+        wanted: Callable[[], bool],
+        hosts: Callable[[], Sequence[str]],
+        changed: Callable[[], Awaitable[object]] = asyncio.Future,
+    ) -> None:
+        self._announced = announced
+        self._wanted = wanted
         self._hosts = hosts
-        self._port = port
+        self._changed = changed
 
     async def run(self) -> NoReturn:
         """Never returns. Without a network it tries again later."""
         while True:
-            changed = asyncio.ensure_future(self._codes.changed())
-            try:
-                hosts = tuple(self._hosts())
-                if self._codes.open_until() is None:
-                    await changed
-                elif not hosts:
-                    await asyncio.wait((changed,), timeout=LOOK_SECONDS)
-                else:
-                    await self._announce(hosts)
-            finally:
-                changed.cancel()
+            hosts = tuple(self._hosts())
+            if hosts and self._wanted():
+                await self._announce(hosts)
+            else:
+                await self._pause()
 
     async def _announce(self, hosts: tuple[str, ...]) -> None:
-        """Returns once nobody can join with a code, or these are not the addresses any more."""
-        from sealring.mesh.member.discovery import announced  # zeroconf takes a tenth of a second
-
+        """Returns once it is not wanted, or these are not the addresses any more."""
         try:
-            async with announced(self._offer, hosts, self._port):
+            async with self._announced(hosts):
                 log.info("cluster_announced", hosts=list(hosts))
-                while self._codes.open_until() is not None and tuple(self._hosts()) == hosts:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_SECONDS):
-                            await self._codes.changed()
+                while self._wanted() and tuple(self._hosts()) == hosts:
+                    await self._pause()
         except SealringError as error:
             log.warning("cluster_not_announced", reason=error.reason, why=error.message, hint=error.hint)
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await self._changed()
+
+
+def to_newcomers(codes: JoinCodes, offer: Offer, hosts: Callable[[], Sequence[str]], port: int) -> Announcer:
+    """Announces the cluster at its join port while it has a join code."""
+
+    def announced(hosts: Sequence[str]) -> AbstractAsyncContextManager[None]:
+        from sealring.mesh.member import discovery  # zeroconf takes a tenth of a second
+
+        return discovery.announced(offer, hosts, port)
+
+    return Announcer(announced, lambda: codes.open_until() is not None, hosts, codes.changed)
+
+
+def to_members(
+    root_sha256: bytes, away: Callable[[], bool], hosts: Callable[[], Sequence[str]], port: int
+) -> Announcer:
+    """Announces the coordinator's main port while a member is `away`, since it may have an old address.
+
+    Not at other times: the announcement tells a network that there is a coordinator.
+    """
+
+    def announced(hosts: Sequence[str]) -> AbstractAsyncContextManager[None]:
+        from sealring.mesh.member import discovery
+
+        return discovery.announced_to_members(root_sha256, hosts, port)
+
+    return Announcer(announced, away, hosts)
 
 
 def announced_hosts(listen: str) -> list[str]:

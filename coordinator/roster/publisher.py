@@ -65,7 +65,8 @@ class RosterPublisher:
         self._current: StoredRoster | None = None
         self._roster: Roster | None = None
         self._signed_at = monotonic_clock()
-        self.address = settings.main_address()
+        self.addresses = settings.addresses()
+        """Where members find the coordinator, from the next roster on."""
 
     @property
     def current(self) -> StoredRoster:
@@ -178,7 +179,7 @@ class RosterPublisher:
             members=tuple(members),
             rings=tuple(self._rings({member.id: member.trust for member in members})),
             gateways=tuple(Gateway(gateway.id, gateway.identity_key) for gateway in gateways),
-            coordinators=(self.address, *([self._settings.standby] if self._settings.standby else [])),
+            coordinators=(*self.addresses, *([self._settings.standby] if self._settings.standby else [])),
             revoked=tuple(Revoked(entry.id, entry.identity_key, entry.at) for entry in revocations),
         )
 

@@ -16,6 +16,7 @@ import structlog
 
 from sealring.gateway.rings.rings import Rings
 from sealring.mesh.errors import SealringError
+from sealring.mesh.member.coordinators import Coordinators
 from sealring.mesh.member.introduction import (
     Introduced,
     Introduction,
@@ -27,7 +28,7 @@ from sealring.mesh.member.introduction import (
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
-from sealring.mesh.rpc.tls import TURN_SECONDS, PeerChannel, is_own_cancellation
+from sealring.mesh.rpc.tls import TURN_SECONDS, is_own_cancellation
 from sealring.mesh.system.processes import first_of
 from sealring.v1 import membership_pb2 as membership
 from sealring.v1 import membership_pb2_grpc as membership_grpc
@@ -43,13 +44,13 @@ class Watch:
 
     def __init__(
         self,
-        channel: PeerChannel,
+        coordinators: Coordinators,
         introduction: Introduction,
         keeper: RosterKeeper,
         rings: Rings,
         newer_root: Callable[[], Awaitable[None]],
     ) -> None:
-        self._channel = channel
+        self._coordinators = coordinators
         self._introduction = introduction
         self._keeper = keeper
         self._rings = rings
@@ -71,13 +72,15 @@ class Watch:
     async def _watch(self) -> None:
         backoff = Backoff()
         loop = asyncio.get_running_loop()
+        elsewhere = False
         while True:
-            started = loop.time()
-            await self._once()
-            lasted = loop.time() - started
-            if lasted < TURN_SECONDS:
-                self._channel.turn(self._keeper.coordinators)
-            await self._channel.pause(backoff.after(lasted))
+            lasted = 0.0
+            if await self._coordinators.lead(elsewhere=elsewhere):
+                started = loop.time()
+                await self._once()
+                lasted = loop.time() - started
+                elsewhere = lasted < TURN_SECONDS
+            await self._coordinators.channel.pause(backoff.after(lasted))
 
     async def _once(self) -> None:
         call: Any = None
@@ -85,7 +88,7 @@ class Watch:
         reporting: asyncio.Task[None] | None = None
         believed = False
         try:
-            call = membership_grpc.SchedulingStub(self._channel.get()).Follow()
+            call = membership_grpc.SchedulingStub(self._coordinators.channel.get()).Follow()
             introduced = await self._introduction.exchange(call, membership.FollowRequest)
             believed = True
             self._call, self._unsaved = call, b""  # the coordinator begins with its newest roster

@@ -14,6 +14,7 @@ from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import CertificateError, SealringError
+from sealring.mesh.member.coordinators import Coordinators
 from sealring.mesh.member.proof import check_proof, of_coordinator, refusal, renewal
 from sealring.mesh.member.renewal import renew_by_identity
 from sealring.mesh.member.roster_keeper import removed
@@ -21,7 +22,8 @@ from sealring.mesh.member.state import MachineState, own_material, save_root, sa
 from sealring.mesh.pki.certificates import LeafKey, TlsMaterial, expires_at, renewal_due
 from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+from sealring.mesh.rpc.tls import TlsStore
+from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.files import unwritable
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
@@ -45,7 +47,7 @@ class CertificateKeeper:
         state: MachineState,
         store: TlsStore,
         signer: Signer,
-        channel: PeerChannel,
+        coordinators: Coordinators,
         on_root: Callable[[RootMetadata], None],
         *,
         clock: Clock = wall_clock,
@@ -55,7 +57,7 @@ class CertificateKeeper:
         self._state = state
         self._store = store
         self._signer = signer
-        self._channel = channel
+        self._coordinators = coordinators
         self._on_root = on_root
         self._clock = clock
         self._sleep = sleep
@@ -109,7 +111,7 @@ class CertificateKeeper:
 
     async def _over_mtls(self, csr: bytes) -> membership_pb2.RenewResponse:
         signature = await asyncio.to_thread(self._signer.sign, Label.CSR, csr)
-        stub = membership_pb2_grpc.CertificatesStub(self._channel.get())
+        stub = membership_pb2_grpc.CertificatesStub(self._coordinators.channel.get())
         request = membership_pb2.RenewRequest(csr=csr, signature=signature)
         try:
             return await stub.Renew(request, timeout=_RENEW_SECONDS)
@@ -117,8 +119,17 @@ class CertificateKeeper:
             raise from_rpc_error(error) from None
 
     async def _by_identity(self, csr: bytes) -> membership_pb2.RenewResponse:
-        state = self._state
-        return await renew_by_identity(state.join, state.root_sha256, self._signer, csr, clock=self._clock)
+        pin = self._state.root_sha256
+        return await renew_by_identity(self._join_addresses(), pin, self._signer, csr, clock=self._clock)
+
+    def _join_addresses(self) -> list[str]:
+        """Where this machine joined, and that port of every host at which the coordinator may be now."""
+        join = self._state.join
+        if not join:
+            return []
+        port = parse_address(join)[1]
+        hosts = (parse_address(one)[0] for one in self._coordinators.addresses)
+        return list(dict.fromkeys((join, *(format_address(host, port) for host in hosts))))
 
     def _verify(
         self, answer: membership_pb2.RenewResponse, leaf: LeafKey, csr: bytes

@@ -1,5 +1,7 @@
 """Clusters of this network by DNS-SD over multicast DNS (RFC 6763, RFC 6762), which Macs call Bonjour.
 
+Newcomers hear of clusters, and members of their own coordinator, whose addresses may have changed.
+
 A coordinator whose cluster can be joined by a code announces the hash of its root key, its cluster's name
 and where it answers. All of that is a hint: anybody on the network can announce anything. What is heard is
 bounded and checked. It becomes an offer only once a server at one of its addresses has shown root metadata of
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -44,6 +47,7 @@ _LOOK_SECONDS = 2.0
 _LOOK_AT_ONCE = 8
 _MAX_ADDRESSES = 16
 _QUIET = logging.CRITICAL
+_FOR_MEMBERS = b"sealring coordinator for its members v1\x00"
 
 
 @contextlib.asynccontextmanager
@@ -52,19 +56,33 @@ async def announced(offer: Offer, hosts: Sequence[str], port: int) -> AsyncItera
 
     Raises Unavailable (NO_MULTICAST).
     """
-    label = encode_base32(offer.root_sha256)[:16]
-    async with _multicast(hosts) as multicast:
-        service = AsyncServiceInfo(
-            SERVICE,
-            f"{label}.{SERVICE}",
-            port=port,
-            addresses=[IPv4Address(host).packed for host in hosts],
-            properties={"v": "1", "name": offer.name, "root": encode_base32(offer.root_sha256)},
-            server=f"sealring-{label}.local.",
-        )
-        # Another machine may hold this name for us, as a forwarder does; the root hash in it is ours anyway.
-        await multicast.async_register_service(service, cooperating_responders=True)
+    said = {"v": "1", "name": offer.name, "root": encode_base32(offer.root_sha256)}
+    async with _registered(encode_base32(offer.root_sha256)[:16], said, hosts, port):
         yield
+
+
+@contextlib.asynccontextmanager
+async def announced_to_members(root_sha256: bytes, hosts: Sequence[str], port: int) -> AsyncIterator[None]:
+    """Announces within the block where a cluster's coordinator answers its members, as `announced` does.
+
+    Its label says nothing to whoever does not know the cluster's root. There is no name and no root hash in
+    it, so newcomers pass it over. Raises Unavailable (NO_MULTICAST).
+    """
+    async with _registered(_members_label(root_sha256), {"v": "1"}, hosts, port):
+        yield
+
+
+async def hear_of_coordinator(root_sha256: bytes, hosts: Sequence[str]) -> tuple[str, ...]:
+    """The addresses (host:port) that somebody announces for the coordinator of this root, 16 at most.
+
+    They are within the networks of this machine, and nothing of them is proven. The question goes to the
+    interfaces that have `hosts`. Raises Unavailable (NO_MULTICAST).
+    """
+    service = AsyncServiceInfo(SERVICE, f"{_members_label(root_sha256)}.{SERVICE}")
+    async with _multicast(hosts) as multicast:
+        await service.async_request(multicast.zeroconf, _ASK_MILLISECONDS, DNSQuestionType.QM)
+    near = _near(service.parsed_addresses(IPVersion.V4Only), service.port, _networks(hosts))
+    return near[:_MAX_ADDRESSES]
 
 
 async def find_clusters(
@@ -98,7 +116,7 @@ async def listen(hosts: Sequence[str], *, seconds: float = SECONDS) -> list[Offe
         await asyncio.gather(
             *(one.async_request(multicast.zeroconf, _ASK_MILLISECONDS, question) for one in services)
         )
-    networks = [network for host in hosts if (network := network_of(host)) is not None]
+    networks = _networks(hosts)
     offers = [offer for one in services if (offer := _offer(one, networks)) is not None]
     return _joined(offers)
 
@@ -139,16 +157,29 @@ def read_announcement(
         name = (properties.get(b"name") or b"").decode("ascii")
     except (FormatError, UnicodeDecodeError):
         return None
-    if not is_label(name) or not port or not 0 < port < 1 << 16:
+    if not is_label(name):
         return None
-    near = [
-        host
+    near = _near(addresses, port, networks)
+    return Offer(root, name, near[:MAX_TOKEN_ADDRESSES]) if near else None
+
+
+def _near(addresses: Sequence[str], port: int | None, networks: Sequence[IPv4Network]) -> tuple[str, ...]:
+    """Those of the addresses that are hosts within `networks`, as host:port; none for an impossible port."""
+    if not port or not 0 < port < 1 << 16:
+        return ()
+    return tuple(
+        format_address(str(host), port)
         for host in map(IPv4Address, addresses)
         if any(host in one and host not in (one.network_address, one.broadcast_address) for one in networks)
-    ]
-    if not near:
-        return None
-    return Offer(root, name, tuple(format_address(str(host), port) for host in near[:MAX_TOKEN_ADDRESSES]))
+    )
+
+
+def _networks(hosts: Sequence[str]) -> list[IPv4Network]:
+    return [network for host in hosts if (network := network_of(host)) is not None]
+
+
+def _members_label(root_sha256: bytes) -> str:
+    return encode_base32(hashlib.sha256(_FOR_MEMBERS + root_sha256).digest())[:16]
 
 
 def _offer(service: AsyncServiceInfo, networks: Sequence[IPv4Network]) -> Offer | None:
@@ -164,6 +195,24 @@ def _joined(offers: Sequence[Offer]) -> list[Offer]:
         addresses = tuple(dict.fromkeys(before.addresses + one.addresses))[:_MAX_ADDRESSES]
         roots[one.root_sha256] = replace(before, addresses=addresses)
     return list(roots.values())
+
+
+@contextlib.asynccontextmanager
+async def _registered(
+    label: str, said: Mapping[str, str], hosts: Sequence[str], port: int
+) -> AsyncIterator[None]:
+    async with _multicast(hosts) as multicast:
+        service = AsyncServiceInfo(
+            SERVICE,
+            f"{label}.{SERVICE}",
+            port=port,
+            addresses=[IPv4Address(host).packed for host in hosts],
+            properties=dict(said),
+            server=f"sealring-{label}.local.",
+        )
+        # Another machine may hold this name for us, as a forwarder does; the root hash in it is ours anyway.
+        await multicast.async_register_service(service, cooperating_responders=True)
+        yield
 
 
 @contextlib.asynccontextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
@@ -19,7 +20,7 @@ from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import FailedPrecondition
-from sealring.mesh.member.bootstrap import fetch_leaf, verify_coordinator_leaf
+from sealring.mesh.member.bootstrap import fetch_leaf, find_coordinator, verify_coordinator_leaf
 from sealring.mesh.pki.certificates import key_hash
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import joining_channel
@@ -40,19 +41,20 @@ def renewal_content(
 
 
 async def renew_by_identity(
-    address: str, root_sha256: bytes, signer: Signer, csr: bytes, *, clock: Clock = wall_clock
+    addresses: Sequence[str], root_sha256: bytes, signer: Signer, csr: bytes, *, clock: Clock = wall_clock
 ) -> membership_pb2.RenewResponse:
-    """The answer of the coordinator whose join address is `address` (host:port), not verified.
+    """The answer of the coordinator at one of these join addresses (host:port), not verified.
 
     Raises FailedPrecondition (NO_JOIN_ADDRESS), RosterError (ROOT_*) and CertificateError for a server that
     is not the pinned root's coordinator, PermissionDenied (RENEWAL_REFUSED), Unavailable, DeadlineExceeded.
     """
-    if not address:
+    if not addresses:
         raise FailedPrecondition(
             "the certificate has expired, and the address where this machine joined is not on record",
             hint="an older release enrolled it: join again in its folder, with a new token",
             reason="NO_JOIN_ADDRESS",
         )
+    address, _ = await find_coordinator(root_sha256, addresses, deadline=DEADLINE_SECONDS, clock=clock)
     leaf = await fetch_leaf(*parse_address(address), deadline=DEADLINE_SECONDS)
     root = verify_coordinator_leaf(leaf, root_sha256, now=clock())
     async with joining_channel(address, root.authorities) as channel:

@@ -42,7 +42,9 @@ MAX_RINGS = 1000
 BYTES_PER_HUNDRED = 64 << 10
 HASH_BYTES = 32
 _MAX_ADDRESSES = 8
-MAX_COORDINATORS = 2
+MAX_COORDINATORS = 5
+"""Four addresses of the coordinator, and its standby."""
+
 _MAX_LAYERS = 10_000
 _MAX_CONTEXT = 1 << 24
 _FIELDS = tuple(name for name in field_names(Roster) if name != "hash")

@@ -149,19 +149,30 @@ class Reach:
         return found
 
     async def _try(self, peer: PeerIdentity, address: str) -> PeerChannel | None:
-        """A channel that is connected to this address; None unless the peer answers there."""
-        channel = PeerChannel(address, self._store, peer.server_name, self._options)
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                if await _is_ready(channel.get()):
-                    return channel
-        except TimeoutError:
-            pass
-        except BaseException:
-            await channel.close()
-            raise
+        return await connected(address, self._store, peer.server_name, self._options, seconds=CONNECT_SECONDS)
+
+
+async def connected(
+    address: str,
+    store: TlsStore,
+    server_name: str,
+    options: Sequence[tuple[str, int]] = (),
+    *,
+    seconds: float,
+) -> PeerChannel | None:
+    """A channel that is connected to this address; None unless a peer of that name answers in `seconds`."""
+    channel = PeerChannel(address, store, server_name, options)
+    try:
+        async with asyncio.timeout(seconds):
+            if await _is_ready(channel.get()):
+                return channel
+    except TimeoutError:
+        pass
+    except BaseException:
         await channel.close()
-        return None
+        raise
+    await channel.close()
+    return None
 
 
 async def _is_ready(channel: grpc.aio.Channel) -> bool:

@@ -133,7 +133,7 @@ class PeerChannel:
     ) -> None:
         """`options` are gRPC's, beside those of `channel_options`."""
         self._options = options
-        self.address = self._first = address
+        self.address = address
         self._store = store
         self._server_name = server_name
         self._generation = -1
@@ -158,15 +158,11 @@ class PeerChannel:
             )
         return self._channel
 
-    def turn(self, others: Sequence[str]) -> None:
-        """Switches to the peer's next address, out of the first one and these."""
-        addresses = list(dict.fromkeys((self._first, *others)))
-        at = addresses.index(self.address) if self.address in addresses else -1
-        following = addresses[(at + 1) % len(addresses)]
-        if following != self.address:
-            self.address = following
-            self._retire()
-            self._channel = None
+    def adopt(self, other: PeerChannel) -> None:
+        """Goes on over the connection of `other`, and at its address. `other` is not to be used any more."""
+        self._retire()
+        self.address, self._generation, self.key_hash = other.address, other._generation, other.key_hash
+        self._channel, other._channel = other._channel, None
 
     def renewed(self) -> AsyncIterator[bytes]:
         """Every certificate (DER) newer than that of the last `get`."""

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
+from sealring.mesh.member.coordinators import Coordinators, look_for_coordinator
 from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Credentials, Purpose, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
 from sealring.mesh.member.state import MachineState
-from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.prompt.sealed import SealingKey
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+from sealring.mesh.rpc.tls import TlsStore
 from sealring.node.daemon.awake import Awake
 from sealring.node.daemon.diagnosis import Diagnosis
 from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
@@ -60,9 +61,14 @@ class Daemon:
         self._background = Background()
         self._awake = Awake()
         self._rosters = RosterKeeper(settings.state_dir, state)
-        self._channel = PeerChannel(state.coordinator, self.store, role_server_name(Role.COORDINATOR))
+        self._coordinators = Coordinators(
+            state.coordinator,
+            self.store,
+            lambda: self._rosters.coordinators,
+            partial(look_for_coordinator, state.root_sha256),
+        )
         self._certificates = CertificateKeeper(
-            settings.state_dir, state, self.store, signer, self._channel, self._rosters.follow_root
+            settings.state_dir, state, self.store, signer, self._coordinators, self._rosters.follow_root
         )
         self.handshakes = Handshakes(cluster, signer, self.store, revoked=self._rosters.revoked)
 
@@ -166,13 +172,11 @@ class Daemon:
         introduction = Introduction(
             Purpose.SESSION,
             self.identity,
-            self._channel,
+            self._coordinators.channel,
             lambda: self._rosters.root,
             self._certificates.renew,
         )
-        self._session = CoordinatorSession(
-            self._channel, introduction, handler, lambda: self._rosters.coordinators
-        )
+        self._session = CoordinatorSession(self._coordinators, introduction, handler)
 
     async def run(self, addresses: Callable[[], tuple[str, ...]], stop: asyncio.Event) -> None:
         """Works until `stop` is set. `addresses` says at which addresses others reach this daemon now.
@@ -199,7 +203,7 @@ class Daemon:
             for task in (stopped, *work):
                 task.cancel()
             await asyncio.wait((stopped, *work))
-            await self._channel.close()
+            await self._coordinators.close()
 
     # Control service
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
@@ -16,6 +16,7 @@ import grpc.aio
 import structlog
 
 from sealring.mesh.errors import SealringError
+from sealring.mesh.member.coordinators import Coordinators
 from sealring.mesh.member.introduction import (
     Introduced,
     Introduction,
@@ -26,7 +27,7 @@ from sealring.mesh.member.introduction import (
 from sealring.mesh.roster.difference import whole_roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
-from sealring.mesh.rpc.tls import TURN_SECONDS, PeerChannel, is_own_cancellation
+from sealring.mesh.rpc.tls import TURN_SECONDS, is_own_cancellation
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 log = structlog.get_logger()
@@ -56,20 +57,17 @@ class CoordinatorSession:
 
     def __init__(
         self,
-        channel: PeerChannel,
+        coordinators: Coordinators,
         introduction: Introduction,
         listener: Listener,
-        coordinators: Callable[[], Sequence[str]] = tuple,
         *,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
-        """`coordinators` returns addresses to try beside the channel's own."""
         self._coordinators = coordinators
         self._heartbeat_seconds = heartbeat_seconds
         self._backoff = backoff
         self.connected = False
-        self._channel = channel
         self._introduction = introduction
         self._listener = listener
         self._outbox: deque[membership_pb2.MemberMessage] = deque(maxlen=_MAX_OUTBOX)
@@ -103,13 +101,15 @@ class CoordinatorSession:
         """Connects, exchanges messages, and connects again."""
         backoff = self._backoff()
         loop = asyncio.get_running_loop()
+        elsewhere = False
         while not self._leaving:
-            started = loop.time()
-            await self._once()
-            lasted = loop.time() - started
-            if lasted < TURN_SECONDS:
-                self._channel.turn(self._coordinators())
-            await self._channel.pause(backoff.after(lasted))
+            lasted = 0.0
+            if await self._coordinators.lead(elsewhere=elsewhere):
+                started = loop.time()
+                await self._once()
+                lasted = loop.time() - started
+                elsewhere = lasted < TURN_SECONDS
+            await self._coordinators.channel.pause(backoff.after(lasted))
 
     async def goodbye(self, reason: str) -> None:
         """Sends the queue and a goodbye, if a stream is open."""
@@ -127,7 +127,7 @@ class CoordinatorSession:
         believed = self._dismissed = False
         roster = b""
         try:
-            call = membership_pb2_grpc.MembershipStub(self._channel.get()).Session()
+            call = membership_pb2_grpc.MembershipStub(self._coordinators.channel.get()).Session()
             introduced = await self._introduction.exchange(call, membership_pb2.MemberMessage)
             believed = True
             renewing = asyncio.get_running_loop().create_task(self._renew(introduced))

@@ -25,6 +25,7 @@ from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
+from sealring.mesh.member.coordinators import Coordinators
 from sealring.mesh.member.proof import by_roster_keys, check_proof, of_coordinator, refusal, renewal
 from sealring.mesh.member.renewal import renewal_content
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, parse_pem_leaf, save_machine_state
@@ -37,12 +38,11 @@ from sealring.mesh.pki.certificates import (
     expires_at,
     key_hash,
     load_certificate,
-    role_server_name,
     to_pem,
 )
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore, joining_channel, server_credentials
+from sealring.mesh.rpc.tls import TlsStore, joining_channel, server_credentials
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
 
 CLUSTER = "test"
@@ -281,9 +281,13 @@ async def keeper_of(folder: Path, join: str = "") -> CertificateKeeper:
     state = load_machine_state(folder)
     state = dataclasses.replace(state, join=join or state.join)
     store = TlsStore(state.tls)
-    channel = PeerChannel(state.coordinator, store, role_server_name(Role.COORDINATOR))
+    coordinators = Coordinators(state.coordinator, store, tuple, nobody)
     signer = SoftwareSigner.load(folder / IDENTITY_KEY)
-    return CertificateKeeper(folder, state, store, signer, channel, lambda root: None)
+    return CertificateKeeper(folder, state, store, signer, coordinators, lambda root: None)
+
+
+async def nobody() -> list[str]:
+    return []
 
 
 async def reason_of(keeper: CertificateKeeper) -> str:

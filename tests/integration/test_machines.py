@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -201,6 +202,50 @@ def test_members_whose_first_addresses_are_dead_to_each_other_are_a_ring_over_a_
         assert "Paris" in ask(studio)
         assert hosts_of(studio) == {"169.254.7.1", "169.254.7.2"}
         assert ring_of(studio)["epoch"] == 1, "nothing failed before it served"
+
+
+@pytest.mark.sweep
+def test_a_coordinator_is_found_at_whichever_address_it_has(tmp_path: Path) -> None:
+    """The first address is dead to the other machine from before it joins. Later the coordinator's machine
+    has one address alone, and a new one, as after DHCP. Nobody types anything then."""
+    names = ["studio", "mini", "switch"]  # whose cable keeps the first machine's network up
+    with separate_machines(tmp_path, names) as (studio, mini, _), ExitStack() as stack:
+        spaces = [f"sealring-{os.getpid()}-{name}" for name in names]
+        ip("link", "add", "tb0", "type", "veth", "peer", "name", "tb0", "netns", spaces[1], space=spaces[0])
+        for number, space in enumerate(spaces[:2], 1):
+            ip("address", "add", f"169.254.7.{number}/16", "dev", "tb0", space=space)
+            ip("link", "set", "tb0", "up", space=space)
+        ip("link", "set", "net0", "down", space=spaces[1])
+        up = stack.enter_context(studio.running("up"))
+        up.wait_for("coordinator at 10.77.0.1:7700, 169.254.7.1:7700")
+        code = up.wait_for(lambda line: re.fullmatch(r"  [0-9]{3}-[0-9]{4}", line) is not None)
+        join = stack.enter_context(mini.running("join", typed=f"{code}\n"))
+        up.wait_for("mini is online")
+        studio.run("deploy", "demo", "--stages", "2")
+        assert "Paris" in ask(studio)
+        assert ring_of(studio)["epoch"] == 1, "nothing failed before it served"
+
+        ip("address", "flush", "dev", "net0", space=spaces[0])
+        ip("address", "flush", "dev", "tb0", space=spaces[0])
+        ip("address", "add", "169.254.9.9/16", "dev", "tb0", space=spaces[0])
+        join.wait_for("does not answer")
+        join.wait_for("the coordinator at 169.254.9.9:7700 answers")
+        until(lambda: online(studio) == {"studio", "mini"})
+        assert "Paris" in ask(studio)
+        join.stop()
+        again = stack.enter_context(mini.running("join"))
+        again.wait_for("the coordinator at 169.254.9.9:7700 answers")
+
+
+def until(wanted: Callable[[], bool]) -> None:
+    while not wanted():
+        time.sleep(1)
+
+
+def online(machine: Machine) -> set[str]:
+    """The nodes that are online by `status` of this machine, which may find its coordinator moved."""
+    found = json.loads(machine.run("status", "--json", status=None) or '{"nodes": []}')
+    return {node["name"] for node in found["nodes"] if node["state"] == "online"}
 
 
 def links_of(machine: Machine, wanted: Callable[[dict[Any, str]], bool]) -> dict[Any, str]:

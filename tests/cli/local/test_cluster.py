@@ -6,6 +6,7 @@ import asyncio
 import json
 import tomllib
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,11 +14,12 @@ import pytest
 from bundles import SigningCluster
 from commands import Coordinator, FakeHost
 
-from sealring.cli.local.cluster import LocalCluster, is_member, make_whole
+from sealring.cli.local.cluster import LocalCluster, is_member, make_whole, redirect
 from sealring.cli.local.leftovers import PORTS
 from sealring.coordinator.init import init
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
+from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.system.paths import is_enrolled
 from sealring.v1 import admin_pb2, membership_pb2
@@ -143,20 +145,23 @@ async def test_nodes_share_gpus_by_turns_and_see_all_unless_they_share_them(
 
 
 @pytest.mark.parametrize(
-    ("joined", "members", "coordinator", "there"),
-    [
-        (True, ["operator"], "coordinator:1", True),
-        (True, ["another"], "coordinator:1", False),
-        (True, ["operator"], "moved:1", False),
-        (False, ["operator"], "coordinator:1", False),
-    ],
+    ("joined", "members", "there"),
+    [(True, ["operator"], True), (True, ["another"], False), (False, ["operator"], False)],
 )
-def test_who_is_no_member_or_looks_elsewhere_is_none(
-    tmp_path: Path, joined: bool, members: list[str], coordinator: str, there: bool
+def test_a_component_is_a_member_if_it_is_enrolled_and_listed(
+    tmp_path: Path, joined: bool, members: list[str], there: bool
 ) -> None:
     if joined:
         SigningCluster(tmp_path).save(tmp_path / "node", Role.MEMBER)
-    assert is_member(tmp_path / "node", members, coordinator) == there
+    assert is_member(tmp_path / "node", members) == there
+
+
+def test_a_component_is_given_the_new_address_of_its_coordinator_and_stays_what_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    SigningCluster(tmp_path).save(folder, Role.MEMBER)
+    before = load_machine_state(folder)
+    redirect(folder, "10.0.0.7:7700")
+    assert load_machine_state(folder) == replace(before, coordinator="10.0.0.7:7700")
 
 
 async def test_who_cannot_wait_for_the_end_kills_and_still_leaves_nobody(

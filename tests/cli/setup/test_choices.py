@@ -33,18 +33,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "root"
 
 
-def nobody(found: Any) -> OwnAddress:
-    raise AssertionError("nobody is asked")
-
-
-def first(
-    host: FakeHost, root: Path, wishes: Wishes = HERE, settings: str = "", ask: Any = nobody
-) -> Choices:
+def first(host: FakeHost, root: Path, wishes: Wishes = HERE, settings: str = "") -> Choices:
     """What a first machine chooses, and keeps for the next time."""
     file = root.with_suffix(".toml") if settings else None
     if file is not None:
         file.write_text(settings)
-    made = choose_first(host, root, file, wishes, ask)
+    made = choose_first(host, root, file, wishes)
     FirstMachine(root, made.settings).write_configs()
     return made
 
@@ -107,31 +101,31 @@ allow_downloads = false
     assert named["models"] == [str(root.parent / "two"), "/three"]
 
 
-def test_one_of_several_addresses_is_asked_for_once(host: FakeHost, root: Path) -> None:
-    host.addresses = both = [OwnAddress("10.9.9.9", "en0"), OwnAddress(LOOPBACK, "bridge0")]
-    asked: list[Any] = []
-
-    def ask(found: Any) -> OwnAddress:
-        asked.append(found)
-        return both[1]
-
-    made = first(host, root, Wishes(), ask=ask)
-    assert made.settings["node"]["listen"].startswith(f"{LOOPBACK}:")
-    assert first(host, root, Wishes(), ask=ask).settings == made.settings
-    assert asked == [both], "the second time it is known"
+def test_the_coordinator_is_reached_at_every_address_and_nobody_is_asked_for_one(
+    host: FakeHost, root: Path
+) -> None:
+    host.addresses = [OwnAddress(LOOPBACK, "en0"), OwnAddress("10.9.9.9", "bridge0")]
+    made = first(host, root, Wishes()).settings
+    assert (made["coordinator"]["listen"], made["coordinator"]["join_listen"]) == (
+        "0.0.0.0:7700",
+        "0.0.0.0:7701",
+    )
+    assert made["node"]["listen"].startswith(f"{LOOPBACK}:"), "the first"
+    host.addresses = [OwnAddress("10.9.9.9", "bridge0")]
+    assert first(host, root, Wishes()).settings["coordinator"] == made["coordinator"], "another time too"
 
 
 @pytest.mark.parametrize(
     ("wished", "found", "before", "lines"),
     [
-        (LOOPBACK, [], None, ["reached"]),
+        (LOOPBACK, [], None, ["named"]),
         (None, [], None, ["none"]),
-        (None, [LOOPBACK], None, ["reached"]),
-        (None, [], LOOPBACK, ["reached"]),
-        (None, [LOOPBACK], LOOPBACK, ["reached"]),
-        (LOOPBACK, [], ELSEWHERE, ["before", "reached"]),
-        (None, [LOOPBACK], ELSEWHERE, ["before", "reached"]),
-        (None, [], ELSEWHERE, ["none"]),
+        (None, [LOOPBACK], None, ["all"]),
+        (None, [], LOOPBACK, ["named"]),
+        (None, [LOOPBACK], LOOPBACK, ["named"]),
+        (LOOPBACK, [], ELSEWHERE, ["before", "named"]),
+        (None, [LOOPBACK], ELSEWHERE, ["before", "all"]),
+        (None, [], ELSEWHERE, ["before", "none"]),
     ],
 )
 def test_it_is_said_where_this_machine_is_reached_and_where_it_was(
@@ -143,9 +137,10 @@ def test_it_is_said_where_this_machine_is_reached_and_where_it_was(
     host.addresses = [OwnAddress(one, "en0") for one in found]
     made = first(host, root, Wishes(wished))
     said = {
-        "before": f"address: it was {before}: machines that joined there have to join again",
-        "reached": f"address: {LOOPBACK}, where the other machines reach this one (or --address)",
-        "none": f"address: {LOOPBACK}: there is no network, so no other machine can join",
+        "before": f"address: it was {before}. The other machines look for this one on their network",
+        "named": f"address: {LOOPBACK}, where the other machines reach this one (or --address)",
+        "all": f"addresses: {LOOPBACK} (en0); other machines reach this one at any (--address for one)",
+        "none": "addresses: none. Start `sealring up` again on a network, so that others can join",
     }
     assert [line for line in made.said if line.startswith("address")] == [said[one] for one in lines]
     assert made.settings["node"]["ring_host"] == LOOPBACK
@@ -231,14 +226,14 @@ def test_settings_of_before_that_name_no_address_or_port_name_none(
 def test_each_choice_is_told_in_a_line(host: FakeHost, root: Path) -> None:
     taken = "(--software-identity-allowed and --no-software-identity-allowed)"
     host.identity_found = IdentityChoice(TrustLevel.SOFTWARE, None, "there is no helper")
-    assert choose_first(host, root, None, HERE, nobody).said[1:] == [
+    assert choose_first(host, root, None, HERE).said[1:] == [
         "identity: software: there is no helper",
         "models: in the Hugging Face cache; others are downloaded (--models, --downloads)",
         f"trust: machines with a key in a file can join too {taken}",
     ]
     host.identity_found = IdentityChoice(TrustLevel.SELF_SIGNED, HELPER, "")
     wishes = Wishes(LOOPBACK, models=[root, Path("/b")], downloads=False)
-    assert choose_first(host, root, None, wishes, nobody).said[1:] == [
+    assert choose_first(host, root, None, wishes).said[1:] == [
         "identity: self_signed",
         f"models: in {root}, /b; none are downloaded (--models, --downloads)",
         f"trust: only machines that claim a key in a Secure Enclave, or better, can join {taken}",
@@ -254,7 +249,7 @@ def test_who_joined_with_a_key_in_a_file_keeps_it(
     for name, there in (("member.json", enrolled), (IDENTITY_KEY, key)):
         if there:
             (root / "node" / name).write_text("{}")
-    made = choose_first(host, root, None, HERE, nobody)
+    made = choose_first(host, root, None, HERE)
     kept = enrolled and key
     assert made.settings["node"].get("enclave_helper") == (None if kept else str(HELPER))
     assert ("identity: software: the key that it has joined with is in a file" in made.said) == kept

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.coordinator.members.announcer import Announcer, announced_hosts
+from sealring.coordinator.members.announcer import announced_hosts, to_newcomers
 from sealring.coordinator.members.joincodes import JoinCodes
 from sealring.mesh.member.discovery import listen
 from sealring.mesh.member.joincode import Offer
@@ -35,7 +35,7 @@ async def until(expected: list[Offer]) -> None:
 
 async def test_a_cluster_is_announced_as_long_as_its_code_is_open(codes: JoinCodes) -> None:
     offer = Offer(PIN, "home", ("127.0.0.1:7701",))
-    task = asyncio.create_task(Announcer(codes, offer, lambda: LOOPBACK, 7701).run())
+    task = asyncio.create_task(to_newcomers(codes, offer, lambda: LOOPBACK, 7701).run())
     try:
         assert await heard() == []
         codes.create("me", seconds=600, uses=1)

@@ -127,11 +127,12 @@ class Keeper:
 
 
 class Channel:
-    """A channel that is made anew when it was closed."""
+    """A channel that is made anew when it was closed, and leads to a coordinator each time."""
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self.turned: list[tuple[str, ...]] = []
+        self.led: list[bool] = []
+        self.channel = self
         self._channel: grpc.aio.Channel | None = None
 
     def get(self) -> grpc.aio.Channel:
@@ -142,8 +143,9 @@ class Channel:
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def turn(self, others: tuple[str, ...]) -> None:
-        self.turned.append(others)
+    async def lead(self, *, elsewhere: bool) -> bool:
+        self.led.append(elsewhere)
+        return True
 
     async def retire(self) -> None:
         channel, self._channel = self._channel, None
@@ -307,7 +309,7 @@ async def test_a_stream_that_ends_is_opened_anew(watching: Watching) -> None:
     await serving(watching)
     watching.coordinator.events.put_nowait(None)
     await serving(watching)
-    assert watching.channel.turned == [("the standby",)]
+    assert watching.channel.led == [False, True], "elsewhere first, after a stream that was short"
 
 
 def _raise(error: Exception) -> Any:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
 import pytest
@@ -32,6 +32,8 @@ from sealring.v1 import membership_pb2, membership_pb2_grpc
 PEER = PeerIdentity("demo", Role.MEMBER, "one")
 LIFETIME = 3600.0
 JOIN = "127.0.0.1:7701"
+AT = [JOIN, "192.168.1.9:7701"]
+"""The join port of each host where the coordinator may be."""
 
 
 class Coordinator(membership_pb2_grpc.CertificatesServicer):
@@ -100,10 +102,10 @@ class Machine:
         self.store.replace(material(self.coordinator.ca, PEER, lifetime=lifetime, now=self.clock()))
 
     async def renew_by_identity(
-        self, address: str, pin: bytes, signer: SoftwareSigner, csr: bytes, **_: Any
+        self, addresses: list[str], pin: bytes, signer: SoftwareSigner, csr: bytes, **_: Any
     ) -> membership_pb2.RenewResponse:
         """In the place of `mesh/member/renewal.py`, which `tests/coordinator/test_renewal.py` tries."""
-        assert (address, pin) == (JOIN, self.state.root_sha256)
+        assert (addresses, pin) == (AT, self.state.root_sha256)
         self.answered_by.append("identity")
         if self.by_identity is not None:
             raise self.by_identity
@@ -130,6 +132,12 @@ async def machine(
     await server.start()
 
     class Channel:
+        addresses = ("127.0.0.1:7700", "192.168.1.9:7700")
+
+        @property
+        def channel(self) -> Self:
+            return self
+
         def get(self) -> grpc.aio.Channel:
             return opened
 

@@ -135,25 +135,6 @@ async def test_rotation_keeps_open_streams_and_moves_new_calls(
     await server.stop(None)
 
 
-async def test_peer_channel_turns_to_each_address_of_its_peer_and_back(ca: ClusterCA) -> None:
-    peer = PeerChannel("127.0.0.1:1", TlsStore(make_material(ca, Role.MEMBER, "node-a")), "x")
-    first = peer.get()
-    peer.turn(["127.0.0.1:1"])
-    assert (peer.address, peer.get()) == ("127.0.0.1:1", first)
-    seen = []
-    for _ in range(3):
-        peer.turn(["127.0.0.1:3", "127.0.0.1:2"])
-        seen.append(peer.address)
-        assert peer.retiring, "the channel to the one before is closed"
-        peer.get()
-    assert seen == ["127.0.0.1:3", "127.0.0.1:2", "127.0.0.1:1"]
-    assert peer.get() is not first
-    peer.turn(["127.0.0.1:3"])
-    peer.turn([])  # where it is, there is none any more
-    assert peer.address == "127.0.0.1:1"
-    await peer.close()
-
-
 async def test_a_retired_channel_lives_as_long_as_its_streams(ca: ClusterCA) -> None:
     """What ends them is the other end, when nobody proves them anew."""
     server, address = await start_server(TlsStore(make_material(ca, Role.MEMBER, "node-b")))

@@ -11,14 +11,15 @@ from structlog.testing import capture_logs
 from sealring.mesh.crypto.dsse import Ed25519Signer, sign_envelope
 from sealring.mesh.crypto.identity import member_id
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
+from sealring.mesh.member.coordinators import Coordinators
 from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_identity
-from sealring.mesh.pki.certificates import PeerIdentity, Role, role_server_name
+from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.codec import PAYLOAD_TYPE
 from sealring.mesh.roster.difference import roster_update
 from sealring.mesh.rpc.reach import Backoff
 from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore, server_credentials
+from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port
 from sealring.node.daemon.session import CoordinatorSession
 from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
@@ -101,6 +102,10 @@ class Listener:
         self.out.set()
 
 
+async def nobody() -> list[str]:
+    raise AssertionError("the network is not asked for a coordinator on loopback")
+
+
 @pytest.fixture
 async def talk(cluster: Any) -> AsyncIterator[Any]:
     store = TlsStore(cluster.material(PeerIdentity("testbed", Role.COORDINATOR, "coordinator")))
@@ -112,9 +117,9 @@ async def talk(cluster: Any) -> AsyncIterator[Any]:
     server = Server([(add, coordinator, "sealring.v1.Membership")])
     port = server.listen("127.0.0.1:0", server_credentials(store))
     await server.start()
-    name = role_server_name(Role.COORDINATOR)
-    channel = PeerChannel(f"127.0.0.1:{free_port()}", own_store, name)
-    coordinators = [f"127.0.0.1:{port}"]  # a standby that took over
+    standby = [f"127.0.0.1:{port}"]  # which took over
+    coordinators = Coordinators(f"127.0.0.1:{free_port()}", own_store, lambda: standby, nobody)
+    channel = coordinators.channel
     own = identity(party.signer, "testbed")
 
     async def newer_root() -> None:
@@ -122,10 +127,9 @@ async def talk(cluster: Any) -> AsyncIterator[Any]:
 
     introduction = Introduction(Purpose.SESSION, own, channel, lambda: cluster.root, newer_root)
     session = CoordinatorSession(
-        channel,
+        coordinators,
         introduction,
         listener,
-        lambda: coordinators,
         heartbeat_seconds=0.2,
         backoff=partial(Backoff, 0.01, 0.1),
     )
@@ -134,7 +138,7 @@ async def talk(cluster: Any) -> AsyncIterator[Any]:
     assert not task.done() or not task.cancelled()
     task.cancel()
     await asyncio.wait((task,))
-    await channel.close()
+    await coordinators.close()
     await server.stop(0)
 
 

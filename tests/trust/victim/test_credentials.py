@@ -123,7 +123,7 @@ async def test_an_evicted_nodes_keys_open_nothing_and_its_streams_close(victim: 
     tried = await attack_with(victim, stolen)
     assert [one for one in tried if one["answers"] or one["code"] == "OK"] == []
     pin, signer = load_machine_state(stolen).root_sha256, SoftwareSigner.load(stolen / IDENTITY_KEY)
-    answer = await renew_by_identity(victim.cluster.address("join"), pin, signer, LeafKey().csr())
+    answer = await renew_by_identity([victim.cluster.address("join")], pin, signer, LeafKey().csr())
     assert not answer.certificate_chain
     in_ring = [node for node in (await nodes(victim)).values() if node.rings]
     reached = {address for node in in_ring for address in node.addresses}
