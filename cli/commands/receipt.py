@@ -89,10 +89,15 @@ def verify(
 
 @dataclass(frozen=True)
 class Compared:
-    """What one receipt is compared with. `in_words`: words stand in the place of the request's images."""
+    """What one receipt is compared with.
+
+    `in_words`: words stand in the place of the request's images. `api` is the path by whose reading the
+    request is the one that was signed, where the answer does not name it.
+    """
 
     known: Known
     in_words: bool = False
+    api: str = ""
 
     @property
     def parts(self) -> list[str]:
@@ -130,7 +135,7 @@ def _compared(answered: Answered, body: dict[str, Any] | None, nonce: bytes | No
         signed = parse_statement(receipt.head.statement).request if receipt.head.statement else b""
         in_words = asked.in_words is not None and signed == asked.in_words
         request = asked.in_words if in_words else asked.request
-        compared.append(Compared(replace(one, request=request, choice=asked.choice), in_words))
+        compared.append(Compared(replace(one, request=request, choice=asked.choice), in_words, asked.api))
     return compared
 
 
@@ -245,17 +250,15 @@ def in_words(proven: Proven, compared: Compared, model: str) -> list[str]:
         else "Its model was not compared: --request or --model."
     )
     parts = compared.parts
-    if compared.in_words:
-        lines.append("Its request is the one in the file, with words in the place of the images.")
+    if "request" in parts:
+        read = f", as {compared.api} reads it" if compared.api else ""
+        words = ", with words in the place of the images" if compared.in_words else ""
+        lines.append(f"Its request is the one in the file{read}{words}.")
     else:
-        lines.append(
-            "Its request is the one in the file."
-            if "request" in parts
-            else "Its request was not compared: --request."
-        )
-    words = {"text": "text", "reasoning": "reasoning", "calls": "tool calls"}
-    same = [word for name, word in words.items() if name in parts]
-    other = [word for name, word in words.items() if name not in parts]
+        lines.append("Its request was not compared: --request.")
+    named = {"text": "text", "reasoning": "reasoning", "calls": "tool calls"}
+    same = [word for name, word in named.items() if name in parts]
+    other = [word for name, word in named.items() if name not in parts]
     if same:
         lines.append(
             f"Of its answer {' and '.join(same)} {'is' if same == ['text'] else 'are'} as in the file."

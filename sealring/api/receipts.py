@@ -21,6 +21,7 @@ from sealring.mesh.errors import InvalidInput, ReceiptError
 from sealring.mesh.prompt.images import has_images, without_images
 from sealring.mesh.receipt.digests import AnswerHash, request_digest
 from sealring.mesh.receipt.form import NAME, receipts_of
+from sealring.mesh.receipt.statement import parse_statement
 from sealring.v1 import inference_pb2 as inference
 
 _Object = dict[str, Any]
@@ -29,6 +30,15 @@ _FINISHES = {
     **dict.fromkeys(("stop", "stop_sequence", "end_turn", "tool_calls", "tool_use", "completed"), "stop"),
 }
 """Words of the APIs for the end of an answer."""
+
+_APIS: dict[str, Callable[[_Object, str], Asked]] = {
+    "/v1/chat/completions": ask_chat,
+    "/v1/responses": ask_responses,
+    "/v1/messages": ask_messages,
+    "/v1/completions": ask_completion,
+    "/api/chat": ask_ollama_chat,
+    "/api/generate": ask_ollama_generate,
+}
 
 _BESIDE = frozenset(
     {"created_at", "done", "done_reason", "eval_count", "eval_duration", "load_duration", "model"}
@@ -52,12 +62,14 @@ class Asking:
     """A question as the receipt of one answer names it: the hash of its request, the number of the choice.
 
     `in_words` is the hash with words in the place of images, which gateways put there for a model that cannot
-    see; None where there may be none.
+    see; None where there may be none. `api` is the path whose reading of the body the receipt names, if the
+    answer does not say it.
     """
 
     request: bytes
     in_words: bytes | None
     choice: int
+    api: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,19 +83,39 @@ class Answered:
     ask: Callable[[_Object, str], Asked] | None
 
     def asking(self, body: _Object) -> list[Asking]:
-        """What each receipt has to be of. Raises InvalidInput for a malformed body."""
-        if self.ask is None:
-            raise ReceiptError(
-                "a receipt alone does not say which API was asked",
-                hint="give the whole answer",
-                reason="RECEIPT_API",
-            )
-        asked = self.ask(body, "")
-        return [
-            Asking(request_digest(one.envelope.clear, one.max_tokens), _in_words(one), choice)
-            for one in (asked.request, *asked.others)
-            for choice in range(one.choices or 1)
-        ]
+        """What each receipt has to be of.
+
+        A receipt alone, as of a stream, does not say which API was asked. Then it is the one by whose reading
+        of the body all receipts are of it. Raises InvalidInput for a malformed body, ReceiptError
+        (RECEIPT_OTHER_REQUEST).
+        """
+        if self.ask is not None:
+            return _asking(self.ask, body)
+        signed = [parse_statement(one.head.statement).request for one in self.receipts]
+        for path, ask in _APIS.items():
+            try:
+                found = _asking(ask, body, path)
+            except InvalidInput:
+                continue
+            if len(found) == len(signed) and all(
+                request in (one.request, one.in_words) for one, request in zip(found, signed, strict=True)
+            ):
+                return found
+        raise ReceiptError(
+            "the receipt is for another request, by whichever API the body was sent to",
+            hint="give the body as it was sent",
+            reason="RECEIPT_OTHER_REQUEST",
+        )
+
+
+def _asking(ask: Callable[[_Object, str], Asked], body: _Object, api: str = "") -> list[Asking]:
+    """What a body asks for, as `ask` reads it. Raises InvalidInput."""
+    asked = ask(body, "")
+    return [
+        Asking(request_digest(one.envelope.clear, one.max_tokens), _in_words(one), choice, api)
+        for one in (asked.request, *asked.others)
+        for choice in range(one.choices or 1)
+    ]
 
 
 def _in_words(asked: inference.GenerateRequest) -> bytes | None:
@@ -240,4 +272,9 @@ def parse_body(data: bytes, what: str) -> _Object:
             return value
     except (ValueError, RecursionError):
         pass
-    raise InvalidInput(f"{what} is no JSON object", reason="BAD_FILE", hint="give the file as it was sent")
+    raise InvalidInput(
+        f"{what} is no JSON object",
+        reason="BAD_FILE",
+        hint="give the file as it was sent; of a stream the value of sealring_receipt in its last event, and "
+        "the text with --text",
+    )

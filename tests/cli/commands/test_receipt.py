@@ -149,6 +149,22 @@ def test_a_streams_receipt_is_checked_with_its_text(here: Sealring, pin: str, ho
         assert f"Not compared: its {said}." in here(*verify(pin, "bare.json", *more)).out
 
 
+def test_a_streams_receipt_is_compared_with_its_request_by_the_api_that_was_asked(
+    here: Sealring, pin: str, home: Path
+) -> None:
+    """The receipt alone does not say which; the body of one API may be read by another one too."""
+    done = here(*verify(pin, "bare.json", "--request", "body.json", "--nonce", NONCE.hex()))
+    assert "Its request is the one in the file, as /v1/chat/completions reads it." in done.out, done.err
+    (found,) = here(*verify(pin, "bare.json", "--request", "body.json", "--json")).data
+    assert found["compared"] == ["request"]
+    for other in ({"messages": [{"role": "user", "content": "Ho"}]}, {"nothing": 1}):
+        (home / "body.json").write_text(json.dumps(BODY | other))
+        done = here(*verify(pin, "bare.json", "--request", "body.json", "--json"))
+        assert "RECEIPT_OTHER_REQUEST" in done.err or "BAD" in done.err, done.err
+    (home / "stream").write_text('data: {"choices": []}\n\ndata: [DONE]\n')
+    assert "the value of sealring_receipt in its last event" in here(*verify(pin, "stream")).err
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
