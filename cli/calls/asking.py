@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sealring.cli.calls.gateway import Access, Gateway, inference, named
-from sealring.cli.terminal.output import enum_word
+from sealring.cli.terminal.output import enum_word, progress
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sealring.client import AsyncClient, Delta
     from sealring.client.question import Content
     from sealring.mesh.prompt.options import SamplingOptions
+
+T = TypeVar("T")
 
 ASK_CLEAR = "or ask in clear, which the gateway can read: --clear"
 
@@ -94,7 +96,7 @@ class Asker:
         on_reasoning: Callable[[str], None] | None = None,
     ) -> Answer:
         """Streams one answer. `on_text` gets each piece of it; `on_reasoning` (None: `on_text`) gets the
-        reasoning before it, and an empty line.
+        reasoning before it, and an empty line. On a terminal the seconds until the first piece are counted.
 
         Raises what `AsyncClient.chat` lists, and SealringError (BROKEN_STREAM) for an answer without an end.
         """
@@ -107,7 +109,7 @@ class Asker:
         logprobs: list[dict[str, Any]] = []
         source: Source | None = None
         async with aclosing(self._stream(question)) as stream:
-            async for piece in stream:
+            async for piece in _waited_for(stream):
                 if isinstance(piece, Source):
                     source = piece
                     continue
@@ -144,6 +146,14 @@ class Asker:
             tok_s=round(tokens / (last - since), 2) if last > since else 0.0,
             logprobs=logprobs,
         )
+
+
+async def _waited_for(stream: AsyncIterator[T]) -> AsyncIterator[T]:
+    """The pieces of a stream. A long prompt takes minutes, so a person is shown that the first is to come."""
+    with progress("waiting for the first token", quiet=True) as shown:
+        async for piece in stream:
+            shown.close()
+            yield piece
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from sealring.cli.commands.doctor import examine_machine
 from sealring.cli.terminal.command import ADMIN, command, load_settings
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import cannot_write
-from sealring.cli.terminal.output import say
+from sealring.cli.terminal.output import progress, say
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.files import write_atomic
 
@@ -72,15 +72,18 @@ def bugreport(
     }
     found: dict[str, str] = {}
     missing: list[str] = []
-    for name, get in parts.items():
+    with progress("collecting", quiet=True) as shown:
+        for name, get in parts.items():
+            shown.update(f"collecting {name}")
+            try:
+                found[name] = get()
+            except SealringError as error:
+                missing.append(f"{name}: {error} [{error.reason}]")
+        shown.update("collecting the logs")
         try:
-            found[name] = get()
+            found |= _logs(state_dir)
         except SealringError as error:
-            missing.append(f"{name}: {error} [{error.reason}]")
-    try:
-        found |= _logs(state_dir)
-    except SealringError as error:
-        missing.append(f"logs: {error} [{error.reason}]")
+            missing.append(f"logs: {error} [{error.reason}]")
     for line in missing:
         say(f"left out: {line}")
     found["missing.txt"] = "\n".join(missing)

@@ -441,7 +441,8 @@ def _show_simulated(file: Path, spec: Any, as_json: bool) -> None:
         ) from None
     named = admin_pb2.DeploymentSpec(model="simulated")
     named.MergeFrom(spec)
-    made = simulate(content, named)
+    with progress("simulating each shape"):
+        made = simulate(content, named)
     if as_json:
         print_json(plain(made.plan) | {"shapes": plain(made.shapes)})
         return

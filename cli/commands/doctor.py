@@ -84,16 +84,15 @@ def examine_machine(context: typer.Context, state_dir: Path | None) -> Report:
     from sealring.doctor.local import examine
     from sealring.doctor.view import read_view
 
-    settings = _node_settings(context, state_dir)
-    with progress("looking at this machine"):
-        view = asyncio.run(ask_daemon(read_view(settings)))
-        return examine(host_of(context).system(), view)
+    view = asyncio.run(ask_daemon(read_view(_node_settings(context, state_dir))))
+    return examine(host_of(context).system(), view)
 
 
 def _machine(context: typer.Context, state_dir: Path | None, *, as_json: bool) -> list[Finding]:
     from sealring.doctor.report import lines, plain
 
-    report = examine_machine(context, state_dir)
+    with progress("looking at this machine"):
+        report = examine_machine(context, state_dir)
     if as_json:
         print_json(plain(report))
     else:

@@ -110,9 +110,10 @@ def _cell(value: object) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Progress]:
-    """Shows `what` while the block runs: a spinner on a terminal, a line per change elsewhere."""
-    shown = Progress(what)
+def progress(what: str, *, quiet: bool = False) -> Iterator[Progress]:
+    """Shows `what` while the block runs: a spinner on a terminal, elsewhere a line per change, or with
+    `quiet` nothing."""
+    shown = Progress(what, quiet=quiet)
     try:
         yield shown
     finally:
@@ -123,7 +124,9 @@ class Progress:
     """What is being waited for. On a terminal it is one line that changes, with the time that it has taken,
     and a bar where the words have a share in them ("loading 60 %")."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, quiet: bool = False) -> None:
+        """With `quiet` nothing is said where there is no terminal."""
+        self._quiet = quiet
         self._bars: Any = None
         self._what = ""
         if sys.stderr.isatty():
@@ -150,7 +153,8 @@ class Progress:
             return
         self._what = what
         if self._bars is None:
-            say(what)
+            if not self._quiet:
+                say(what)
             return
         share = _SHARE.search(what)
         total, done = (100, min(int(share[1]), 100)) if share else (None, 0)
