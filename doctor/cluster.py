@@ -95,7 +95,8 @@ def _presence(nodes: Sequence[Node]) -> Iterator[Finding]:
         elif one.report is None:
             yield warning("cluster.report", f"{one.name} gave no report", one.failure, "look on that machine")
     if nodes and all(one.report is not None for one in nodes):
-        yield ok("cluster.report", f"all {len(nodes)} nodes gave a report")
+        shown = "the one node" if len(nodes) == 1 else f"all {len(nodes)} nodes"
+        yield ok("cluster.report", f"{shown} gave a report")
 
 
 def _versions(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -133,7 +134,7 @@ def _versions(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
             yield severity(
                 "versions.equal", f"different versions of {what}: {shown}", why, "update the older ones"
             )
-    if same:
+    if same and len(hosts) > 1:
         yield ok("versions.equal", f"all {len(hosts)} nodes run the same versions")
 
 

@@ -53,18 +53,17 @@ def check(system: System, view: View) -> Iterator[Finding]:
             "enrolment.state",
             f"there is no enrolment in {view.settings.state_dir}",
             "this machine is in no cluster yet, or its node keeps its state elsewhere",
-            "join, or name the folder with --state-dir",
-            "sealring join TOKEN",
+            "make it the first machine of a cluster, or join one: sealring join",
+            "sealring up",
         )
-        yield from _ports(system, view)
-        return
+        return  # `up` and `join` choose a port that is free
     if view.connections is None:
         yield warning(
             "daemon.answers",
             "no daemon of this node answers",
             "it is not running, so nothing can be said of what it reaches",
-            "start it, on the first machine with sealring up",
-            "sudo sealring service start node" if system.has_service("node") else "sealring join",
+            "start it",
+            "sudo sealring service start node" if system.has_service("node") else view.start,
         )
         yield from _ports(system, view)
         return
@@ -106,7 +105,8 @@ def _peers(system: System, view: View, connections: Sequence[Connection]) -> Ite
     if not connections:
         yield ok("reach.peers", "the roster has no other member to reach")
     elif not failed:
-        yield ok("reach.peers", f"the daemon reaches all {len(connections)} addresses of its peers")
+        shown = "the one address" if len(connections) == 1 else f"all {len(connections)} addresses"
+        yield ok("reach.peers", f"the daemon reaches {shown} of its peers")
     elif system.platform == "darwin" and denied(connections):
         yield problem(
             "reach.local_network",
@@ -136,7 +136,7 @@ def _own_addresses(view: View) -> Iterator[Finding]:
             f"this node is announced at {', '.join(view.addresses)}, where only this machine reaches it",
             "the other members are elsewhere",
             "start it with this machine's address in the network (settings listen, advertise and ring_host)",
-            "sealring join --address ADDRESS",
+            f"{view.start} --address ADDRESS",
         )
     if far and _is_loopback(f"{view.settings.ring_host}:0"):
         yield problem(
@@ -144,7 +144,7 @@ def _own_addresses(view: View) -> Iterator[Finding]:
             f"ring_host is {view.settings.ring_host}, where only this machine reaches it",
             "the neighbours in a ring are elsewhere",
             "start it with the address of the interface that carries the ring (setting ring_host)",
-            "sealring join --address ADDRESS",
+            f"{view.start} --address ADDRESS",
         )
 
 

@@ -26,8 +26,8 @@ def check(system: System, view: View) -> Iterator[Finding]:
             "models.folders",
             "no model folder is set",
             "models are then found by an absolute path, or in the Hugging Face cache",
-            "name the folder that holds them (on the first machine: sealring up --models FOLDER)",
-            "sealring join --models FOLDER",
+            "start it with the folder that holds them, if there is one",
+            f"{view.start} --models FOLDER",
         )
     for folder in view.settings.models:
         yield _folder(system, folder)

@@ -79,5 +79,5 @@ def _possible(posture: Posture, has: TrustLevel | None) -> Iterator[Finding]:
             "its protections are all on; with the helper its identity key is in the Secure Enclave. "
             "That is this Mac's own claim then, which nobody else vouches for",
             "build the helper of deploy/enclave, set enclave_helper to it, and join again",
-            "sealring join TOKEN",
+            "sealring join ADDRESS",
         )

@@ -37,6 +37,13 @@ class View:
     launchd: bool = False
     executable: str = ""
     file_limit: int = 0
+    first: bool = False
+    """Whether this is the first machine of a cluster: it has the coordinator's state."""
+
+    @property
+    def start(self) -> str:
+        """The command that starts this machine's node where no service does."""
+        return "sealring up" if self.first else "sealring join"
 
     @property
     def member(self) -> RosterMember | None:
@@ -65,12 +72,13 @@ def read_view(settings: NodeSettings) -> View:
 
     folder = settings.state_dir
     try:
+        first = is_enrolled(folder.parent / "coordinator" / "operator")
         if not is_enrolled(folder):
-            return View(settings)
+            return View(settings, first=first)
         state = load_machine_state(folder)
     except (OSError, SealringError) as error:
         return View(settings, trouble=str(error))
-    return View(settings, state, _roster(folder, state.root))
+    return View(settings, state, _roster(folder, state.root), first=first)
 
 
 def _roster(folder: Path, root: RootMetadata) -> Roster | None:

@@ -139,7 +139,8 @@ def root_pin(named: str | None, loaded: Loaded[CliSettings], root: Path | None =
                 raise
     raise ConfigError(
         "this machine is in no cluster, so the root key to check the gateway against is unknown",
-        hint="give its hash with --root-sha256; `sealring roster show` prints it on the first machine",
+        hint="make one with `sealring up`, or join one with `sealring join`; for another cluster's gateway "
+        "give the hash of its root key with --root-sha256: `sealring roster show` prints it there",
         reason="NO_ROOT_HASH",
     )
 

@@ -214,7 +214,7 @@ def why_idle(node: dict[str, Any], deployments: list[dict[str, Any]]) -> str:
     if node["state"] == "draining":
         return "it was drained (sealring node drain --undo lets it serve again)"
     if not deployments:
-        return "there is no deployment"
+        return "no model is served"
     return "; ".join(_unfit(node, one["plan"]) for one in deployments)
 
 
@@ -233,4 +233,5 @@ def _unfit(node: dict[str, Any], plan: dict[str, Any]) -> str:
             f"{spec['name']} needs {size(least)} of memory on each node and it has "
             f"{size(node['memory_usable'])}"
         )
-    return f"{spec['name']} does not need it: {len(stages)} nodes hold it"
+    holding = "one node holds" if len(stages) == 1 else f"{len(stages)} nodes hold"
+    return f"{spec['name']} does not need it: {holding} all of it"

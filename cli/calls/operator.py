@@ -92,7 +92,7 @@ def read_bundle(folder: Path) -> MachineState:
     except ConfigError as error:
         if error.reason != "NOT_ENROLLED":
             raise
-        raise _no_bundle(f"there is no operator bundle in {folder}") from None
+        raise _no_bundle(f"this machine has no operator's key: there is none in {folder}") from None
     if state.peer.role is not Role.OPERATOR:
         raise _no_bundle(f"{folder} holds the enrolment of a {state.peer.role}, not an operator bundle")
     check_root_times(state.root, now=time.time())
@@ -128,8 +128,8 @@ async def wait_for_bundle(folder: Path, address: str, *, seconds: float) -> None
 def _no_bundle(what: str) -> ConfigError:
     return ConfigError(
         what,
-        hint="run it on the first machine, or name a copy of its operator folder with --operator; "
-        "about this machine alone: sealring doctor",
+        hint="run it on the cluster's first machine, or name a copy of that machine's operator folder with "
+        "--operator; `sealring up` makes a new cluster here; about this machine alone: sealring doctor",
         reason="NO_OPERATOR_BUNDLE",
     )
 

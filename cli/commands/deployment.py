@@ -350,7 +350,8 @@ def create(
         return
     say(f"{spec.name} is {'serving' if wait else 'on its way'}")
     if idle and not (spec.stages or spec.split or spec.members):
-        say(f"as few nodes hold it as can: {idle} online hold none of it (hint: --stages N, --replicas N)")
+        others = "one more node is" if idle == 1 else f"{idle} more nodes are"
+        say(f"no more nodes hold it than it needs: {others} online (--stages N, --replicas N use them)")
 
 
 async def create_deployment(admin: Admin, spec: Any, shown: Callable[[str], None]) -> tuple[Any, bool]:
@@ -594,6 +595,9 @@ def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
 
 def print_deployments(found: list[dict[str, Any]]) -> None:
     """Deployments and their rings as a table."""
+    if not found:
+        say("no model is served: sealring deploy MODEL")
+        return
     rows = []
     for one in found:
         spec = one["plan"]["spec"]

@@ -146,13 +146,14 @@ def _tell(machine: FirstMachine, code: Any, *, model: str | None) -> None:
 
     say(f"coordinator at {', '.join(machine.coordinator_addresses)}; gateway at {machine.http_url}")
     say(f"logs: {machine.state_dir / 'logs'}")
-    say(f"\nOn each other machine (up to {CODE_USES}, until {moment(code.expires)}) type:\n")
+    say(f"\nOn each other machine ({CODE_USES} at most, before {moment(code.expires)}) type:\n")
     print_data("  sealring join")
     say(f"\nIt finds this cluster, {machine.cluster}, and asks for this code:\n")
     print_data(f"  {show_code(code.code)}")
-    say(f"\nWhere it finds nothing: {' or '.join(f'sealring join {one}' for one in machine.join_addresses)}")
+    say(f"\nIf it finds nothing: {' or '.join(f'sealring join {one}' for one in machine.join_addresses)}")
     if model is None:
-        say("Then here, in another terminal: sealring deploy MODEL (demo is the bundled one), sealring chat")
+        say("Then here, in another terminal: sealring deploy MODEL, and sealring chat")
+        say("(MODEL is a folder, a name on the Hugging Face hub, or demo, which is a small one to try it)")
     say("Another code: sealring token code. Ctrl-C stops what runs on this machine.\n")
 
 

@@ -124,7 +124,7 @@ class OtherMachine(Machine):
             return "", NOTHING
         if doing is None:
             return "", NOTHING
-        answers = "answers" if doing.coordinator else "does not answer; this node goes on, and asks it again"
+        answers = "answers" if doing.coordinator else "does not answer; this node goes on, and looks for it"
         places = [
             describe_place(ring, state.peer.id, doing.phases.get(ring.id, ""))
             for ring in roster.rings_of(state.peer.id)

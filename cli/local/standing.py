@@ -39,8 +39,8 @@ def standing(host: Host, file: Path | None) -> Iterator[Line]:
     else:
         yield "this machine is in no cluster yet", ""
         yield "sealring up", "make it the first machine of one"
-        yield "sealring join", "join one of this network"
-        yield "sealring demo", "only try it, with a small model"
+        yield "sealring join", "join a cluster of this network"
+        yield "sealring demo", "only try it here, with a small model"
 
 
 def _first_machine(host: Host, root: Path, bundle: Path) -> Iterator[Line]:
@@ -54,8 +54,14 @@ def _first_machine(host: Host, root: Path, bundle: Path) -> Iterator[Line]:
         cluster = read_bundle(bundle).peer.cluster
         nodes, deployments = host.run(look())
     except SealringError as error:
-        yield f"the coordinator cannot be asked: {error}", ""
-        yield "sealring up", "start this first machine of a cluster"
+        stopped = error.reason == "UNREACHABLE"
+        what = (
+            "this first machine of a cluster does not run"
+            if stopped
+            else f"the cluster cannot be asked: {error}"
+        )
+        yield what, ""
+        yield "sealring up", "start it"
         yield "sealring doctor", "look for what is wrong here"
         return
     yield from _running(root, cluster, nodes.nodes, deployments.deployments)
@@ -81,7 +87,7 @@ def _running(root: Path, cluster: str, nodes: Any, deployments: Any) -> Iterator
         yield "sealring token code", "let another machine join"
         return
     if not serves and not any(one.plan.spec.on_demand for one in deployments):
-        yield "sealring status --watch", "watch it come"
+        yield "sealring status --watch", "watch it load"
         yield "sealring doctor --cluster", "look for what is wrong"
         return
     yield 'sealring chat "..."', "ask it"
@@ -106,14 +112,14 @@ def _other_machine(host: Host, root: Path, node: Path) -> Iterator[Line]:
         yield f"this machine's enrolment cannot be used: {error}", ""
         yield "sealring doctor", "look for what is wrong here"
         return
-    yield f"this machine is {state.name}, a node of cluster {state.peer.cluster}", ""
+    yield f"this machine is the node {state.name} of cluster {state.peer.cluster}", ""
     if not runs:
-        yield "its node does not run in a terminal here", ""
+        yield "it does not run, or only as a service", ""
         yield "sealring join", "start it"
-        yield "sealring service status node", "see whether it is a service"
+        yield "sealring service status node", "see whether a service runs it"
         return
     for line in host.reach(OtherMachine, root, {"node": {"state_dir": str(node)}}).look():
         if line:
             yield line, ""
     yield "sealring doctor", "look for what is wrong here"
-    yield "sealring status, on the first machine", "nodes, rings and models"
+    yield "`sealring status` on the first machine shows nodes, rings and models", ""

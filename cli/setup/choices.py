@@ -197,8 +197,8 @@ def _node(
     made.said.append(f"identity: {found.level}{': ' + found.why if found.why else ''}")
     require_software_allowed("software" if found.helper is None else "secure_enclave", allowed=allowed)
     folders = ", ".join(settings.get("models", [])) or "the Hugging Face cache"
-    loads = "others are downloaded" if settings["allow_downloads"] else "none are downloaded"
-    made.said.append(f"models: in {folders}; {loads} (--models, --downloads)")
+    loads = "any other is downloaded" if settings["allow_downloads"] else "no other is downloaded"
+    made.said.append(f"models: those in {folders}; {loads} (--models, --downloads)")
     return settings
 
 
@@ -279,4 +279,6 @@ def _reached(host: Host, own: str) -> str:
             reason="BAD_ADDRESS",
             param="address",
         )
+    if address.is_loopback:
+        return f"address: {own}, where only this machine reaches it (or --address)"
     return f"address: {own}, where the other machines reach this one (or --address)"

@@ -138,10 +138,14 @@ def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> dict[str, str]:
 
 
 def model_not_found(name: str, names: list[str]) -> NotFound:
-    shown = ", ".join(names[:20]) or "none"
+    if names:
+        what = f"there is no model {name[:128]!r}" if name else "the request names no model"
+        hint = f"the models here are: {', '.join(names[:20])}"
+    else:
+        what, hint = "no model is served", "an operator has one served with: sealring deploy MODEL"
     return NotFound(
-        f"there is no model {name[:128]!r}" if name else "the request names no model",
-        hint=f"the models here are: {shown}",
+        what,
+        hint=hint,
         reason="MODEL_NOT_FOUND",
         param="model",
     )

@@ -125,10 +125,14 @@ def _deployment(roster: Roster, model: str) -> str:
     names = sorted({ring.deployment for ring in roster.rings})
     if (known := served_name(model, names)) is not None:
         return known
-    shown = ", ".join(names[:20]) or "none"
+    if names:
+        what = f"there is no model {model[:128]!r}" if model else "the request names no model"
+        hint = f"the models in the roster are: {', '.join(names[:20])}"
+    else:
+        what, hint = "no model is served", "an operator has one served with: sealring deploy MODEL"
     raise NotFound(
-        f"there is no model {model[:128]!r}" if model else "the request names no model",
-        hint=f"the models in the roster are: {shown}",
+        what,
+        hint=hint,
         reason="MODEL_NOT_FOUND",
         param="model",
     )

@@ -191,7 +191,7 @@ def test_models_are_named_where_there_are_several_and_some_are_told() -> None:
     for names, model, message, hint in (
         (["a", "b"], "", "the request names no model", "the models in the roster are: a, b"),
         (["a"], "x" * 129, f"there is no model {'x' * 128!r}", "the models in the roster are: a"),
-        ([], "", "the request names no model", "the models in the roster are: none"),
+        ([], "", "no model is served", "an operator has one served with: sealring deploy MODEL"),
         ([f"m{n:02}" for n in range(21)], "", "the request names no model", None),
     ):
         with pytest.raises(NotFound) as caught:

@@ -29,7 +29,7 @@ from sealring.doctor.reach import check_open_files
 from sealring.doctor.report import Severity
 from sealring.doctor.storage import check as check_storage
 from sealring.doctor.system import Answer, Folder
-from sealring.doctor.view import View
+from sealring.doctor.view import View, read_view
 from sealring.node.settings import NodeSettings
 
 NETWORK = {
@@ -450,12 +450,30 @@ def test_trust_of_a_mac(view: View) -> None:
     ],
 )
 def test_ports_of_a_node_that_does_not_run(view: View, error: str, severity: Severity, what: str) -> None:
-    found = by_id(check_reach(FakeSystem(bind_error=error), view))
-    assert found["enrolment.state"].severity is Severity.NOTE
+    state: Any = object()
+    found = by_id(check_reach(FakeSystem(bind_error=error), replace(view, state=state)))
     assert (found["ports.listen"].severity, found["ports.listen"].what) == (severity, what)
     assert found["ports.ring_host"].severity is severity
     if not error:
         assert found["ports.ring_host"].what == f"the daemon can listen on {view.settings.ring_host}"
+
+
+def test_a_machine_in_no_cluster_is_shown_how_to_make_one_and_no_port(view: View) -> None:
+    """`up` and `join` choose a port that is free."""
+    found = by_id(check_reach(FakeSystem(bind_error="EADDRINUSE"), view))
+    assert {name: one.severity for name, one in found.items()} == {"enrolment.state": Severity.NOTE}
+    assert found["enrolment.state"].command == "sealring up"
+
+
+@pytest.mark.parametrize(("first", "command"), [(True, "sealring up"), (False, "sealring join")])
+def test_the_first_machine_is_started_by_up_and_another_one_by_join(
+    tmp_path: Path, first: bool, command: str
+) -> None:
+    if first:
+        (tmp_path / "coordinator/operator").mkdir(parents=True)
+        (tmp_path / "coordinator/operator/member.json").write_text("{}")
+    view = read_view(NodeSettings(state_dir=tmp_path / "node"))
+    assert by_id(check_storage(FakeSystem(), view))["models.folders"].command == f"{command} --models FOLDER"
 
 
 def test_an_enrolment_that_cannot_be_read_says_as_whom_to_run(view: View) -> None:

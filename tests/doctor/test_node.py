@@ -79,6 +79,7 @@ def enrolled(view: View, authority: ClusterCA) -> View:
         peer=peer,
         name="mini",
         join="10.0.0.9:7701",
+        coordinator="10.0.0.9:7700",
         root=RootMetadata("testbed", 1, (), 1, (), 1, (authority.certificate,), NOW, NOW + 3600 * DAY),
         tls=SimpleNamespace(certificate=certificate),
     )
@@ -186,6 +187,7 @@ def test_access_is_denied_where_something_leaves_the_machine(
 def test_a_daemon_and_its_coordinator(enrolled: View, session: bool | None, severity: Severity) -> None:
     found = by_id(reach.check(mac(), replace(enrolled, session=session))).get("reach.coordinator")
     assert (found and found.severity) is severity
+    assert severity is not Severity.PROBLEM or "it tries 10.0.0.9:7700, and asks" in found.why
 
 
 def test_a_daemon_that_does_not_answer(enrolled: View) -> None:

@@ -33,7 +33,7 @@ def test_a_folder_without_a_bundle_is_named(cluster: SigningCluster, tmp_path: P
     assert read_bundle(cluster.bundle).peer.role is Role.OPERATOR
     cluster.save(tmp_path / "node", Role.MEMBER)
     for folder, said in (
-        (tmp_path / "none", f"there is no operator bundle in {tmp_path / 'none'}"),
+        (tmp_path / "none", f"this machine has no operator's key: there is none in {tmp_path / 'none'}"),
         (tmp_path / "node", f"{tmp_path / 'node'} holds the enrolment of a member, not an operator bundle"),
     ):
         error = refused(folder)

@@ -43,7 +43,7 @@ def deployment(**spec: Any) -> dict[str, Any]:
         ({"state": OFFLINE, "trouble": "its clock is wrong"}, {}, "offline, its clock is wrong"),
         ({"trouble": "its clock is wrong"}, {}, "its clock is wrong"),
         ({"state": DRAINING}, {}, "it was drained"),
-        ({}, None, "there is no deployment"),
+        ({}, None, "no model is served"),
         ({}, {"trust_floor": 30}, "m wants trust level hardware and it has self_signed"),
         ({}, {"members": ["a"]}, "m is for other nodes"),
         ({"trust": 20}, {"trust_floor": 20}, "m does not need it"),
@@ -51,7 +51,7 @@ def deployment(**spec: Any) -> dict[str, Any]:
         ({"memory_usable": 5 << 30}, {}, "m does not need it"),
         ({"memory_usable": 1 << 30}, {}, "m needs 5.0 GiB of memory on each node and it has 1.0 GiB"),
         ({"id": "a"}, {}, "m is about to use it"),
-        ({}, {}, "m does not need it: 1 nodes hold it"),
+        ({}, {}, "m does not need it: one node holds all of it"),
     ],
 )
 def test_why_a_node_is_in_no_ring(fields: dict[str, Any], spec: dict[str, Any] | None, why: str) -> None:
@@ -63,7 +63,7 @@ def test_why_a_node_is_in_no_ring(fields: dict[str, Any], spec: dict[str, Any] |
 def test_a_plan_without_stages_needs_no_memory() -> None:
     empty = deployment()
     empty["plan"]["rings"] = []
-    assert why_idle(node(memory_usable=0), [empty]) == "m does not need it: 0 nodes hold it"
+    assert why_idle(node(memory_usable=0), [empty]) == "m does not need it: 0 nodes hold all of it"
     assert why_idle(node(), [deployment(trust_floor=30), empty]).count("; ") == 1
 
 
@@ -83,13 +83,13 @@ def looked(coordinator: Any) -> Any:
 
 def test_it_shows_nodes_gateways_and_why(here: Any, looked: Any) -> None:
     shown = here("status")
-    assert "mac-1 is in no ring: there is no deployment" in shown.out
+    assert "mac-1 is in no ring: no model is served" in shown.out
     assert "edge" in shown.out
     assert "connected" in shown.out
     assert "the cluster ends" not in shown.err
     found = here("status", "--json").data
     assert [found[part][0]["name"] for part in ("nodes", "gateways")] == ["mac-1", "edge"]
-    assert (found["nodes"][0]["trust"], found["nodes"][0]["idle"]) == ("software", "there is no deployment")
+    assert (found["nodes"][0]["trust"], found["nodes"][0]["idle"]) == ("software", "no model is served")
 
 
 def test_it_shows_what_nodes_store_of_prompts(here: Any, coordinator: Any) -> None:

@@ -49,7 +49,9 @@ def test_a_first_machine_that_does_not_run_is_started(here: Any, first: Any) -> 
     first.answers["ListNodes"] = Unavailable("the coordinator cannot be reached")
     done = here()
     assert typed(done.out)[:2] == ["sealring up", "sealring doctor"]
-    assert "the coordinator cannot be asked: the coordinator cannot be reached" in done.out
+    assert "the coordinator cannot be reached" in done.out
+    first.answers["ListNodes"] = Unavailable("the coordinator cannot be reached", reason="UNREACHABLE")
+    assert "this first machine of a cluster does not run" in here().out
 
 
 def test_a_cluster_without_a_model_gets_one_or_more_machines(here: Any, first: Any) -> None:
@@ -84,7 +86,7 @@ def test_another_machine_says_what_it_is_and_whether_it_runs(
     (home / STATE / "config/node.toml").write_text('[node]\nlisten = "10.0.0.2:7710"\n')
     host.ports = {7710} if runs else set()
     done = here()
-    assert "a node of cluster" in done.out
+    assert "this machine is the node operator of cluster" in done.out
     assert typed(done.out)[0] == ("sealring doctor" if runs else "sealring join")
     assert ("this node serves nothing now" in done.out) is runs
 

@@ -138,7 +138,7 @@ def test_it_is_said_where_this_machine_is_reached_and_where_it_was(
     made = first(host, root, Wishes(wished))
     said = {
         "before": f"address: it was {before}. The other machines look for this one on their network",
-        "named": f"address: {LOOPBACK}, where the other machines reach this one (or --address)",
+        "named": f"address: {LOOPBACK}, where only this machine reaches it (or --address)",
         "all": f"addresses: {LOOPBACK} (en0); other machines reach this one at any (--address for one)",
         "none": "addresses: none. Start `sealring up` again on a network, so that others can join",
     }
@@ -228,14 +228,14 @@ def test_each_choice_is_told_in_a_line(host: FakeHost, root: Path) -> None:
     host.identity_found = IdentityChoice(TrustLevel.SOFTWARE, None, "there is no helper")
     assert choose_first(host, root, None, HERE).said[1:] == [
         "identity: software: there is no helper",
-        "models: in the Hugging Face cache; others are downloaded (--models, --downloads)",
+        "models: those in the Hugging Face cache; any other is downloaded (--models, --downloads)",
         f"trust: machines with a key in a file can join too {taken}",
     ]
     host.identity_found = IdentityChoice(TrustLevel.SELF_SIGNED, HELPER, "")
     wishes = Wishes(LOOPBACK, models=[root, Path("/b")], downloads=False)
     assert choose_first(host, root, None, wishes).said[1:] == [
         "identity: self_signed",
-        f"models: in {root}, /b; none are downloaded (--models, --downloads)",
+        f"models: those in {root}, /b; no other is downloaded (--models, --downloads)",
         f"trust: only machines that claim a key in a Secure Enclave, or better, can join {taken}",
     ]
 
