@@ -66,7 +66,7 @@ class RosterPublisher:
         self._roster: Roster | None = None
         self._signed_at = monotonic_clock()
         self.addresses = settings.addresses()
-        """Where members find the coordinator, from the next roster on."""
+        """The addresses at which members find the coordinator, from the next roster on."""
 
     @property
     def current(self) -> StoredRoster:

@@ -123,7 +123,7 @@ class CertificateKeeper:
         return await renew_by_identity(self._join_addresses(), pin, self._signer, csr, clock=self._clock)
 
     def _join_addresses(self) -> list[str]:
-        """Where this machine joined, and that port of every host at which the coordinator may be now."""
+        """The address of the enrolment, and its port at every host where the coordinator may be now."""
         join = self._state.join
         if not join:
             return []

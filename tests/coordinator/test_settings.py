@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.settings import MOST_ADDRESSES, CoordinatorSettings
+from sealring.mesh.system.networks import own_addresses
 from sealring.mesh.trust.levels import TrustLevel
 
 
@@ -38,7 +39,6 @@ def test_names_and_addresses_of_one_host_are_taken(fields: dict[str, Any]) -> No
         {"advertise": ["no host"]},
         {"advertise": ["a" * 64]},
         {"advertise": [".".join(["a" * 60] * 5)]},
-        {"listen": "0.0.0.0:7700"},
         {"listen": "[::]:7700"},
         {"listen": "nowhere"},
         {"join_listen": "nowhere"},
@@ -70,6 +70,16 @@ def test_lists_are_bounded_and_settings_are_not_changed() -> None:
     assert made.trust_floor is TrustLevel.SOFTWARE
     with pytest.raises(ValidationError):
         made.cluster = "other"
+
+
+def test_who_listens_at_every_address_is_reached_at_those_that_the_machine_has() -> None:
+    own = [one.host for one in own_addresses()][:MOST_ADDRESSES] or ["127.0.0.1"]
+    made = CoordinatorSettings(listen="0.0.0.0:7700")
+    assert made.hosts() == tuple(own)
+    assert made.addresses() == tuple(f"{host}:7700" for host in own)
+    named = CoordinatorSettings(advertise=[f"host-{number}" for number in range(6)])
+    assert len(named.hosts()) == 6
+    assert named.addresses() == tuple(f"host-{number}:7700" for number in range(MOST_ADDRESSES))
 
 
 def test_members_are_told_the_first_host_and_the_port_that_is_open() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
-from sealring.coordinator.members.announcer import announced_hosts, to_newcomers
+from sealring.coordinator.members.announcer import announced_hosts, to_members, to_newcomers
 from sealring.coordinator.members.joincodes import JoinCodes
-from sealring.mesh.member.discovery import listen
+from sealring.mesh.member.discovery import hear_of_coordinator, listen
 from sealring.mesh.member.joincode import Offer
 from sealring.mesh.system.networks import own_addresses
 from tests.coordinator.members.test_joincodes import PIN, Bed
@@ -49,6 +50,21 @@ async def test_a_cluster_is_announced_as_long_as_its_code_is_open(codes: JoinCod
         await asyncio.wait((task,))
     with pytest.raises(asyncio.CancelledError):
         task.result()
+
+
+async def test_a_coordinator_is_announced_while_a_member_is_away() -> None:
+    away, root = True, os.urandom(32)
+    task = asyncio.create_task(to_members(root, lambda: away, lambda: LOOPBACK, 7700).run())
+    try:
+        async with asyncio.timeout(200):
+            while await hear_of_coordinator(root, LOOPBACK) != ("127.0.0.1:7700",):
+                pass
+            away = False
+            while await hear_of_coordinator(root, LOOPBACK):
+                pass
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 def test_only_addresses_that_others_can_reach_are_announced() -> None:

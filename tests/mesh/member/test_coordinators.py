@@ -1,5 +1,4 @@
-"""A machine finds its coordinator at any address, over real sockets; whoever is not the coordinator is passed
-over."""
+"""A machine finds its coordinator at any address, over real sockets, and passes over what is none."""
 
 from __future__ import annotations
 
@@ -133,7 +132,7 @@ async def test_a_coordinator_that_has_moved_is_found_by_asking_the_network(bed: 
 
 
 @pytest.mark.parametrize("liar", ["of another cluster", "a member", "silent", "nobody"])
-async def test_who_only_says_to_be_the_coordinator_is_passed_over(
+async def test_what_only_says_to_be_the_coordinator_is_passed_over(
     bed: Bed, dead: Callable[[], str], liar: str
 ) -> None:
     """Wherever the machine heard of it; and the true one is taken beside it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +25,9 @@ from sealring.mesh.member.discovery import (
     MAX_HEARD,
     SERVICE,
     announced,
+    announced_to_members,
     find_clusters,
+    hear_of_coordinator,
     listen,
     read_announcement,
 )
@@ -205,3 +209,27 @@ def test_anything_may_be_announced(properties: Any, addresses: list[str], port: 
 async def test_without_a_network_there_is_one_clear_error(hosts: list[str]) -> None:
     with refused("NO_MULTICAST", Unavailable):
         await find_clusters(hosts, seconds=0)
+
+
+async def test_members_hear_of_their_coordinator_and_newcomers_hear_nothing_of_it() -> None:
+    root = os.urandom(32)
+    assert await hear_of_coordinator(root, LOOPBACK) == ()
+    async with announced_to_members(root, LOOPBACK, 7700):
+        assert await hear_of_coordinator(root, LOOPBACK) == ("127.0.0.1:7700",)
+        assert await hear_of_coordinator(os.urandom(32), LOOPBACK) == (), "another cluster's"
+        assert root not in [one.root_sha256 for one in await listen(LOOPBACK, seconds=0.7)]
+
+
+async def test_lies_about_a_coordinator_send_no_member_outside_its_networks_and_are_few() -> None:
+    """A former member knows the instance's name, and anybody may answer in its place."""
+    root = os.urandom(32)
+    addresses = [bytes([8, 8, 8, 8]), *(bytes([127, 0, 1, number]) for number in range(1, 200))]
+    label = encode_base32(hashlib.sha256(b"sealring coordinator for its members v1\x00" + root).digest())[:16]
+    async with AsyncZeroconf(interfaces=LOOPBACK, ip_version=IPVersion.V4Only) as multicast:
+        lie = AsyncServiceInfo(
+            SERVICE, f"{label}.{SERVICE}", port=9, addresses=addresses, server="liar.local."
+        )
+        multicast.zeroconf.registry.async_add(lie)
+        heard = await hear_of_coordinator(root, LOOPBACK)
+    assert 0 < len(heard) <= 16
+    assert all(one.startswith("127.0.1.") for one in heard)
