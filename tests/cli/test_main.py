@@ -147,7 +147,7 @@ def test_an_error_is_one_line_with_its_hint(here: Any) -> None:
     done = here("token", "list")
     assert done.status == 7
     assert done.out == ""
-    assert done.err.startswith("error: there is no operator bundle")
+    assert done.err.startswith("error: this machine has no operator's key")
     assert done.err.count("\n") == 1
     assert "(hint: " in done.err
     assert "[NO_OPERATOR_BUNDLE]" in done.err
