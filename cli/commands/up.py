@@ -39,7 +39,7 @@ def _folder(text: str) -> Path:
 
 Address = Annotated[
     str | None,
-    typer.Option(metavar="IP", help="the one address for other machines [default: all that there are]"),
+    typer.Option(metavar="IP", help="where other machines reach this one [default: at all of its addresses]"),
 ]
 Name = Annotated[str | None, typer.Option(help="what people call this node [default: the host's name]")]
 Models = Annotated[

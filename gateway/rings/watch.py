@@ -28,7 +28,7 @@ from sealring.mesh.member.introduction import (
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
-from sealring.mesh.rpc.tls import TURN_SECONDS, is_own_cancellation
+from sealring.mesh.rpc.tls import is_own_cancellation
 from sealring.mesh.system.processes import first_of
 from sealring.v1 import membership_pb2 as membership
 from sealring.v1 import membership_pb2_grpc as membership_grpc
@@ -67,20 +67,7 @@ class Watch:
                 self._keeper.lapsed
             )  # requests may wait for its rings; none can be attached
         self._rings.use_roster(self._keeper.valid)
-        await first_of(self._watch(), self._tick())
-
-    async def _watch(self) -> None:
-        backoff = Backoff()
-        loop = asyncio.get_running_loop()
-        elsewhere = False
-        while True:
-            lasted = 0.0
-            if await self._coordinators.lead(elsewhere=elsewhere):
-                started = loop.time()
-                await self._once()
-                lasted = loop.time() - started
-                elsewhere = lasted < TURN_SECONDS
-            await self._coordinators.channel.pause(backoff.after(lasted))
+        await first_of(self._coordinators.follow(self._once, Backoff()), self._tick())
 
     async def _once(self) -> None:
         call: Any = None

@@ -17,8 +17,8 @@ import structlog
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki.certificates import Role, role_server_name
-from sealring.mesh.rpc.reach import connected, first_of
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+from sealring.mesh.rpc.reach import Backoff, connected, first_of
+from sealring.mesh.rpc.tls import TURN_SECONDS, PeerChannel, TlsStore
 from sealring.mesh.system.addresses import format_address, is_loopback, parse_address
 from sealring.mesh.system.networks import own_addresses
 
@@ -109,6 +109,25 @@ class Coordinators:
             log.info("coordinator_found", address=found.address, before=present)
         self.channel.adopt(found)
         return True
+
+    async def follow(
+        self,
+        stream: Callable[[], Awaitable[None]],
+        backoff: Backoff,
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Calls `stream`, which opens a stream over `channel` and returns at its end, again and again until
+        `over`. Raises what it raises."""
+        loop = asyncio.get_running_loop()
+        elsewhere = False
+        while not over():
+            lasted = 0.0
+            if await self.lead(elsewhere=elsewhere):
+                started = loop.time()
+                await stream()
+                lasted = loop.time() - started
+                elsewhere = lasted < TURN_SECONDS
+            await self.channel.pause(backoff.after(lasted))
 
     async def close(self) -> None:
         """Closes the channel, and ends a search."""

@@ -27,7 +27,7 @@ from sealring.mesh.member.introduction import (
 from sealring.mesh.roster.difference import whole_roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
-from sealring.mesh.rpc.tls import TURN_SECONDS, is_own_cancellation
+from sealring.mesh.rpc.tls import is_own_cancellation
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 log = structlog.get_logger()
@@ -99,17 +99,7 @@ class CoordinatorSession:
 
     async def run(self) -> None:
         """Connects, exchanges messages, and connects again."""
-        backoff = self._backoff()
-        loop = asyncio.get_running_loop()
-        elsewhere = False
-        while not self._leaving:
-            lasted = 0.0
-            if await self._coordinators.lead(elsewhere=elsewhere):
-                started = loop.time()
-                await self._once()
-                lasted = loop.time() - started
-                elsewhere = lasted < TURN_SECONDS
-            await self._coordinators.channel.pause(backoff.after(lasted))
+        await self._coordinators.follow(self._once, self._backoff(), lambda: self._leaving)
 
     async def goodbye(self, reason: str) -> None:
         """Sends the queue and a goodbye, if a stream is open."""

@@ -1,4 +1,4 @@
-"""A coordinator whose machine gets other addresses: members are told them in a roster."""
+"""A coordinator whose machine gets other addresses: members get them in a roster."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import pytest
 from sealring.gateway.rings import watch as watch_module
 from sealring.gateway.rings.watch import Watch
 from sealring.mesh.errors import HandshakeError, PermissionDenied, RosterError, SealringError, Unavailable
+from sealring.mesh.member.coordinators import Coordinators
 from sealring.mesh.rpc.reach import Backoff
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import to_status
@@ -126,7 +127,7 @@ class Keeper:
         return envelope
 
 
-class Channel:
+class Channel(Coordinators):
     """A channel that is made anew when it was closed, and leads to a coordinator each time."""
 
     def __init__(self, address: str) -> None:

@@ -1,4 +1,5 @@
-"""Members that abuse the measurements of links in a serving cluster: they ask and send without end, and lie."""
+"""Members that abuse the measurements of links in a serving cluster: they ask without end, send without
+end, and lie about what they measured."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ async def test_a_member_that_asks_and_sends_without_end_is_cut_off_and_the_ring_
         assert await asyncio.to_thread(sent_until_cut, address, answer.tag) <= MOST_BYTES + BLOCK + BUFFERS
         assert await asyncio.to_thread(sent_until_cut, address, bytes(len(answer.tag))) <= BLOCK + BUFFERS
         reasons = await asyncio.gather(*(refusal(stub) for _ in range(100)))
-        assert set(reasons) <= {"MEASURED_LATELY", "RING_BUSY"}
+        assert "" not in reasons, "one port for a caller and a minute"
+        assert "MEASURED_LATELY" in reasons
         await serves_on(victim, epoch)
         with contextlib.suppress(grpc.aio.AioRpcError):  # RING_BUSY
             while await call.read() is not grpc.aio.EOF:
@@ -101,10 +103,7 @@ async def test_a_member_that_asks_and_sends_without_end_is_cut_off_and_the_ring_
         async with asyncio.timeout(LIMIT_SECONDS):  # a question takes the port away
             while await asyncio.to_thread(listens, address):
                 await asyncio.sleep(0.05)
-        assert set(await asyncio.gather(*(refusal(stub) for _ in range(100)))) <= {
-            "MEASURED_LATELY",
-            "RING_BUSY",
-        }
+        assert "" not in await asyncio.gather(*(refusal(stub) for _ in range(100)))
     await serves_on(victim, epoch)
 
 
@@ -117,7 +116,7 @@ def listens(address: str) -> bool:
 
 
 def lies() -> Iterator[membership_pb2.MeasuredWay]:
-    """Figures that cannot be, and addresses that are none, or no member's."""
+    """Impossible figures, malformed addresses, and one that is no member's."""
     good = {"address": "127.0.0.1:9", "round_trip_us": 1, "bytes_per_second": 1 << 30}
     for lie in (
         {"bytes_per_second": (1 << 64) - 1},
