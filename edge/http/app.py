@@ -16,11 +16,13 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
 from sealring.api import described
 from sealring.api.answers import Asked, model_object
 from sealring.api.anthropic import ask_count, ask_messages
 from sealring.api.chat import ask_chat
+from sealring.api.compaction import Summaries, ask_compact
 from sealring.api.completions import ask_completion
 from sealring.api.fields import bad, renamed
 from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, loaded, show, tags
@@ -28,8 +30,10 @@ from sealring.api.responses import ask_responses
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, Gate
 from sealring.edge.http.answers import EventStream, collect, started, together, unless_disconnected
 from sealring.edge.http.body import MAX_TEXT, BodyTurns, parse_object, read_body
-from sealring.edge.http.guard import Guard
+from sealring.edge.http.conversation import MAX_KEPT, Conversation
+from sealring.edge.http.guard import Guard, credential
 from sealring.edge.http.paths import Path, Paths
+from sealring.edge.inference.holding import Holding
 from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.service import InferenceBackend
 from sealring.edge.inference.timings import CURRENT, HEADER
@@ -62,7 +66,7 @@ def create_app(
         expose_headers=["x-request-id", "retry-after", "x-should-retry"],
     )
     edge = Edge(backend, exposition, kept or KeptAnswers())
-    guard = Middleware(Guard, gate=gate or Gate(), paths=PATHS)
+    guard = Middleware(Guard, gate=gate or Gate(), paths=PATHS, origins=cors_origins)
     return Starlette(
         routes=PATHS.routes(edge),
         middleware=[*([cors] if cors_origins else []), guard],
@@ -112,6 +116,7 @@ class Edge:
         self._exposition = exposition
         self._kept = kept
         self._turns = BodyTurns()
+        self._conversations = Holding(MAX_KEPT)
 
     async def _read(self, request: Request, read: Callable[[dict[str, Any], str], T]) -> T:
         """What `read` makes of the body's JSON object and the request's id. Raises SealringError."""
@@ -151,7 +156,7 @@ class Edge:
             stream = EventStream(events, asked, _headers)
             await stream.begin(request.receive)
             return stream
-        collected = collect(events, asked.choices, request.state.hold)
+        collected = collect(events, asked.choices, request.state.share.take)
         begin, choices, finished = await unless_disconnected(request.receive, collected)
         answer = asked.render(begin).whole(choices, finished)
         return Response(answer, headers=_headers(begin), media_type="application/json")
@@ -182,7 +187,8 @@ class Edge:
         """The answer to a request that asks for no more than the model: it begins when the model is there."""
         keep_alive = asked.keep_alive if asked.HasField("keep_alive") else None
         await self._backend.load_model(asked.model, keep_alive)
-        yield inference.GenerateResponse(started=inference.Started(model=asked.model))
+        begin = inference.Started(request_id=asked.request_id, model=asked.model)
+        yield inference.GenerateResponse(started=begin)
         yield inference.GenerateResponse(finished=inference.Finished())
 
     async def count(self, request: Request) -> Response:
@@ -194,6 +200,20 @@ class Edge:
             while not tokens:
                 tokens = (await anext(events)).finished.prompt_tokens
         return _json({"input_tokens": tokens})
+
+    async def respond(self, request: Request) -> Response:
+        """Answers in the form of Responses."""
+        return await self.ask(
+            request, functools.partial(ask_responses, open_summary=_summaries(request).open)
+        )
+
+    async def compact(self, request: Request) -> Response:
+        """Answers with a summary of a conversation."""
+        return await self.ask(request, functools.partial(ask_compact, summaries=_summaries(request)))
+
+    async def converse(self, socket: WebSocket) -> None:
+        """Answers requests for responses over a WebSocket."""
+        await Conversation(socket, self._conversations, self._turns).run()
 
     async def page(self, request: Request) -> Response:
         return Response(PAGE, media_type="text/html; charset=utf-8")
@@ -266,7 +286,7 @@ PATHS: Paths[Edge] = Paths(
         Path("GET", "/openapi.json", Edge.openapi, ANY),
         Path("POST", "/v1/chat/completions", _asks(ask_chat), USE, described.CHAT),
         Path("POST", "/v1/completions", _asks(ask_completion), USE, described.COMPLETIONS),
-        Path("POST", "/v1/responses", _asks(ask_responses), USE, described.RESPONSES),
+        Path("POST", "/v1/responses", _asks(ask_responses), USE, described.RESPONSES, socket=Edge.converse),
         Path("POST", "/v1/messages", _asks(ask_messages), USE, described.MESSAGES),
         Path("POST", "/v1/messages/count_tokens", Edge.count, USE, described.COUNT_TOKENS),
         Path("POST", "/api/chat", _asks(ask_ollama_chat), USE, described.OLLAMA_CHAT),
@@ -289,6 +309,11 @@ PATHS: Paths[Edge] = Paths(
 @functools.cache
 def _openapi() -> str:
     return json.dumps(described.openapi(software_version(), PATHS.operations()))
+
+
+def _summaries(request: Request) -> Summaries:
+    """Of the API key that a request shows, whether one is needed or not."""
+    return Summaries((credential(request) or "").partition(" ")[2].strip())
 
 
 def _headers(begin: inference.Started) -> dict[str, str]:

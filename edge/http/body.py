@@ -188,7 +188,7 @@ async def _read(request: Request, arrived: Callable[[int], None]) -> bytes:
         raise _too_large(MAX_BODY)
     body = bytearray()
     async for part in request.stream():
-        request.state.hold(len(part))
+        request.state.share.take(len(part))
         body += part
         arrived(len(body))
         if len(body) > MAX_BODY:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sealring.edge.access.gate import Door, presented
 from sealring.edge.http.answers import error_response
 from sealring.edge.http.paths import Paths
-from sealring.edge.inference.holding import Holding
+from sealring.edge.inference.holding import Holding, Share
 from sealring.mesh.errors import (
     Cancelled,
     Internal,
@@ -46,38 +46,36 @@ _DRAIN_SECONDS = 10.0
 SMALL_BODY = 1 << 16
 """Bytes of a body that uvicorn may read and forget when it was not asked for."""
 
+_STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+"""Messages with the headers of an answer."""
+
 
 class Guard:
     """Wraps the whole edge. Where no key is needed only loopback names are answered: a page in a browser may
     resolve its own name to 127.0.0.1, but it has no key."""
 
-    def __init__(self, app: ASGIApp, gate: Door, paths: Paths[Any]) -> None:
+    def __init__(self, app: ASGIApp, gate: Door, paths: Paths[Any], origins: Collection[str] = ()) -> None:
+        """`origins`: pages that may open WebSockets, for which browsers ask nobody."""
         self._paths = paths
+        self._origins = origins
         self._app = app
         self._gate = gate
         self.under_way = 0
         self.held = Holding(MAX_HELD)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             return
         request_id = secrets.token_hex(12)
         begun = admitted = False
-        key, held = "", 0
-
-        def hold(size: int) -> None:
-            nonlocal held
-            self.held.take(key, size)
-            held += size
-
-        scope.setdefault("state", {}).update(request_id=request_id, send=send, hold=hold)
+        scope.setdefault("state", {}).update(request_id=request_id, send=send)
 
         async def tagged_send(message: Message) -> None:
             nonlocal begun
-            if message["type"] == "http.response.start":
+            if message["type"] in _STARTS:
                 begun = True
                 message["headers"] = [
-                    *message["headers"],
+                    *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
                     (b"request-id", request_id.encode()),
                     (b"x-content-type-options", b"nosniff"),
@@ -89,19 +87,32 @@ class Guard:
         try:
             if self.under_way > MAX_REQUESTS:
                 raise _too_many()
-            request = Request(scope)
+            request = HTTPConnection(scope)
             if not self._gate.required:
                 _check_host(request)
+            if scope["type"] == "websocket":
+                self._check_socket(request)
             scopes = self._paths.scopes(scope["path"])
-            async with self._gate.admit(_peer(scope), _authorization(request), scopes) as caller:
-                admitted, key = True, caller.key_id
-                scope["state"]["caller"] = caller
-                await self._app(scope, receive, tagged_send)
+            async with self._gate.admit(_peer(scope), credential(request), scopes) as caller:
+                admitted = True
+                with Share(self.held, caller.key_id) as share:
+                    scope["state"].update(caller=caller, share=share)
+                    await self._app(scope, receive, tagged_send)
         except Exception as error:
             await self._fail(error, scope, receive, None if begun else tagged_send, admitted=admitted)
         finally:
             self.under_way -= 1
-            self.held.give_back(key, held)
+
+    def _check_socket(self, request: HTTPConnection) -> None:
+        path, origin = request.scope["path"], request.headers.get("origin")
+        if not self._paths.has_socket(path):
+            raise HTTPException(404)
+        if origin is not None and origin not in self._origins:
+            raise PermissionDenied(
+                "a page of this origin may not open a WebSocket here",
+                hint="the gateway's owner may add it to cors_origins",
+                reason="ORIGIN_NOT_ALLOWED",
+            )
 
     async def _fail(
         self, error: Exception, scope: Scope, receive: Receive, send: Send | None, *, admitted: bool
@@ -113,7 +124,7 @@ class Guard:
         forget_frames(error)
         if send is not None:
             cut_off = known.reason in ("BODY_TOO_LARGE", "TOO_MANY_BYTES")
-            unread = cut_off or not (admitted or _has_small_body(scope))
+            unread = scope["type"] == "http" and (cut_off or not (admitted or _has_small_body(scope)))
             await _answer(known, scope, receive, send, unread=unread)
 
 
@@ -168,7 +179,7 @@ def known_error(error: Exception, path: str, usable: Sequence[str] = ()) -> Seal
     return Internal("an internal error", hint="see the gateway's log")
 
 
-def _authorization(request: Request) -> str | None:
+def credential(request: HTTPConnection) -> str | None:
     """The key by the standard header, or by Anthropic's own."""
     found = request.headers.getlist("authorization")
     return presented([*found, *(f"Bearer {key}" for key in request.headers.getlist("x-api-key"))])
@@ -202,7 +213,7 @@ def _too_many() -> ResourceExhausted:
     )
 
 
-def _check_host(request: Request) -> None:
+def _check_host(request: HTTPConnection) -> None:
     host = request.headers.get("host", "")
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     if not is_loopback(name.strip("[]")):

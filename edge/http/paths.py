@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from sealring.api.described import Operation
 from sealring.edge.access.gate import ANY, LOOK, USE
@@ -32,13 +34,18 @@ class Path(Generic[Edge]):
     operation: Operation | None = None
     """The operation in openapi.json; None for a page for people, which it leaves out."""
 
-    def route(self, edge: Edge) -> Route:
-        """The path with its handler bound to `edge`."""
+    socket: Callable[[Edge, WebSocket], Awaitable[None]] | None = None
+    """The handler of the same path over WebSocket, where it has one."""
+
+    def routes(self, edge: Edge) -> Iterator[BaseRoute]:
+        """The path with its handlers bound to `edge`."""
 
         async def endpoint(request: Request) -> Response:
             return await self.handler(edge, request)
 
-        return Route(self.path.replace("}", ":path}"), endpoint, methods=[self.method])
+        yield Route(self.path.replace("}", ":path}"), endpoint, methods=[self.method])
+        if (handler := self.socket) is not None:
+            yield WebSocketRoute(self.path, partial(handler, edge))
 
 
 class Paths(Generic[Edge]):
@@ -49,8 +56,12 @@ class Paths(Generic[Edge]):
         self._scopes = {one.path: one.scopes for one in self._paths if "{" not in one.path}
         self._open = [(one.path.partition("{")[0], one.scopes) for one in self._paths if "{" in one.path]
 
-    def routes(self, edge: Edge) -> list[Route]:
-        return [one.route(edge) for one in self._paths]
+    def routes(self, edge: Edge) -> list[BaseRoute]:
+        return [route for one in self._paths for route in one.routes(edge)]
+
+    def has_socket(self, path: str) -> bool:
+        """Whether the path is served over WebSocket."""
+        return any(one.path == path and one.socket for one in self._paths)
 
     def scopes(self, path: str) -> Collection[Scope] | None:
         """The scopes that a path needs; None for no key. An unknown path needs a key of any scope."""

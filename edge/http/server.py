@@ -15,7 +15,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from sealring.edge.access.edge_tls import EdgeTls
+from sealring.edge.http.body import MAX_BODY
 from sealring.edge.http.protocol import EdgeProtocol
+from sealring.edge.http.websocket import PING_SECONDS, WebSocketProtocol
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.rpc.limits import peer_name
 from sealring.mesh.system.addresses import is_loopback, listen_error, parse_address, require_loopback
@@ -128,7 +130,11 @@ class HttpServer:
                 app,
                 http=EdgeProtocol,
                 ssl_context_factory=None if tls is None else lambda config, default: tls.context,
-                ws="none",
+                ws=WebSocketProtocol,
+                ws_max_size=MAX_BODY,
+                ws_ping_interval=PING_SECONDS,
+                ws_ping_timeout=None,  # as long as any client: see protocol.py
+                ws_per_message_deflate=False,
                 lifespan="off",
                 loop="none",
                 log_config=None,

@@ -38,3 +38,28 @@ class Holding:
     def _forget(self, key: str) -> None:
         if not self._held[key]:
             del self._held[key]
+
+
+class Share:
+    """What one request or connection has of a Holding, which gets it back at the end of the block."""
+
+    def __init__(self, holding: Holding, key: str) -> None:
+        self._holding = holding
+        self._key = key
+        self._held = 0
+
+    def __enter__(self) -> Share:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.give_back(self._held)
+
+    def take(self, size: int) -> None:
+        """Raises ResourceExhausted (TOO_MANY_BYTES)."""
+        self._holding.take(self._key, size)
+        self._held += size
+
+    def give_back(self, size: int) -> None:
+        """Undoes as many bytes of `take`."""
+        self._holding.give_back(self._key, size)
+        self._held -= size

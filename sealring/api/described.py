@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from sealring.api import anthropic, ollama, responses
+from sealring.api import anthropic, compaction, ollama, responses
 from sealring.api.chat import ChatBody
 from sealring.api.completions import CompletionBody
 from sealring.api.errors import form_of
@@ -77,6 +77,11 @@ RESPONSES = Operation(
     _RESPONSE_SCHEMA,
     (responses.RESPONSES, ("input",)),
     _EVENTS,
+)
+COMPACT = Operation(
+    "a summary of a conversation, which only this API opens",
+    _object("id", "object", "created_at", "output", "usage", output=_LIST),
+    (compaction.COMPACT, ("model",)),
 )
 MESSAGES = Operation(
     "Anthropic's Messages", _MESSAGE_SCHEMA, (anthropic.MESSAGES, ("messages", "max_tokens")), _EVENTS

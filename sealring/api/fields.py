@@ -280,6 +280,13 @@ def as_list(value: Any, param: str) -> list[Any]:
     return value
 
 
+def as_text(value: Any, param: str) -> str:
+    """Raises InvalidInput (BAD_FIELD)."""
+    if not isinstance(value, str):
+        raise bad(param, "it is not a text")
+    return value
+
+
 def unsupported(name: str, hint: str = "") -> InvalidInput:
     """The refusal of what would change the answer."""
     return InvalidInput(

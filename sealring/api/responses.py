@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces, receipt_of
 from sealring.api.chat import ask_as_chat, loaded_tool
@@ -17,6 +19,7 @@ from sealring.api.fields import (
     Translated,
     as_list,
     as_object,
+    as_text,
     bad,
     only,
     own,
@@ -50,6 +53,7 @@ RESPONSES: Rules = {
     "instructions": own(type=["string", "array", "null"]),
     "tools": own(type=["array", "null"]),
     "tool_choice": own(type=["string", "object", "null"]),
+    "generate": own(type=["boolean", "null"]),
     "max_output_tokens": taken_as("max_tokens"),
     "text": Rule(parts={"format": taken_as("response_format", _format, {}), "verbosity": BOOKKEEPING}),
     "reasoning": Rule(
@@ -116,6 +120,14 @@ _CALLS = {
 
 _NAMELESS = {"local_shell_call": "local_shell", "tool_search_call": "tool_search"}
 """Calls whose items have no name, and what the model calls their tools."""
+
+OpenSummary: TypeAlias = Callable[[str, str], str]
+"""Opens the sealed summary of a conversation; the second argument is the name of its field. Raises
+InvalidInput."""
+
+_COMPACTION = ("compaction", "compaction_summary")
+
+_SUMMARIZED = "What was said and done before, in summary:"
 
 _HOSTED = frozenset({"web_search_call", "image_generation_call", "ghost_snapshot"})
 """Items of what its maker's servers did or Codex notes for itself: nothing of them was said."""
@@ -214,16 +226,19 @@ def _flat(space: str, name: Any) -> str:
     return f"{flat[: _LONGEST_NAME - 9]}_{digest}"
 
 
-def ask_responses(value: _Object, request_id: str) -> Asked:
-    """Raises InvalidInput with `param`, which names the field."""
+def ask_responses(value: _Object, request_id: str, open_summary: OpenSummary | None = None) -> Asked:
+    """Raises InvalidInput with `param`, which names the field. Without `open_summary`, items of compaction
+    are refused."""
     chat = translate(value, RESPONSES)
     tools = _Tools(chat)
     tools.add(value.get("tools") or [], "tools")
     _add_choice(chat, value.get("tool_choice"), tools)
-    _add_messages(chat, value, tools)
+    _add_messages(chat, value, tools, open_summary)
     given = {name: item for name, item in value.items() if name in _ECHOED and item is not None}
     echoed = {**_ECHOED, **given, "tools": [_whole_tool(tool) for tool in value.get("tools") or []]}
-    return ask_as_chat(chat, request_id, lambda started: ResponseRenderer(started, tools, echoed))
+    asked = ask_as_chat(chat, request_id, lambda started: ResponseRenderer(started, tools, echoed))
+    # Codex's: a response without output, to go on with over the same WebSocket
+    return replace(asked, loads=True) if value.get("generate") is False else asked
 
 
 def called_names(value: _Object) -> dict[tuple[str, str], str]:
@@ -234,7 +249,7 @@ def called_names(value: _Object) -> dict[tuple[str, str], str]:
     chat = translate(value, RESPONSES)
     tools = _Tools(chat)
     tools.add(value.get("tools") or [], "tools")
-    _add_messages(chat, value, tools)  # which may have found more
+    _add_messages(chat, value, tools, None)  # which may have found more
     return {named: known for known, named in tools.spaces.items()}
 
 
@@ -265,7 +280,7 @@ def _add_choice(chat: Translated, choice: Any, tools: _Tools) -> None:
     chat.put("tool_choice", choice or "auto", "tool_choice")
 
 
-def _add_messages(chat: Translated, value: _Object, tools: _Tools) -> None:
+def _add_messages(chat: Translated, value: _Object, tools: _Tools, open_summary: OpenSummary | None) -> None:
     """The system's messages at the beginning are one."""
     given = value.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -280,6 +295,10 @@ def _add_messages(chat: Translated, value: _Object, tools: _Tools) -> None:
         if str(item.get("type") or "message") == "message" and role in ("system", "developer") and not found:
             content = item.get("content")
             system += content if isinstance(content, list) else [content]
+        elif item.get("type") in _COMPACTION and open_summary is not None:
+            sealed = f"{param}.encrypted_content"
+            summary = open_summary(as_text(item.get("encrypted_content"), sealed), sealed)
+            found.append(({"role": "user", "content": f"{_SUMMARIZED}\n\n{summary}"}, param))
         else:
             _add_item(found, item, param, tools)
     if system:
@@ -482,7 +501,11 @@ class ResponseRenderer(Renderer):
         (reason,) = self.reasons(finished)
         status = "completed" if reason == "stop" else "incomplete"
         told = self._close(status)
-        self._response |= {"status": status, "output": self._items, "usage": _usage(finished, self._thought)}
+        self._response |= {
+            "status": status,
+            "output": self._items,
+            "usage": response_usage(finished, self._thought),
+        }
         self._response |= receipt_of(finished)
         if reason == "stop":
             self._response["completed_at"] = int(time.time())
@@ -508,7 +531,8 @@ class ResponseRenderer(Renderer):
 _TEXT = {"text": "output_text", "reasoning": "reasoning_summary_text"}
 
 
-def _usage(finished: inference.Finished, thought: int) -> _Object:
+def response_usage(finished: inference.Finished, thought: int) -> _Object:
+    """Usage in the form of Responses; `thought` counts the tokens of reasoning."""
     return {
         "input_tokens": finished.prompt_tokens,
         "output_tokens": finished.completion_tokens,

@@ -286,11 +286,15 @@ async def context_too_long(edge: Edge) -> None:
 
 
 async def compaction_replay(edge: Edge) -> None:
-    """A miss: what other servers have encrypted nobody can read here; it is refused and not dropped."""
-    compact = {"type": "compaction", "encrypted_content": "x"}
-    refused = await edge.post(input=[compact, {"role": "user", "content": "go on"}])
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[0].type")
-    assert (await edge.post("/compact")).status_code == 404
+    """Codex itself asks for it only where its provider is OpenAI's, and writes the summary otherwise."""
+    made = (await edge.post("/compact", stream=None, tools=[SHELL], parallel_tool_calls=True)).json()
+    (item,) = made["output"]
+    chat = await edge.replayed(item, {"role": "user", "content": "go on"})
+    assert [one.role for one in chat.messages] == ["user", "user", "user"]
+    assert chat.messages[1].content.endswith("\n\nHello – ☃")
+    changed = {**item, "encrypted_content": item["encrypted_content"][:-4] + "AAA="}
+    refused = (await edge.post(input=[changed])).json()["error"]
+    assert (refused["code"], refused["param"]) == ("compaction_not_opened", "input[0].encrypted_content")
 
 
 CASES = [

@@ -279,7 +279,9 @@ async def test_what_codex_sends_is_taken(port: int, backend: Any) -> None:
         ),
         ({"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]}, "tools[1].name"),
         ({"tools": [{"type": "function", "name": "a", "parameters": 7}]}, "tools[0].parameters"),
-        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+        ({"input": [{"type": "compaction"}]}, "input[0].encrypted_content"),
+        ({"input": [{"type": "compaction_trigger"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": 5}, "input"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
@@ -293,6 +295,42 @@ async def test_what_is_refused_is_named(
     with pytest.raises(openai.BadRequestError) as caught:
         await client.responses.create(**{**ASK, "extra_body": change})
     assert caught.value.param == param
+
+
+async def test_a_conversation_is_compacted_and_goes_on(client: openai.AsyncOpenAI, backend: Any) -> None:
+    asked: Any = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": "Plums?"},
+        {"role": "assistant", "content": "Three."},
+    ]
+    compacted = await client.responses.compact(model="demo", input=asked, instructions="Be brief.")
+    sent = backend.requests[-1].envelope.clear.chat.messages
+    assert [one.role for one in sent] == ["system", "user", "assistant", "user"]
+    assert sent[3].content.startswith("Summarize this conversation")
+    assert (compacted.object, compacted.usage.output_tokens) == ("response.compaction", 3)
+    assert [item.type for item in compacted.output] == ["message", "compaction"]
+    assert "Hello" not in compacted.model_dump_json()
+    window: Any = [item.model_dump(exclude_none=True) for item in compacted.output]
+    await client.responses.create(model="demo", input=[*window, {"role": "user", "content": "More?"}])
+    told = [(one.role, one.content) for one in backend.requests[-1].envelope.clear.chat.messages]
+    assert told[0] == ("system", "Be kind.")
+    assert told[1] == ("user", "What was said and done before, in summary:\n\nHello – ☃")
+    assert told[2] == ("user", "More?")
+
+
+async def test_what_cannot_be_compacted_is_refused(client: openai.AsyncOpenAI, backend: Any) -> None:
+    for change, param in (
+        ({"previous_response_id": "r"}, "previous_response_id"),
+        ({"model": None}, "model"),
+    ):
+        asked: Any = {"model": "demo", "input": "hello", **change}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.compact(**asked)
+        assert caught.value.param == param
+    backend.texts = [" "]
+    with pytest.raises(openai.InternalServerError) as failed:
+        await client.responses.compact(model="demo", input="hello")
+    assert failed.value.code == "no_summary"
 
 
 async def test_ends_that_are_none_are_told(port: int, backend: Any) -> None:

@@ -117,8 +117,14 @@ async def test_what_is_no_request_is_not_answered(made: Any) -> None:
     async def nobody(*_: Any) -> None:
         raise AssertionError
 
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
     headers = [(b"authorization", b"Bearer secret")]
-    await made({"type": "websocket", "path": "/", "headers": headers}, nobody, nobody)
+    await made({"type": "websocket", "path": "/", "headers": headers}, nobody, send)
+    assert sent == [{"type": "websocket.close"}]
 
 
 def test_every_run_has_a_token_of_its_own() -> None:

@@ -81,7 +81,7 @@ async def test_every_answer_has_an_id_and_its_type_is_not_guessed() -> None:
 
 
 async def test_what_is_no_http_is_not_answered() -> None:
-    await Guard(None, Gate(None), PATHS)({"type": "websocket"}, nothing, sent := Sent())  # type: ignore[arg-type]
+    await Guard(None, Gate(None), PATHS)({"type": "lifespan"}, nothing, sent := Sent())  # type: ignore[arg-type]
     assert sent == []
 
 
@@ -91,7 +91,7 @@ async def test_no_key_holds_more_than_is_left_for_others(monkeypatch: pytest.Mon
 
         async def app(scope: Any, receive: Any, send: Any, sizes: Any = sizes) -> None:
             for size in sizes:
-                scope["state"]["hold"](size)
+                scope["state"]["share"].take(size)
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
         outer = Guard(app, Gate(None), PATHS)
