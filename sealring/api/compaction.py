@@ -77,6 +77,8 @@ class Summaries:
 def ask_compact(value: dict[str, Any], request_id: str, summaries: Summaries) -> Asked:
     """Asks the model for a summary of the conversation. Raises InvalidInput with `param`."""
     translate(value, COMPACT)
+    if value.get("model") is None:
+        raise InvalidInput("model is missing", reason="MISSING_FIELD", param="model")
     given = value.get("input") or []
     items = [{"role": "user", "content": given}] if isinstance(given, str) else as_list(given, "input")
     body = {name: value[name] for name in _PASSED if name in value}

@@ -118,7 +118,7 @@ async def test_what_is_no_http_or_asks_for_another_protocol_writes_no_log(
     port = server.listen("127.0.0.1:0")
     await server.start()
     try:
-        for name, status in (("h2c", b"200"), ("websocket", b"426")):
+        for name, status in (("h2c", b"200"), ("websocket", b"400")):
             answer = await ask(port, "connection: upgrade", f"upgrade: {name}")
             assert answer.startswith(b"HTTP/1.1 " + status)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
