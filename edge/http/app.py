@@ -203,8 +203,9 @@ class Edge:
 
     async def respond(self, request: Request) -> Response:
         """Answers in the form of Responses."""
+        opens, continued = _summaries(request).open, getattr(request.state, "continued", None)
         return await self.ask(
-            request, functools.partial(ask_responses, open_summary=_summaries(request).open)
+            request, functools.partial(ask_responses, open_summary=opens, continued=continued)
         )
 
     async def compact(self, request: Request) -> Response:

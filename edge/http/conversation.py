@@ -133,7 +133,7 @@ class Conversation:
             return
         body, turn = asked
         relay = _Relay(self._socket, body, self._gone)
-        await self._socket.app(self._scope(body), relay.receive, relay.send)
+        await self._socket.app(self._scope(body, turn), relay.receive, relay.send)
         if relay.error is not None:
             await self._send_error(*relay.error)
         if relay.last is None and relay.error is None:
@@ -144,7 +144,7 @@ class Conversation:
         elif turn.response_id:
             self._forget()
 
-    def _scope(self, body: bytes) -> Scope:
+    def _scope(self, body: bytes, turn: _Kept) -> Scope:
         """The request by HTTP that a message is."""
         opened = self._socket.scope
         headers = [
@@ -161,7 +161,7 @@ class Conversation:
             "scheme": {"ws": "http", "wss": "https"}[opened["scheme"]],
             "query_string": b"",
             "headers": headers,
-            "state": {},
+            "state": {"continued": turn.response_id or None},
         }
 
     async def _asked(self, message: bytes) -> tuple[bytes, _Kept] | None:

@@ -226,9 +226,11 @@ def _flat(space: str, name: Any) -> str:
     return f"{flat[: _LONGEST_NAME - 9]}_{digest}"
 
 
-def ask_responses(value: _Object, request_id: str, open_summary: OpenSummary | None = None) -> Asked:
+def ask_responses(
+    value: _Object, request_id: str, open_summary: OpenSummary | None = None, continued: str | None = None
+) -> Asked:
     """Raises InvalidInput with `param`, which names the field. Without `open_summary`, items of compaction
-    are refused."""
+    are refused. `continued` is the id of the response whose conversation `input` begins with."""
     chat = translate(value, RESPONSES)
     tools = _Tools(chat)
     tools.add(value.get("tools") or [], "tools")
@@ -236,6 +238,7 @@ def ask_responses(value: _Object, request_id: str, open_summary: OpenSummary | N
     _add_messages(chat, value, tools, open_summary)
     given = {name: item for name, item in value.items() if name in _ECHOED and item is not None}
     echoed = {**_ECHOED, **given, "tools": [_whole_tool(tool) for tool in value.get("tools") or []]}
+    echoed["previous_response_id"] = continued
     asked = ask_as_chat(chat, request_id, lambda started: ResponseRenderer(started, tools, echoed))
     # Codex's: a response without output, to go on with over the same WebSocket
     return replace(asked, loads=True) if value.get("generate") is False else asked

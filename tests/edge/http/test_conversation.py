@@ -75,6 +75,7 @@ async def test_a_response_is_continued_with_new_items_alone(port: int, calling: 
         call = first["output"][2]["call_id"]
         result = {"type": "function_call_output", "call_id": call, "output": "a door"}
         second = (await last(socket, previous_response_id=first["id"], input=[result]))["response"]
+        assert (first["previous_response_id"], second["previous_response_id"]) == (None, first["id"])
         assert said(calling) == [("user", "hello"), ("assistant", "Let me see."), ("tool", "a door")]
         assert [one.name for one in calling.requests[-1].envelope.clear.chat.messages[1].tool_calls] == [
             "look",
