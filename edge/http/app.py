@@ -314,7 +314,7 @@ def _openapi() -> str:
 
 
 def _summaries(request: Request) -> Summaries:
-    """Of the API key that a request shows, whether one is needed or not."""
+    """The summaries that the API key of a request opens, whether a key is needed or not."""
     return Summaries((credential(request) or "").partition(" ")[2].strip())
 
 

@@ -260,7 +260,7 @@ class _Relay:
         """The response of the last event."""
 
         self.error: tuple[int, Any, dict[str, str]] | None = None
-        """Status, error and headers of an answer that is none."""
+        """Status, error and headers of a refusal."""
 
         self._socket = socket
         self._body: bytes | None = body

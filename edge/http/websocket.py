@@ -20,7 +20,7 @@ PING_SECONDS = 20.0
 
 _LOGGER = logging.getLogger("uvicorn.websocket")
 _LOGGER.setLevel(logging.CRITICAL)
-"""uvicorn and websockets tell of each connection and of what clients do wrong."""
+"""uvicorn and websockets log each connection, and each mistake of a client."""
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -28,7 +28,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     read: it would have to keep the answers to pings."""
 
     share: Share | None = None
-    """What counts the bytes of messages that are not taken yet; None until the connection is admitted."""
+    """The count of bytes that the application has not taken yet; None until the connection is admitted."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -41,7 +41,7 @@ class Holding:
 
 
 class Share:
-    """What one request or connection has of a Holding, which gets it back at the end of the block."""
+    """The bytes of one request or connection in a Holding, which gets them back at the end of the block."""
 
     def __init__(self, holding: Holding, key: str) -> None:
         self._holding = holding
