@@ -39,6 +39,11 @@ class Relay:
         file.write_text("".join(f"{json.dumps(one)}\n" for one in kept))
         return kept
 
+    def first_lines(self) -> list[str]:
+        """The first line of each connection since the last call."""
+        sent, self._sent = self._sent, []
+        return [bytes(one).partition(b"\r\n")[0].decode() for one in sent]
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         kept = bytearray()
         self._sent.append(kept)
