@@ -21,6 +21,7 @@ from sealring.api.errors import error_body, error_status
 from sealring.api.fields import bad
 from sealring.edge.http.body import BodyTurns, parse_object
 from sealring.edge.inference.holding import Holding, Share
+from sealring.edge.inference.timers import SEND_SECONDS
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, SealringError
 
 MAX_KEPT = 64 << 20
@@ -67,13 +68,16 @@ class Conversation:
     async def run(self, seconds: float = CONNECTION_SECONDS) -> None:
         """Answers until the client goes away; after `seconds` it begins no more answers."""
         protocol = self._socket.scope["state"].get("protocol")
-        await self._socket.accept()
         if protocol is not None:
             protocol.share = self._share
+        await self._socket.accept()
         reader = asyncio.create_task(self._read())
         try:
-            with self._room, contextlib.suppress(ClientDisconnect, WebSocketDisconnect, OSError):
+            with self._room:
                 await self._answer_all(asyncio.get_running_loop().time() + seconds)
+        except (ClientDisconnect, WebSocketDisconnect, OSError):
+            if protocol is not None and not self._gone.is_set():
+                protocol.transport.abort()  # to close it would wait until the client reads
         finally:
             if protocol is not None:
                 protocol.share = None
@@ -82,14 +86,15 @@ class Conversation:
 
     async def _read(self) -> None:
         """Takes messages; no further one while one waits, so that the connection stops the client."""
-        while (message := await self._socket.receive())["type"] == "websocket.receive":
-            text = message.get("text") or ""  # nothing binary is JSON
-            try:
-                self._share.take(len(text))
-            except ResourceExhausted as error:
-                await self._refuse(error)
-            else:
-                await self._messages.put(text)
+        with contextlib.suppress(ClientDisconnect, WebSocketDisconnect, OSError):
+            while (message := await self._socket.receive())["type"] == "websocket.receive":
+                text = message.get("text") or ""  # nothing binary is JSON
+                try:
+                    self._share.take(len(text))
+                except ResourceExhausted as error:
+                    await self._refuse(error)
+                else:
+                    await self._messages.put(text)
         self._gone.set()
         await self._messages.put(None)
 
@@ -119,8 +124,13 @@ class Conversation:
         await self._send_error(error_status(error), error_body(error)["error"], {})
 
     async def _send_error(self, status: int, error: Any, headers: dict[str, str]) -> None:
-        told = {"type": "error", "status": status, "error": error}
-        await self._socket.send_text(json.dumps({**told, **({"headers": headers} if headers else {})}))
+        event = {"type": "error", "status": status, "error": error}
+        text = json.dumps({**event, **({"headers": headers} if headers else {})})
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._socket.send_text(text)
+        except TimeoutError:
+            raise ClientDisconnect from None
 
     async def _answer(self, text: str) -> None:
         """Raises SealringError, and OSError where the client is gone."""
@@ -172,7 +182,7 @@ class Conversation:
         async with self._turns.turn_of(message):
             event = parse_object(message)
             kind = event.pop("type", None)
-            if kind == "response.processed":  # Codex tells that it has the answer
+            if kind == "response.processed":  # Codex has got the answer
                 return None
             if kind != "response.create":
                 raise bad("type", "it is not response.create")
@@ -280,8 +290,8 @@ class _Relay:
         """Raises OSError where the client is gone."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            told = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
-            self._headers = {name: told[name] for name in ("retry-after", "x-request-id") if name in told}
+            given = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
+            self._headers = {name: given[name] for name in ("retry-after", "x-request-id") if name in given}
         elif self._status != 200:
             if message.get("body"):
                 self.error = self._status, json.loads(message["body"])["error"], self._headers
