@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -9,6 +10,7 @@ import pytest
 
 from sealring.api.anthropic import ask_count, ask_messages
 from sealring.api.chat import ask_chat
+from sealring.api.compaction import Summaries, ask_compact
 from sealring.api.completions import ask_completion
 from sealring.api.described import openapi
 from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate
@@ -38,6 +40,11 @@ ASKED: dict[str, tuple[Any, list[dict[str, Any]], list[dict[str, Any]]]] = {
             {"input": [], "instructions": "s", "metadata": {"a": "b"}, "truncation": "disabled"},
         ],
         [{}, {"input": 1}, {"input": "x", "truncation": "auto"}, {"input": "x", "temperature": 3}],
+    ),
+    "/v1/responses/compact": (
+        partial(ask_compact, summaries=Summaries("")),
+        [{"model": "m", "input": "x"}, {"model": "m", "input": [], "tools": [TOOL], "instructions": "s"}],
+        [{}, {"model": "m", "input": 1}, {"model": "m", "stream": True}, {"model": 5, "input": "x"}],
     ),
     "/v1/messages": (
         ask_messages,

@@ -51,7 +51,7 @@ def request(*parts: bytes, kind: str = "application/json", **headers: str) -> An
         for part in parts:
             yield part
 
-    state = SimpleNamespace(hold=held.append)
+    state = SimpleNamespace(share=SimpleNamespace(take=held.append))
     return SimpleNamespace(headers={"content-type": kind, **headers}, stream=stream, state=state, held=held)
 
 
