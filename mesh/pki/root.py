@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -185,7 +186,12 @@ def follow_chain(envelopes: Sequence[bytes], fingerprint: bytes) -> RootMetadata
 def check_root_times(root: RootMetadata, *, now: float) -> None:
     """Require that the root metadata is valid now. Raises RosterError (ROOT_EXPIRED, ROOT_NOT_YET_VALID)."""
     if now < root.issued - SKEW_SECONDS:
-        raise RosterError("root metadata is from the future", reason="ROOT_NOT_YET_VALID")
+        signed = time.strftime("%Y-%m-%d %H:%M", time.gmtime(root.issued))
+        raise RosterError(
+            f"root metadata is from the future: it was signed at {signed} UTC",
+            reason="ROOT_NOT_YET_VALID",
+            hint="compare the clocks of this machine and of the one that made the cluster",
+        )
     if now >= root.expires + SKEW_SECONDS:
         raise RosterError(
             "root metadata has expired", reason="ROOT_EXPIRED", hint="sign a new version with the root key"
