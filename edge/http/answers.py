@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from sealring.api.answers import Asked, Choice
 from sealring.api.errors import error_of, error_status
+from sealring.api.fields import renamed
 from sealring.edge.inference.answer import EVENT_BYTES, weight
 from sealring.edge.inference.timers import SendWatch
 from sealring.edge.inference.timings import CURRENT
@@ -212,7 +213,7 @@ class EventStream(Response):
                 if isinstance(error, Cancelled):
                     raise
                 forget_frames(error)
-                await writer.write(self._renderer.error(error))
+                await writer.write(self._renderer.error(renamed(error, self._asked.names)))
             await writer.write(b"", more=False)
 
 

@@ -35,12 +35,16 @@ class Choice:
     """When its first piece came, in nanoseconds of the monotonic clock."""
 
     logprobs: list[inference.TokenLogprob] = field(default_factory=list)
+    logprobs_of_text: list[inference.TokenLogprob] = field(default_factory=list)
+    """Those without the reasoning's and the calls'."""
 
     def add(self, delta: inference.Delta) -> None:
         """Takes the next piece in."""
         self.begun = self.begun or time.monotonic_ns()
         self.text += delta.text
         self.logprobs.extend(delta.logprobs)
+        if of_text(delta):
+            self.logprobs_of_text.extend(delta.logprobs)
         if delta.HasField("parsed"):
             if delta.parsed.reasoning:
                 self.reasoning += delta.parsed.reasoning
@@ -124,6 +128,11 @@ class Renderer:
 def receipt_of(finished: inference.Finished) -> dict[str, Any]:
     """The field with the receipts of an answer, where they were asked for; clients that know none skip it."""
     return {NAME: receipts_json(finished.receipts)} if finished.receipts else {}
+
+
+def of_text(delta: inference.Delta) -> bool:
+    """Whether the tokens of a delta are the answer's text, which may come with a later one."""
+    return bool(delta.text) or not (delta.parsed.reasoning or delta.parsed.tool_calls)
 
 
 def pieces(delta: inference.Delta) -> Iterator[tuple[str, str | inference.ToolCall]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces, receipt_of
+from sealring.api.answers import Asked, Choice, Renderer, call_id, event, of_text, pieces, receipt_of
 from sealring.api.chat import ask_as_chat, loaded_tool
 from sealring.api.errors import error_body
 from sealring.api.fields import (
@@ -28,6 +28,7 @@ from sealring.api.fields import (
     translate,
     unsupported,
 )
+from sealring.api.logprobs import chat_logprobs
 from sealring.api.patterns import pattern_of
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.prompt.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
@@ -41,6 +42,15 @@ def _format(item: Any, param: str) -> _Object:
     form = as_object(item, param)
     rest = {name: each for name, each in form.items() if name != "type"}
     return {"type": form.get("type"), **({"json_schema": rest} if rest else {})}
+
+
+def _included(item: Any, param: str) -> _Object:
+    """Log-probabilities have to be asked for; reasoning and the rest come in any case, or are not there."""
+    return {"logprobs": True} if "message.output_text.logprobs" in as_list(item, param) else {}
+
+
+def _likeliest(item: Any, param: str) -> _Object:
+    return {"logprobs": True, "top_logprobs": item}
 
 
 _ALONE = "nothing is stored: send the whole conversation in input"
@@ -67,7 +77,7 @@ RESPONSES: Rules = {
     "background": only(False),
     "client_metadata": BOOKKEEPING,
     "conversation": only(because=_ALONE),
-    "include": BOOKKEEPING,  # reasoning comes in clear
+    "include": Rule(spread=_included),
     "max_tool_calls": BOOKKEEPING,  # of hosted tools, which are not there
     "metadata": BOOKKEEPING,
     "previous_response_id": only(because=_ALONE),
@@ -77,7 +87,7 @@ RESPONSES: Rules = {
     "service_tier": BOOKKEEPING,
     "store": BOOKKEEPING,
     "stream_options": BOOKKEEPING,
-    "top_logprobs": only(0),
+    "top_logprobs": Rule(spread=_likeliest, ignored_when=(0,)),
     "truncation": only("disabled"),
 }
 """What becomes of the fields of `/v1/responses`."""
@@ -393,6 +403,9 @@ class ResponseRenderer(Renderer):
         self._items: list[_Object] = []
         self._open = ""
         self._text = ""
+        self._logged: list[_Object] = []
+        self._unsaid: list[_Object] = []
+        """Log-probabilities of tokens whose text has not come yet."""
         self._sequence = self._calls = self._thought = 0
 
     def first(self) -> bytes:
@@ -414,6 +427,8 @@ class ResponseRenderer(Renderer):
     def delta(self, delta: inference.Delta) -> bytes:
         if delta.parsed.reasoning:
             self._thought = delta.tokens
+        if of_text(delta):
+            self._unsaid += chat_logprobs(delta.logprobs)["content"]
         return b"".join(
             self._call(piece) if isinstance(piece, inference.ToolCall) else self._say(kind, piece)
             for kind, piece in pieces(delta)
@@ -430,14 +445,18 @@ class ResponseRenderer(Renderer):
             told += self._of_item(f"{name}.added", part=part, **place)
         self._text += text
         _, place = self._part(kind, "")
-        logprobs: _Object = {"logprobs": []} if kind == "text" else {}
+        logprobs: _Object = {"logprobs": self._say_logged()} if kind == "text" else {}
         return told + self._of_item(f"{_TEXT[kind]}.delta", delta=text, **place, **logprobs)
 
-    @staticmethod
-    def _part(kind: str, text: str) -> tuple[_Object, _Object]:
+    def _say_logged(self) -> list[_Object]:
+        said, self._unsaid = self._unsaid, []
+        self._logged += said
+        return said
+
+    def _part(self, kind: str, text: str) -> tuple[_Object, _Object]:
         """A part of an item, and where in it that is."""
         if kind == "text":
-            return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}, {
+            return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logged}, {
                 "content_index": 0
             }
         return {"type": "summary_text", "text": text}, {"summary_index": 0}
@@ -462,8 +481,11 @@ class ResponseRenderer(Renderer):
             return b""
         kind, text = self._open, self._text
         self._open = self._text = ""
+        if kind == "text":
+            self._say_logged()
         part, place = self._part(kind, text)
-        logprobs: _Object = {"logprobs": []} if kind == "text" else {}
+        logprobs: _Object = {"logprobs": self._logged} if kind == "text" else {}
+        self._logged = []
         told = self._of_item(f"{_TEXT[kind]}.done", text=text, **place, **logprobs)
         name = "content_part" if kind == "text" else "reasoning_summary_part"
         told += self._of_item(f"{name}.done", part=part, **place)
@@ -471,6 +493,7 @@ class ResponseRenderer(Renderer):
 
     def _call(self, call: inference.ToolCall) -> bytes:
         told = self._close()
+        self._unsaid = []
         item, field, said = self._called(call)
         told += self._added({**item, "status": "in_progress", field: ""})
         name = "function_call_arguments" if field == "arguments" else "custom_tool_call_input"
@@ -521,6 +544,7 @@ class ResponseRenderer(Renderer):
         delta = inference.Delta(text=answer.text, tokens=answer.reasoning_tokens)
         delta.parsed.reasoning = answer.reasoning
         delta.parsed.tool_calls.extend(answer.calls)
+        self._unsaid += chat_logprobs(answer.logprobs_of_text)["content"]
         self.delta(delta)
         self.last(finished)
         return json.dumps(self._response).encode()

@@ -1,14 +1,17 @@
-"""The tools of a request are bounded before any of their grammars is translated."""
+"""Responses: tools that are bounded before their grammars are translated; log-probabilities of the text."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from sealring.api.answers import Choice
 from sealring.api.responses import ask_responses
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
+from sealring.v1 import inference_pb2 as inference
 
 GRAMMAR = 'start: "x"\n'
 
@@ -43,3 +46,33 @@ def test_all_grammars_of_a_request_have_one_bound() -> None:
     with pytest.raises(InvalidInput) as caught:
         ask_responses({"input": "x", "tools": [*tools, tool("one_more", "malformed")]}, "id")
     assert caught.value.reason == "GRAMMARS_TOO_LONG"
+
+
+def logged(token: str) -> list[inference.TokenLogprob]:
+    return [inference.TokenLogprob(spelling=token.encode(), logprob=-0.5)]
+
+
+def test_the_text_and_no_more_has_the_log_probabilities_that_were_asked_for() -> None:
+    body: dict[str, Any] = {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 3}
+    asked = ask_responses(body, "id")
+    assert asked.request.envelope.clear.sampling.logprobs == 3
+    reasoning, call = inference.Delta(logprobs=logged("r")), inference.Delta(logprobs=logged("c"))
+    reasoning.parsed.reasoning = "r"
+    call.parsed.tool_calls.add(name="f", arguments="{}")
+    held = inference.Delta(logprobs=logged("a"))  # its text comes with the next one
+    deltas = [reasoning, held, inference.Delta(text="ab", logprobs=logged("b")), call]
+    started, finished, choice = inference.Started(request_id="id"), inference.Finished(), Choice()
+    streaming = asked.render(started)
+    events = b"".join([streaming.first(), *map(streaming.delta, deltas), streaming.last(finished)])
+    for delta in deltas:
+        choice.add(delta)
+    told = [json.loads(line[6:]) for line in events.decode().splitlines() if line.startswith("data: ")]
+    whole = json.loads(asked.render(started).whole([choice], finished))
+    (part,) = whole["output"][1]["content"]
+    assert [one["token"] for one in part["logprobs"]] == ["a", "b"]
+    assert told[-1]["response"]["output"] == whole["output"]
+    for name in ("response.output_text.delta", "response.output_text.done"):
+        assert [one["logprobs"] for one in told if one["type"] == name] == [part["logprobs"]]
+    assert not ask_responses({"input": "x", "include": []}, "id").request.envelope.clear.sampling.HasField(
+        "logprobs"
+    )

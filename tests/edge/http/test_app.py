@@ -464,21 +464,22 @@ async def test_a_stream_is_kept_alive_before_its_answer_begins(
         assert [json.loads(line)["done"] for line in whole.splitlines()][-1:] == [True]
 
 
-async def test_an_error_after_the_first_sign_of_life_ends_the_stream(
+async def test_an_error_after_the_first_sign_of_life_ends_the_stream_in_the_clients_words(
     port: int, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sealring.edge.http.answers.PING_SECONDS", 0.01)
-    backend.held, backend.error, backend.error_after = asyncio.Event(), EpochEnded("lost"), 0
-    body = {"model": "demo", "messages": MESSAGES, "stream": True}
+    error = InvalidInput("max_tokens is too large", param="max_tokens")
+    backend.held, backend.error, backend.error_after = asyncio.Event(), error, 0
+    body = {"model": "demo", "input": "x", "max_output_tokens": 5, "stream": True}
     async with (
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http,
-        http.stream("POST", "/v1/chat/completions", json=body) as answer,
+        http.stream("POST", "/v1/responses", json=body) as answer,
     ):
         assert answer.status_code == 200
         lines = answer.aiter_lines()
         await anext(lines)
         backend.held.set()
-        assert '"error"' in "".join([line async for line in lines])
+        assert '"message": "max_output_tokens is too large"' in "".join([line async for line in lines])
 
 
 async def test_a_client_that_leaves_before_the_start_cancels(port: int, backend: Any) -> None:
