@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 from sealring.coordinator.auth.operators import MAX_OPERATOR_SECONDS, stored_operator
 from sealring.coordinator.keys import (
@@ -209,9 +210,17 @@ def make_folder(settings: CoordinatorSettings, absent: Sequence[Path]) -> None:
     if found:
         raise AlreadyExists(
             f"there is coordinator state in {folder} already ({', '.join(found)})",
-            hint="run it, choose another state folder, or move this one aside",
+            hint=_way_on(folder, found),
             reason="STATE_EXISTS",
         )
+
+
+def _way_on(folder: Path, found: Collection[str]) -> str:
+    if OPERATOR_DIR not in found and {ROOT_METADATA, DATABASE_NAME} <= set(found):
+        return (
+            f"its operator bundle is gone: sealring coordinator new-operator --state-dir {quote(str(folder))}"
+        )
+    return "run it, choose another state folder, or move this one aside"
 
 
 def _make_keys(

@@ -57,8 +57,8 @@ class DeploymentService:
         freed = self._may_be_freed(checked)
         answers = await self._survey.ask(checked, replacing=freed)
         async with self.changing:
+            self._check_names(checked)  # before its own rings take the memory that another plan needs
             made = await self._survey.plan(checked, answers, replacing=freed)
-            self._check_names(checked)
             now = self._clock()
             details = {"model": spec.model, "rings": len(made.rings), "plan_hash": made.plan_hash}
             stored = without_rings(made) if checked.on_demand else made

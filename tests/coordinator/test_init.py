@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import resource
+import shutil
 import stat
 import time
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.init import ROOT_DRAFT, complete, init, prepare
+from sealring.coordinator.init import ROOT_DRAFT, complete, init, new_operator, prepare
 from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
@@ -235,6 +236,18 @@ def test_a_folder_that_a_full_disk_left_half_made_is_made_anew(tmp_path: Path) -
     assert caught.value.reason == "STATE_UNWRITABLE"
     assert list(tmp_path.rglob("*")) == [tmp_path / "state"]
     init(settings)
+
+
+def test_who_has_lost_the_operator_bundle_is_told_how_to_get_another(tmp_path: Path) -> None:
+    settings = CoordinatorSettings(state_dir=tmp_path / "a state")
+    init(settings)
+    with pytest.raises(AlreadyExists, match="move this one aside"):
+        init(settings)
+    shutil.rmtree(settings.state_dir / "operator")
+    with pytest.raises(AlreadyExists, match=r"new-operator --state-dir '/.*/a state'"):
+        init(settings)
+    new_operator(settings)
+    assert load_machine_state(settings.state_dir / "operator")
 
 
 def test_a_key_file_that_is_there_already_is_never_overwritten(tmp_path: Path) -> None:

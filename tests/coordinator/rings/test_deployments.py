@@ -10,7 +10,7 @@ import pytest
 
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.store import StoredDeployment
-from sealring.mesh.errors import AlreadyExists
+from sealring.mesh.errors import AlreadyExists, FailedPrecondition
 from sealring.mesh.names import ring_id
 from sealring.v1 import admin_pb2
 
@@ -44,6 +44,25 @@ async def test_two_deployments_never_share_the_name_of_a_ring() -> None:
     spelt = ring_id("Qwen2.5", 0).removesuffix("-0")
     with pytest.raises(AlreadyExists) as caught:
         await service.create(admin_pb2.DeploymentSpec(name=spelt, model="m"), "operator")
+    assert caught.value.reason == "NAME_TAKEN"
+
+
+async def test_of_two_at_once_the_second_is_refused_by_its_name_and_not_for_lack_of_nodes() -> None:
+    there: list[StoredDeployment] = []
+    store: Any = SimpleNamespace(deployments=SimpleNamespace(all=lambda: there, check_free=lambda name: None))
+
+    class Survey(FakeSurvey):
+        async def ask(self, spec: Any, *, replacing: Any) -> Any:
+            there.append(StoredDeployment(admin_pb2.DeploymentSpec(), planned("demo"), 0))
+
+        async def plan(self, spec: Any, answers: Any, *, digest: str = "", replacing: Any) -> Any:
+            raise FailedPrecondition("no node can serve", reason="NOT_ENOUGH_NODES")
+
+    survey: Any = Survey()
+    unused: Any = None
+    service = DeploymentService(store, unused, survey, unused, clock=lambda: 0.0)
+    with pytest.raises(AlreadyExists) as caught:
+        await service.create(admin_pb2.DeploymentSpec(name="demo", model="m"), "operator")
     assert caught.value.reason == "NAME_TAKEN"
 
 
