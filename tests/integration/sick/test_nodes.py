@@ -8,14 +8,13 @@ import sqlite3
 from collections.abc import Callable
 
 from macs_tools import BOOT
-from ringtest import CLUSTER, LIMIT_SECONDS, chat
+from ringtest import CLUSTER, LIMIT_SECONDS
 
 from sealring.cli.local.cluster import LocalCluster
 
-from .conftest import Sick
+from .conftest import QUESTION, Sick
 
 pytestmark = CLUSTER
-QUESTION = chat("What is the capital of France?")
 SLOW = "/bin/sleep 6"
 """Longer than a tool had before a protection was unknown, and shorter than the time for a challenge."""
 
