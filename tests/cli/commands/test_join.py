@@ -177,7 +177,7 @@ def test_who_has_joined_runs_and_says_what_changes_and_nothing_twice(
     done = here("join")
     log = f"the node runs until Ctrl-C; its log: {home / '.local/state/sealring/node.log'}"
     said = [line for line in done.err.splitlines() if not line.startswith(("identity", "models"))]
-    reached = "address: 127.0.0.1, where the other machines reach this one (or --address)"
+    reached = "address: 127.0.0.1, where only this machine reaches it (or --address)"
     assert said == [reached, "starting the node", log, answers, "serves", away, NOTHING, "stopping"]
     Machine.looks = [("", NOTHING)]
     assert reached not in here("join", "--begun").err, "what was chosen has just been told"
