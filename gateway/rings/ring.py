@@ -756,6 +756,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         recalls=all(each.recalls for each in attached),
         sharing=max([1, *Counter(each.device for each in attached if each.device).values()]),
         draft=(attached[0].draft_us or attached[-1].draft_us) / 1e6,
+        draft_rows=attached[0].draft_rows_us / 1e6,
         mtp=len(attached) > 1 and attached[-1].draft_us > 0 and not attached[0].draft_us,
         head=StepCosts.of(timed[:1]),
         draft_runs=min(each.draft_runs for each in attached),

@@ -208,13 +208,13 @@ class Together:
     the others keep the stages busy.
 
     By the table a round takes what a stage computes of all lanes, and as long as the longest step takes from
-    stage to stage. The head guesses besides. Lanes decide in turn, by what the others did last. Rounds with
-    drafts are measured against rounds without, in times of what the table says. A credit as in `Depth` bounds
-    what wrong drafts cost.
+    stage to stage. The head guesses besides, for all rows of a lane at once. Lanes decide in turn, by what
+    the others did last. Rounds with drafts are measured against rounds without, in times of what the table
+    says. A credit as in `Depth` bounds what wrong drafts cost.
     """
 
     def __init__(self, ring: RingFacts) -> None:
-        self._stages, self._hop, self._draft = ring.stages, ring.hop, ring.draft
+        self._stages, self._hop, self._guessing = ring.stages, ring.hop, ring.guessing
         self._costs, self._head = ring.costs, ring.head or ring.costs
         self._plains = deque([1.0] * _DOUBT, maxlen=_SEEN)
         self._drafted = deque([1.0] * _DOUBT, maxlen=_SEEN)
@@ -229,7 +229,9 @@ class Together:
     def round(self, steps: Sequence[Step]) -> float:
         """Seconds from a row's tokens to its next ones, with these steps of all lanes."""
         stage = [_seconds(self._costs, step) for step in steps]
-        guessing = [step.rows * step.way.drafts * step.way.modelled * self._draft for step in steps]
+        guessing = [
+            step.way.drafts * self._guessing(step.rows) if step.way.modelled else 0.0 for step in steps
+        ]
         head = [_seconds(self._head, step) + more for step, more in zip(steps, guessing, strict=True)]
         longest = max(
             first + (self._stages - 1) * other + self._stages * self._hop
@@ -246,7 +248,7 @@ class Together:
         right."""
         key = (rows, tuple(sorted(others)))
         if key not in self._pays:
-            likely = Likely(_GOOD, _GOOD if self._draft else 0.0)
+            likely = Likely(_GOOD, _GOOD if self._guessing(1) else 0.0)
             plain = [Step(size, Way(), 0.0) for size in others]
             self._pays[key] = self._best(rows, TOGETHER[-1], likely, plain, 0.0, 1.0) != Way()
         return self._pays[key]

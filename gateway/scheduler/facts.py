@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from sealring.mesh.ring.composition import Origin
-from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_RUNS
+from sealring.mesh.ring.limits import DRAFT_ROWS, MAX_CONTEXT, MAX_RUNS
 from sealring.mesh.ring.prefix_names import Names
 from sealring.mesh.ring.spread import Times, between, rounds_with_another, spreads
 from sealring.v1 import control_pb2 as control
@@ -117,8 +117,9 @@ class RingFacts:
     `costs`: the cost table. `kept` are the prefixes of earlier epochs that every member still has, with their
     names in this epoch. `recalls`: all members store prefixes on disk. `sharing`: the number of stages that
     compute on one GPU, at most. `draft`: seconds in which the head's draft model guesses a token, 0 where it
-    has none; with `mtp` those of the tail's MTP head. `head`: the head's own cost table. `draft_runs`: the
-    number of runs of drafts that every member can take back.
+    has none; with `mtp` those of the tail's MTP head. `draft_rows`: seconds in which the draft model guesses
+    a token for each of DRAFT_ROWS rows at once; 0: it guesses for one row after another. `head`: the head's
+    own cost table. `draft_runs`: the number of runs of drafts that every member can take back.
     """
 
     members: tuple[MemberMemory, ...]
@@ -132,6 +133,7 @@ class RingFacts:
     recalls: bool = False
     sharing: int = 1
     draft: float = 0.0
+    draft_rows: float = 0.0
     head: StepCosts | None = None
     draft_runs: int = 0
     mtp: bool = False
@@ -166,6 +168,11 @@ class RingFacts:
             sum(one.kv_bytes_per_token for one in self.members),
         )
         return max(MARK_EVERY, marks // tokens) if tokens else MAX_CONTEXT
+
+    def guessing(self, rows: int) -> float:
+        """Seconds in which a token is guessed for each of `rows` rows of a lane."""
+        together = self.draft_rows or DRAFT_ROWS * self.draft
+        return between(((1, self.draft), (DRAFT_ROWS, max(self.draft, together))), rows)
 
     @property
     def hop(self) -> float:

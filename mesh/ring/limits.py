@@ -24,6 +24,10 @@ DRAFT_MARKS = 16
 """Marks that a draft model keeps of its rows where its caches cannot be cut. Policy: 8 of the row that it
 guesses for, and 2 or 3 of each of the last rows before."""
 
+DRAFT_ROWS = 4
+"""Rows that a draft model guesses for at once. Policy: of more, a step of all takes as long as their guesses
+would save."""
+
 MAX_RUNS = 4
 """Runs of drafts of all rows together that are not settled, where caches cannot be cut, however many stages
 there are: what takes them back needs memory, a state for each run. A member that says more can cut its

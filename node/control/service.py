@@ -555,6 +555,7 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         capabilities=loaded.capabilities,
         vision_not_installed=loaded.vision_not_installed,
         draft_us=loaded.draft_us,
+        draft_rows_us=loaded.draft_rows_us,
         kept=epoch.kept,
         recalls=epoch.recalls,
         draft_runs=epoch.draft_runs,

@@ -1,16 +1,16 @@
 """The draft model at the head: a small model of the same tokenizer that guesses what a row will say next.
 
-It is a stage of one, with caches of its own for each of a few rows. It computes one row at a time, between
-the steps of the head's stage: while these wait for tokens, and when a run of guesses is to be computed that
-is not complete yet. The prompt of a row is computed in parts that fit into such a wait. Guesses begin when it
-is through.
+It is a stage of one, with caches of its own for each of a few rows. It computes between the steps of the
+head's stage: while these wait for tokens, and when a run of guesses is to be computed that is not complete
+yet. The prompt of a row is computed in parts that fit into such a wait. Guesses begin when it is through.
+Rows of one lane have theirs together (`draft_rows.py`).
 
 The caches of rows that are gone are kept, newest first, as far as they fit. A row that begins with the same
 tokens goes on from there, so that an agent's conversation is not computed again with every turn.
 
 Wrong guesses are cut off its caches. Windows and states cannot be cut. So a row with such caches is marked
 every few tokens (`staging/undo.py`). It goes back to the mark before the wrong guess, and the tokens since
-then are computed again in the pass that makes the next guess.
+then are computed again in the pass that makes the next guess. Such rows are computed one by one.
 """
 
 from __future__ import annotations
@@ -18,27 +18,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
-import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 import structlog
 
-from sealring.mesh.ring.limits import DRAFT_MARKS
+from sealring.mesh.ring.limits import DRAFT_MARKS, DRAFT_ROWS
 from sealring.mesh.ring.prefix_marks import thinned
 from sealring.node.engine import params
+from sealring.node.engine.draft_rows import DraftBatch, DraftModel, DraftRow, Tokens
 from sealring.node.engine.drafts import CAUGHT_UP, Feed, Guesses
-from sealring.node.engine.params import RowParameters
-from sealring.node.engine.sampling import Sampler
-from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.caches import Cache
-from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.staging.undo import Mark, cut_to, go_back, mark
-from sealring.node.engine.transfer import Transfer, through_record, transfer
 from sealring.v1 import control_pb2 as control
 
 log = structlog.get_logger()
@@ -46,16 +39,9 @@ log = structlog.get_logger()
 _UNIT = 0.05
 """Seconds of a part of a prompt, where nobody knows how long the head will wait."""
 
-ROWS = 4
-"""Rows that a draft model guesses for at once. Policy: of more, a step of all takes as long as their guesses
-would save."""
-
 _BEHIND, _RESTED = 12, 64
 """Tokens that a row may be behind until it is computed though the head is not idle, and until it is left to
 idle times again. Policy: a pass of 12 tokens once in 12 steps is 1 or 2 % of them."""
-
-_TRIALS = 8
-"""Guesses that are timed when the model is loaded."""
 
 _MOVED = 0.9
 """A row takes a kept cache over if it has this part of its tokens. Else it gets a copy of that part."""
@@ -67,8 +53,6 @@ to three times as long as one of a single token."""
 _ALONE, _BESIDE = (3, 2, 3), (1, 1, 1)
 """Marks of a row for which the model guesses, at most, alone and beside others: in its prompt, in its answer,
 and behind that in guesses. With the caches of three rows more, those of four rows are DRAFT_MARKS at most."""
-
-Tokens = npt.NDArray[np.uint32]
 
 
 @dataclass(slots=True, eq=False)
@@ -106,35 +90,37 @@ class Drafter:
         `warm_up.timed`, and `memory` the bytes of weights and caches together.
         """
         self.memory = memory
-        self._stage = stage
-        self._vocabulary = min(vocabulary, stage.spec.hands_on[0].tail[0])
+        self._model = DraftModel(stage, vocabulary)
         self._room = min(room, stage.positions)
         first = (one for one in times if one.rows == 1 and not one.context)
         self._chunks = [(one.tokens, one.microseconds / 1e6) for one in first]
-        self._moves: Transfer = transfer()
         self._kept: list[_Kept] = []
         self._shared = _Shared([self])
-        self.row = 0
-        """The row that it guesses for; 0 for none."""
         self.wake: Callable[[], None] = lambda: None
         """Wakes the compute loop, which may have something to guess now; any thread."""
-        self._guesses: Guesses | None = None
-        self._parameters = RowParameters()
-        self._begun = 0  # tokens of the row's prompt
-        self._cache: Cache = []
-        self._computed = 0  # tokens in the cache
-        self._cuts = caches.trimmable(stage.make_cache())
+        self.own: DraftRow | None = None
+        """The row that it guesses for."""
+        self._lane = [self]
         self._marks: dict[int, Mark] = {}
         self._resting = True
-        self.seconds = self._timed()
+        self.seconds = self._model.seconds(1)
         """How long a guess takes."""
+        self.seconds_together = self._model.seconds(DRAFT_ROWS)
+        """How long a guess for each of DRAFT_ROWS rows takes."""
 
     def another(self) -> Drafter:
         """A drafter for a further row: same model, same room and same kept caches."""
         made = copy.copy(self)
+        made.own = None
         made.reset()
         self._shared.desks.append(made)
         return made
+
+    @property
+    def row(self) -> int:
+        """The number of the row that it guesses for; 0 for none."""
+        own = self.own
+        return 0 if own is None else own.number
 
     def follow(self, row: int, guesses: Guesses, parameters: Callable[[], bytes]) -> None:
         """Guesses for this row from now on. `parameters` gives its parameter record."""
@@ -142,12 +128,11 @@ class Drafter:
         if row == self.row or self.failed:
             return
         self.leave()
-        self.row, self._guesses = row, guesses
-        self._parameters = dataclasses.replace(params.decode(parameters()), logprobs=None, scored=())
-        text = guesses.text
-        self._begun = len(text)
-        self._computed = self._start(guesses.scope, text[:-1])
-        guesses.begin(self._computed)
+        drawn = dataclasses.replace(params.decode(parameters()), logprobs=None, scored=())
+        own = DraftRow(row, guesses, drawn)
+        own.cache, own.computed = self._start(guesses.scope, guesses.text[:-1])
+        self.own = own
+        guesses.begin(own.computed)
 
     @property
     def failed(self) -> bool:
@@ -156,13 +141,26 @@ class Drafter:
 
     @property
     def tokens(self) -> int:
-        """Tokens in the caches of its row."""
-        return self._computed
+        """Tokens that the caches of its row have room for."""
+        own = self.own
+        return 0 if own is None else own.room
 
     @property
     def following(self) -> bool:
         """Whether it guesses for a row; any thread."""
         return self.row > 0 and not (self._resting or self.failed)
+
+    @property
+    def lane(self) -> list[Drafter]:
+        """The rows that have their guesses together with this one's, itself among them."""
+        return self._lane
+
+    @lane.setter
+    def lane(self, desks: list[Drafter]) -> None:
+        own, rows = self.own, [desk.own for desk in desks]
+        if own is not None and own.batch is not None and any(row not in rows for row in own.batch.rows):
+            own.part()
+        self._lane = desks
 
     def rest(self) -> None:
         """Guesses nothing until `follow` is called again."""
@@ -170,16 +168,17 @@ class Drafter:
 
     def leave(self) -> None:
         """Keeps what was computed of the row, which is gone."""
-        guesses = self._guesses
-        if guesses is not None and guesses.scope and guesses.held:
-            self._back(min(guesses.held, guesses.known))
-            if not self._cuts:
-                self._marks = self._thinned(self._begun, 2, 1) | {self._computed: mark(self._cache)}
-            if self._computed:
-                kept = _Kept(guesses.scope, guesses.text[: self._computed], self._cache, self._marks)
-                self._kept.insert(0, kept)
+        own = self.own
+        if own is not None and own.guesses.scope and own.guesses.held:
+            own.part()
+            self._back(own, min(own.guesses.held, own.guesses.known))
+            if not self._model.cuts:
+                self._marks = self._thinned(own, own.begun, 2, 1) | {own.computed: mark(own.cache)}
+            if own.computed:
+                text = own.guesses.text[: own.computed]
+                self._kept.insert(0, _Kept(own.guesses.scope, text, own.cache, self._marks))
         self._forget()
-        self._make_room(0)
+        self._make_room(self._taken)
 
     def gone(self, row: int) -> None:
         """Notes that a row was evicted."""
@@ -197,143 +196,149 @@ class Drafter:
         self._kept.clear()
 
     def _forget(self) -> None:
-        self.row, self._guesses, self._cache, self._computed, self._marks = 0, None, [], 0, {}
+        if self.own is not None:
+            self.own.part()
+        self.own, self._marks, self._lane = None, {}, [self]
 
     def work(self, spare: float = math.inf) -> bool:
         """Computes a guess, or a part of the row's prompt that takes at most `spare` seconds; False if there
-        is nothing to do."""
-        guesses = self._guesses
-        if guesses is None or not self.following:
+        is nothing to do. Rows of its lane that want a guess have theirs with it."""
+        own = self.own
+        if own is None or not self.following:
             return False
-        behind = guesses.known - guesses.held
-        if behind > CAUGHT_UP:
-            return self._fill(guesses, min(behind - 1, self._fitting(min(spare, _UNIT))))
-        return guesses.wanting and self._guess(guesses)
+        if (behind := own.behind) > CAUGHT_UP:
+            return self._fill(own, min(behind - 1, self._fitting(min(spare, _UNIT))))
+        return own.guesses.wanting and self.guess(lambda row: row.guesses.wanting)
 
     def keep_up(self) -> None:
         """Guesses once before the row is too far behind: a head that is never idle would else not know how
         often guesses are right. If the row is behind already because nothing was guessed for a while, it
         computes those tokens."""
-        guesses = self._guesses
-        if guesses is None or not self.following:
+        own = self.own
+        if own is None or not self.following:
             return
-        behind = guesses.known - guesses.held
-        if _BEHIND <= behind <= CAUGHT_UP:
-            self._guess(guesses)
+        if _BEHIND <= (behind := own.behind) <= CAUGHT_UP:
+            self.guess(lambda row: row.behind >= _BEHIND)
         elif CAUGHT_UP < behind <= _RESTED:
-            self._fill(guesses, behind - 1)
+            self._fill(own, behind - 1)
+
+    def lacks(self, count: int) -> bool:
+        """Whether there are fewer guesses than `count` behind the row's tokens, and it guesses for the
+        row."""
+        own = self.own
+        return own is not None and self.following and own.lacks(count)
 
     def taken(self, row: int, first: int, count: int, alive: Callable[[], bool]) -> list[int]:
         """The row's guesses of `count` tokens from place `first` on, made now as far as they are missing.
 
         If the chain is not `alive` any more, and if the model does not follow the row, they are any tokens.
         """
-        while row == self.row and self._guesses is not None and alive():
-            found = self._guesses.taken(first, count)
+        own = self.own
+        while own is not None and row == own.number and alive():
+            found = own.guesses.taken(first, count)
             if found is not None:
-                self._guesses.send(first + count)
+                own.guesses.send(first + count)
                 return found
-            if not self._guess(self._guesses):
+            if not self.guess():
                 break
+            own = self.own
         return [0] * count
 
     def _fitting(self, seconds: float) -> int:
         """Tokens of the longest chunk that takes no longer."""
         return max((tokens for tokens, took in self._chunks if took <= seconds), default=0)
 
-    def _fill(self, guesses: Guesses, tokens: int) -> bool:
-        if not tokens or not self._reserve(guesses, tokens):
+    def _fill(self, own: DraftRow, tokens: int) -> bool:
+        if not tokens or not self._reserve([own], own.computed + tokens):
             return False
 
         def compute() -> None:
-            feed = guesses.feed(tokens)
-            missing = self._missing(guesses, feed)
-            buffer = self._moves.receive_buffer(self._stage.spec.receives, 1, len(missing))
-            buffer.fill(memoryview(self._fed(missing)))
-            self._stage(buffer.arrays, self._cache)
-            self._computed = feed.end
-            mx.eval([part.state for entry in self._cache for part in caches.parts_of(entry)])
-            self._moves.settle()
+            own.part()
+            feed = self._feed(own, tokens)
+            self._model.compute([feed.tokens], own.cache)
+            own.computed = feed.end
 
         return self._try(compute)
 
-    def _guess(self, guesses: Guesses) -> bool:
-        """Guesses the next token behind all that is known or guessed."""
-        if guesses.known - guesses.held > CAUGHT_UP or not self._reserve(guesses, CAUGHT_UP):
+    def guess(self, wanting: Callable[[DraftRow], bool] = lambda row: False) -> bool:
+        """Guesses the next token behind all that is known or guessed; False if it cannot. Rows of its lane
+        that are `wanting` have theirs in the same pass, if there is memory for that."""
+        own = self.own
+        if own is None or own.behind > CAUGHT_UP:
+            return False
+        beside = [
+            desk.own for desk in self._lane if desk is not self and desk.own is not None and desk.following
+        ]
+        rows = [own, *(row for row in beside if row.behind <= CAUGHT_UP and wanting(row))]
+        there = own.batch.rows if own.batch is not None else []
+        together = rows + [row for row in there if row not in rows]
+        longest = max(row.computed for row in together) + CAUGHT_UP
+        if self._model.batches and len(together) > 1 and self._reserve(together, len(together) * longest):
+            return self._try(lambda: self._batch(together).guess(self._model, rows))
+        if not self._reserve([own], own.computed + CAUGHT_UP):
             return False
 
         def compute() -> None:
-            feed = guesses.feed(2 * CAUGHT_UP)
-            guesses.guess(feed, self._next(self._missing(guesses, feed), feed.end))
-            self._computed = feed.end
+            own.part()
+            feed = self._feed(own, 2 * CAUGHT_UP)
+            (token,) = self._model.guess([feed.tokens], own.cache, [own.drawn_as(feed.end)])
+            own.guesses.guess(feed, token)
+            own.computed = feed.end
 
         return self._try(compute)
 
-    def _next(self, tokens: Tokens, end: int) -> int:
-        """The guess of the token number `end` of the row; `tokens` are those before that are not computed."""
-        buffer = self._moves.receive_buffer(self._stage.spec.receives, 1, len(tokens))
-        buffer.fill(memoryview(self._fed(tokens)))
-        logits = self._stage.last_logits(buffer.arrays, self._cache)[:, : self._vocabulary]
-        token = self._sampler(end)(logits)
-        return int(np.frombuffer(through_record(self._moves, [token], [TOKENS], 1, 1), np.uint32)[0])
+    @staticmethod
+    def _batch(rows: Sequence[DraftRow]) -> DraftBatch:
+        """The batch of these rows, which has no others."""
+        there = rows[0].batch
+        return there if there is not None and len(there.rows) == len(rows) else DraftBatch(rows)
 
-    def _sampler(self, end: int) -> Sampler:
-        """The tail's sampler of the same token, with its random number and its penalties: what comes out is
-        the likeliest to be sampled there."""
-        row, position = self._parameters, self._parameters.position + end - self._begun
-        if row.adjusts and self._guesses is not None:
-            said = tuple(self._guesses.taken(self._begun, end - self._begun) or ())
-            tail = (*row.prompt_tail, *said)[-row.repetition_context_size :] if row.repeats else ()
-            answered = (*row.answered, *said) if row.counts else ()
-            row = dataclasses.replace(row, prompt_tail=tail, answered=answered)
-        return Sampler([row], [position])
+    def _feed(self, own: DraftRow, tokens: int) -> Feed:
+        """What the row's caches lack, once wrong guesses are out of them: at most `tokens` tokens, and those
+        that are to be computed again."""
+        while True:  # until no guess is found wrong meanwhile
+            held = own.guesses.held
+            self._back(own, held)
+            self._mark(own)
+            feed = own.guesses.feed(tokens + max(0, held - own.computed), own.computed)
+            if feed.start == own.computed:
+                return feed
 
-    def _fed(self, tokens: Tokens) -> bytes:
-        """Tokens as the model reads them; an id that it lacks, as padding has, would read other memory."""
-        return np.where(tokens < self._vocabulary, tokens, 0).astype(np.uint32).tobytes()
-
-    def _missing(self, guesses: Guesses, feed: Feed) -> Tokens:
-        """The tokens up to the end of `feed` that the row's caches lack, once wrong guesses are out of
-        them."""
-        self._back(feed.start)
-        again = guesses.taken(self._computed, feed.start - self._computed) or []
-        self._mark(guesses.known)
-        return np.concatenate([np.array(again, np.uint32), feed.tokens])
-
-    def _back(self, tokens: int) -> None:
+    def _back(self, own: DraftRow, tokens: int) -> None:
         """Takes the row's caches back to its first `tokens` tokens, or to the last mark before."""
-        if self._computed <= tokens:
+        if own.computed <= tokens:
             return
-        left = tokens if self._cuts else max(length for length in self._marks if length <= tokens)
+        left = tokens if self._model.cuts else max(length for length in self._marks if length <= tokens)
         self._marks = {length: one for length, one in self._marks.items() if length <= left}
-        go_back(self._cache, self._computed - left, self._marks.get(left, {}))
-        self._computed = left
+        go_back(own.cache, own.computed - left, self._marks.get(left, {}))
+        own.computed = left
 
-    def _mark(self, known: int) -> None:
+    def _mark(self, own: DraftRow) -> None:
         """Marks the row where it is, if it could not be taken back to here, and here is far enough from the
-        last mark. The newest mark among the `known` tokens always stays."""
-        if self._cuts or (self._marks and self._computed - max(self._marks) < _APART):
+        last mark. The newest mark among its known tokens always stays."""
+        if self._model.cuts or (self._marks and own.computed - max(self._marks) < _APART):
             return
+        known = own.guesses.known
         of_prompt, of_answer, most = self._limits
-        if self._computed > known and sum(length > known for length in self._marks) >= most:
+        if own.computed > known and sum(length > known for length in self._marks) >= most:
             return
-        self._marks[self._computed] = mark(self._cache)
+        self._marks[own.computed] = mark(own.cache)
         ahead = {length: one for length, one in self._marks.items() if length > known}
-        self._marks = self._thinned(known, of_prompt, of_answer) | ahead
+        self._marks = self._thinned(own, known, of_prompt, of_answer) | ahead
 
-    def _thinned(self, known: int, of_prompt: int, of_answer: int) -> dict[int, Mark]:
+    def _thinned(self, own: DraftRow, known: int, of_prompt: int, of_answer: int) -> dict[int, Mark]:
         """Some of the marks among the `known` tokens."""
-        prompt = [length for length in self._marks if length <= self._begun]
-        answer = [length for length in self._marks if self._begun < length <= known]
+        prompt = [length for length in self._marks if length <= own.begun]
+        answer = [length for length in self._marks if own.begun < length <= known]
         chosen = thinned(prompt, of_prompt) + sorted(answer)[-of_answer:]
         return {length: self._marks[length] for length in chosen}
 
-    def _reserve(self, guesses: Guesses, tokens: int) -> bool:
-        """Whether the row may have more tokens in its caches; drops what is kept for that."""
-        wanted = self._computed + tokens
-        if self._beside + wanted > self._room:
+    def _reserve(self, rows: Sequence[DraftRow], tokens: int) -> bool:
+        """Whether the caches of these rows may have `tokens` tokens in all; drops what is kept for that."""
+        taken = tokens + sum(one.tokens for one in self._shared.desks if one.own not in rows)
+        if taken > self._room:
             return False
-        self._make_room(wanted)
+        self._make_room(taken)
         return True
 
     @property
@@ -344,64 +349,57 @@ class Drafter:
     @property
     def _rows(self) -> int:
         """Rows for which the model guesses, at least one."""
-        return max(1, sum(one.row > 0 for one in self._shared.desks))
+        return max(1, sum(one.own is not None for one in self._shared.desks))
 
-    def _make_room(self, wanted: int) -> None:
-        """Drops the oldest kept rows until `wanted` tokens of a row have room, and its marks."""
+    def _make_room(self, taken: int) -> None:
+        """Drops the oldest kept rows until there is room for `taken` tokens of the rows that it guesses for,
+        and for their marks."""
         marks = self._rows * sum(self._limits) + self._rows - 1
         while self._kept and (
-            sum(len(one.tokens) for one in self._kept) + self._beside + wanted > self._room
+            sum(len(one.tokens) for one in self._kept) + taken > self._room
             or sum(len(one.marks) for one in self._kept) + marks > DRAFT_MARKS
         ):
             self._kept.pop()
 
     @property
-    def _beside(self) -> int:
-        """Tokens in the caches of other rows."""
-        return sum(one.tokens for one in self._shared.desks if one is not self)
+    def _taken(self) -> int:
+        """Tokens that the caches of all rows have room for."""
+        return sum(one.tokens for one in self._shared.desks)
 
-    def _start(self, scope: bytes, tokens: Tokens) -> int:
-        """Begins the row's caches with the longest kept beginning of these tokens; the length of that."""
+    def _start(self, scope: bytes, tokens: Tokens) -> tuple[Cache, int]:
+        """Caches that begin with the longest kept beginning of these tokens; the length of that."""
         found, length = None, 0
         for one in self._kept if scope else ():
             same = one.common(tokens) if one.scope == scope else 0
             if same > length:
                 found, length = one, same
         if found is None:
-            self._cache = self._stage.make_cache()
-            self._marks = {} if self._cuts else {0: mark(self._cache)}
-            return 0
+            cache = self._model.stage.make_cache()
+            self._marks = {} if self._model.cuts else {0: mark(cache)}
+            return cache, 0
         marked = found.marks.get(length, {})
         if length >= _MOVED * len(found.tokens):
             self._kept.remove(found)
-            self._cache = found.cache
-            go_back(self._cache, len(found.tokens) - length, marked)
+            cache = found.cache
+            go_back(cache, len(found.tokens) - length, marked)
         else:
-            self._make_room(length)
-            self._cache = cut_to(found.cache, length, marked)
+            self._make_room(self._taken + length)
+            cache = cut_to(found.cache, length, marked)
         self._marks = {at: one for at, one in found.marks.items() if at <= length}
-        return length
+        return cache, length
 
     def _try(self, compute: Callable[[], None]) -> bool:
         try:
             compute()
         except Exception as error:  # a model's own code may raise anything; answers need no guesses
-            log.error("draft_model_failed", model_type=self._stage.spec.model_type, exc_info=error)
+            model_type = self._model.stage.spec.model_type
+            log.error("draft_model_failed", model_type=model_type, exc_info=error)
             self._shared.failed = True
-            self.clear()
+            for one in self._shared.desks:
+                one.own = None  # with its caches, which are of no use any more
+                one.clear()
             return False
         return True
-
-    def _timed(self) -> float:
-        """Median seconds of a guess behind a short prompt."""
-        self._cache = self._stage.make_cache()
-        took = []
-        for place in range(_TRIALS):
-            begun = time.perf_counter()
-            self._next(np.zeros(1, np.uint32), place)
-            took.append(time.perf_counter() - begun)
-        self._cache = []
-        return median(took)
 
 
 class Desks:
@@ -412,15 +410,21 @@ class Desks:
         self._desks = [first]
 
     def follow(self, row: int, guesses: Guesses, parameters: Callable[[], bytes]) -> None:
-        """As `Drafter.follow`. Of more than ROWS rows nobody guesses for the last."""
+        """As `Drafter.follow`. Of more than DRAFT_ROWS rows nobody guesses for the last."""
         desk = self._of(row) or self._of(0)
-        if desk is None and len(self._desks) < ROWS:
+        if desk is None and len(self._desks) < DRAFT_ROWS:
             desk = self._desks[0].another()
             self._desks.append(desk)
         if desk is None:
             desk = next((one for one in self._desks if not one.following), None)
         if desk is not None:
             desk.follow(row, guesses, parameters)
+
+    def in_one_lane(self, rows: Sequence[int]) -> None:
+        """Has these rows have their guesses together from now on: one step computes them."""
+        found = [desk for desk in self._desks if desk.row in rows]
+        for desk in found:
+            desk.lane = found
 
     def rest(self, rows: Sequence[int]) -> None:
         """Guesses nothing for these rows until `follow` is called again."""
@@ -434,18 +438,27 @@ class Desks:
         return any(desk.following for desk in self._desks)
 
     def work(self, spare: float) -> bool:
-        """As `Drafter.work`, for the row that has waited longest."""
+        """As `Drafter.work`, for the row that has waited longest and those of its lane."""
         for place, desk in enumerate(self._desks):
             if desk.work(spare):
                 self._desks.append(self._desks.pop(place))
                 return True
         return False
 
-    def keep_up(self, row: int) -> None:
-        """As `Drafter.keep_up`."""
-        desk = self._of(row)
-        if desk is not None:
-            desk.keep_up()
+    def keep_up(self, rows: Sequence[int]) -> None:
+        """As `Drafter.keep_up`, for each of these rows."""
+        for desk in self._desks:
+            if desk.row in rows:
+                desk.keep_up()
+
+    def guess(self, rows: Sequence[int], count: int) -> None:
+        """Makes the guesses that are missing to `count` behind the tokens of each of these rows, of all rows
+        together."""
+        desks = [desk for desk in self._desks if desk.row in rows]
+        for _ in range(count):
+            lacking = next((desk for desk in desks if desk.lacks(count)), None)
+            if lacking is None or not lacking.guess(lambda row: row.lacks(count)):
+                return
 
     def taken(self, row: int, first: int, count: int, alive: Callable[[], bool]) -> list[int]:
         """As `Drafter.taken`."""

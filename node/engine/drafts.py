@@ -272,6 +272,11 @@ class Guesses:
         return len(self._text) // _WORD
 
     @property
+    def whole(self) -> int:
+        """The number of the row's tokens, and of guesses behind them."""
+        return self.known + len(self._ahead)
+
+    @property
     def wanting(self) -> bool:
         """Whether to guess another token: there are to be as many as the last run had behind what steps
         compute, so that the next run finds its drafts there. While there are no runs there is to be one now
@@ -318,11 +323,13 @@ class Guesses:
         with self._lock:
             self.held = held
 
-    def feed(self, most: int) -> Feed:
-        """At most `most` tokens that the model is to compute next. They count as computed."""
+    def feed(self, most: int, first: int | None = None) -> Feed:
+        """At most `most` tokens that the model is to compute next, which then count as computed: from the
+        first that it has not computed, or from place `first` if that comes before."""
         with self._lock:
-            whole = self.known + len(self._ahead)
-            start, end = self.held, min(whole, self.held + most)
+            whole = self.whole
+            start = self.held if first is None else min(self.held, first)
+            end = min(whole, start + most)
             sure = np.frombuffer(bytes(self._text[start * _WORD : end * _WORD]), np.uint32)
             behind = self._ahead[max(0, start - self.known) : max(0, end - self.known)]
             self.held = end

@@ -148,6 +148,7 @@ class Loaded:
             capabilities=self.front.capabilities if self.front is not None else (),
             vision_not_installed=self.front is not None and self.front.vision_not_installed,
             draft_us=round(1e6 * sum(each.seconds for each in self.drafters)),
+            draft_rows_us=round(1e6 * self.drafter.seconds_together) if self.drafter is not None else 0,
             caches=self.layout.digest if self.layout is not None else b"",
         )
 

@@ -16,6 +16,7 @@ from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.ring.composition import MAX_DRAFTS, MAX_UNSETTLED, Composition, ResolvedStep, Settling
+from sealring.mesh.ring.limits import DRAFT_ROWS
 from sealring.mesh.ring.spread import Times, between
 from sealring.node.engine.drafts import Feed, Guesses, Lookup, Runs
 from sealring.v1 import control_pb2 as control
@@ -46,6 +47,10 @@ class Machine:
     def takes(self, tokens: int) -> float:
         return between(self.stairs, tokens) if self.stairs else 1 + (self.eight - 1) * (tokens - 1) / 7
 
+    def guesses(self, rows: int) -> float:
+        """The time in which the draft model guesses a token for each of `rows` rows at once."""
+        return self.draft * self.takes(rows)
+
     def share(self, stage: int) -> float:
         """A stage's time over that of one of equal stages."""
         return self.head if stage == 0 else (self.stages - self.head) / (self.stages - 1)
@@ -58,7 +63,10 @@ class Machine:
         facts = RingFacts(
             members, 4, 4096, prefixes=control.PREFIX_SUPPORT_ANY, speculate=True, costs=slowest
         )
-        return replace(facts, draft=self.draft, mtp=self.mtp, head=one, draft_runs=len(members))
+        together = 0.0 if self.mtp else self.guesses(DRAFT_ROWS)
+        return replace(
+            facts, draft=self.draft, draft_rows=together, mtp=self.mtp, head=one, draft_runs=len(members)
+        )
 
     def _table(self, share: float) -> StepCosts:
         times = tuple((tokens, share * self.takes(tokens)) for tokens in (1, 2, 4, 8, 16, 32))

@@ -30,7 +30,7 @@ _RATE = 0.05
 class SharedRing:
     """Rows whose drafts are each right with probability `right`: of a draft model if the machine has one,
     else looked up. The head does one thing at a time: its stage's steps in order, and before a step with
-    drafts the guesses that it needs, row by row. It ends with the first answer."""
+    drafts the guesses that it needs, for all rows of a lane at once. It ends with the first answer."""
 
     def __init__(self, machine: Machine, rows: int, tokens: int, right: float, drafts: int = 15) -> None:
         self._machine, self._tokens, self._right, self._drafts = machine, tokens, right, drafts
@@ -54,6 +54,7 @@ class SharedRing:
             costs=_in_seconds(facts.costs),
             head=_in_seconds(head),
             draft=facts.draft * SECONDS,
+            draft_rows=facts.draft_rows * SECONDS,
             draft_runs=64,
         )
         self._do(self._scheduler.attach(timed))
@@ -107,7 +108,7 @@ class SharedRing:
             machine, tokens = self._machine, len(step.sampled)
             for row in set(step.sampled):
                 self._under_way[row] = self._under_way.get(row, 0) + 1
-            guesses = machine.draft * step.drafts * len(step.rows) * step.modelled
+            guesses = machine.guesses(len(step.rows)) * step.drafts * step.modelled
             at = self._now
             for stage in range(machine.stages):
                 took = machine.takes(tokens) * machine.share(stage) + (guesses if stage == 0 else 0)

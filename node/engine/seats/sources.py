@@ -7,7 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -252,10 +252,9 @@ class Head(_Opened):
 
     def decode(self, step: ResolvedStep) -> Input:
         if step.asks:
-            for row in step.rows:
-                self._follow(row)
-                if self._desks is not None:
-                    self._desks.keep_up(row)
+            self._follow(step.rows)
+            if self._desks is not None:
+                self._desks.keep_up(step.rows)
         elif self._desks is not None:
             self._desks.rest(step.rows)
         buffer = self._transfer.receive_buffer(self._spec.receives, len(step.rows), 1)
@@ -265,26 +264,30 @@ class Head(_Opened):
         return self._feedback.last(step.rows)
 
     def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
-        self._follow(chunk.row)
+        self._follow([chunk.row])
         return super().chunk(step, chunk)
 
     def verify(self, step: ResolvedStep) -> Input:
-        for row in step.rows:
-            self._follow(row, step.drafts * step.modelled)
+        self._follow(step.rows, step.drafts * step.modelled)
         return Input([mx.array(self._drafted(step), mx.uint32)])
 
-    def _follow(self, row: int, drafts: int = 0) -> None:
-        """Has the draft model guess for a row."""
-        guesses = self._prompts.guesses(row) if self._desks is not None else None
-        if self._desks is None or guesses is None:
+    def _follow(self, rows: Sequence[int], drafts: int = 0) -> None:
+        """Has the draft model guess for rows that are computed together."""
+        if self._desks is None:
             return
-        guesses.step(drafts)
-        self._desks.follow(row, guesses, lambda: self._prompts.parameters(row))
+        for row in rows:
+            guesses = self._prompts.guesses(row)
+            if guesses is not None:
+                guesses.step(drafts)
+                self._desks.follow(row, guesses, partial(self._prompts.parameters, row))
+        self._desks.in_one_lane(rows)
 
     def _drafted(self, step: ResolvedStep) -> list[list[int]]:
         if step.continues:
             return [self._runs.go_on(step)]
         last = np.frombuffer(self._feedback.last(step.rows), np.uint32).tolist()
+        if self._desks is not None and step.modelled:
+            self._desks.guess(step.rows, step.drafts)
         return [self._run(step, row, token) for row, token in zip(step.rows, last, strict=True)]
 
     def _run(self, step: ResolvedStep, row: int, last: int) -> list[int]:

@@ -125,6 +125,14 @@ def trim(cache: Cache, tokens: int) -> None:
                 raise Internal("a cache was to be cut and cannot")
 
 
+def cuts_together(cache: Cache) -> bool:
+    """Whether rows with caches like this empty one are computed together and `take_back` can cut them."""
+    if isinstance(cache, OneRow) or not trimmable(cache):
+        return False
+    parts = [part for entry in merge([cache, copied(cache)]) for part in parts_of(entry)]
+    return all(isinstance(part, RowsCache) for part in parts)
+
+
 def take_back(batch: Batch, tokens: Sequence[int]) -> None:
     """Takes the last of these numbers of tokens off each place of a batch, in place. Raises Internal unless
     each row's cache is `trimmable`."""

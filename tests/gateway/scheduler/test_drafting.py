@@ -298,13 +298,14 @@ def test_a_draft_model_gains_on_a_simulated_ring(stages: int, draft: float) -> N
 
 SHARED = {
     (2, 2, 0.2): 1.5,
-    (2, 3, 0.2): 1.2,
-    (2, 4, 0.2): 1.08,
+    (2, 3, 0.2): 1.3,
+    (2, 4, 0.2): 1.2,
     (2, 4, 0.0): 1.2,
     (3, 3, 0.3): 1.5,
-    (3, 4, 0.14): 1.2,
+    (3, 4, 0.14): 1.35,
 }
-"""By stages, rows, and the time in which the draft model guesses a token of one row; as SMALL."""
+"""By stages, rows, and the time in which the draft model guesses a token of one row; of several at once it
+rises as a stage's does. As SMALL."""
 
 
 @pytest.mark.parametrize(("stages", "rows", "draft"), SHARED)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stagering import SEED, compute_thread, config_of, expected, prompt_of, setting
 
 from sealring.node.engine import params
-from sealring.node.engine.drafter import Drafter
+from sealring.node.engine.drafter import Desks, Drafter
 from sealring.node.engine.drafts import Guesses
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage, random_stage
@@ -42,9 +42,11 @@ def on_the_compute_thread() -> Iterator[None]:
     compute_thread(0).submit(mx.synchronize).result()
 
 
+TIMES = [control.StepTime(rows=1, tokens=tokens, microseconds=1000 * tokens) for tokens in (1, 8, 64)]
+
+
 def drafter(room: int = ROOM, family: str = FAMILY) -> Drafter:
-    times = [control.StepTime(rows=1, tokens=tokens, microseconds=1000 * tokens) for tokens in (1, 8, 64)]
-    return Drafter(stage(family), setting(family, "vocab_size"), room, times)
+    return Drafter(stage(family), setting(family, "vocab_size"), room, TIMES)
 
 
 def row(tokens: list[int], scope: bytes = b"mine") -> Guesses:
@@ -193,6 +195,103 @@ def test_wrong_guesses_are_forgotten(family: str, rows: list[tuple[list[tuple[in
         assert not made.failed
 
     words = setting(family, "vocab_size")
+    in_compute_thread(test)
+
+
+class Noting(Stage):
+    """A stage that notes the rows and tokens of each pass for guesses, on a stage that is there already."""
+
+    def __init__(self, made: Stage) -> None:
+        vars(self).update(vars(made))
+        self.passes: list[tuple[int, ...]] = []
+
+    def last_logits(self, inputs: list[mx.array], *rest: Any) -> mx.array:
+        self.passes.append(inputs[0].shape)
+        return super().last_logits(inputs, *rest)
+
+
+steps = st.lists(
+    st.tuples(st.integers(1, 7), st.lists(st.integers(0, 7), min_size=3, max_size=3), st.integers(0, 6)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lengths=st.lists(st.integers(1, 40), min_size=3, max_size=3), steps=steps)
+def test_rows_of_a_lane_have_the_guesses_that_each_would_have_alone(
+    lengths: list[int], steps: list[tuple[int, list[int], int]]
+) -> None:
+    """One pass makes a guess of each, wherever the last ones were wrong. `steps` are guesses ahead, those
+    that are right in each row, and a row that leaves before and comes back; 0, 4 and more for none."""
+
+    def test() -> None:
+        made = Noting(stage(FAMILY))
+        desks, texts = Desks(Drafter(made, words, ROOM, TIMES)), {}
+        guessing: dict[int, Guesses] = {}
+
+        def come(number: int) -> None:
+            guessing[number] = row(texts[number])
+            desks.follow(number, guessing[number], lambda: params.encode(RowParameters()))
+            while desks.work(1.0):
+                pass
+
+        for number, length in enumerate(lengths, 1):
+            texts[number] = prompt_of(FAMILY, number, length)
+            come(number)
+        for ahead, rights, leaves in steps:
+            if leaves in guessing:
+                desks.gone(leaves)
+                come(leaves)
+            desks.in_one_lane(list(guessing))
+            desks.guess(list(guessing), ahead)
+            made.passes.clear()
+            desks.guess(list(guessing), 1 + ahead)
+            assert [rows for rows, _ in made.passes] == [3]
+            for (number, guesses), right in zip(guessing.items(), rights, strict=True):
+                text = texts[number]
+                coming = desks.taken(number, len(text), ahead, lambda: True)
+                assert coming == said(tuple(text), ahead)
+                answer = coming[:right]
+                if right < ahead:
+                    answer.append((coming[right] + 1) % words)
+                for token in answer:
+                    guesses.add(token)
+                text += answer
+
+    words = setting(FAMILY, "vocab_size")
+    in_compute_thread(test)
+
+
+def test_a_row_that_shares_caches_goes_on_alone_is_kept_and_has_a_limit() -> None:
+    """The rows of a batch are as long as the longest: two that have no room for that are computed one by
+    one."""
+
+    def test() -> None:
+        made = Noting(stage(FAMILY))
+        for room, passes in ((250, [1, 1]), (500, [2])):
+            desks = Desks(Drafter(made, setting(FAMILY, "vocab_size"), room, TIMES))
+            rows = {number: row(prompt_of(FAMILY, number, 10 if number == 1 else 130)) for number in (1, 2)}
+            for number, guesses in rows.items():
+                desks.follow(number, guesses, lambda: params.encode(RowParameters()))
+                while desks.work(1.0):
+                    pass
+            desks.in_one_lane([1, 2])
+            made.passes.clear()
+            for guesses in rows.values():
+                guesses.step(1)
+            while desks.work(1.0):
+                pass
+            assert [count for count, _ in made.passes] == passes
+            desks.gone(1)
+            rows[2].step(3)
+            while desks.work(1.0):
+                pass
+            assert rows[2].taken(130, 4) == said(tuple(prompt_of(FAMILY, 2, 130)), 4)
+            turn = row([*prompt_of(FAMILY, 1, 10), 5])
+            desks.follow(3, turn, lambda: params.encode(RowParameters()))
+            assert turn.held == 10
+
     in_compute_thread(test)
 
 

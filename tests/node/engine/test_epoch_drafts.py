@@ -320,9 +320,15 @@ class Several(Prompts):
         return (self._guess(row) + [0] * count)[:count]
 
 
-def together(family: str, size: int, rows: dict[int, RowParameters], right: float | None) -> Several:
-    """Answers of rows in one lane, with drafts that are right with this probability, or without. The second
-    row leaves in the middle."""
+def together(
+    family: str,
+    size: int,
+    rows: dict[int, RowParameters],
+    right: float | None = None,
+    model: Drafter | None = None,
+) -> Several:
+    """Answers of rows in one lane, with drafts that are right with this probability, with those of a draft
+    model, or without. The second row leaves in the middle."""
     words, chance = setting(family, "vocab_size"), random.Random(3)
     plain = {} if right is None else together(family, size, rows, None).answers
 
@@ -331,17 +337,18 @@ def together(family: str, size: int, rows: dict[int, RowParameters], right: floa
         return [token if chance.random() < (right or 0) else (token + 1) % words for token in coming]
 
     prompts = Several({row: (prompt_of(family, row, 3 + row), each) for row, each in rows.items()}, guess)
-    ring = Ring(stages_of(family, size), prompts)
-    gateway, number = Gateway(ring), 0
+    ring = Ring(stages_of(family, size), prompts, drafter=model)
+    gateway, number, without = Gateway(ring), 0, right is None and model is None
     changes = [control.Change(admit=control.Admit(row=row, lane=0)) for row in rows]
     there, pattern = list(rows), [0, 1, 3, 2, 0, 3, 1]
     try:
         for row in rows:
             gateway.prefill(row)
         while min(len(prompts.answers[row]) for row in there) < TOKENS:
-            drafts = 0 if right is None else pattern[number % len(pattern)]
+            drafts = 0 if without else pattern[number % len(pattern)]
             number += 1
-            gateway.step(*changes, decode=control.Decode(lane=0, drafts=drafts))
+            asked = {"modelled": drafts > 0, "asks": True} if model is not None else {}
+            gateway.step(*changes, decode=control.Decode(lane=0, drafts=drafts, **asked))
             changes = []
             if 2 in there and len(prompts.answers[2]) >= TOKENS // 2:
                 there.remove(2)
@@ -375,6 +382,24 @@ def test_rows_in_one_lane_have_drafts_together(family: str, size: int) -> None:
             assert len(drafted.steps) < len(plain.steps)
         for one, other in zip(drafted.logprobs[3], plain.logprobs[3], strict=False):
             assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("family", "size"), [("llama", 2), pytest.param("qwen3:8", 2, marks=pytest.mark.sweep)]
+)
+def test_rows_in_one_lane_have_a_draft_models_guesses_together(family: str, size: int) -> None:
+    """Answers are those without; and the same model guesses nearly always right."""
+    rows = {row: PARAMETERS[name] for row, name in enumerate(("drawn", "penalties", "told", "greedy"), 1)}
+    plain = together(family, size, rows)
+    same, other = (together(family, size, rows, model=drafter(family, SEED + one)) for one in (0, 1))
+    for drafted in (same, other):
+        for row in rows:
+            few = min(len(drafted.answers[row]), len(plain.answers[row]))
+            assert few >= TOKENS // 2
+            assert drafted.answers[row][:few] == plain.answers[row][:few]
+    assert not drafter(family, SEED).failed
+    assert len(same.steps) < 0.6 * len(plain.steps)
+    assert min(same.modelled[row].likely() for row in rows) > 0.5
 
 
 def test_rows_whose_caches_cannot_be_cut_have_no_drafts_together() -> None:
