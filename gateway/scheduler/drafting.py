@@ -27,6 +27,7 @@ from sealring.gateway.scheduler.lane import Lane
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_DRAFTED, MAX_UNSETTLED
+from sealring.mesh.ring.limits import DRAFT_ROWS
 from sealring.v1 import control_pb2 as control
 
 DEPTHS = (1, 3, 7, 15)
@@ -248,7 +249,8 @@ class Together:
         right."""
         key = (rows, tuple(sorted(others)))
         if key not in self._pays:
-            likely = Likely(_GOOD, _GOOD if self._guessing(1) else 0.0)
+            guessed_for = self._guessing(1) > 0 and rows + sum(others) <= DRAFT_ROWS
+            likely = Likely(_GOOD, _GOOD if guessed_for else 0.0)
             plain = [Step(size, Way(), 0.0) for size in others]
             self._pays[key] = self._best(rows, TOGETHER[-1], likely, plain, 0.0, 1.0) != Way()
         return self._pays[key]
@@ -398,7 +400,8 @@ class Drafting:
             way = Way()
         else:
             others = [self._of(other).step for other in lanes if other is not lane]
-            likely = seen.likely._replace(modelled=0.0) if self._mtp else seen.likely
+            guessed_for = not self._mtp and rows <= DRAFT_ROWS
+            likely = seen.likely if guessed_for else seen.likely._replace(modelled=0.0)
             way = self._rounds.best(len(lane.rows), most, likely, others, seen.credit)
         # The first run of a chain waits until no other step can bring a token of the rows. For that run the
         # head calls `Lookup.drafts` in its compute loop, for tokens that come `Lookup.add` and `likely` in

@@ -179,8 +179,8 @@ class DraftBatch:
                     row.guesses.guess(feed, token)
 
     def _feeds(self, wanting: Collection[DraftRow]) -> tuple[list[Feed], int]:
-        """As many tokens of each row, and the number that some of `wanting` still lack then. Of other rows
-        they are the last that are computed."""
+        """Tokens of each row, all rows as many, and the number that some of `wanting` still lack then. Rows
+        that want no guess have their last computed ones."""
         while True:  # until no guess is found wrong meanwhile
             for row in self.rows:
                 row.computed = min(row.computed, row.guesses.held)

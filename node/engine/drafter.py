@@ -294,8 +294,8 @@ class Drafter:
         return there if there is not None and len(there.rows) == len(rows) else DraftBatch(rows)
 
     def _feed(self, own: DraftRow, tokens: int) -> Feed:
-        """What the row's caches lack, once wrong guesses are out of them: at most `tokens` tokens, and those
-        that are to be computed again."""
+        """Takes wrong guesses out of the row's caches. Returns at most `tokens` tokens that these lack,
+        behind those that are to be computed again."""
         while True:  # until no guess is found wrong meanwhile
             held = own.guesses.held
             self._back(own, held)

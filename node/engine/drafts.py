@@ -324,8 +324,8 @@ class Guesses:
             self.held = held
 
     def feed(self, most: int, first: int | None = None) -> Feed:
-        """At most `most` tokens that the model is to compute next, which then count as computed: from the
-        first that it has not computed, or from place `first` if that comes before."""
+        """At most `most` tokens that the model is to compute next. They count as computed. They begin where
+        it has computed nothing, or at place `first` if that comes before."""
         with self._lock:
             whole = self.whole
             start = self.held if first is None else min(self.held, first)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
+from dataclasses import replace
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -334,8 +335,16 @@ def test_what_takes_longer_than_the_table_says_is_given_up() -> None:
     assert together.best(2, 0, likely, [plain], 0.0) == Way()
     assert together.best(16, 15, likely, [], 0.0) == Way(), "a step has 16 tokens at most"
     assert together.pays(2, [2])
-    dear = Together(ring(2, StepCosts(DEAR.tokens, DEAR.tokens)))
-    assert not dear.pays(2, [2]), "a token more costs as much as a step"
+    dear = StepCosts(DEAR.tokens, DEAR.tokens)
+    assert not Together(ring(2, dear)).pays(2, [2]), "a token more costs as much as a step"
+    guessed = Together(replace(ring(2, StepCosts(STAIRS, STAIRS)), draft=1e-6, draft_rows=1e-6))
+    assert guessed.pays(2, [2])
+
+
+def test_a_draft_model_guesses_for_no_ring_of_more_rows_than_it_follows() -> None:
+    machine = Machine(2, 1.8, stages=2, draft=0.07, stairs=STAIRS)
+    plain = SharedRing(machine, 16, 60, 0.7, drafts=0).rate
+    assert SharedRing(machine, 16, 60, 0.7).rate == pytest.approx(plain)
 
 
 HEADS = {(2, 0.1, 0.8): 1.85, (3, 0.15, 0.8): 1.85, (2, 0.1, 0.3): 1.1, (2, 0.2, 0.8): 1.65}
