@@ -29,6 +29,7 @@ from bench.paced.timed import StepTable, StepTimes
 from sealring.node.engine import device as engine_device
 from sealring.node.engine import main, transfer
 from sealring.node.engine.staging import Stage, StageSpec, caches
+from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.staging.mtp_head import MtpHead
 from sealring.node.wire.channel import EngineChannel, RecordHeader
 
@@ -59,7 +60,7 @@ class Hooked:
     def install(self) -> None:
         """Has the product call this object."""
         mx.eval, mx.async_eval = self.eval, self.async_eval
-        Stage.__call__ = lambda stage, inputs, cache: self.call(stage, inputs, cache)  # type: ignore[method-assign]
+        Stage.__call__ = lambda stage, *arguments: self.call(stage, *arguments)  # type: ignore[method-assign]
         fill, guess = MtpHead.fill, MtpHead.__call__
         guesses: list[bool] = []
 
@@ -79,11 +80,13 @@ class Hooked:
         MtpHead.fill, MtpHead.__call__ = filled, called  # type: ignore[method-assign]
         transfer.register(lambda: HookedTransfer(self))
 
-    def call(self, stage: Stage, inputs: list[mx.array], cache: caches.Batch) -> list[mx.array]:
+    def call(
+        self, stage: Stage, inputs: list[mx.array], cache: caches.Batch, positions: Positions | None = None
+    ) -> list[mx.array]:
         """The stage's call, as the product makes it."""
         rows, tokens = inputs[0].shape[:2]
         context = tokens_in(cache)
-        outputs = self._call(stage, inputs, cache)
+        outputs = self._call(stage, inputs, cache, positions)
         self.built(stage.spec, rows, tokens, context)
         return outputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ from bench.paced.engine import HookedTransfer, PacedEngine
 from bench.paced.figures import StageTime, figures
 from bench.paced.node import Pace
 from bench.paced.pacing import PacedDevice
-from sealring.node.engine.staging import StageSpec
+from sealring.node.engine.staging import Stage, StageSpec
 from sealring.node.engine.staging.layout import TOKENS
 
 KNOWN = figures()
@@ -105,3 +106,8 @@ def test_what_is_timed_at_load_has_no_link(make, time):
     assert time.now == pytest.approx(100 + half(1, 1) + KNOWN.completion)
     engine.eval(mx.zeros(1))
     assert time.now == pytest.approx(100 + half(1, 1) + KNOWN.completion)
+
+
+def test_it_stands_in_for_a_stages_call_with_all_arguments() -> None:
+    product, ours = (list(signature(each).parameters) for each in (Stage.__call__, PacedEngine.call))
+    assert ours[1:] == ["stage", *product[1:]]
