@@ -270,10 +270,11 @@ class Drafter:
             desk.own for desk in self._lane if desk is not self and desk.own is not None and desk.following
         ]
         rows = [own, *(row for row in beside if row.behind <= CAUGHT_UP and wanting(row))]
-        there = own.batch.rows if own.batch is not None else []
-        together = rows + [row for row in there if row not in rows]
-        longest = max(row.computed for row in together) + CAUGHT_UP
-        if self._model.batches and len(together) > 1 and self._reserve(together, len(together) * longest):
+        there = [mate for row in rows if row.batch is not None for mate in row.batch.rows]
+        together = list(dict.fromkeys([*rows, *there]))
+        lengths = [row.computed for row in together]
+        more = self._model.batches and len(together) > 1 and min(lengths) > 0
+        if more and self._reserve(together, len(together) * (max(lengths) + CAUGHT_UP)):
             return self._try(lambda: self._batch(together).guess(self._model, rows))
         if not self._reserve([own], own.computed + CAUGHT_UP):
             return False
