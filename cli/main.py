@@ -33,8 +33,11 @@ _NAMES = (
 )
 """Commands and groups of them in the order of the help; each has the module of its name, and `deploy` is
 `deployment.short`."""
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-"""Errors of a write that name no file."""
+_PLACES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS), "the disk"),
+    errno.ENOENT: "the working folder",
+}
+"""What errors mean that name no file: a write, and a path relative to a folder that was removed."""
 
 _PARTS = "Parts of a cluster"
 _COMMAND_WIDTH = 26
@@ -176,8 +179,11 @@ def _known(error: Exception) -> SealringError | None:
     """
     if isinstance(error, SealringError):
         return error
-    if isinstance(error, OSError) and (error.filename is not None or error.errno in _FULL):
-        place = "the disk" if error.filename is None else os.fsdecode(error.filename)[:256]
+    if not isinstance(error, OSError):
+        return None
+    named = error.filename is not None
+    place = os.fsdecode(error.filename)[:256] if named else _PLACES.get(error.errno or 0, "")
+    if place:
         return ConfigError(
             f"{place} cannot be used: {error.strerror}",
             hint="check its permissions, the free space, and how it is spelled",

@@ -112,6 +112,11 @@ def test_only_what_there_is_is_a_command(here: Any) -> None:
         (KeyboardInterrupt(), 130, ""),
         (ConfigError("x", hint="y", reason="Z"), 7, "error: x (hint: y) [Z]\n"),
         (OSError(errno.ENOSPC, "No space"), 7, f"error: the disk cannot be used: No space {UNUSABLE}\n"),
+        (
+            FileNotFoundError(errno.ENOENT, "No"),
+            7,
+            f"error: the working folder cannot be used: No {UNUSABLE}\n",
+        ),
         (PermissionError(errno.EACCES, "No", "/a b"), 7, f"error: /a b cannot be used: No {UNUSABLE}\n"),
         (
             ValueError("SECRET"),
