@@ -49,6 +49,8 @@ ROOT_DRAFT = "root.draft"
 _OPERATOR_CSR = "operator_csr"
 CA_FILES = ("ca.key", "ca.pem")
 _LATER_FILES = (ROOT_KEY, ROOT_METADATA, OPERATOR_DIR, DATABASE_NAME)
+_SIDES = ("-journal", "-shm", "-wal")
+"""Endings of the files that SQLite keeps beside a database."""
 
 
 def init(settings: CoordinatorSettings, *, roster_threshold: int = 1, clock: Clock = wall_clock) -> None:
@@ -181,17 +183,17 @@ def _check_threshold(what: str, threshold: int, keys: int) -> None:
 def _whole(settings: CoordinatorSettings, absent: Sequence[Path]) -> Iterator[None]:
     """The folder as of `make_folder`, for this process alone until the end of the block.
 
-    What the block has made is taken away again if it fails, for example on a full disk: a half made folder
-    would refuse to be made anew. Raises as `make_folder`, and Conflict (STATE_IN_USE).
+    Those of `absent` that the block has made are taken away again if it fails, for example on a full disk: a
+    half made folder would refuse to be made anew. Others may meanwhile put files of theirs into the folder.
+    Raises as `make_folder`, and Conflict (STATE_IN_USE).
     """
     folder = settings.state_dir
     with lock_state(folder):
         make_folder(settings, absent)
-        before = set(folder.iterdir())
         try:
             yield
         except BaseException:
-            for path in {*absent, *folder.iterdir()} - before:
+            for path in (*absent, *(folder / f"{DATABASE_NAME}{end}" for end in _SIDES)):
                 if path.is_dir():
                     shutil.rmtree(path)
                 else:

@@ -226,6 +226,8 @@ def test_the_same_key_twice_is_one_signature(tmp_path: Path) -> None:
 
 def test_a_folder_that_a_full_disk_left_half_made_is_made_anew(tmp_path: Path) -> None:
     settings = CoordinatorSettings(state_dir=tmp_path / "state", roster_key_files=[tmp_path / "second.key"])
+    settings.state_dir.mkdir()
+    (settings.state_dir / "of somebody else").touch()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))  # room for keys, and for no database
     try:
@@ -234,7 +236,8 @@ def test_a_folder_that_a_full_disk_left_half_made_is_made_anew(tmp_path: Path) -
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.reason == "STATE_UNWRITABLE"
-    assert list(tmp_path.rglob("*")) == [tmp_path / "state"]
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {"state", "state/coordinator.lock", "state/of somebody else"}
     init(settings)
 
 
