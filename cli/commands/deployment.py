@@ -351,7 +351,7 @@ def create(
     say(f"{spec.name} is {'serving' if wait else 'on its way'}")
     if idle and not (spec.stages or spec.split or spec.members):
         others = "one more node is" if idle == 1 else f"{idle} more nodes are"
-        say(f"no more nodes hold it than it needs: {others} online (--stages N, --replicas N use them)")
+        say(f"it is on as few nodes as it needs; {others} online (--stages N or --replicas N use more)")
 
 
 async def create_deployment(admin: Admin, spec: Any, shown: Callable[[str], None]) -> tuple[Any, bool]:
