@@ -52,6 +52,7 @@ async def test_nodes_with_sick_parts_serve(sick: Sick) -> None:
     await eventually(lambda: tools.asked(BOOT) >= 2)
     since = max(challenged_at(cluster))
     await eventually(lambda: min(challenged_at(cluster)) > since)
+    assert said("coordinator", "challenge_failed") == 0
     tools.once(BOOT, SLOW)
     asked = tools.asked(BOOT)
     await cluster.children.kill_one("node-0")
