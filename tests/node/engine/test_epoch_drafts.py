@@ -6,7 +6,7 @@ import dataclasses
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ from stagering import (
 )
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.drafter import Drafter
-from sealring.node.engine.drafts import Lookup
+from sealring.node.engine import params
+from sealring.node.engine.drafter import Desks, Drafter
+from sealring.node.engine.drafts import Guesses, Lookup
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage, build_skeleton, random_stage
@@ -462,6 +463,39 @@ def test_answers_of_every_architecture_are_the_same(key: str, seed: int, size: i
     check_answers(stages, PARAMETERS[name], drafters, seed)
     same = answered(stages, PARAMETERS[name], drafter=drafters["the same model"], seed=seed)
     assert same.modelled[1].likely() > 0.9
+
+
+@pytest.mark.parametrize("key", SERVED)
+@pytest.mark.sweep
+def test_two_rows_of_every_architecture_have_the_guesses_together_that_each_has_alone(key: str) -> None:
+    config = narrow(tiny(ALL[key], key))
+    layers = len(build_skeleton(config).layers)
+    words = made_stages(config, layers, 1, seed=1)[-1].spec.hands_on[0].tail[0]
+    model = draft_model(config, layers, words, 1)
+
+    def guessed(*, together: bool) -> list[list[int]]:
+        desks, chance = Desks(model), random.Random(1)
+        rows = {
+            number: Guesses(np.array([chance.randrange(words) for _ in range(length)], np.uint32))
+            for number, length in ((1, 5), (2, 9))
+        }
+        for number, guesses in rows.items():
+            desks.follow(number, guesses, lambda: params.encode(RowParameters()))
+            while desks.work(1.0):
+                pass
+        if together:
+            desks.in_one_lane([1, 2])
+            desks.guess([1, 2], 4)
+        found = [desks.taken(number, guesses.known, 4, lambda: True) for number, guesses in rows.items()]
+        desks.leave()
+        return found
+
+    alone, both = (
+        compute_thread(0).submit(partial(guessed, together=one)).result(PATIENCE_SECONDS)
+        for one in (False, True)
+    )
+    assert both == alone
+    assert not model.failed
 
 
 @pytest.mark.parametrize("name", ["greedy", "told"])
