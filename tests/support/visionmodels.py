@@ -836,10 +836,10 @@ FAMILIES |= {
 }
 
 
-def tokenizer(special: list[str]) -> Tokenizer:
-    """Special tokens first, then single bytes."""
+def tokenizer(special: list[str], first: int = 0) -> Tokenizer:
+    """Special tokens from the number `first` on, then single bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(BPE({name: number for number, name in enumerate([*special, *letters])}, []))
+    made = Tokenizer(BPE({name: number for number, name in enumerate([*special, *letters], first)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
@@ -850,7 +850,7 @@ def write_folder(path: Path, name: str, config: dict[str, Any] | None = None) ->
     """The folder of a family, with `config` more of its configuration, and without weights."""
     family = FAMILIES[name]
     path.mkdir(parents=True, exist_ok=True)
-    tokenizer(family.special).save(str(path / "tokenizer.json"))
+    tokenizer(family.special, family.first).save(str(path / "tokenizer.json"))
     row = {family.row_name: family.row_number}
     files = {
         "config.json": {**family.config, **row, **(config or {})},

@@ -61,8 +61,9 @@ which take 24 bytes for each pixel. Those of further images are made when their 
 _SIZES, _SHAPES = 4096, 256
 """Images whose sizes are remembered, and sizes of which it is remembered what becomes of them."""
 
-_TRIES = 4
-"""Sizes in which an image is tried that has too many tokens."""
+_TRIES = 6
+"""Sizes in which an image is tried that has too many tokens. Four are too few where the processor makes a
+large image smaller by itself, and then rounds twice to a size just above."""
 
 _LESS, _MUCH_LESS = 0.97, 0.75
 """Parts of the size at which tokens would fit in proportion: a processor rounds sizes to patches or tiles. It

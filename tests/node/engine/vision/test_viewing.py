@@ -23,7 +23,10 @@ from sealring.v1 import inference_pb2 as inference
 EVERY_RUN = {"gemma3": "gemma", "qwen2_vl": "qwen"}
 """Families and fixtures: a viewer takes two seconds of a processor to start, so tests share one of each."""
 
-PADDED = ("mistral3", "pixtral", "gemma4", "idefics3", "smolvlm", "internvl_chat")
+PADDED = (
+    *("gemma4", "idefics2", "idefics3", "internvl", "internvl_chat", "llava_onevision", "mistral3"),
+    *("nemotron_h_nano_omni", "paddleocr_vl", "pixtral", "smolvlm", "step3p7"),
+)
 
 FOUND_BY = (
     "a page",
@@ -43,7 +46,8 @@ folder, family, text, out, *files = sys.argv[1:]
 mlx_vlm_import.family(family)
 from transformers import AutoProcessor
 images = [Image.open(file).convert("RGB") for file in files]
-more = {} if family == "llava" else {"add_special_tokens": False}  # its images take no such thing
+plain = family in ("llava", "llava_onevision", "paddleocr_vl")
+more = {} if plain else {"add_special_tokens": False}  # these take no such thing
 made = dict(AutoProcessor.from_pretrained(folder)(images=images, text=[text], **more))
 np.savez(out, **{name: np.array(made[name]) for name in made if not name.startswith("_")})
 """
@@ -51,7 +55,7 @@ np.savez(out, **{name: np.array(made[name]) for name in made if not name.startsw
 
 
 def viewer(folder: Path, name: str, **bounds: int) -> Viewer:
-    made = Viewer(write_folder(folder, name), dict(enumerate(FAMILIES[name].special)), **bounds)
+    made = Viewer(write_folder(folder, name), FAMILIES[name].numbers, **bounds)
     made.placeholder = next(one for one in made.placeholders if one in FAMILIES[name].image)
     return made
 
@@ -119,7 +123,7 @@ def test_images_become_what_mlx_vlm_makes_of_them(
     text = f"one {family.image} two\n{family.image}\nthree"
     first, second, third = text.split(made.placeholder)
     expanded = f"{first}{reading.shown.texts[0]}{second}{reading.shown.texts[1]}{third}"
-    ids = tokenizer(family.special).encode(expanded, add_special_tokens=False).ids
+    ids = tokenizer(family.special, family.first).encode(expanded, add_special_tokens=False).ids
     paths = [tmp_path / f"{number}.png" for number in range(2)]
     for path, file in zip(paths, files, strict=True):
         path.write_bytes(file)
@@ -290,6 +294,17 @@ def test_an_image_with_more_tokens_than_a_chunk_is_made_smaller(qwen: Viewer) ->
     assert less.shape.text.count("pad") == less.shape.rows
     assert less.digest == again.digest != whole.digest
     assert sum(array.nbytes for array in arrays.values()) == less.shape.nbytes < whole.shape.nbytes
+
+
+def test_an_image_that_its_processor_makes_smaller_too_is_made_smaller(tmp_path: Path) -> None:
+    """MiniMax's has 578 tokens in two sizes, and then 146 in two."""
+    made = viewer(tmp_path, "minimax_m3_vl")
+    try:
+        with contextlib.closing(made.read(shown(saved(picture(2000, 2000), "PNG")), longest=144)) as reading:
+            (seen,) = reading.seen
+    finally:
+        made.close()
+    assert 72 < seen.shape.tokens <= 144
 
 
 def test_an_image_that_no_size_makes_short_enough_is_refused(gemma: Viewer) -> None:
