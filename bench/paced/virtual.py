@@ -20,14 +20,23 @@ from bench.agents import ANSWER, PROGRAMS, RESULT, TURNS
 from bench.frame import Result
 from bench.mixed import LISTS
 from bench.paced.alone import Alone, alone, together
+from bench.paced.disk import DiskTime, VirtualDisk
 from bench.paced.figures import StageTime, cluster, figures
+from bench.paced.least import Turn, least_again
 from bench.summaries import percentile
-from sealring.gateway.scheduler.actions import Action, AnnounceStep, Deliver, Finish, OpenRow
+from sealring.gateway.scheduler.actions import (
+    Action,
+    AnnounceStep,
+    Deliver,
+    Finish,
+    OpenRow,
+    RecallBlocks,
+)
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.ring.prefix_ends import Ends
-from sealring.mesh.ring.prefix_names import KEY_BYTES, PrefixNames
+from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, PrefixNames, chain_of
 from sealring.node.engine.device import CHUNK, METAL_EDGES
 from sealring.node.engine.warm_up import LONG_ON_GPU, LONG_ROWS, TIMED_ROWS, TIMED_TOKENS
 from sealring.v1 import control_pb2 as control
@@ -101,14 +110,17 @@ class VirtualMacs:
         rows: int = MOST_ROWS,
         memory: int = 1 << 30,
         mark: int = 0,
+        disk: DiskTime | None = None,
     ) -> None:
-        """`memory`: tokens of which each stage has the caches. A mark takes as much as `mark` tokens."""
+        """`memory`: tokens of which each stage has the caches. A mark takes as much as `mark` tokens. `disk`:
+        the members store prefixes."""
         known, names = figures(), cluster(text)
         self.now = 0.0
         self.asked: dict[str, float] = {}
         self.arrivals: dict[str, list[float]] = {}
         self.ended: deque[str] = deque()
         self.cached: dict[str, int] = {}
+        self.begun: dict[str, float] = {}
         self._model, many = known.models[model], len(names)
         self._stages = [
             StageTime(known.machines[name], self._model, 1 / many, place == many - 1)
@@ -125,10 +137,23 @@ class VirtualMacs:
         self._rows: dict[int, Request] = {}
         self._events: list[tuple[float, int, Callable[[], list[Action]]]] = []
         self._sequence = itertools.count()
-        self._scheduler = Scheduler(queue_limit=1000)
+        self._chains: dict[int, Chain] = {}
+        self._disk = VirtualDisk(disk, lambda: self.now) if disk else None
         costs = StepCosts.of([list(_timed(stage)) for stage in self._stages])
         member = MemberMemory(1024, 1024 * mark, 1024 * memory, 1024 * mark)
-        self._do(self._scheduler.attach(RingFacts((member,) * many, rows, CHUNK, support, costs=costs)))
+        self._facts = RingFacts((member,) * many, rows, CHUNK, support, costs=costs, recalls=disk is not None)
+        self._scheduler = Scheduler(queue_limit=1000)
+        self._do(self._scheduler.attach(self._facts))
+
+    def restart(self) -> None:
+        """Every process is ended and started again, between two turns: what is on disk is left."""
+        self._head, self._ends = Head(), Ends()
+        if self._disk:
+            self._disk.end_epoch()
+        self._events.clear()
+        self._lane_ready.clear()
+        self._scheduler = Scheduler(queue_limit=1000)
+        self._do(self._scheduler.attach(self._facts))
 
     def ask(self, name: str, prompt: int, answer: int, tokens: bytes = b"") -> None:
         """Sends a request. `tokens`, 4 bytes each, are of prompt and answer, which are then kept."""
@@ -189,6 +214,11 @@ class VirtualMacs:
             elif isinstance(action, Finish):
                 self.ended.append(action.request.id)
                 self.cached[action.request.id] = action.finished.cached_tokens
+            elif isinstance(action, RecallBlocks) and action.chain.names and self._disk:
+                when = self._disk.read(action.chain)
+                for rank in range(len(self._stages)):
+                    recalled = control.Recalled(number=action.number, tokens=action.chain.tokens, rank=rank)
+                    self._at(when, partial(self._scheduler.recalled, recalled))
 
     def _opened(self, row: int) -> list[Action]:
         request = self._rows[row]
@@ -200,10 +230,14 @@ class VirtualMacs:
         if tokens:
             names = self._names[row] = PrefixNames(bytes(KEY_BYTES), b"c")
             opened.prefixes, opened.ends = self._ends.extend(names, tokens[: 4 * prompt])
+        if tokens and self._disk:
+            chain = self._chains[row] = chain_of(bytes(KEY_BYTES), b"c", tokens[: 4 * prompt])
+            opened.stored = self._disk.held(chain).packed()
         return self._scheduler.row_opened(opened)
 
     def _announce(self, step: control.Step) -> None:
         self._head.take(step)
+        self._store(step)
         at, work = self.now + _ANNOUNCE_SECONDS, None
         if step.HasField("decode"):
             lane = self._head.lanes[step.decode.lane]
@@ -213,6 +247,7 @@ class VirtualMacs:
             work = len(lane), 1, sum(self._context[row] for row in lane) // max(1, len(lane))
         elif step.HasField("prefill"):
             (chunk,) = step.prefill.chunks
+            self.begun.setdefault(self._rows[chunk.row].id, self.now)
             work = 1, chunk.end - chunk.start, chunk.start
         launched = max(at, self._free[0])
         if work is None:
@@ -229,6 +264,18 @@ class VirtualMacs:
             self._end(output)
         when = at if done.outputs else launched  # without outputs the head says so when it has launched it
         self._at(when + _ANNOUNCE_SECONDS, lambda: self._scheduler.step_done(done, self.now))
+
+    def _store(self, step: control.Step) -> None:
+        """Members write what is computed behind the steps."""
+        if self._disk is None:
+            return
+        for change in step.changes:
+            for place in (change.keep, change.mark):
+                chain = self._chains.get(place.row, NO_CHAIN)
+                if place.tokens and chain.first(place.tokens).tokens == place.tokens:
+                    self._disk.marked(chain.first(place.tokens))
+        for chunk in step.prefill.chunks:
+            self._disk.computed(chunk.row, self._chains.get(chunk.row, NO_CHAIN).first(chunk.end))
 
     def _end(self, output: control.RowOutput) -> None:
         request = self._rows[output.row]
@@ -385,6 +432,7 @@ def sessions(
     mark: int = 0,
     *,
     rendered: bool = False,
+    disk: DiskTime | None = None,
 ) -> Result:
     """Agents as those of `bench.agents`, at once, without a pause between their turns.
 
@@ -392,12 +440,13 @@ def sessions(
     tokens, and its caches cannot be cut. If `rendered`, an answer has other tokens in the next prompt.
 
     The ring has memory for `room` rows of CONTEXT tokens, by default for one of each agent. `again` is the
-    share of the tokens of each turn's last prompt that were computed again, and `dropped` the share of turns
-    in which those were more than lie between two boundaries. `answers` is the share of answers' tokens.
+    share of the tokens of each turn's last prompt that were computed again, `least` what the best use of
+    memory would leave of it for turns in this order, and `dropped` the share of turns in which those were
+    more than lie between two boundaries. `answers` is the share of answers' tokens.
     """
     support = control.PREFIX_SUPPORT_EXACT if mark else control.PREFIX_SUPPORT_ANY
     memory = round((room or count) * (CONTEXT + mark))
-    ring = VirtualMacs(text, model, support=support, rows=count, memory=memory, mark=mark)
+    ring = VirtualMacs(text, model, support=support, rows=count, memory=memory, mark=mark, disk=disk)
     generators = [random.Random(f"agent {seed} {number}") for number in range(count)]
     spelt: dict[int, bytes] = {}
     prompts: dict[tuple[int, int], tuple[int, int]] = {}
@@ -427,7 +476,11 @@ def sessions(
         if number + 1 < turns:
             turn(agent, number + 1)
     again = dropped = whole = said = answers = longest = 0
-    firsts = []
+    ran, firsts = [], []
+    for (agent, number), (prompt, answer) in prompts.items():
+        name, before = f"a{agent}.{number}", prompts.get((agent, number - 1), (0, 0))[0]
+        had = 0 if (agent, number) in first else before
+        ran.append(Turn(ring.begun[name], ring.arrivals[name][-1], agent, prompt + answer, prompt, had))
     for place in prompts.keys() - first:
         agent, number = place
         before, answer = prompts[agent, number - 1]
@@ -440,6 +493,7 @@ def sessions(
         firsts.append(ring.first(name))
     return {
         "again": again / whole,
+        "least": least_again(ran, memory) / whole,
         "dropped": dropped / len(firsts),
         "answers": said / answers,
         "first_p50": percentile(firsts, 0.5),

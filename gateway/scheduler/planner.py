@@ -65,7 +65,8 @@ class Announced:
 
 
 class StepPlanner:
-    """Rows enter by `start` once they are tokenized and leave by `close`; `steps` yields what to announce.
+    """Rows that are tokenized get memory by `reserve`, enter by `start` and leave by `close`; `steps` yields
+    what to announce.
 
     The scheduler sets `waiting`, the number of requests that have no memory yet: before it starts one, that
     one counts too.
@@ -99,16 +100,20 @@ class StepPlanner:
         """Rows with memory of which no chunk has been announced."""
         return self._line.unstarted
 
-    def start(self, row: Row) -> bool:
-        """Reserves memory and puts the row in line; False when it has to wait."""
+    def reserve(self, row: Row) -> bool:
+        """Whether the row has its memory; False when it has to wait."""
+        if row.number in self.ledger:
+            return True
         self.pressed = (
             self.pressed
             or self.prefixes.waits_for(row)
             or not self.ledger.reserve_all(row.group, row.reserved, self.waiting)
         )
-        if not self.pressed:
-            self._line.add(row)
         return not self.pressed
+
+    def start(self, row: Row) -> None:
+        """Puts a row that has its memory in line."""
+        self._line.add(row)
 
     def can_hold(self, row: Row) -> bool:
         """Whether all rows of the request fit when nothing else is there."""

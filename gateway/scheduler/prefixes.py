@@ -99,7 +99,6 @@ class PrefixCache:
         self._marks = Marks()  # where caches cannot be cut
         self._marked: dict[int, Row] = {}  # rows that have marks
         self._last = 0
-        self._reserved = self._recalling = 0  # tokens, and prefixes with a mark, that are read from disk
         self._moves: list[control.Change] = []
         self._adopting = list(self._adopt(earlier)) if self._any or self._exact else []
 
@@ -179,11 +178,13 @@ class PrefixCache:
         if not kept.expect:
             self._ledger.give_up(kept.tokens)
         kept.expect[row.number] = row.prefilled
+        self._count()
 
     def _unexpect(self, kept: _Kept, row: Row) -> None:
         del kept.expect[row.number]
         if not kept.expect:
             self._ledger.keep(kept.tokens)
+        self._count()
 
     def chunk(self, row: Row, start: int) -> bool:
         """A chunk of the row is announced, from `start` to `row.prefilled`. Returns whether the row takes its
@@ -252,53 +253,28 @@ class PrefixCache:
         self._marked.pop(row.number, None)
         self._count()
 
-    def reserve(self, row: Row, tokens: int) -> bool:
-        """Counts memory for a prefix that members read from disk, in place of others; False where rows, the
-        one that waits for it among them, leave none. To be given back by `free`."""
-        if not self._make_room(row, tokens):
-            return False
-        self._ledger.keep(tokens)
-        self._reserved += tokens
-        self._recalling += self._exact
-        self._count()
-        return True
-
-    def free(self, tokens: int) -> None:
-        """Gives back what `reserve` has counted."""
-        self._ledger.give_up(tokens)
-        self._reserved -= tokens
-        self._recalling -= self._exact
-        self._count()
-
-    @property
-    def crowded(self) -> bool:
-        """Whether rows have taken memory that was reserved."""
-        return bool(self._reserved) and not self._ledger.fits(self._reserved)
-
     @property
     def moving(self) -> bool:
         """Whether drops or restores wait for the next step."""
-        return bool(self._moves)
+        return bool(self._moves) or not self._ledger.has_room()
 
     def restore(self, row: Row, recall: int, chain: Chain) -> bool:
-        """Keeps what all members have read of a row's prompt; False where rows have taken the memory."""
+        """Keeps what all members have read of the prompt of a row that has its memory, in that memory."""
         names = tuple(pair for pair in row.names if pair[0] <= chain.tokens)
-        if not names or names[-1][0] != chain.tokens or not self._make_room(row, chain.tokens):
+        if not names or names[-1][0] != chain.tokens:
             return False
+        if len(self._kept) >= MAX_KEPT:
+            if not (worst := self._worst()):
+                return False
+            self._drop(worst)
         number = self._add(_Kept(names if self._any else names[-1:], chain.tokens))
+        self.prepare(row)
         if self._exact:
             self._marks.add(number, (chain.tokens,))
             self._count()
         restore = control.Restore(prefix=number, recall=recall, tokens=chain.tokens, name=chain.names[-1])
         self._moves.append(control.Change(restore=restore))
         return True
-
-    def _make_room(self, row: Row, tokens: int) -> bool:
-        """Drops others for a prefix, or for the row that is to continue it, if that is enough."""
-        needed = max(tokens, len(row.group) * row.reserved)
-        if not self._ledger.fits(self._reserved + needed):
-            return False
-        return self._free(needed)
 
     def changes(self) -> list[control.Change]:
         """Adoptions, then what is restored, keeps and what is dropped for them."""
@@ -376,12 +352,20 @@ class PrefixCache:
         self._unmark(row, names)
         while not self._ledger.has_room(marks=1):
             if not self._give(row):
+                self._mark_to_store(row, pair[0])
                 return
         self._marks.mark(row.number, pair[0])
         self._count()
         row.marks = (*row.marks, pair)
         self._marked[row.number] = row
         self._moves.append(control.Change(mark=control.Mark(row=row.number, tokens=pair[0])))
+
+    def _mark_to_store(self, row: Row, length: int) -> None:
+        """Marks a row for a moment, in which members copy what they store at an edge of blocks."""
+        if self._stores and length % STORED_BLOCK == 0:
+            self._moves.append(control.Change(mark=control.Mark(row=row.number, tokens=length)))
+            unmark = control.Unmark(row=row.number, marks=[length])
+            self._moves.append(control.Change(unmark=unmark))
 
     def _unmark(self, row: Row, left: Names) -> None:
         """Gives up the marks of a row that are not to be left."""
@@ -431,7 +415,7 @@ class PrefixCache:
         if number := self._worst():
             self._drop(number)
             return True
-        return marking is None and any(self._give_own(row, 0, stores=False) for row in rows)
+        return marking is None and any(self._give_own(row, 0) for row in rows)
 
     def _give_spent(self) -> bool:
         """Gives up a prefix that is spent; False without one."""
@@ -440,15 +424,13 @@ class PrefixCache:
             self._drop(number)
         return spent
 
-    def _give_own(self, row: Row, least: int, *, stores: bool = True) -> bool:
-        """Gives up half of a row's marks, so that `least` are left; False if it has no more. The last one at
-        an edge of blocks stays where it `stores`: members write from it once the row is kept."""
+    def _give_own(self, row: Row, least: int) -> bool:
+        """Gives up half of a row's marks, so that `least` are left; False if it has no more."""
         before = row.marks
         left = max(least, len(before) // 2)
         if row.turn in before[:-1]:
             left = max(left, least + 1)
-        edge = [pair for pair in before if self._stores and stores and not pair[0] % STORED_BLOCK][-1:]
-        self._unmark(row, (*edge, *_thinned(before, left, row.turn)))
+        self._unmark(row, _thinned(before, left, row.turn))
         return row.marks != before
 
     def _give_marks(self, *, turns: bool = False) -> bool:
@@ -485,7 +467,9 @@ class PrefixCache:
         return candidates[0]
 
     def _count(self) -> None:
-        self._ledger.marks = self._marks.count + self._recalling
+        """A row that is to begin has memory for windows and states: until then, for those of a mark."""
+        begins = sum(1 for kept in self._kept.values() if kept.expect) if self._exact else 0
+        self._ledger.marks = self._marks.count - begins
 
     def _add(self, kept: _Kept) -> int:
         self._last += 1

@@ -1,10 +1,11 @@
 """Prompts whose beginning members have on disk: the row waits until all of them have read it.
 
-The head says how much of a prompt it has on disk. If that is more than what is kept in memory, and memory for
-it is free, all members are asked to read it, and the row begins behind what all of them have read. So a
-prompt of which nothing is stored waits for nobody. A row waits no longer than prefill would take: members
-read for one row after another, as they would compute their prompts. Where caches cannot be cut, members that
-have read more than others are asked once more, for what all have.
+The head says how much of a prompt it has on disk. If that is more than what is kept in memory once the row
+has its memory, all members are asked to read it, and the row begins behind what all of them have read. They
+read into the row's memory, so that a ring that is full reads as well as one that is not. A prompt of which
+nothing is stored waits for nobody. A row waits no longer than prefill would take: members read for one row
+after another, as they would compute their prompts. Where caches cannot be cut, members that have read more
+than others are asked once more, for what all have.
 """
 
 from __future__ import annotations
@@ -58,18 +59,22 @@ class Recalls:
         due, self._due = self._due, {}
         return list(due.values())
 
-    def begin(self, row: Row, stored: bytes, now: float) -> None:
-        """Members are to be asked for the part of a row's prompt that is stored. The row is `recalling` if
-        there is anything to wait for. Raises InvalidInput (BAD_PREFIXES)."""
+    def opened(self, row: Row, stored: bytes) -> None:
+        """The head has this part of a row's prompt on disk. Raises InvalidInput (BAD_PREFIXES)."""
         chain = Chain.unpack(stored)
-        row.stored, chain = chain.tokens, _usable(row, chain.first(row.prompt_tokens - 1))
-        possible = self._ring.recalls and self._ring.prefixes and row.names and now >= self._not_before
-        if not possible or not self._worth(row, chain.tokens):
-            return
-        if not self._prefixes.reserve(row, chain.tokens):
-            return
+        row.stored = chain.tokens
+        if self._ring.recalls and self._ring.prefixes and row.names and not row.request.idle:
+            row.chain = _usable(row, chain.first(row.prompt_tokens - 1))
+
+    def begin(self, row: Row, now: float) -> bool:
+        """Members are to be asked for what is stored of a row that has got its memory. Returns whether there
+        is anything to wait for; the row is `recalling` then."""
+        chain, row.chain = row.chain, NO_CHAIN
+        if not chain.names or now < self._not_before or not self._worth(row, chain.tokens):
+            return False
         begins = max([now, *(recall.until for recall in self._waiting.values())])
         self._ask(row, chain, begins + max(LEAST_SECONDS, self._seconds(chain.tokens)))
+        return True
 
     def _ask(self, row: Row, chain: Chain, until: float) -> None:
         self._last += 1
@@ -94,8 +99,7 @@ class Recalls:
             yield cancelled
         elif self._exact and chain != recall.chain:  # what the others have read cannot be cut
             yield cancelled
-            if self._prefixes.reserve(row, chain.tokens):
-                self._ask(row, chain, recall.until)
+            self._ask(row, chain, recall.until)
         elif not self._prefixes.restore(row, recalled.number, chain):
             yield cancelled
 
@@ -105,11 +109,6 @@ class Recalls:
             if recall.until <= now:
                 self._not_before = now + RETRY_SECONDS
                 yield from self._give_up(number)
-
-    def yield_memory(self) -> Iterator[RecallBlocks]:
-        """Gives up the newest while rows need the memory: members hold what was read beside the rows."""
-        while self._waiting and self._prefixes.crowded:
-            yield from self._give_up(max(self._waiting))
 
     def close(self, row: Row) -> Iterator[RecallBlocks]:
         """Gives up what nobody wants any more."""
@@ -124,7 +123,6 @@ class Recalls:
     def _end(self, number: int) -> _Recall:
         recall = self._waiting.pop(number)
         recall.row.recalling = 0
-        self._prefixes.free(recall.chain.tokens)
         return recall
 
     def _worth(self, row: Row, tokens: int) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.images import images_size
+from sealring.mesh.ring.prefix_names import NO_CHAIN, Chain
 from sealring.mesh.ring.unbroken import Unbroken
 from sealring.v1 import inference_pb2 as inference
 
@@ -250,6 +251,7 @@ class Row:
     common: int = 0  # the cut up to which an earlier prompt was the same
     marks: tuple[tuple[int, bytes], ...] = ()
     stored: int = 0  # tokens of its prompt that the head has on disk
+    chain: Chain = NO_CHAIN  # those of them that members are still to be asked for
     turn: tuple[int, bytes] = (0, b"")  # of its names, that behind what the user has asked last
     recalling: int = 0  # the number under which members read its beginning from disk, which it waits for
     limit: int = 0

@@ -234,8 +234,7 @@ class Scheduler:
         elif not row.request.progress.started:
             row.request.progress.started = True
             self._actions.append(Begin(row.request, prompt_tokens - answered))
-        if row.number in epoch.opened and not row.request.idle:
-            epoch.planner.recalls.begin(row, opened.stored, self._now)
+        epoch.planner.recalls.opened(row, opened.stored)
         return self._pump()
 
     def recalled(self, recalled: control.Recalled) -> list[Action]:
@@ -459,7 +458,6 @@ class Scheduler:
         if epoch is not None:
             epoch.planner.sweep()
             self._start(epoch)
-            self._actions.extend(epoch.planner.recalls.yield_memory())
             self._open(epoch)
             epoch.planner.waiting = len(self._queue) + len(epoch.opened)
             if not epoch.planner.waiting:
@@ -473,8 +471,11 @@ class Scheduler:
             if row.opening or row.recalling:  # members read by turns: later rows may be ready before
                 continue
             epoch.planner.waiting = len(self._queue) + len(epoch.opened)
-            if not epoch.planner.start(row):
+            if not epoch.planner.reserve(row):
                 return
+            if epoch.planner.recalls.begin(row, self._now):
+                continue
+            epoch.planner.start(row)
             row.request.progress.deadline = math.inf  # it has begun
             del epoch.opened[row.number]
             self._pace.begun(self._now)
@@ -512,7 +513,8 @@ class Scheduler:
         if epoch.alone is not None:
             return None
         startable = 0 if epoch.planner.pressed else epoch.ring.max_rows - epoch.planner.ledger.rows
-        room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(epoch.opened) - epoch.planner.unstarted
+        reading = sum(row.recalling > 0 for row in epoch.opened.values())  # they have their memory
+        room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(epoch.opened) + reading - epoch.planner.unstarted
         if self._holding:
             resuming = [one for one in self._queue.resuming if one.key not in waits] if room > 0 else []
             return self._queue.remove(resuming[0].id) if resuming else None

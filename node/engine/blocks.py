@@ -107,9 +107,11 @@ class Layout:
             at += size
         return content
 
-    def views(self, cache: Cache) -> list[mx.array]:
-        """The bytes of all arrays of one row's cache that have any, to be evaluated. Compute thread."""
-        return [mx.contiguous(array).view(mx.uint8) for array in _leaves(cache) if array.size]
+    def views(self, cache: Cache, first: int, end: int) -> list[mx.array]:
+        """The bytes of the tokens [first, end) of one row's cache, of all arrays that have any; to be
+        evaluated. Compute thread."""
+        parts = (array[..., first:end, :] for array in _leaves(cache))
+        return [mx.contiguous(part).view(mx.uint8) for part in parts if part.size]
 
     def snapshot(self, cache: Cache, tokens: int) -> list[mx.array] | None:
         """As `views`, of the caches that cannot be cut, after `tokens` tokens of the row. Compute thread.

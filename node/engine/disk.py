@@ -1,9 +1,9 @@
 """Prefixes on their way to this member's disk and back, beside the compute loop.
 
-**Behind.** A prefix that is kept in memory is a copy that nothing changes any more. The compute thread only
-asks MLX for its bytes; a thread waits for these, and seals and writes the blocks that are not stored yet. A
-prefix that is dropped meanwhile is not finished. Prompts that come while two wait to be written are not
-written: they are when they are sent again.
+**Behind.** Blocks are written while their prompt is computed, whether memory keeps it afterwards or not: a
+full ring keeps nothing for long. At the end of a chunk the compute thread has MLX copy the blocks that are
+not stored yet; a thread waits for these, and seals and writes them. Blocks that come while two pieces wait to
+be written are left to a later chunk, or to the next time that their prompt is sent.
 
 **Ahead.** Two threads read and open blocks and put them into arrays, before the first chunk of the row that
 begins with them is announced. The compute thread joins the arrays of the blocks when it restores the prefix.
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,7 @@ import mlx.core as mx
 import structlog
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import Keeping, Restoring
+from sealring.mesh.ring.composition import Restoring
 from sealring.mesh.ring.prefix_marks import thinned
 from sealring.mesh.ring.prefix_names import NAME_BYTES, NO_CHAIN, Chain
 from sealring.node.engine.blocks import Layout
@@ -39,10 +40,13 @@ from sealring.v1 import trace_pb2
 log = structlog.get_logger()
 
 WAITING = 2
-"""Prefixes that wait to be written: their arrays take memory that the gateway may count as free."""
+"""Pieces that wait to be written: copies, in memory that the gateway does not count."""
+
+PIECE = 4096
+"""Tokens of a piece, at most: those of two chunks of a GPU, so that one makes up for another left out."""
 
 NEWEST = 64
-"""Prefixes whose blocks are removed where computing has failed: a failure is known a few steps later."""
+"""Pieces whose blocks are removed where computing has failed: a failure is known a few steps later."""
 
 READERS = 2
 """Threads that read: one opens a block while the other waits for the disk."""
@@ -79,15 +83,16 @@ class _Unit:
 
 
 @dataclass(slots=True, eq=False)
-class _Prefix:
-    """A kept prefix that waits to be written: of `tokens` tokens, with the snapshot at its chain's end."""
+class _Piece:
+    """Files of a chain that wait to be written: blocks, of which `arrays` have the tokens [first, end), or
+    the snapshot at the chain's end. It is not `wanted` where computing has failed."""
 
     chain: Chain
-    tokens: int
+    units: Sequence[_Unit]
     arrays: list[mx.array]
-    snapshot: list[mx.array]
-    begun: bool = False
-    dropped: bool = False
+    first: int = 0
+    end: int = 0
+    wanted: bool = True
     written: list[Place] = field(default_factory=list)
 
 
@@ -112,11 +117,11 @@ class Disk:
         self.store = store
         self._layout = layout
         self._chains: dict[int, Chain] = {}  # of rows; compute thread
-        self._writing: dict[int, _Prefix] = {}  # by the number of the prefix; compute thread
-        self._newest: deque[_Prefix] = deque(maxlen=NEWEST)  # of this epoch; compute thread
+        self._seen: dict[int, int] = {}  # tokens of rows that are stored, or on their way; compute thread
+        self._newest: deque[_Piece] = deque(maxlen=NEWEST)  # of this epoch; compute thread
         self._recalls: dict[int, _Recall] = {}
         self._lock = threading.Lock()
-        self._behind: SimpleQueue[_Prefix | list[_Prefix] | None] = SimpleQueue()
+        self._behind: SimpleQueue[_Piece | list[_Piece] | None] = SimpleQueue()
         self._waiting = 0
         self._tokens_read = 0
         self._reads, self._writes = TimeLog(3), TimeLog(3)  # of blocks: begin, end, tokens
@@ -156,55 +161,46 @@ class Disk:
 
     def forget(self, row: int) -> None:
         self._chains.pop(row, None)
+        self._seen.pop(row, None)
 
-    def write(self, keeping: Keeping, cache: Cache, marks: Mapping[int, Callable[[], Cache]]) -> None:
-        """Writes what was kept of a row, behind the steps. `cache` is evaluated, or will be without this.
+    def computed(self, row: int, tokens: int, cache: Cache) -> None:
+        """Writes the first blocks that are not stored of a row that has `tokens` tokens, behind the steps."""
+        chain = self._chains.get(row, NO_CHAIN).first(tokens)
+        begin = bisect_right(chain.edges, self._seen.get(row, 0))
+        if begin == len(chain.names) or not self._layout.bytes(1) or self._waiting >= WAITING:
+            return
+        units = [unit for unit in self._blocks(chain)[begin:] if self._wants(chain, unit)]
+        units = [unit for unit in units if unit.place.end <= units[0].place.first + PIECE]
+        if units:
+            first, end = units[0].place.first, units[-1].place.end
+            self._put(_Piece(chain, units, self._layout.views(cache, first, end), first, end))
+        self._seen[row] = units[-1].place.end if units else chain.tokens
 
-        `marks` make the row's cache, lazily, as it was at other lengths. If it cannot be cut, it is stored up
-        to the longest of these at which a block ends.
-        """
-        layout = self._layout
-        chain = self._chains.get(keeping.row, NO_CHAIN).first(keeping.tokens)
-        if layout.held:
-            chain = chain.first(max(marks.keys() & set(chain.edges), default=0))
-        if not chain.names or self._waiting >= WAITING:
+    def marked(self, row: int, tokens: int, cache: Cache) -> None:
+        """Writes the snapshot of a row that has `tokens` tokens, if a block ends there."""
+        chain, layout = self._chains.get(row, NO_CHAIN).first(tokens), self._layout
+        if not chain.names or chain.tokens != tokens or not layout.held or self._waiting > WAITING:
             return
-        units = reversed(self._units(chain))  # most often the last is wanted; one before it if it was damaged
-        if not any(self.store.wants(chain.scope, unit.place) for unit in units):
-            return
-        snapshot = layout.snapshot(marks[chain.tokens](), chain.tokens) if layout.held else []
-        if snapshot is None:
-            return
-        arrays = layout.views(cache)
-        mx.async_eval(*arrays, *snapshot)  # type: ignore[no-untyped-call]
-        prefix = self._writing[keeping.prefix] = _Prefix(chain, keeping.tokens, arrays, snapshot)
-        self._newest.append(prefix)
+        unit = self._snapshot(chain)
+        if self._wants(chain, unit) and (arrays := layout.snapshot(cache, tokens)) is not None:
+            self._put(_Piece(chain, [unit], arrays))
+
+    def _wants(self, chain: Chain, unit: _Unit) -> bool:
+        return self.store.wants(chain.scope, unit.place)
+
+    def _put(self, piece: _Piece) -> None:
+        mx.async_eval(*piece.arrays)  # type: ignore[no-untyped-call]
+        self._newest.append(piece)
         with self._lock:
             self._waiting += 1
-        self._behind.put(prefix)
-
-    def drop(self, prefix: int) -> None:
-        """A kept prefix is given up: no more of it is written than the block that is."""
-        writing = self._writing.pop(prefix, None)
-        if writing is None:
-            return
-        with self._lock:
-            writing.dropped = True
-            if not writing.begun:  # another may wait in its place
-                self._free(writing)
-
-    def _free(self, prefix: _Prefix) -> None:
-        """Gives the memory of a prefix back that waits no more. The lock is held."""
-        if prefix.arrays or prefix.snapshot:
-            prefix.arrays, prefix.snapshot = [], []
-            self._waiting -= 1
+        self._behind.put(piece)
 
     def distrust(self) -> None:
-        """Computing has failed: no more of the newest prefixes is written, and what was written is removed.
-        A device that fails may leave anything in arrays; MLX raises its error in one waiting thread alone."""
+        """Computing has failed: no more of the newest pieces is written, and what was written is removed. A
+        device that fails may leave anything in arrays; MLX raises its error in one waiting thread alone."""
         failed = list(self._newest)
-        for prefix in failed:
-            prefix.dropped = True
+        for piece in failed:
+            piece.wanted = False
         self._newest.clear()
         self._behind.put(failed)
 
@@ -212,43 +208,38 @@ class Disk:
 
     def _write_all(self) -> None:
         self.store.look()
-        while (prefix := self._behind.get()) is not None:
-            if isinstance(prefix, list):
-                for each in prefix:
+        while (piece := self._behind.get()) is not None:
+            if isinstance(piece, list):
+                for each in piece:
                     self.store.remove(each.chain.scope, each.written)
                 continue
             with self._lock:
-                prefix.begun = True
-                waits = not prefix.dropped
+                self._waiting -= 1
             try:
-                if waits:
-                    self._write(prefix)
+                self._write(piece)
             except Exception as error:  # the device may have failed; the epoch says so
                 log.info("prefix_not_stored", error=type(error).__name__)
-            with self._lock:
-                self._free(prefix)
-            del prefix
+            piece.arrays = []
+            del piece
 
-    def _write(self, prefix: _Prefix) -> None:
-        layout, chain = self._layout, prefix.chain
-        arrays = layout.bytes_of(prefix.arrays, prefix.tokens)  # waits for the device
-        for unit in self._units(chain):
+    def _write(self, piece: _Piece) -> None:
+        layout, scope = self._layout, piece.chain.scope
+        blocks = layout.bytes_of(piece.arrays, piece.end - piece.first) if piece.end else []  # waits
+        for unit in piece.units:
             place = unit.place
-            if prefix.dropped:
+            if not piece.wanted:
                 return
-            if not self.store.wants(chain.scope, place):
-                continue
             if unit.is_snapshot:
-                content = layout.snapshot_content(prefix.snapshot, chain.tokens)
+                content = layout.snapshot_content(piece.arrays, place.end)
             else:
-                content = layout.content(arrays, place.first, place.end)
+                content = layout.content(blocks, place.first - piece.first, place.end - piece.first)
             begin = now()
-            if not self.store.write(chain.scope, place, content):
+            if not self.store.write(scope, place, content):
                 return
             self._writes.add(begin, now(), self._tokens(unit))
-            prefix.written.append(place)
+            piece.written.append(place)
         if layout.held:
-            self._thin(chain)
+            self._thin(piece.chain)
 
     def _thin(self, chain: Chain) -> None:
         """Leaves SNAPSHOTS of this conversation's."""
@@ -260,13 +251,15 @@ class Disk:
     # Any thread
 
     def _units(self, chain: Chain) -> list[_Unit]:
-        """What there is to read and write of a chain."""
-        layout = self._layout
-        blocks = blocks_of(chain) if layout.bytes(1) else []
-        units = [_Unit(place, layout.bytes(place.end - place.first)) for place in blocks]
-        if layout.held:
-            units.append(_Unit(snapshot_of(chain), layout.snapshot_bytes(chain.tokens), is_snapshot=True))
-        return units
+        """What there is to read of a chain."""
+        blocks = self._blocks(chain) if self._layout.bytes(1) else []
+        return [*blocks, self._snapshot(chain)] if self._layout.held else blocks
+
+    def _blocks(self, chain: Chain) -> list[_Unit]:
+        return [_Unit(place, self._layout.bytes(place.end - place.first)) for place in blocks_of(chain)]
+
+    def _snapshot(self, chain: Chain) -> _Unit:
+        return _Unit(snapshot_of(chain), self._layout.snapshot_bytes(chain.tokens), is_snapshot=True)
 
     def _tokens(self, unit: _Unit) -> int:
         """The tokens that a file brings: those of a snapshot are in blocks, if there are any."""
@@ -396,7 +389,7 @@ class Disk:
     def end_epoch(self) -> None:
         """Forgets rows and recalls; what waits to be written is written. Compute thread."""
         self._chains.clear()
-        self._writing.clear()
+        self._seen.clear()
         self._newest.clear()
         with self._lock:
             numbers = list(self._recalls)

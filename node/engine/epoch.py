@@ -396,9 +396,8 @@ class StageEpoch:
             if isinstance(change, Eviction):
                 self._source.forget(change.row)
                 self._sampled.forget(change.row)
-        for change, cache in kept:  # now: an evicted row's arrays go as they are copied, layer by layer
+        for _, cache in kept:  # now: an evicted row's arrays go as they are copied, layer by layer
             launch(states(cache))
-            self._prefixes.write_behind(change)
         for change in step.changes:
             if isinstance(change, Eviction):
                 self._prefixes.forget(change.row)
@@ -478,6 +477,7 @@ class StageEpoch:
             row = self._begin(step, chunk)
             call = self._begun(step, self._source.chunk(step, chunk), times)
             logits = self._results.chunk(call, row, chunk)
+            self._prefixes.computed(chunk, row.cache)
             copies = [row.copy(number, chunk.end) for number in chunk.sampled[1:]]
             for copy in copies:
                 self._lanes.start(copy)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sealring.mesh.errors import InvalidInput
@@ -113,6 +112,8 @@ class Prefixes:
             self._kept[keeping.prefix] = Kept(keeping.origin, cache)
             return cache
         has = self._marks.get(keeping.row, {})
+        if self.disk is not None and keeping.lane is None and keeping.tokens == keeping.held:
+            self.disk.marked(keeping.row, keeping.tokens, row)
         if keeping.cut:
             cache = caches.detached(cut_to(row, keeping.tokens, has[keeping.tokens]))
             end = has[keeping.tokens]
@@ -131,6 +132,8 @@ class Prefixes:
         """Marks a row where it is; returns the copy of its windows and states, which is lazy."""
         if self.cuts:
             return []
+        if self.disk is not None:
+            self.disk.marked(marking.row, marking.tokens, row)
         made, copies = marked(row, marking.tokens)
         self._marks[marking.row] = {**self._marks.get(marking.row, {}), marking.tokens: made}
         return copies
@@ -162,12 +165,10 @@ class Prefixes:
         if self.disk is not None and record:
             self.disk.began(row, params.chain_in(record))
 
-    def write_behind(self, keeping: Keeping) -> None:
-        """Stores what was just kept, once that is computed."""
+    def computed(self, chunk: Chunk, row: Cache) -> None:
+        """Stores what a chunk has computed of a row."""
         if self.disk is not None:
-            kept = self._kept[keeping.prefix]
-            marks = {each: partial(cut_to, kept.cache, each, at) for each, at in kept.marks.items()}
-            self.disk.write(keeping, kept.cache, marks)
+            self.disk.computed(chunk.row, chunk.end, row)
 
     def forget(self, row: int) -> None:
         """Forgets a row that is evicted."""
@@ -188,8 +189,6 @@ class Prefixes:
 
     def drop(self, prefix: int) -> None:
         del self._kept[prefix]
-        if self.disk is not None:
-            self.disk.drop(prefix)
 
     def end_epoch(self) -> None:
         """Forgets rows; what is kept stays."""

@@ -23,9 +23,9 @@ SHARE = 10
 """The part of the free disk that bounds prefixes, as MOST does, if no setting says otherwise."""
 
 WRITE_RATE = 2 << 20
-BURST = 8 << 30
-"""Bytes a second that are written in the long run, and at once: 170 GiB a day at most. The SSD of a Mac bears
-some hundred times its size, so that 512 GB last for years of such days."""
+BURST = MOST
+"""Bytes a second that are written in the long run, 170 GiB a day, and at once, as much as may be stored. The
+SSD of a Mac bears some hundred times its size, so that 512 GB last for years of such days."""
 
 
 class Entry(NamedTuple):

@@ -1,10 +1,13 @@
 """The scheduler is timed under the load that is asked for, and Macs in virtual time are what they are."""
 
+from functools import partial
+
 import pytest
 
 from bench import macs, scheduler
 from bench.frame import find, parse
 from bench.paced import virtual
+from bench.paced.disk import DiskTime
 
 
 def test_as_many_run_and_wait_as_are_asked_for():
@@ -35,6 +38,15 @@ def test_an_agents_turn_finds_all_of_its_prompt_and_answer(count, room):
     assert found["longest"] > 40_000
     assert found["again"] == found["dropped"] == 0
     assert found["answers"] < 0.02, "the last token of each, which no step has computed"
+
+
+@pytest.mark.parametrize(("room", "mark"), [(2.0, 0), pytest.param(4.0, 3144, marks=pytest.mark.sweep)])
+def test_what_memory_has_dropped_comes_from_the_disks(room: float, mark: int) -> None:
+    """Six agents with memory for two rows; answers come back in other tokens, as of a model that thinks."""
+    sessions = partial(virtual.sessions, "2xm4max", "qwen3-4b-4bit", 6, 1, room, turns=6, mark=mark)
+    found = sessions(rendered=True, disk=DiskTime(73_728, 73_728 * mark, 2.6e9, 2.6e9))
+    assert found["least"] > 0.1, "memory alone is too small, whatever it keeps"
+    assert found["again"] < 0.03
 
 
 def test_all_loads_are_simulated_and_say_so():

@@ -53,7 +53,7 @@ def test_a_block_is_what_its_format_says(family: str) -> None:
         cache = stage.make_cache()
         stage([mx.array([prompt], mx.uint32)], cache)
         kept = detached(first_tokens(cache, TOKENS))
-        return bytes(layout.content(layout.bytes_of(layout.views(kept), TOKENS), FIRST, END))
+        return bytes(layout.content(layout.bytes_of(layout.views(kept, 0, TOKENS), TOKENS), FIRST, END))
 
     def computed() -> bytes:
         cache = quantized_prompt_cache(family) if family in QUANTIZED else make_prompt_cache(whole(family))
@@ -94,7 +94,10 @@ def test_a_row_goes_on_from_blocks_and_a_snapshot_as_if_it_had_never_ended(key: 
         return all(equal)
 
     def through_the_disk(layout: Layout, kept: Cache, cut: Cache, read: Cache) -> Cache:
-        held, snapshot = layout.bytes_of(layout.views(kept), sum(CHUNKS)), layout.snapshot(cut, MARKED)
+        held, snapshot = (
+            layout.bytes_of(layout.views(kept, 0, sum(CHUNKS)), sum(CHUNKS)),
+            layout.snapshot(cut, MARKED),
+        )
         assert snapshot is not None
         content = layout.snapshot_content(snapshot, MARKED)
         blocks = [layout.arrays(layout.content(held, *ends), ends[1] - ends[0]) for ends in BLOCKS]

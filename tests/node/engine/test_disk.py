@@ -90,13 +90,13 @@ def write(
     marks: Sequence[int] = (),
     fail: bool = False,
 ) -> None:
-    """An epoch in which the prompt is computed, its first `tokens` are kept and written behind, in place of
-    what is kept at `marks`; it may `fail` then."""
+    """An epoch in which the prompt is computed and written behind. Its first `tokens`, if any, are kept in
+    place of what is kept at `marks`. It may `fail` then."""
     stages, row = stages_of(family, size), row_of(prompt)
     ring = Ring(stages, Prompts({1: (prompt, row)}))
     made = disks(ring, stages, root)
     steps = [*prefill(1, prompt, 0, len(params.encode(row))), *decoded(2)]
-    for prefix, length in enumerate([*marks, tokens], 1):
+    for prefix, length in enumerate([*marks, *([tokens] if tokens else [])], 1):
         changes = steps[length // CHUNK].changes  # behind the chunk that ends there
         if prefix > 1:
             changes.add().drop.prefix = prefix - 1
@@ -253,8 +253,21 @@ def test_only_what_was_recalled_is_restored(tmp_path: Path) -> None:
             disk.close()
 
 
+def test_what_is_computed_is_stored_though_memory_keeps_nothing_of_it(tmp_path: Path) -> None:
+    """A full ring drops what it has kept within a step: that is what its disk is for."""
+    prompt = prompt_of("llama", 0, 3 * STORED_BLOCK)
+    write("llama", 2, prompt, tmp_path, tokens=0)
+    for rank, stage in enumerate(stages_of("llama", 2)):
+        disk = disk_of(stage, rank, tmp_path)
+        assert disk is not None
+        assert recall(disk, 1, chain(prompt)) == 3 * STORED_BLOCK
+        disk.close()
+
+
 @pytest.mark.parametrize("harm", ["flipped", "gone"])
-def test_a_damaged_block_is_written_again_when_its_prompt_is_kept_again(tmp_path: Path, harm: str) -> None:
+def test_a_damaged_block_is_written_again_when_its_prompt_is_computed_again(
+    tmp_path: Path, harm: str
+) -> None:
     """Else what lies behind it would be of no use for as long as it is stored."""
     whole = 3 * STORED_BLOCK
     prompt = prompt_of("llama", 0, whole)
