@@ -71,7 +71,7 @@ async def run(options: argparse.Namespace) -> Result:
     `missing`: why other systems did not run."""
     if can_pin() and not options.gpus:
         os.sched_setaffinity(0, options.client_cores)
-    options.requests = max(options.at_once, default=options.open_rows)
+    options.requests = options.rows or max(options.at_once, default=options.open_rows)
     if options.list == AGENTS:
         options.systems = [short for short in options.systems if short != "alone"]  # it has no server
     found: dict[str, dict[str, list[Result]]] = {}
@@ -395,6 +395,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", choices=[*LISTS, AGENTS], default="mixed")
     parser.add_argument("--turns", type=int, default=agents.TURNS, help="of each agent")
     parser.add_argument("--scale", type=float, default=16.0, help="agents' tokens are divided by this")
+    parser.add_argument("--rows", type=int, default=0, help="of a ring; 0: as many as requests under way")
     parser.add_argument("--restart", action="store_true", help="every process, between two turns of agents")
     parser.add_argument(
         "--systems", type=names_of("system", SYSTEMS), default=list(SYSTEMS), help=", ".join(SYSTEMS)
