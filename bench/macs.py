@@ -4,6 +4,9 @@ Coordinator, daemons, carriers, gateway, handshakes and sealing are the product'
 computes a tiny model and hands results over when the named Mac would have had them. So schedule, lanes, hops
 and chunks are measured, and arithmetic is not. No figure stands for a measurement of a Mac.
 
+With `--list restart` the ring of agents is started again in the middle of their sessions. That is computed in
+virtual time, by the scheduler alone: a disk of this machine is none of a Mac.
+
 A run refuses itself where this machine's own work takes half of the paced time or more; `--slower K`
 multiplies all paced times by K, and figures are given back on the Macs' own time.
 """
@@ -28,7 +31,7 @@ from bench.mixed import figures as figures_of
 from bench.mixed import rates
 from bench.models import SHAPES
 from bench.openai_client import Reply
-from bench.paced import check, loads
+from bench.paced import check, loads, restart
 from bench.paced.alone import Alone, alone, together
 from bench.paced.clusters import NAME, TINY, Cost, Macs, macs
 from bench.paced.figures import StageTime, cluster, figures
@@ -40,6 +43,9 @@ from sealring.cli.calls.gateway import inference
 from sealring.mesh.errors import FailedPrecondition, SealringError
 
 SIMULATED = "simulated"
+RESTART = "restart"
+"""A list that needs no ring: it is computed in virtual time."""
+
 QUICK = ("--rows", "1,8", "--seconds", "4")
 QUICK_SECONDS = 180.0
 
@@ -94,6 +100,13 @@ async def _target(name: str) -> Result:
 
 
 async def _section(options: argparse.Namespace) -> Result:
+    if options.list == RESTART:
+        runs = [
+            {"cluster": text, "model": options.model, "macs": len(cluster(text))}
+            | restart.run(text, options.model, options.at_once, options.turns)
+            for text in options.cluster
+        ]
+        return {"options": vars(options), "network": "virtual time", "published": [], "runs": runs}
     clusters = list(options.cluster)
     if not (options.no_alone or options.list == "drafts"):  # one Mac alone guesses nothing
         clusters += [
@@ -355,6 +368,11 @@ def checks(result: Result) -> list[Check]:
     for section in result["sections"]:
         for one in section["runs"]:
             name = f"{one['cluster']}, {one['model']}, {section['options']['list']}"
+            if prompt := one.get("prompt"):
+                of_cold = round(prompt["again_s"] / prompt["cold_s"], 3)
+                what = f"first token of {restart.PROMPT} after a restart against cold, {name}"
+                found.append(Check(f"{SIMULATED}: {what}", [of_cold], restart.COLD))
+                continue
             shares = [load["own_share"] for load in one["loads"]]
             found.append(Check(f"{SIMULATED}: own work of paced time, {name}", shares, MOST_OWN))
             rates = [(load["tokens_per_second"], load.get("arithmetic")) for load in one["loads"]]
@@ -392,6 +410,8 @@ def _section_tables(section: Result) -> list[Table]:
         title += f", tokens divided by {given['scale']:g}"
     if given["list"] == "drafts":
         return [_drafts_table(title, section)]
+    if given["list"] == RESTART:
+        return restart.tables(title, section["runs"])
     rates = given["list"] in ("static", "prompt")
     made = [_static_table(title, section) if rates else _list_table(title, section)]
     if given["list"] == "agents":
@@ -512,7 +532,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", choices=list(known.models), default="llama-70b-4bit")
     parser.add_argument("--link", choices=list(known.links), default="tb5")
-    parser.add_argument("--list", choices=loads.NAMES, default="static")
+    parser.add_argument("--list", choices=[*loads.NAMES, RESTART], default="static")
     parser.add_argument("--rows", type=numbers, default=[1, 8, 16, 32, 64], help="of static, that all decode")
     parser.add_argument("--seconds", type=float, default=10.0, help="of the Macs, that all rows decode")
     parser.add_argument("--at-once", type=numbers, default=[4], help="requests under way, or agents")

@@ -129,7 +129,7 @@ def _simulated(load: str, options: argparse.Namespace) -> Iterator[Result]:
                     "ring": ring,
                     "count": count,
                     "seed": seed,
-                    **{k: round(v, 3) for k, v in found.items()},
+                    **{k: round(v, 3) for k, v in found.items() if isinstance(v, int | float)},
                 }
 
 

@@ -37,7 +37,8 @@ _STAIRS_END = 64
 
 @dataclass(frozen=True)
 class Machine:
-    """A Mac. `gb_s` and `layer_us` are by the model's kind; `fill` tokens are added to a long chunk's."""
+    """A Mac. `gb_s` and `layer_us` are by the model's kind; `fill` tokens are added to a long chunk's. `ssd`
+    has GB/s to `read` and `write`."""
 
     name: str
     memory_gb: float
@@ -45,6 +46,7 @@ class Machine:
     layer_us: Mapping[str, float]
     tflops: float
     stairs: tuple[tuple[float, float], ...]
+    ssd: Mapping[str, float]
     fill: int = 0
 
     def bandwidth(self, kind: str) -> float:
@@ -145,6 +147,8 @@ class Figures:
     links: Mapping[str, Link]
     completion: float
     """Seconds between a GPU's end of a step and the thread that waits for it."""
+    seals: float
+    """Bytes a second that a processor seals or opens."""
     published: tuple[Mapping[str, Any], ...]
     targets: Mapping[str, Mapping[str, str]]
     """Targets by name, each with `arguments` of `bench macs` and the figure that is `wanted`."""
@@ -157,17 +161,21 @@ def figures(file: Path = FILE) -> Figures:
     """Reads the data file. Raises KeyError, TypeError or ValueError on a row that is not whole."""
     data = tomllib.loads(file.read_text())
     sources = {"host": _source(data["host"])}
-    for table in ("stairs", "machines", "models", "links"):
+    for table in ("stairs", "ssds", "machines", "models", "links"):
         sources |= {f"{table}.{name}": _source(row) for name, row in data[table].items()}
     published = tuple(one | {"source": _source(dict(one))} for one in data["published"])
     stairs = {name: tuple(map(tuple, row["points"])) for name, row in data["stairs"].items()}
     host = data["host"]
     wakeups = host["wakeups"] * host["wakeup_us"] / 1e6
     return Figures(
-        {name: Machine(**row | {"stairs": stairs[row["stairs"]]}) for name, row in data["machines"].items()},
+        {
+            name: Machine(**row | {"stairs": stairs[row["stairs"]], "ssd": data["ssds"][row["ssd"]]["gb_s"]})
+            for name, row in data["machines"].items()
+        },
         {name: Model(**row) for name, row in data["models"].items()},
         {name: Link(row["ms"] / 1e3, row["gb_s"] * 1e9, wakeups) for name, row in data["links"].items()},
         host["completion_us"] / 1e6,
+        host["seal_gb_s"] * 1e9,
         published,
         data["targets"],
         sources,

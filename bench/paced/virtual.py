@@ -422,6 +422,17 @@ def agents(text: str, model: str, given: Agents, seed: int) -> Result:
     }
 
 
+def disk_of(text: str, model: str) -> DiskTime:
+    """The disk of the slowest Mac of a ring, by figures: blocks are read or written while others are opened
+    or sealed, so that the slower of both counts."""
+    known, names = figures(), cluster(text)
+    rates = [
+        [min(1e9 * known.machines[name].ssd[way], known.seals) for name in names] for way in ("read", "write")
+    ]
+    stage = known.models[model].kv_bytes * known.models[model].layers / len(names)
+    return DiskTime(stage, 0.0, *map(min, rates))
+
+
 def sessions(
     text: str,
     model: str,
@@ -433,16 +444,20 @@ def sessions(
     *,
     rendered: bool = False,
     disk: DiskTime | None = None,
+    restart: bool = False,
 ) -> Result:
     """Agents as those of `bench.agents`, at once, without a pause between their turns.
 
     With `mark` the model has windows or states, which take as much memory as the keys and values of `mark`
-    tokens, and its caches cannot be cut. If `rendered`, an answer has other tokens in the next prompt.
+    tokens, and its caches cannot be cut. If `rendered`, an answer has other tokens in the next prompt. With
+    `restart` every process is started again once each agent has had half of its turns.
 
     The ring has memory for `room` rows of CONTEXT tokens, by default for one of each agent. `again` is the
     share of the tokens of each turn's last prompt that were computed again, `least` what the best use of
     memory would leave of it for turns in this order, and `dropped` the share of turns in which those were
-    more than lie between two boundaries. `answers` is the share of answers' tokens.
+    more than lie between two boundaries. `answers` is the share of answers' tokens. They leave the first turn
+    after a restart out, which `after_restart` is the share of. `by_turn` are seconds to the first token and
+    tokens that were computed.
     """
     support = control.PREFIX_SUPPORT_EXACT if mark else control.PREFIX_SUPPORT_ANY
     memory = round((room or count) * (CONTEXT + mark))
@@ -466,30 +481,41 @@ def sessions(
         prompts[agent, number] = len(prompt) // 4, answer
         ring.ask(f"a{agent}.{number}", len(prompt) // 4, answer, said)
 
-    for agent in range(count):
-        turn(agent, 0)
-    left = count * turns
-    while left:
-        ring.run(until=lambda: bool(ring.ended))
-        agent, number = map(int, ring.ended.popleft()[1:].split("."))
-        left -= 1
-        if number + 1 < turns:
-            turn(agent, number + 1)
-    again = dropped = whole = said = answers = longest = 0
+    def take(begin: int, end: int) -> None:
+        for agent in range(count):
+            turn(agent, begin)
+        left = count * (end - begin)
+        while left:
+            ring.run(until=lambda: bool(ring.ended))
+            agent, number = map(int, ring.ended.popleft()[1:].split("."))
+            left -= 1
+            if number + 1 < end:
+                turn(agent, number + 1)
+
+    middle = turns // 2 if restart else 0
+    if restart:
+        take(0, middle)
+        ring.run()
+        ring.restart()
+    take(middle, turns)
+    again = dropped = whole = said = answers = longest = lost = had = 0
     ran, firsts = [], []
+    by_turn: list[list[tuple[float, int]]] = [[] for _ in range(turns)]
     for (agent, number), (prompt, answer) in prompts.items():
-        name, before = f"a{agent}.{number}", prompts.get((agent, number - 1), (0, 0))[0]
-        had = 0 if (agent, number) in first else before
-        ran.append(Turn(ring.begun[name], ring.arrivals[name][-1], agent, prompt + answer, prompt, had))
-    for place in prompts.keys() - first:
-        agent, number = place
-        before, answer = prompts[agent, number - 1]
         name = f"a{agent}.{number}"
-        missing = before + answer - ring.cached[name]
-        again += max(0, missing - answer)
-        dropped += missing - answer > before // 32
-        said += min(answer, max(0, missing))
-        whole, answers, longest = whole + before, answers + answer, max(longest, before)
+        before, told = (0, 0) if (agent, number) in first else prompts[agent, number - 1]
+        ran.append(Turn(ring.begun[name], ring.arrivals[name][-1], agent, prompt + answer, prompt, before))
+        by_turn[number].append((ring.first(name), prompt - ring.cached[name]))
+        missing = before + told - ring.cached[name]
+        if not before:
+            continue
+        if restart and number == middle:
+            lost, had = lost + max(0, missing - told), had + before
+            continue
+        again += max(0, missing - told)
+        dropped += missing - told > before // 32
+        said += min(told, max(0, missing))
+        whole, answers, longest = whole + before, answers + told, max(longest, before)
         firsts.append(ring.first(name))
     return {
         "again": again / whole,
@@ -500,6 +526,8 @@ def sessions(
         "first_p95": percentile(firsts, 0.95),
         "longest": longest,
         "seconds": ring.now,
+        "after_restart": lost / max(1, had),
+        "by_turn": by_turn,
     }
 
 
