@@ -9,6 +9,7 @@ import pytest
 
 from bench import macs
 from bench.openai_client import Reply
+from bench.paced import restart
 from bench.paced.clusters import Cost
 from bench.paced.figures import figures
 from bench.verdict import MISSED
@@ -107,6 +108,30 @@ def test_every_target_of_the_data_file_has_options_that_are_known():
         given = parser.parse_args(target["arguments"].split())
         assert given.model in figures().models, name
         assert target["wanted"]
+
+
+async def test_after_a_restart_prompts_come_from_the_disks():
+    parser = argparse.ArgumentParser()
+    macs.options(parser)
+    asked = ["--list", "restart", "--cluster", "2xm3ultra", "--model", "llama-8b-4bit", "--at-once", "1"]
+    found = await macs.run(parser.parse_args([*asked, "--turns", "4"]))
+    (check,) = macs.checks(found)
+    assert 0.0 < (check.worst or 0.0) < restart.COLD
+    (load,) = found["sections"][0]["runs"][0]["loads"]
+    assert load["after_restart"] < 0.01
+    again = load["turns"][2]
+    assert 10 * again["disks"]["new"] < again["without"]["new"]
+    shown = macs.tables(found)
+    assert all(macs.SIMULATED in one.title.lower() for one in shown)
+    assert all(len(row) == len(one.columns) for one in shown for row in one.rows)
+
+
+async def test_no_restart_is_simulated_of_states_whose_bytes_are_unknown():
+    parser = argparse.ArgumentParser()
+    macs.options(parser)
+    with pytest.raises(FailedPrecondition) as caught:
+        await macs.run(parser.parse_args(["--list", "restart", "--model", "qwen35-9b-4bit"]))
+    assert caught.value.reason == "NO_STATE_SIZES"
 
 
 async def test_a_section_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch):

@@ -84,7 +84,7 @@ def test_every_row_has_a_source_and_a_mark():
     for table in (FIGURES.machines, FIGURES.models, FIGURES.links):
         assert table
     names = {name.partition(".")[0] for name in FIGURES.sources}
-    assert names == {"host", "stairs", "machines", "models", "links"}
+    assert names == {"host", "stairs", "ssds", "machines", "models", "links"}
     assert all(text[:3] in ("[S]", "[I]", "[J]") and len(text) > 8 for text in FIGURES.sources.values())
 
 
