@@ -1,7 +1,7 @@
 """Agents whose ring is started again in the middle of their sessions, in virtual time (bench.paced.virtual).
 
 Members have the SSDs of the data file. The same sessions run without disks, so that every prompt is computed
-anew after the restart. What the processes take to start is not in it.
+anew after the restart. The time in which processes start is not in it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 def run(text: str, model: str, counts: list[int], turns: int) -> Result:
-    """`prompt`: seconds to its first token, and `loads` of so many agents.
+    """`prompt`: seconds to its first token. `loads`: figures of the sessions of each count of agents.
 
     Raises FailedPrecondition (NO_STATE_SIZES) for a model whose states are no keys and values.
     """

@@ -453,11 +453,10 @@ def sessions(
     `restart` every process is started again once each agent has had half of its turns.
 
     The ring has memory for `room` rows of CONTEXT tokens, by default for one of each agent. `again` is the
-    share of the tokens of each turn's last prompt that were computed again, `least` what the best use of
-    memory would leave of it for turns in this order, and `dropped` the share of turns in which those were
-    more than lie between two boundaries. `answers` is the share of answers' tokens. They leave the first turn
-    after a restart out, which `after_restart` is the share of. `by_turn` are seconds to the first token and
-    tokens that were computed.
+    share of the tokens of each turn's last prompt that were computed again, and `answers` that of answers'
+    tokens. `dropped` is the share of turns in which more was computed again than lies between two boundaries.
+    The first turn after a restart is not in these, and has `after_restart`. `least` is `again` by the best
+    use of memory, for turns in this order. `by_turn` are seconds to the first token and computed tokens.
     """
     support = control.PREFIX_SUPPORT_EXACT if mark else control.PREFIX_SUPPORT_ANY
     memory = round((room or count) * (CONTEXT + mark))

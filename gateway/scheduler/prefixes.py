@@ -268,10 +268,9 @@ class PrefixCache:
                 return False
             self._drop(worst)
         number = self._add(_Kept(names if self._any else names[-1:], chain.tokens))
-        self.prepare(row)
         if self._exact:
             self._marks.add(number, (chain.tokens,))
-            self._count()
+        self.prepare(row)  # it is in the row's memory from now on
         restore = control.Restore(prefix=number, recall=recall, tokens=chain.tokens, name=chain.names[-1])
         self._moves.append(control.Change(restore=restore))
         return True

@@ -473,10 +473,10 @@ class Scheduler:
             epoch.planner.waiting = len(self._queue) + len(epoch.opened)
             if not epoch.planner.reserve(row):
                 return
+            row.request.progress.deadline = math.inf  # it has begun
             if epoch.planner.recalls.begin(row, self._now):
                 continue
             epoch.planner.start(row)
-            row.request.progress.deadline = math.inf  # it has begun
             del epoch.opened[row.number]
             self._pace.begun(self._now)
 
