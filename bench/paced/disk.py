@@ -3,10 +3,10 @@ to be read. They do what `node.engine.disk` does, without bytes; all members of 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 
 from sealring.mesh.ring.prefix_names import NO_CHAIN, Chain
 from sealring.node.engine.disk import PIECE, WAITING
@@ -42,10 +42,10 @@ class VirtualDisk:
         self._write()
         files = [
             (name, first, end)
-            for name, (first, end) in zip(chain.names, pairwise([0, *chain.edges]), strict=True)
+            for name, (first, end) in zip(chain.names, itertools.pairwise([0, *chain.edges]), strict=True)
             if first >= self._seen.get(row, 0) and name not in self._stored
         ]
-        if len(self._pieces) > WAITING:
+        if self._waiting >= WAITING:
             return
         files = [(name, first, end) for name, first, end in files if end <= files[0][1] + PIECE]
         self._put((name, (end - first) * self._times.token_bytes) for name, first, end in files)
@@ -56,6 +56,12 @@ class VirtualDisk:
         self._write()
         if self._times.snapshot_bytes and (name := _snapshot(chain.names[-1])) not in self._stored:
             self._put([(name, self._times.snapshot_bytes)])
+
+    @property
+    def _waiting(self) -> float:
+        """Tokens behind the piece that is being written."""
+        pieces = itertools.islice(self._pieces, 1, None)
+        return sum(size for piece in pieces for _, size in piece) / self._times.token_bytes
 
     def _put(self, files: Iterable[tuple[bytes, float]]) -> None:
         if piece := deque(files):

@@ -2,8 +2,8 @@
 
 **Behind.** Blocks are written while their prompt is computed, whether memory keeps it afterwards or not: a
 full ring keeps nothing for long. At the end of a chunk the compute thread has MLX copy the blocks that are
-not stored yet; a thread waits for these, and seals and writes them. Blocks that come while two pieces wait to
-be written are left to a later chunk, or to the next time that their prompt is sent.
+not stored yet; a thread waits for these, and seals and writes them. Blocks that come while WAITING tokens
+wait are left to a later chunk, or to the next time that their prompt is sent.
 
 **Ahead.** Two threads read and open blocks and put them into arrays, before the first chunk of the row that
 begins with them is announced. The compute thread joins the arrays of the blocks when it restores the prefix.
@@ -39,11 +39,12 @@ from sealring.v1 import trace_pb2
 
 log = structlog.get_logger()
 
-WAITING = 2
-"""Pieces that wait to be written: copies, in memory that the gateway does not count."""
-
 PIECE = 4096
 """Tokens of a piece, at most: those of two chunks of a GPU, so that one makes up for another left out."""
+
+WAITING = 2 * PIECE
+"""Tokens that wait to be written before no more are taken: copies, in memory that the gateway does not
+count. A snapshot counts as a piece."""
 
 NEWEST = 64
 """Pieces whose blocks are removed where computing has failed: a failure is known a few steps later."""
@@ -94,6 +95,11 @@ class _Piece:
     end: int = 0
     wanted: bool = True
     written: list[Place] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """The tokens that it counts as while it waits."""
+        return self.end - self.first or PIECE
 
 
 @dataclass(slots=True, eq=False)
@@ -192,7 +198,7 @@ class Disk:
         mx.async_eval(*piece.arrays)  # type: ignore[no-untyped-call]
         self._newest.append(piece)
         with self._lock:
-            self._waiting += 1
+            self._waiting += piece.size
         self._behind.put(piece)
 
     def distrust(self) -> None:
@@ -214,7 +220,7 @@ class Disk:
                     self.store.remove(each.chain.scope, each.written)
                 continue
             with self._lock:
-                self._waiting -= 1
+                self._waiting -= piece.size
             try:
                 self._write(piece)
             except Exception as error:  # the device may have failed; the epoch says so
