@@ -110,6 +110,12 @@ class PrefixCache:
                 return length, max(found)
         return 0, 0
 
+    def secured(self, row: Row) -> int:
+        """As `longest`, of a row that has its memory: 0 if what it would begin with is dropped before."""
+        length, number = self.longest(row)
+        stays = length and (self._kept[number].tokens <= row.reserved or self._ledger.has_room())
+        return length if stays else 0
+
     @property
     def waits(self) -> bool:
         """Whether an answer is kept only once its row leaves."""
@@ -137,7 +143,7 @@ class PrefixCache:
         row.prefilled, row.prefix = self.longest(row)
         kept = self._kept.get(row.prefix)
         row.continues = kept is not None and row.prefilled >= kept.begin
-        if kept is not None and row.continues and kept.tokens <= row.reserved:
+        if kept is not None and kept.tokens <= row.reserved:
             self._expect(kept, row)
         usable = _lasting(row)
         if self._exact and usable:

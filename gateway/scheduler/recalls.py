@@ -126,7 +126,7 @@ class Recalls:
         return recall
 
     def _worth(self, row: Row, tokens: int) -> bool:
-        return tokens >= self._prefixes.longest(row)[0] + STORED_BLOCK
+        return tokens >= self._prefixes.secured(row) + STORED_BLOCK
 
     def _seconds(self, tokens: int) -> float:
         """Seconds that prefill of `tokens` tokens takes the slowest stage."""
