@@ -502,19 +502,19 @@ def sessions(
     by_turn: list[list[tuple[float, int]]] = [[] for _ in range(turns)]
     for (agent, number), (prompt, answer) in prompts.items():
         name = f"a{agent}.{number}"
-        before, told = (0, 0) if (agent, number) in first else prompts[agent, number - 1]
+        before, answered = (0, 0) if (agent, number) in first else prompts[agent, number - 1]
         ran.append(Turn(ring.begun[name], ring.arrivals[name][-1], agent, prompt + answer, prompt, before))
         by_turn[number].append((ring.first(name), prompt - ring.cached[name]))
-        missing = before + told - ring.cached[name]
+        missing = before + answered - ring.cached[name]
         if not before:
             continue
         if restart and number == middle:
-            lost, had = lost + max(0, missing - told), had + before
+            lost, had = lost + max(0, missing - answered), had + before
             continue
-        again += max(0, missing - told)
-        dropped += missing - told > before // 32
-        said += min(told, max(0, missing))
-        whole, answers, longest = whole + before, answers + told, max(longest, before)
+        again += max(0, missing - answered)
+        dropped += missing - answered > before // 32
+        said += min(answered, max(0, missing))
+        whole, answers, longest = whole + before, answers + answered, max(longest, before)
         firsts.append(ring.first(name))
     return {
         "again": again / whole,

@@ -429,6 +429,14 @@ def test_a_row_that_does_not_begin_leaves_its_prefix_to_be_counted() -> None:
     assert desk.changes() == ["drop 1"]
 
 
+def test_a_row_begins_with_a_part_of_anothers_prefix_though_there_is_no_room_for_both() -> None:
+    desk = Desk(tokens=1280)
+    desk.prefill("a" * 300 + "b" * 300)
+    row = desk.start("a" * 300 + "c" * 400)
+    assert desk.begin(row) == (True, [])
+    assert row.reused == 256
+
+
 def test_two_rows_continue_one_prefix_and_the_last_takes_it() -> None:
     desk = Desk(tokens=1536)
     desk.prefill("a" * 600)
