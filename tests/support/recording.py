@@ -70,7 +70,7 @@ def requests(sent: bytes) -> list[dict[str, Any]]:
     server.receive_data(sent)
     while True:
         request, body = server.next_event(), bytearray()
-        if not isinstance(request, h11.Request):
+        if not isinstance(request, h11.Request) or (b"upgrade", b"websocket") in request.headers:
             return found
         while isinstance(part := server.next_event(), h11.Data):
             body += part.data
