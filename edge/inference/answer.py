@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sealring.edge.inference.timings import Timings
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import SealringError, forget_frames
 from sealring.v1 import inference_pb2 as inference
 
 MOST_LOGPROBS = 256
@@ -149,6 +149,7 @@ class Answer:
         self.over = True
 
     def fail(self, error: SealringError) -> None:
+        forget_frames(error)
         self._error = error
         self.over = True
         self._wake()

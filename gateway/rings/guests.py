@@ -17,7 +17,7 @@ from sealring.edge.inference.timings import Timings
 from sealring.gateway.scheduler.queue import place
 from sealring.gateway.scheduler.request import ChoiceProgress, Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
-from sealring.mesh.errors import InvalidInput, SealringError, StageFailed
+from sealring.mesh.errors import InvalidInput, SealringError, StageFailed, forget_frames
 from sealring.mesh.prompt.validate import validate_request
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import control_pb2 as control
@@ -243,6 +243,7 @@ class GuestAnswer:
         if self._asked is not None and error.reason == StageFailed.out_of_memory:
             self._refused.remember(self._asked, error)
         self._forget()
+        forget_frames(error)
         self._say(problem=to_problem(error))
 
     def _forget(self) -> None:

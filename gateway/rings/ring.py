@@ -639,21 +639,20 @@ class Ring:
         if request.receipt is not None:
             self._receipts.opened(action.row, request, action.resume)
             self._note_epochs(request, envelope, action.resume)
-        opened = control.ScheduleRequest(
-            open=control.OpenRow(
-                row=action.row,
-                request_id=request.id,
-                deployment=request.deployment,
-                envelope=envelope,
-                max_tokens=request.max_tokens,
-                choices=choices if choices > 1 else 0,
-                client=self._client(request.key),
-                prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
-                receipt=request.receipt,
-            )
+        opened = control.OpenRow(
+            row=action.row,
+            request_id=request.id,
+            deployment=request.deployment,
+            max_tokens=request.max_tokens,
+            choices=choices if choices > 1 else 0,
+            client=self._client(request.key),
+            prefix_scope="all" if serving.share_prefixes else f"key {request.tenant}",
+            receipt=request.receipt,
         )
         if self._streams is not None:
-            message = opened.SerializeToString()
+            asked = control.ScheduleRequest(open=opened)
+            asked.open.envelope.CopyFrom(envelope)  # last, as it would be copied with `opened`, too: 32 MiB
+            message = asked.SerializeToString()
             self._streams.send_prompt(message, answer.timings.send, key=f"row {action.row}")
         return []
 

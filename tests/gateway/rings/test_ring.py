@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,7 @@ from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.images import NOTE
+from sealring.mesh.prompt.validate import MAX_TEXT_ENVELOPE_BYTES
 from sealring.mesh.ring.composition import Composition, ResolvedStep
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
@@ -1002,3 +1004,20 @@ def test_idle_prefill_ends_with_its_epoch() -> None:
     ring.ring.end(ring.members, "LOST")  # type: ignore[arg-type]
     assert not ring.ring.answers
     assert ring.ring.counts() == (0, 0)
+
+
+def test_a_guests_prompt_that_is_refused_is_given_back_at_once() -> None:
+    """A model that cannot see takes no envelope as long as this one. The frames of the error hold the prompt
+    and, by the list of what to do, the error."""
+    serving = Serving()
+    long = inference.Envelope(sealed=bytes(MAX_TEXT_ENVELOPE_BYTES + 1))
+    asked = inference.GenerateRequest(request_id="long", model="model", envelope=long)
+    gc.collect()
+    gc.disable()
+    try:
+        serving.hear(forward=control.Forward(guest=1, number=1, key="who", request=asked))
+        held = [one for one in gc.get_objects() if isinstance(one, Request) and one.id == "1:1"]
+    finally:
+        gc.enable()
+    assert serving.members.head[-1].forwarded.problem.reason == "ENVELOPE_TOO_LONG"
+    assert held == []
