@@ -962,15 +962,18 @@ class Front:
         logprobs: Mapping[int, TokenLogprobs],
         refuted: bool,
     ) -> None:
-        outputs, failed = [], []
+        outputs, failed, ended = [], [], []
         for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
             opened = self._rows.get(row)
             if opened is None or opened.answer.finish:
                 continue
             try:
-                outputs.append(self._output(row, opened, token, logprobs.get(index)))
+                outputs.append(output := self._output(row, opened, token, logprobs.get(index)))
             except (Internal, ResourceExhausted) as error:
                 failed.append(refusal(row, error))
+            else:
+                if output.finish and not output.untold:
+                    ended.append((row, opened))
         *parts, rest = _parts(outputs)
         for part in parts:
             done = control.StepDone(step=step.number, outputs=part, more=True)
@@ -983,13 +986,12 @@ class Front:
         for event in failed:  # first, for a row whose last step is done must have ended
             self._emit(event)
         self._emit(engine.EngineEvent(done=done))
-        for output in outputs:
-            if output.finish and not output.untold:
-                self._say_digests(output.row, self._rows.get(output.row))
+        for row, opened in ended:  # the gateway may have had it forgotten by now
+            self._say_digests(row, opened)
 
-    def _say_digests(self, row: int, opened: OpenRow | None) -> None:
+    def _say_digests(self, row: int, opened: OpenRow) -> None:
         """Says what is to be signed for a row whose answer is sent whole, where it asks for a receipt."""
-        if opened is not None and opened.answer.receipt is not None:
+        if opened.answer.receipt is not None:
             digests = opened.answer.receipt.digests(row, opened.answer.finish)
             self._emit(engine.EngineEvent(digests=digests))
 

@@ -17,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.mesh.prompt.validate import MAX_STOP_CHARACTERS
+from sealring.mesh.receipt.digests import HASH_BYTES
 from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep, Restoring
 from sealring.mesh.ring.prefix_names import OPENING, Chain, split
 from sealring.node.engine import params
@@ -116,6 +117,30 @@ def desk(folder: Path) -> Iterator[Desk]:
 
 def text_prompt(text: str, **fields: object) -> inference.Prompt:
     return inference.Prompt(text=text, **fields)  # type: ignore[arg-type]
+
+
+def test_an_answer_is_signed_though_its_row_is_forgotten_at_once(folder: Path) -> None:
+    """The gateway may evict a row before the thread that has sent its last token goes on."""
+    events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
+
+    def emit(event: engine.EngineEvent) -> None:
+        events.put(event)
+        if event.HasField("done"):
+            front.forget(1)
+
+    front = Front(folder, CONTEXT, VOCABULARY, emit)
+    front.wait_loaded()
+    try:
+        front.open(
+            engine.OpenEngineRow(row=1, prompt=text_prompt("hi"), max_tokens=1, receipt=bytes(HASH_BYTES))
+        )
+        assert events.get(timeout=200).HasField("opened")
+        front.deliver(ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,)), [spell("x")], {})
+    finally:
+        front.stop()
+    assert events.get(timeout=200).done.outputs[0].finish
+    digests = events.get(timeout=200).digests
+    assert (digests.row, digests.tokens) == (1, 1)
 
 
 def test_a_row_is_opened_and_told(desk: Desk) -> None:
