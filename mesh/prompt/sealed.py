@@ -198,12 +198,7 @@ class ReplyOpener(Uncopyable):
         self._bound = _reply_info(info, request_digest)
         self._aead: ChaCha20Poly1305 | None = None
         self._sequence = 0
-        self._ended = self._complete = False
-
-    @property
-    def complete(self) -> bool:
-        """Whether the last chunk was opened; a stream that ends earlier was cut off."""
-        return self._complete
+        self._ended = False
 
     def open(self, sealed: bytes) -> tuple[bytes, bool]:
         """The next chunk, and whether it is the last.
@@ -226,8 +221,8 @@ class ReplyOpener(Uncopyable):
         if plain[:1] not in (_MORE, _LAST):
             raise _refused()
         self._sequence += 1
-        self._ended = self._complete = plain[:1] == _LAST
-        return plain[1:], self._complete
+        self._ended = plain[:1] == _LAST
+        return plain[1:], self._ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,8 +300,6 @@ class Attempt:
 
     def _take_end(self, finished: inference.Finished) -> None:
         self._finished = True
-        if self._usage is not None and not self._opener.complete:
-            raise _cut_off()
         usage = self._usage or self._ended_by_gateway(finished)
         cached = min(finished.cached_tokens, usage.prompt_tokens)
         accepted = min(finished.accepted_tokens, usage.completion_tokens)

@@ -17,7 +17,8 @@ from sealring.mesh.roster.model import Roster
 from sealring.v1 import inference_pb2 as inference
 
 NOT_SIGNED = "NOT_SIGNED"
-"""The head is of a release that signs nothing, or the gateway has ended the answer."""
+"""The head is of a release that signs nothing, or died before it signed. Or the gateway has ended the answer,
+or kept the receipt to itself."""
 
 
 class SealedReceipts:

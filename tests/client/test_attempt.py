@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
 from rostertest import PaperCluster
 from scriptedgateway import PIECES, answer
 
@@ -251,11 +250,14 @@ def test_choices_that_contradict_themselves_are_not_believed(
         attempt.take(seal(worst, last=last))
 
 
-def test_an_answer_whose_last_chunk_is_not_the_last_was_cut_off() -> None:
+def test_an_answer_without_the_chunk_of_its_receipt_is_whole_and_not_signed() -> None:
+    """A head that dies once it has ended its answer takes nothing away."""
     attempt, seal = sealed_attempt()
     attempt.take(seal({"text": "b", "tokens": 2, "finish": STOP}, last=False))
-    with refused("REPLY_CUT_OFF", EnvelopeError):
-        attempt.take(inference.GenerateResponse(finished=inference.Finished(reason=STOP)))
+    attempt.take(inference.GenerateResponse(finished=inference.Finished(reason=STOP)))
+    whole = attempt.completion()
+    assert whole is not None
+    assert (whole.text, [one.head.missing for one in whole.receipts]) == ("b", ["NOT_SIGNED"])
 
 
 def test_an_answer_that_nobody_signed_says_so() -> None:
