@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
+from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http.app import create_app
 from sealring.edge.http.server import HttpServer
 from sealring.edge.inference.service import model_not_found
@@ -130,10 +133,19 @@ def calling(backend: ScriptedBackend) -> ScriptedBackend:
     return backend
 
 
-@pytest.fixture
-async def port(backend: ScriptedBackend) -> AsyncIterator[int]:
-    server = HttpServer(create_app(backend, exposition=lambda: b"# none\n"))
+@contextlib.asynccontextmanager
+async def served(backend: Any, *, tls: EdgeTls | None = None, **options: Any) -> AsyncIterator[int]:
+    """The port of a server; `options` are those of `create_app`."""
+    server = HttpServer(create_app(backend, exposition=lambda: b"# none\n", **options), tls=tls)
     port = server.listen("127.0.0.1:0")
     await server.start()
-    yield port
-    await server.stop()
+    try:
+        yield port
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+async def port(backend: ScriptedBackend) -> AsyncIterator[int]:
+    async with served(backend) as port:
+        yield port

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import openai
 import pytest
 import structlog
 from edgecert import write_edge_certificate
+from httpedge import served
 from patience import until
 
 from sealring.edge.access import edge_tls
@@ -23,7 +25,6 @@ from sealring.edge.access.gate import Gate, Limits
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.edge.http import guard, protocol
-from sealring.edge.http.app import create_app
 from sealring.edge.http.server import HttpServer
 from sealring.mesh.errors import ConfigError
 
@@ -35,20 +36,11 @@ def keys(tmp_path: Path) -> KeyFile:
     return KeyFile(tmp_path / "state")
 
 
-@contextlib.asynccontextmanager
-async def serving(
+def serving(
     backend: Any, keys: KeyFile, limits: Limits | None = None, tls: EdgeTls | None = None
-) -> AsyncIterator[int]:
+) -> AbstractAsyncContextManager[int]:
     """By a clock that stands still, so that no limit is filled up again."""
-    gate = Gate(keys, limits, clock=lambda: 0.0)
-    app = create_app(backend, exposition=lambda: b"# none\n", gate=gate)
-    server = HttpServer(app, tls=tls)
-    port = server.listen("127.0.0.1:0")
-    await server.start()
-    try:
-        yield port
-    finally:
-        await server.stop()
+    return served(backend, tls=tls, gate=Gate(keys, limits, clock=lambda: 0.0))
 
 
 def client(port: int, key: str, **options: Any) -> openai.AsyncOpenAI:

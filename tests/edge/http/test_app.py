@@ -11,13 +11,12 @@ import httpx
 import jsonschema
 import openai
 import pytest
-from httpedge import ScriptedBackend
+from httpedge import ScriptedBackend, served
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from sealring.edge.http.app import _headers, create_app
 from sealring.edge.http.body import LONG_BODY
-from sealring.edge.http.server import HttpServer
 from sealring.edge.inference.timings import CURRENT, HEADER, Timings
 from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
 from sealring.v1 import inference_pb2 as inference
@@ -518,20 +517,16 @@ async def test_what_is_served_is_told_where_nothing_is(port: int, backend: Any) 
 
 
 async def test_pages_of_named_origins_and_no_others_may_ask(backend: Any) -> None:
-    app = create_app(backend, exposition=lambda: b"", cors_origins=["https://a.example"])
-    server = HttpServer(app)
-    port = server.listen("127.0.0.1:0")
-    await server.start()
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-            for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
-                asks = {"origin": origin, "access-control-request-method": "POST"}
-                preflight = await http.options("/v1/chat/completions", headers=asks)
-                answer = await http.get("/v1/models", headers={"origin": origin})
-                for each in (preflight, answer):
-                    assert (each.headers.get("access-control-allow-origin") == origin) is allowed
-    finally:
-        await server.stop()
+    async with (
+        served(backend, cors_origins=["https://a.example"]) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http,
+    ):
+        for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
+            asks = {"origin": origin, "access-control-request-method": "POST"}
+            preflight = await http.options("/v1/chat/completions", headers=asks)
+            answer = await http.get("/v1/models", headers={"origin": origin})
+            for each in (preflight, answer):
+                assert (each.headers.get("access-control-allow-origin") == origin) is allowed
 
 
 @pytest.mark.parametrize("stream", [False, True])

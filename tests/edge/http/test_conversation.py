@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from httpedge import served
 from patience import until
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
@@ -19,10 +18,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from sealring.edge.access.gate import Caller, Gate
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
-from sealring.edge.http.app import create_app
 from sealring.edge.http.body import MAX_BODY, BodyTurns
 from sealring.edge.http.conversation import Conversation
-from sealring.edge.http.server import HttpServer
 from sealring.edge.inference.holding import Holding, Share
 from sealring.mesh.errors import EpochEnded
 from sealring.v1 import inference_pb2 as inference
@@ -162,22 +159,11 @@ async def test_a_client_that_goes_away_cancels_its_request(port: int, backend: A
     await until(lambda: bool(backend.closed))
 
 
-@contextlib.asynccontextmanager
-async def serving(backend: Any, **options: Any) -> AsyncIterator[int]:
-    server = HttpServer(create_app(backend, exposition=lambda: b"", **options))
-    port = server.listen("127.0.0.1:0")
-    await server.start()
-    try:
-        yield port
-    finally:
-        await server.stop()
-
-
 async def test_each_request_needs_the_key_of_the_connection(backend: Any, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "state")
     text, record = keys.create([Scope.INFERENCE])
     reading = keys.create([Scope.READ])[0]
-    async with serving(backend, gate=Gate(keys)) as port:
+    async with served(backend, gate=Gate(keys)) as port:
         for wrong, status in (("none", 401), (reading, 403)):
             with pytest.raises(InvalidStatus) as caught:
                 async with opened(port, additional_headers={"authorization": f"Bearer {wrong}"}):
@@ -195,7 +181,7 @@ async def test_each_request_needs_the_key_of_the_connection(backend: Any, tmp_pa
 
 
 async def test_pages_and_paths_that_are_not_listed_open_no_socket(backend: Any) -> None:
-    async with serving(backend, cors_origins=["https://a.example"]) as port:
+    async with served(backend, cors_origins=["https://a.example"]) as port:
         for path, origin, status in (
             ("/v1/responses", "https://b.example", 403),
             ("/v1/chat/completions", None, 404),

@@ -63,6 +63,17 @@ async def nothing() -> list[str]:
     return []
 
 
+def hearsay(address: str) -> tuple[Callable[[], Awaitable[list[str]]], asyncio.Event]:
+    """A question to the network that brings this address, and whether it was asked."""
+    asked = asyncio.Event()
+
+    async def find() -> list[str]:
+        asked.set()
+        return [address]
+
+    return find, asked
+
+
 @pytest.fixture
 async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
     made = Bed(tmp_path)
@@ -117,12 +128,8 @@ async def test_a_coordinator_of_no_use_is_left_for_another_one_and_taken_again_w
 
 
 async def test_a_coordinator_that_has_moved_is_found_by_asking_the_network(bed: Bed) -> None:
-    moved, asked = await bed.serve(), asyncio.Event()
-
-    async def find() -> list[str]:
-        asked.set()
-        return [moved]
-
+    moved = await bed.serve()
+    find, asked = hearsay(moved)
     machine = bed.machine(OLD, find=find)
     assert not await machine.lead()
     await asked.wait()
@@ -144,12 +151,7 @@ async def test_what_only_says_to_be_the_coordinator_is_passed_over(
         lie = await lies[liar]()
     else:
         lie = dead() if liar == "silent" else f"127.0.0.1:{free_port()}"
-    asked = asyncio.Event()
-
-    async def find() -> list[str]:
-        asked.set()
-        return [lie]
-
+    find, asked = hearsay(lie)
     machine = bed.machine(OLD, find=find)
     assert not await machine.lead()
     await asked.wait()
