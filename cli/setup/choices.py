@@ -16,6 +16,7 @@ from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.member.state import IDENTITY_KEY
 from sealring.mesh.system.addresses import format_address, free_port, parse_address
+from sealring.mesh.system.networks import ANY_HOST
 from sealring.mesh.system.paths import is_enrolled
 from sealring.mesh.trust.levels import TrustLevel
 
@@ -26,7 +27,6 @@ _KEPT = ("name", "models", "allow_downloads", "enclave_helper")
 """A node's settings that hold for its next start too."""
 
 _LOOPBACK = "127.0.0.1"
-_ANY_HOST = "0.0.0.0"  # noqa: S104 - callers there have to show a certificate or a token
 _PORTS = {
     ("coordinator", "listen"): 7700,
     ("coordinator", "join_listen"): 7701,
@@ -78,7 +78,7 @@ def choose_first(host: Host, root: Path, file: Path | None, wishes: Wishes) -> C
     before = {section: read_settings(settings_file_of(root, section), section) for section in given}
     made = Choices()
     named = _named_address(host, given["coordinator"], before["coordinator"], wishes, made)
-    coordinator = _listening(host, "coordinator", named or _ANY_HOST, given, before)
+    coordinator = _listening(host, "coordinator", named or ANY_HOST, given, before)
     found = host.own_addresses()
     address = named or (found[0].host if found else _LOOPBACK)
     gateway = _listening(host, "gateway", _LOOPBACK, given, before)
@@ -241,7 +241,7 @@ def _listening(
 
     One that listens `everywhere` needs a port that is free on every interface.
     """
-    bound = _ANY_HOST if everywhere else own
+    bound = ANY_HOST if everywhere else own
     chosen: dict[str, Any] = {}
     for (owner, name), usual in _PORTS.items():
         if owner != section or name in given[section]:

@@ -254,9 +254,9 @@ def _expired() -> Unauthenticated:
 async def _abort(error: Exception, context: Context, method: str) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if not isinstance(error, SealringError):
+    known = error if isinstance(error, SealringError) else None
+    if known is None:
         log.error("handler_error", method=method, exc_info=error)
-        forget_frames(error)
-        error = Internal("an internal error", hint="see the server's log")
+        known = Internal("an internal error", hint="see the server's log")
     forget_frames(error)
-    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    await context.abort_with_status(rpc_status.to_status(to_status(known)))
