@@ -99,7 +99,7 @@ lint: env
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy --platform darwin
+	@$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	@cd protos && ../$(BIN)/buf lint
 	@$(BIN)/python .ci/prose.py --most 0
 
