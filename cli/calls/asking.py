@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ASK_CLEAR = "or ask in clear, which the gateway can read: --clear"
+_CHOOSE = "choose with --model NAME, in a conversation with /model NAME"
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ async def sealed(client: AsyncClient, question: Question) -> AsyncGenerator[Delt
             error.hint = f"ask for a model that a pipeline serves, {ASK_CLEAR}"
         raise
     except SealringError as error:
-        raise named(error, "the gateway", " or ".join(client.gateways.addresses)) from None
+        raise _named(error, " or ".join(client.gateways.addresses)) from None
     done = reply.completion
     yield Source(
         model=done.model,
@@ -250,7 +251,14 @@ async def in_clear(
                     finish=enum_word(inference_pb2.FinishReason.DESCRIPTOR, event.finished.reason),
                 )
     except grpc.RpcError as error:
-        raise named(from_rpc_error(error), "the gateway", gateway.address) from None
+        raise _named(from_rpc_error(error), gateway.address) from None
+
+
+def _named(error: SealringError, addresses: str) -> SealringError:
+    """The error with the gateway's addresses, or with the way to say which model is meant."""
+    if error.reason == "MODEL_NOT_FOUND" and error.metadata.get("param") == "model":
+        error.hint = f"{error.hint}; {_CHOOSE}"
+    return named(error, "the gateway", addresses)
 
 
 _IMAGE_HINT = "give a PNG, JPEG, WebP or GIF file"

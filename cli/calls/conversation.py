@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 MAX_LINE = 1 << 20
 
 _TOO_LONG = frozenset({"CONTEXT_TOO_LONG", "TOO_LARGE_FOR_RING"})
-_CLEAR, _EXIT, _HELP, _IMAGE = "/clear", "/exit", "/help", "/image"
+_CLEAR, _EXIT, _HELP, _IMAGE, _MODEL = "/clear", "/exit", "/help", "/image", "/model"
 _COMMAND = re.compile(r"/[a-z]+\Z")
 _COMMANDS = f"""\
 {_CLEAR}  forget what was said and begin again
 {_EXIT}   leave, as Ctrl-D does
 {_HELP}   show this
 {_IMAGE}  show a picture with the next question: {_IMAGE} FILE
+{_MODEL}  ask this model from now on: {_MODEL} NAME
 Ctrl-C stops an answer, or drops what is typed; the arrow keys edit the line and fetch earlier ones"""
 
 
@@ -89,6 +90,9 @@ class Conversation:
             say("(a new conversation)")
         elif line.startswith(f"{_IMAGE} "):
             self._attach(line.removeprefix(_IMAGE))
+        elif line.startswith(f"{_MODEL} "):
+            self._base = replace(self._base, model=line.removeprefix(_MODEL).strip())
+            say(f"(from now on {self._base.model} is asked)")
         elif _COMMAND.match(line):
             if line != _HELP:
                 say(f"there is no {line}")

@@ -93,7 +93,7 @@ serving {cluster.name} until Ctrl-C; talk to it:
               -d '{body}'
   openai    OpenAI(base_url="{cluster.http_url}/v1", api_key="none").chat.completions.create(
               model="{cluster.name}", messages=[{{"role": "user", "content": "{QUESTION}"}}])
-  sealring  {own_command()} chat --gateway {cluster.grpc_address}
+  sealring  {own_command()} chat --gateway {cluster.grpc_address} --model {cluster.name}
   grpcurl   grpcurl -plaintext -d '{grpc_body}' \\
               {cluster.grpc_address} sealring.v1.Inference/Generate
   look      {own_command()} status --operator {cluster.operator_bundle}

@@ -25,7 +25,7 @@ class Talk:
     def __init__(self, runner: asyncio.Runner) -> None:
         self.script: list[tuple[list[str], Any]] = []
         self.asked: list[list[tuple[str, str]]] = []
-        self.shown = ""
+        self.shown = self.model = ""
         base = Question([("system", "be brief")])
         asker: Any = SimpleNamespace(ask=self.ask)
         self.conversation = Conversation(runner, asker, base, self.show)
@@ -41,6 +41,7 @@ class Talk:
         on_reasoning: Callable[[str], None],
     ) -> Any:
         self.asked.append(list(question.messages))
+        self.model = question.model
         pieces, end = self.script.pop(0)
         told = [piece for piece in pieces if not piece.startswith("(thinks")]
         for piece in pieces:
@@ -58,6 +59,16 @@ class Talk:
 def talk() -> Iterator[Talk]:
     with asyncio.Runner() as runner:
         yield Talk(runner)
+
+
+def test_the_model_can_be_changed(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+    talk.say("one", ["1"], "stop")
+    assert talk.model == ""
+    talk.conversation.take("/model demo-vision")
+    assert "(from now on demo-vision is asked)" in capsys.readouterr().err
+    talk.say("two", ["2"], "stop")
+    assert talk.model == "demo-vision"
+    assert ("user", "one") in talk.asked[1], "the conversation goes on"
 
 
 def test_what_was_said_goes_with_the_next_question(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sealring.cli.local.output import own_command
+from sealring.cli.local.output import own_command, print_ways
 
 
 @pytest.fixture
@@ -66,3 +67,14 @@ def test_without_a_script_python_is_named(script: Path, called: Any, monkeypatch
     for argument in ("/somewhere/cli/__main__.py", str(other), str(script), str(script.with_name("none"))):
         called(argument)
         assert shlex.split(own_command()) == [sys.executable, "-P", "-m", "sealring.cli"]
+
+
+def test_each_way_to_ask_names_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A demo serves two models where images can be shown, and then no gateway knows which one is meant."""
+    cluster: Any = SimpleNamespace(
+        name="small", http_url="http://h:1", grpc_address="h:2", operator_bundle=tmp_path, state_dir=tmp_path
+    )
+    print_ways(cluster)
+    shown = capsys.readouterr().out
+    assert "chat --gateway h:2 --model small\n" in shown
+    assert shown.count('"model": "small"') + shown.count('model="small"') == 3
