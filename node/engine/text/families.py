@@ -1,4 +1,4 @@
-"""The families of models: how each is recognised, marks what it thinks, writes its calls and is told to think.
+"""The families of models: how each is recognised, how it marks thoughts, writes calls and begins to think.
 
 One row a family. A folder is of the first row whose words are all in its chat template or, where a row has
 no words, whose tokens are all in its vocabulary.

@@ -167,7 +167,8 @@ async def test_who_names_no_model_of_several_is_told_how(stage: Stage) -> None:
     async with asking(at(stage), seconds=30) as asker:
         with pytest.raises(NotFound, match="the request names no model") as caught:
             await asker.ask(HI, str)
-    assert "demo, demo-vision; choose with --model NAME, in a conversation with /model NAME" in caught.value.hint
+    chosen = "choose with --model NAME, in a conversation with /model NAME"
+    assert f"demo, demo-vision; {chosen}" in caught.value.hint
 
 
 async def test_a_wrong_message_is_refused_before_it_is_sent(stage: Stage) -> None:
