@@ -7,6 +7,7 @@ from typing import Any
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import parse_json_object
+from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.sections import Sections, no_tool_calls, parameters
 from sealring.node.engine.text.showing import Shown
 from sealring.node.engine.text.tokenizer import Tokenizer
@@ -113,12 +114,14 @@ def behind_tools(messages: Iterable[inference.ChatMessage]) -> list[inference.Ch
     return [*found, show(inference.ChatMessage(role="user"))] if waiting else found
 
 
-def sections_of(tokenizer: Tokenizer, prompt: inference.Prompt, ids: Sequence[int]) -> Sections | None:
-    """How the answer to a prompt of these tokens is divided; None where it is all text."""
+def sections_of(
+    tokenizer: Tokenizer, prompt: inference.Prompt, ids: Sequence[int], stops: StopStrings
+) -> Sections | None:
+    """How the answer to a prompt of these tokens is divided; None where it is all text. `stops` end it."""
     if prompt.WhichOneof("input") != "chat" or not tokenizer.format:
         return None
     special = frozenset(tokenizer.special.values())
-    return Sections(tokenizer.format, special, prompt.chat, tokenizer.last_turn(ids))
+    return Sections(tokenizer.format, special, prompt.chat, tokenizer.last_turn(ids), stops)
 
 
 def _required_call(tokenizer: Tokenizer, chat: inference.Chat) -> str:

@@ -119,6 +119,9 @@ class StopStrings:
         self._longest = max(map(len, self._stops), default=0)
         self._firsts = {stop[0] for stop in self._stops}
         self._held = ""
+        self.seen = 0
+        """Characters that were looked at."""
+
         self.matched = ""
         """The stop string that ended the answer."""
 
@@ -128,6 +131,7 @@ class StopStrings:
 
     def add(self, text: str) -> str:
         """The text that may be handed out now; after it `stopped` tells whether the answer has ended."""
+        self.seen += len(text)
         if not self._stops or not text:
             return text
         held = self._held + text

@@ -160,7 +160,7 @@ class Answer:
         self._log = log
         self._sections = sections
         self._follower = follower
-        self._certain = self._told = 0  # characters
+        self._told = 0  # characters of the text
         self.tokens = 0
         self.finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
 
@@ -175,8 +175,8 @@ class Answer:
         forced = len(self.forced())
         return forced / (1 + forced)
 
-    def add(self, token: int) -> str:
-        """The text that may be sent after this token; `finish` is set with the last one.
+    def add(self, token: int) -> tuple[str, inference.Parsed | None]:
+        """The text that may be sent after this token, and what was found beside it. The last sets `finish`.
 
         Raises Internal (GRAMMAR_FAILED) where it is none of the row's grammar.
         """
@@ -186,50 +186,56 @@ class Answer:
         if self._follower is not None and not self._follower.allows(token):
             self.finish = inference.FINISH_REASON_STOP  # nothing more is sent
             raise left_its_grammar()
+        if self._stops.stopped:  # in a call that was read when the token before had been sent
+            self.finish = inference.FINISH_REASON_STOP
+            return "", None
         if token in self._end_tokens:
             self.finish = inference.FINISH_REASON_STOP
-            return self._rest()
+            return self._divide(self._detokenizer.flush())
         piece = self._detokenizer.add(token)
-        self._certain += len(piece)
-        text = self._stops.add(piece)
-        if self._stops.stopped:
-            self.finish = inference.FINISH_REASON_STOP
-        elif self.tokens >= self._max_tokens:
-            text += self._rest()
-            self.finish = (
-                inference.FINISH_REASON_STOP if self._stops.stopped else inference.FINISH_REASON_LENGTH
-            )
-        return text
+        if self.tokens >= self._max_tokens:
+            self.finish = inference.FINISH_REASON_LENGTH
+            piece += self._detokenizer.flush()
+        return self._divide(piece)
 
-    def add_logged(self, token: int, told: TokenLogprobs) -> tuple[str, list[inference.TokenLogprob]]:
+    def add_logged(
+        self, token: int, told: TokenLogprobs
+    ) -> tuple[str, inference.Parsed | None, list[inference.TokenLogprob]]:
         """As `add`, with the tokens that are to be sent beside the text."""
         assert self._log is not None
-        start = self._certain
-        text = self.add(token)
-        self._told += len(text)
+        start = self._stops.seen
+        text, parsed = self.add(token)
         if self._log.ends or token not in self._end_tokens:
-            self._log.add(token, told, start, self._certain)
+            self._log.add(token, told, start, self._stops.seen)
         if self.finish:
-            return text, self._log.rest(self._told, stopped=self._stops.stopped)
-        return text, self._log.take(self._told)
+            return text, parsed, self._log.rest(self._told, stopped=self._stops.stopped)
+        return text, parsed, self._log.take(self._told)
 
     def of_prompt(self, tokens: Sequence[int], told: TokenLogprobs) -> list[inference.TokenLogprob]:
         """The prompt's tokens as they are sent beside the answer's first; `told` belongs to that one."""
         assert self._log is not None
         return self._log.of_prompt(tokens, told.prompt) if tokens else []
 
-    def divide(self, text: str) -> tuple[str, inference.Parsed | None]:
-        """What of the text of `add` is text, and what the model's parsers found beside it."""
-        parsed = None
-        if self._sections is not None:
-            text, parsed = self._sections.take(text, self.finish)
+    def _divide(self, piece: str) -> tuple[str, inference.Parsed | None]:
+        if self._sections is None:
+            text, parsed = self._stops.add(piece), None
+            if self.finish:
+                text += self._stops.flush()
+        else:
+            text, parsed = self._sections.take(piece, self.finish)
             if self._sections.over:
                 self.finish = inference.FINISH_REASON_STOP
+        if self._stops.stopped:
+            self.finish = inference.FINISH_REASON_STOP
+        return self._tell(text, parsed)
+
+    def _tell(self, text: str, parsed: inference.Parsed | None) -> tuple[str, inference.Parsed | None]:
         if self._stops.stopped:
             parsed = parsed or inference.Parsed()
             parsed.stop = self._stops.matched
         if self.receipt is not None:
             self.receipt.add(text, parsed)
+        self._told += len(text)
         return text, parsed
 
     @property
@@ -243,29 +249,27 @@ class Answer:
         return () if self._sections is None else self._sections.tools
 
     def read(self, calls: Sequence[inference.ToolCall] | None) -> tuple[str, inference.Parsed | None]:
-        """As `divide`, with the calls that the `unread` one holds. None: it cannot be read, and is text."""
+        """As `add`, with the calls that the `unread` one holds. None: it cannot be read, and is text."""
         assert self._sections is not None
         text, parsed = self._sections.read(calls)
-        if self.receipt is not None:
-            self.receipt.add(text, parsed)
-        return text, parsed
+        if self.finish and self._stops.stopped:
+            self.finish = inference.FINISH_REASON_STOP
+        return self._tell(text, parsed)
 
     def resume(self, resume: inference.Resume, read: Read | None = None) -> None:
         """Goes to where the answer was when its ring broke; whatever was sent then is not sent again.
 
-        `read` reads the calls that it holds, which are hashed for its receipt; they are not read without one.
-        Raises InvalidInput (BAD_RESUME) for an answer that had ended.
+        `read` reads the calls that it holds: they are hashed for its receipt, and one that cannot be read is
+        text. Raises InvalidInput (BAD_RESUME) for an answer that had ended.
         """
         told = len(resume.tokens) - len(resume.held)
         for index, token in enumerate(resume.tokens):
-            start = self._certain
-            text = self.add(token)
-            self._told += len(text)
-            self.divide(text)
+            start = self._stops.seen
+            self.add(token)
             while (call := self.unread) is not None:  # the gateway has what it holds
-                self.read([] if read is None or self.receipt is None else read(call, self.tools))
+                self.read([] if read is None else read(call, self.tools))
             if self._log is not None and index >= told:
-                self._log.restore(resume.held[index - told], start, self._certain)
+                self._log.restore(resume.held[index - told], start, self._stops.seen)
         if self.finish:
             raise _bad_resume("the answer had ended")
 
@@ -273,11 +277,6 @@ class Answer:
     def held(self) -> list[inference.TokenLogprob]:
         """The tokens of a row that asks for log-probabilities that are not told yet."""
         return [] if self._log is None else self._log.held()
-
-    def _rest(self) -> str:
-        """What was withheld. Whatever follows the last certain character may still complete a stop string."""
-        text = self._stops.add(self._detokenizer.flush())
-        return text if self._stops.stopped else text + self._stops.flush()
 
 
 @dataclass(slots=True)
@@ -701,10 +700,11 @@ class Front:
             log = None
             if sampling.HasField("logprobs"):
                 log = TokenLog(tokenizer.spelling, ends=sampling.prompt_logprobs)
-            sections = sections_of(tokenizer, asked, prompt.ids)
+            stops = StopStrings(asked.stop)
+            sections = sections_of(tokenizer, asked, prompt.ids, stops)
             return Answer(
                 tokenizer.detokenizer(spelt=sections is not None),
-                StopStrings(asked.stop),
+                stops,
                 ends,
                 prompt.max_tokens,
                 log,
@@ -1010,7 +1010,7 @@ class Front:
         answer = opened.answer
         output = control.RowOutput(row=row)
         if logprobs is not None:
-            text, told = answer.add_logged(token, logprobs)
+            output.text, parsed, told = answer.add_logged(token, logprobs)
             output.logprobs.extend(answer.of_prompt(opened.scored, logprobs))
             opened.scored = ()
             if output.ByteSize() > MAX_TOLD_BYTES:
@@ -1023,8 +1023,7 @@ class Front:
                 answer.finish = inference.FINISH_REASON_STOP
                 raise _too_much_withheld()
         else:
-            text = answer.add(token)
-        output.text, parsed = answer.divide(text)
+            output.text, parsed = answer.add(token)
         if parsed is not None:
             output.parsed.CopyFrom(parsed)
         if opened.lookup is not None:

@@ -17,7 +17,7 @@ from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import parse_json_object
 from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.text.calls import calls_of
-from sealring.node.engine.text.detokenizer import Detokenizer
+from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
 from sealring.node.engine.text.parsers import HARMONY_TOKENS, deepseek_format, harmony_section
 from sealring.v1 import inference_pb2 as inference
 
@@ -125,11 +125,21 @@ class SpeltDetokenizer:
 
 
 class Sections:
-    """The sections of one answer. `special` names the special tokens; the prompt ends with `prompt_end`."""
+    """The sections of one answer. `special` names the special tokens; the prompt ends with `prompt_end`.
+
+    `stops` look at the text alone, and at what stands between thoughts and calls by itself. Text that is held
+    back is sent before a thought or a call.
+    """
 
     def __init__(
-        self, form: Format, special: Collection[str], chat: inference.Chat, prompt_end: str = ""
+        self,
+        form: Format,
+        special: Collection[str],
+        chat: inference.Chat,
+        prompt_end: str = "",
+        stops: StopStrings | None = None,
     ) -> None:
+        self._stops = stops or StopStrings(())
         self.parser = form.parser
         self.tools = [
             {"type": "function", "function": {"name": one.name, "parameters": parameters(one)}}
@@ -183,15 +193,17 @@ class Sections:
         if calls is None:
             told = self._raw()
         else:
-            self._call = ""
+            self._call, told = "", self._stops.flush()
             parsed.tool_calls.extend(calls[:1] if self._one_call else calls)
         return self._divide(told, parsed)
 
     def _divide(self, told: str, parsed: inference.Parsed) -> tuple[str, inference.Parsed | None]:
-        while not self.over and self.unread is None:
+        while not self._waits():
             start, marker = self._next(final=bool(self._finish))
             piece, self._held = self._held[:start], self._held[start + len(marker) :]
             told += self._tell(piece, parsed)
+            if self._stops.stopped:
+                break
             called = self._state == "call" and (marker or self._finish)
             if marker:
                 self._pass(marker)
@@ -203,7 +215,12 @@ class Sections:
                 told += self._raw()
             if not marker:
                 break
+        if (self._finish or self.over) and self.unread is None:
+            told += self._stops.flush()
         return told, parsed if parsed.reasoning or parsed.tool_calls else None
+
+    def _waits(self) -> bool:
+        return self.over or self._stops.stopped or self.unread is not None
 
     def _pass(self, marker: str) -> None:
         after = self._edges[self._state][marker]
@@ -244,8 +261,8 @@ class Sections:
             self._begins = not text
         if self._state == "reasoning":
             parsed.reasoning += text
-            return ""
-        return text
+            return self._stops.flush() if text else ""
+        return self._stops.add(text)
 
     def _close(self, parsed: inference.Parsed) -> str:
         """Ends a call. The only one that an answer may have is the answer's end, readable or not."""
@@ -259,11 +276,11 @@ class Sections:
             return self._raw()
         self._call = ""
         parsed.tool_calls.extend(inference.ToolCall(**call) for call in calls)
-        return ""
+        return self._stops.flush()
 
     def _raw(self) -> str:
         call, self._call = self._call_begin + self._call, ""
-        return call
+        return self._stops.add(call)
 
 
 def parameters(tool: inference.Tool) -> dict[str, Any]:

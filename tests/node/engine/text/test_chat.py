@@ -9,6 +9,7 @@ import pytest
 
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.text.chat import behind_tools, encode_chat, in_turns, sections_of
+from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.sections import Format
 from sealring.node.engine.text.template import ChatTemplate
 from sealring.v1 import inference_pb2 as inference
@@ -127,7 +128,7 @@ def test_only_a_model_that_can_call_has_to(thinking: tuple[str, str] | None) -> 
 )
 def test_only_answers_to_chats_are_divided(form: Format, prompt: inference.Prompt, divided: bool) -> None:
     template: Any = Template(form)
-    assert (sections_of(template, prompt, []) is not None) is divided
+    assert (sections_of(template, prompt, [], StopStrings(())) is not None) is divided
 
 
 def image(name: str, at: int = 0) -> inference.Image:

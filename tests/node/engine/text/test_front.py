@@ -325,7 +325,7 @@ def answer(stops: list[str], max_tokens: int = 100) -> Answer:
 def tell(made: Answer, content: bytes) -> str:
     told = ""
     for token in content:
-        told += made.add(token)
+        told += made.add(token)[0]
         if made.finish:
             break
     return told
@@ -336,7 +336,8 @@ def test_a_stop_string_ends_an_answer_and_is_no_part_of_it() -> None:
     assert tell(made, b"one <sto two <stop> three") == "one <sto two "
     assert made.finish == inference.FINISH_REASON_STOP
     assert made.tokens == len("one <sto two <stop>")
-    assert made.divide("") == ("", inference.Parsed(stop="<stop>"))
+    last = answer(["<stop>"])
+    assert [last.add(token)[1] for token in b"<stop>"] == [None] * 5 + [inference.Parsed(stop="<stop>")]
 
 
 def test_withheld_text_is_told_at_the_end() -> None:
@@ -576,7 +577,7 @@ def logged(stops: list[str], content: bytes, max_tokens: int = 100) -> list[tupl
     made = Answer(spelling, StopStrings(stops), frozenset({0}), max_tokens, log)
     found = []
     for token in content:
-        text, entries = made.add_logged(token, told_of(token))
+        text, _, entries = made.add_logged(token, told_of(token))
         found.append((text, spelt(entries)))
         if made.finish:
             break
@@ -858,8 +859,8 @@ def test_an_answer_that_goes_on_after_a_fault_is_told_once(cut: int, logs: bool)
 
     def add(one: Answer, token: int) -> tuple[str, bytes]:
         if not logs:
-            return one.add(token), b""
-        text, entries = one.add_logged(token, told_of(token))
+            return one.add(token)[0], b""
+        text, _, entries = one.add_logged(token, told_of(token))
         return text, spelt(entries)
 
     whole, first, second = made(), made(), made()
@@ -923,37 +924,41 @@ def test_of_several_answers_each_goes_on_by_itself(desk: Desk) -> None:
 
 @pytest.mark.parametrize("cut", range(0, 60, 7))
 def test_reasoning_and_calls_are_told_beside_the_text_also_after_a_fault(folder: Path, cut: int) -> None:
-    """An answer that goes on at another token is divided as if it had never stopped."""
+    """An answer that goes on at another token is divided as if it had never stopped. Stop strings in its call
+    are none, also after a fault."""
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["tool_parser_type"] = "json_tools"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = load_tokenizer(folder)
-    said = b'a <tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    said = b'a <tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call> b at c'
     tools = [inference.Tool(name="look")]
     prompt = inference.Prompt(chat=inference.Chat(tools=tools))
 
     def answer() -> Answer:
-        sections = sections_of(tokenizer, prompt, [])
-        ends = tokenizer.end_tokens
-        return Answer(tokenizer.detokenizer(spelt=True), StopStrings([]), ends, 99, None, sections)
+        stops = StopStrings(["at", "_call>"])
+        sections = sections_of(tokenizer, prompt, [], stops)
+        return Answer(tokenizer.detokenizer(spelt=True), stops, tokenizer.end_tokens, 99, None, sections)
 
     def told(one: Answer, tokens: bytes) -> tuple[str, list[str]]:
         text, calls = "", []
         for token in [*tokens]:
-            pieces = [one.divide(one.add(token))]
+            pieces = [one.add(token)]
             while one.unread is not None:
                 found = read_call(parser_of("json_tools"), one.unread, one.tools)
                 pieces.append(one.read(found and [inference.ToolCall(**call) for call in found]))
             for piece, parsed in pieces:
                 text += piece
                 calls += [call.arguments for call in parsed.tool_calls] if parsed else []
+            if one.finish:
+                break
         return text, calls
 
     first, second = answer(), answer()
     before = told(first, said[:cut])
     second.resume(inference.Resume(tokens=said[:cut]))
     after = told(second, said[cut:])
-    assert (before[0] + after[0], before[1] + after[1]) == ("a ", ['{"at": 1}'])
+    assert (before[0] + after[0], before[1] + after[1]) == ("a  b ", ['{"at": 1}'])
+    assert second.tokens == said.rindex(b"at") + 2
 
 
 def with_tools(folder: Path, parser: str) -> None:

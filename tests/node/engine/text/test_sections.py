@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.node.engine.text.calls import parser_of, read_call
-from sealring.node.engine.text.detokenizer import BytesDetokenizer
+from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
 from sealring.node.engine.text.parsers import HARMONY_TOKENS
 from sealring.node.engine.text.sections import Format, Sections, SpeltDetokenizer, format_of
 from sealring.v1 import inference_pb2 as inference
@@ -59,6 +59,45 @@ def test_an_answer_is_divided_alike_however_it_is_cut(data: st.DataObject) -> No
     pieces = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
     call = ("look", {"at": "x"})
     assert read(Sections(QWEN, (), chat()), pieces) == ("I look. < done", "hm <b>\n", [call, call])
+
+
+TEXTS = ("\n\nIt is Berlin, not Paris.\n", " Then aab. ", "Done: Paris")
+WHOLE = f"<think>\nParis? So. aab\n</think>{TEXTS[0]}{CALL}{TEXTS[1]}<think>Done</think>{TEXTS[2]}"
+
+
+@given(st.data())
+def test_a_stop_string_is_one_of_the_text_alone(data: st.DataObject) -> None:
+    """Thoughts and calls hold some of the strings, too. The answer ends at the first one that a piece of the
+    text completes, however it is cut. Nothing comes behind it."""
+    texts = [TEXTS[0].lstrip("\n"), *TEXTS[1:]]
+    found = st.sampled_from(texts).flatmap(
+        lambda text: st.tuples(st.integers(0, len(text) - 1), st.integers(1, 9)).map(
+            lambda at: text[at[0] : at[0] + at[1]]
+        )
+    )
+    drawn = data.draw(st.lists(found | st.sampled_from(["look", "<tool", "</think>", "So."]), max_size=3))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(WHOLE) - 1))))
+    pieces = [WHOLE[start:end] for start, end in zip([0, *cuts], [*cuts, len(WHOLE)], strict=True)]
+    stops = StopStrings(drawn)
+    text, reasoning, calls = read(Sections(QWEN, (), chat(), "", stops), pieces)
+    expected, ended = "", None
+    for number, each in enumerate(texts):
+        ends = [(each.find(stop) + len(stop), -len(stop)) for stop in drawn if stop in each]
+        if ends:
+            end, length = min(ends)
+            expected, ended = expected + each[: end + length], number
+            break
+        expected += each
+    assert (text, stops.stopped) == (expected, ended is not None)
+    assert len(calls) == (ended != 0)
+    assert reasoning == "Paris? So. aab\n" + "Done" * (ended in (None, 2))
+
+
+def test_a_call_that_is_text_may_have_a_stop_string() -> None:
+    stops = StopStrings(["ken"])
+    assert (
+        read(Sections(QWEN, (), chat(), "", stops), ["<tool_call>broken</tool_call>!"])[0] == "<tool_call>bro"
+    )
 
 
 def test_reasoning_may_have_begun_in_the_prompt() -> None:

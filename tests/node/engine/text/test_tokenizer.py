@@ -14,6 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine.text.chat import encode_chat, sections_of
+from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.tokenizer import FileTokenizer, LoadedTokenizer, load_tokenizer
 from sealring.v1 import inference_pb2 as inference
 
@@ -329,8 +330,8 @@ def test_a_required_call_is_begun_and_needs_a_model_that_can(tmp_path: Path) -> 
     texts = loaded.detokenizer()
     ids = encode_chat(loaded, chat)
     assert "".join(map(texts.add, ids)).endswith("<think></think>\n\n<tool_call>")
-    assert sections_of(loaded, inference.Prompt(chat=chat), ids) is not None
-    assert sections_of(loaded, inference.Prompt(text="x"), ids) is None
+    assert sections_of(loaded, inference.Prompt(chat=chat), ids, StopStrings(())) is not None
+    assert sections_of(loaded, inference.Prompt(text="x"), ids, StopStrings(())) is None
 
 
 class Batches:
