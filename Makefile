@@ -32,10 +32,19 @@ test: env
 # this does. Those from npm get a Node of theirs. What cannot be installed is a row of the table in docs/clients.md and a
 # failed test, and the next run tries again. The tables are made by a whole run, and by no part of one.
 BESIDE = aider open-webui load vllm
+# NEWEST=1 runs the helpers of the newest SDKs alone, in whichever versions there are today.
+ifdef NEWEST
+clients: env
+	@$(PYTHON) -m venv build/clients/newest
+	@build/clients/newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade openai anthropic ollama
+	@build/clients/newest/bin/python -m pip list --disable-pip-version-check | grep -E '^(openai|anthropic|ollama) '
+	@$(BIN)/python -m pytest -m agents tests/integration/ring/test_newest.py
+else
 clients: env build/clients/.ready build/clients/.programs $(BESIDE:%=build/clients/%/.ready)
 	@$(if $(ARGS),,rm -rf build/clients/rows build/clients/bodies)
 	@$(BIN)/python -m pytest -m agents $(or $(ARGS),tests/clients tests/integration/ring)$(if $(ARGS),,; \
 	  result=$$?; $(BIN)/python tests/clients/table.py && exit $$result)
+endif
 
 build/clients/.ready: tests/clients/requirements.txt
 	@$(PYTHON) -m venv build/clients

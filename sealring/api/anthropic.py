@@ -23,7 +23,7 @@ from sealring.api.fields import (
     translate,
     unsupported,
 )
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.v1 import inference_pb2 as inference
 
 _Object = dict[str, Any]
@@ -60,6 +60,19 @@ def _thinking(item: Any, param: str) -> _Object:
     return found
 
 
+def _no_thread(item: Any, param: str) -> _Object:
+    """A thread is a conversation that the server keeps, and continues by its last messages alone.
+
+    Anthropic's helpers then send the whole conversation, if the error names what it does not support.
+    """
+    raise InvalidInput(
+        "conversations are not kept here",
+        hint="send all of the conversation: with tool_runner, thread=False",
+        reason="THREADS_UNSUPPORTED",
+        param=param,
+    )
+
+
 def _format(item: Any, param: str) -> _Object:
     form = as_object(item, param)
     return {"type": form.get("type"), "json_schema": {"schema": form.get("schema")}}
@@ -92,6 +105,7 @@ MESSAGES: Rules = {
     "safeguards": BOOKKEEPING,
     "service_tier": BOOKKEEPING,
     "speed": BOOKKEEPING,
+    "thread": Rule(spread=_no_thread),
     "user_profile_id": BOOKKEEPING,
 }
 """What becomes of the fields of `/v1/messages`."""

@@ -32,6 +32,9 @@ _CODES = {"CONTEXT_TOO_LONG": "context_length_exceeded", "TOO_LARGE_FOR_RING": "
 """Codes that OpenAI's clients know under another name than ours."""
 
 
+_DETAILS = {"THREADS_UNSUPPORTED": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+"""What Anthropic's clients read of an error, and act on: by these words they send whole conversations."""
+
 _ANTHROPIC = {
     401: "authentication_error",
     403: "permission_error",
@@ -57,11 +60,13 @@ def error_body(error: SealringError) -> dict[str, Any]:
 
 
 def anthropic_error(error: SealringError) -> dict[str, Any]:
-    """`{"type": "error", "error": {type, message}}`."""
+    """`{"type": "error", "error": {type, message}}`, and `details` where a client acts on them."""
     kind = _ANTHROPIC.get(
         error_status(error), "invalid_request_error" if error_status(error) < 500 else "api_error"
     )
-    return {"type": "error", "error": {"type": kind, "message": _length_words(error) or str(error)}}
+    told = {"type": kind, "message": _length_words(error) or str(error)}
+    details = {"details": _DETAILS[error.reason]} if error.reason in _DETAILS else {}
+    return {"type": "error", "error": {**told, **details}}
 
 
 def _length_words(error: SealringError) -> str:

@@ -154,6 +154,17 @@ async def test_what_is_refused_is_named(port: int, change: dict[str, Any], words
     assert words in seen["error"]["message"]
 
 
+async def test_a_thread_is_refused_so_that_a_helper_sends_the_whole_conversation(port: int) -> None:
+    """Anthropic's `tool_runner` asks for a thread, and continues without it after this answer alone."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        asked = {**ASK, "thread": {"type": "create"}}
+        answer = await http.post("/v1/messages", content=json.dumps(asked), headers=JSON)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert "thread=False" in error["message"]
+
+
 async def test_errors_have_anthropics_form_before_and_within_a_stream(
     client: Any, backend: Any, anthropic: Any
 ) -> None:

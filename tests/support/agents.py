@@ -1,4 +1,4 @@
-"""Runs a conversation of tests/clients/conversations.py in the environment that `make clients` makes."""
+"""Runs a script of tests/clients in an environment that `make clients` makes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import pytest
 from ringtest import HANG_SECONDS, PROXY_KEY
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / "build" / "clients" / "bin" / "python"
+INSTALLED = ROOT / "build" / "clients"
+NEWEST = INSTALLED / "newest"
 NAMES = ["instructor", "langchain", "litellm", "llm", "mini_swe_agent", "openai_agents", "pydantic_ai"]
 
 
-async def converse(name: str, urls: list[str], home: Path) -> list[Any]:
-    """What each step came to, by server."""
-    if not PYTHON.exists():
-        pytest.skip("there is no environment for agents: make clients")
-    script = ROOT / "tests" / "clients" / "conversations.py"
+async def converse(
+    name: str, urls: list[str], home: Path, script: str = "conversations.py", environment: Path = INSTALLED
+) -> list[Any]:
+    """What each step of a script came to, by server."""
+    python = environment / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"there is no environment for agents in {environment}: make clients")
     process = await asyncio.create_subprocess_exec(
-        *(str(PYTHON), str(script), name, "demo", *urls),
+        *(str(python), str(ROOT / "tests" / "clients" / script), name, "demo", *urls),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={
