@@ -85,8 +85,9 @@ build/real/.ready: tests/real/requirements.txt tests/real/convert.py
 	@touch $@
 
 # The integration tests with what macOS does otherwise than Linux (tests/support/darwin.py); ARGS names others.
+# With POSE=1 all processes take themselves for some on macOS.
 darwin: env
-	@$(BIN)/python tests/support/darwin.py build/darwin >/dev/null
+	@$(BIN)/python tests/support/darwin.py build/darwin $(if $(POSE),--pose) >/dev/null
 	@ulimit -S -n 256; build/darwin/bin/python -m pytest -n $(WORKERS) $(or $(ARGS),tests/integration)
 
 PRIVATE = unshare --net --mount sh -c 'mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns && exec "$$@"' sh \

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from sealring.mesh.system.paths import LAUNCH_DAEMONS, launchd_label
 from sealring.mesh.system.processes import signal_group
+from sealring.mesh.system.starting import starting
 
 if TYPE_CHECKING:
     from sealring.mesh.trust.attestation import Posture
@@ -187,15 +188,16 @@ def _is_model(folder: Path) -> bool:
 def _run(command: tuple[str, ...], seconds: float, errors: bool) -> Answer:
     name = os.path.basename(command[0])
     try:
-        process = subprocess.Popen(  # noqa: S603 - fixed commands by absolute path
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if errors else subprocess.DEVNULL,
-            env={**_ENVIRONMENT, **{name: os.environ[name] for name in _KEPT if name in os.environ}},
-            cwd="/",
-            process_group=0,
-        )
+        with starting():
+            process = subprocess.Popen(  # noqa: S603 - fixed commands by absolute path
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if errors else subprocess.DEVNULL,
+                env={**_ENVIRONMENT, **{name: os.environ[name] for name in _KEPT if name in os.environ}},
+                cwd="/",
+                process_group=0,
+            )
     except OSError as error:
         missing = error.errno == errno.ENOENT
         return Answer(why=f"{name} is not on this machine" if missing else f"{name}: {error.strerror}")

@@ -22,6 +22,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+import sealring  # noqa: F401  # before gRPC, for which it sets what it reads at its import
+
 # Examples differ from run to run: half of hypothesis' own number in each finds as much in two.
 settings.register_profile(
     "sealring",

@@ -32,6 +32,11 @@ PARTS = (
 )
 PROBE = """
 import errno, fcntl, json, os, resource, select, signal, socket, subprocess, sys, time
+os.environ.pop("GRPC_ENABLE_FORK_SUPPORT", None)
+try:
+    import grpc
+except ImportError as error:
+    handlers = str(error)
 from pathlib import Path
 import psutil
 
@@ -41,7 +46,7 @@ def refusal(work, *arguments):
     except OSError as error:
         return errno.errorcode[error.errno]
 
-found = {}
+found = {"handlers": "handlers of fork()" in handlers, "vfork": subprocess._USE_VFORK}
 left, right = socket.socketpair()
 left.setblocking(False)
 found["grown"] = refusal(left.setsockopt, socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -127,6 +132,8 @@ def test_the_conditions_hold(python: Path, tmp_path: Path) -> None:
     found: dict[str, Any] = json.loads(done.stdout)
     assert 0 < found.pop("held") <= darwin.PAIR_BYTES
     assert found == {
+        "handlers": True,
+        "vfork": False,
         "grown": "ENOBUFS",
         "zombie": "EPERM",
         "gone": "ESRCH",

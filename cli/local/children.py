@@ -17,6 +17,7 @@ from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.system.processes import signal_group
+from sealring.mesh.system.starting import starting
 
 T = TypeVar("T")
 
@@ -83,18 +84,19 @@ class Children:
         _move_aside(log)
         with log.open("ab") as out:
             begins = out.tell()
-            process = await asyncio.create_subprocess_exec(
-                *self.command,
-                *arguments,
-                "--die-with-parent-fd",
-                str(self._read_end),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=self._environment | dict(environment or {}),
-                pass_fds=[self._read_end],
-                start_new_session=True,
-            )
+            with starting():
+                process = await asyncio.create_subprocess_exec(
+                    *self.command,
+                    *arguments,
+                    "--die-with-parent-fd",
+                    str(self._read_end),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env=self._environment | dict(environment or {}),
+                    pass_fds=[self._read_end],
+                    start_new_session=True,
+                )
         child = Child(name, process, log, begins)
         self._children[name] = child
         task = asyncio.create_task(self._watch(child))

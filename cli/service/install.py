@@ -30,6 +30,7 @@ from sealring.mesh.settings.config import load
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
 from sealring.mesh.system.paths import LAUNCH_DAEMONS, is_enrolled
+from sealring.mesh.system.starting import starting
 from sealring.node.models.folders import unreadable
 
 _START_SECONDS = 60.0
@@ -238,16 +239,17 @@ class Installation:
 def _may_read(folder: Path, account: int | None) -> bool:
     """Whether an account (None: this one) may list a folder and enter it."""
     try:
-        tried = subprocess.run(  # noqa: S603 - fixed words, and the folder as an argument
-            ["/bin/sh", "-c", 'cd -- "$0" && [ -r . ]', str(folder)],
-            user=account,
-            extra_groups=None if account is None else [],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_READ_SECONDS,
-            check=False,
-        )
+        with starting():
+            tried = subprocess.run(  # noqa: S603 - fixed words, and the folder as an argument
+                ["/bin/sh", "-c", 'cd -- "$0" && [ -r . ]', str(folder)],
+                user=account,
+                extra_groups=None if account is None else [],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_READ_SECONDS,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         return False
     return tried.returncode == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, PermissionDenied
+from sealring.mesh.system.starting import starting
 
 _DOMAIN = "system"
 _SECONDS = 30.0
@@ -94,14 +95,15 @@ class Launchctl:
 
     def _call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         try:
-            return subprocess.run(  # noqa: S603 - a fixed program with checked labels and paths
-                [self._program, *arguments],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_SECONDS,
-                check=False,
-            )
+            with starting():
+                return subprocess.run(  # noqa: S603 - a fixed program with checked labels and paths
+                    [self._program, *arguments],
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=_SECONDS,
+                    check=False,
+                )
         except subprocess.TimeoutExpired:
             raise DeadlineExceeded(
                 f"launchctl {arguments[0]} did not answer", reason="LAUNCHCTL_SLOW"

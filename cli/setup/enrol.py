@@ -25,6 +25,7 @@ from sealring.cli.terminal.host import Host
 from sealring.cli.terminal.output import progress
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.start import forbid_core_files
+from sealring.mesh.system.starting import starting
 from sealring.node.engine.apart import answer, result_of
 
 _MAX_BYTES = 1 << 20
@@ -75,17 +76,19 @@ def enrol_as(
 
 def _run(user: str | None, given: bytes, home: Path) -> bytes:
     """The output of the child, at most _MAX_BYTES of it."""
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "sealring.cli.setup.enrol"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd="/",
-        user=user,
-        group=None if user is None else _group_of(user),
-        extra_groups=None if user is None else [],
-        umask=0o077,
-        env={"HOME": str(home), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "en_US.UTF-8"},
-    ) as child:
+    with starting():
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "sealring.cli.setup.enrol"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            user=user,
+            group=None if user is None else _group_of(user),
+            extra_groups=None if user is None else [],
+            umask=0o077,
+            env={"HOME": str(home), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "en_US.UTF-8"},
+        )
+    with child:
         assert child.stdin is not None
         assert child.stdout is not None
         with contextlib.suppress(BrokenPipeError), child.stdin:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import structlog
 
+from sealring.mesh.system.starting import starting
+
 log = structlog.get_logger()
 
 CAFFEINATE = Path("/usr/bin/caffeinate")
@@ -40,15 +42,16 @@ class Awake:
 
     async def _begin(self) -> None:
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                self._program,
-                *("-i", "-s", "-w", str(os.getpid())),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                process_group=0,
-                env={},
-            )
+            with starting():
+                self._process = await asyncio.create_subprocess_exec(
+                    self._program,
+                    *("-i", "-s", "-w", str(os.getpid())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.DEVNULL,
+                    process_group=0,
+                    env={},
+                )
         except FileNotFoundError:  # not a Mac
             return
         except OSError as error:

@@ -27,6 +27,7 @@ from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.tls import peer_identity
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.processes import signal_group
+from sealring.mesh.system.starting import starting
 from sealring.node.daemon.supervisor import child_environment
 from sealring.node.settings import NodeSettings
 from sealring.v1 import diagnosis_pb2, diagnosis_pb2_grpc
@@ -176,17 +177,18 @@ async def ask_child(
     max_bytes: int = MAX_REPORT_BYTES,
 ) -> bytes:
     """The report of a process that examines the machine. Raises Unavailable, DeadlineExceeded."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        module,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=child_environment(environment or {}),
-        process_group=0,
-    )
+    with starting():
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            module,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=child_environment(environment or {}),
+            process_group=0,
+        )
     assert process.stdin is not None
     assert process.stdout is not None
     try:

@@ -21,6 +21,7 @@ import structlog
 from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
 from sealring.mesh.system.processes import signal_group
+from sealring.mesh.system.starting import starting
 from sealring.node.daemon.childlog import ChildLog
 from sealring.node.wire.frames import LENGTH, MAX_FRAME, socket_pair
 
@@ -98,19 +99,20 @@ class Child:
         ours, theirs = socket_pair()
         with theirs:
             try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-P",
-                    *arguments,
-                    "--control-fd",
-                    str(theirs.fileno()),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    stderr=asyncio.subprocess.PIPE,
-                    pass_fds=(theirs.fileno(), *descriptors),
-                    process_group=0,
-                    env=child_environment(environment or {}),
-                )
+                with starting():
+                    process = await asyncio.create_subprocess_exec(
+                        sys.executable,
+                        "-P",
+                        *arguments,
+                        "--control-fd",
+                        str(theirs.fileno()),
+                        stdin=asyncio.subprocess.DEVNULL,
+                        stdout=asyncio.subprocess.DEVNULL,
+                        stderr=asyncio.subprocess.PIPE,
+                        pass_fds=(theirs.fileno(), *descriptors),
+                        process_group=0,
+                        env=child_environment(environment or {}),
+                    )
             except BaseException:
                 ours.close()
                 raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
 from sealring.mesh.errors import Internal, ModelError, SealringError
+from sealring.mesh.system.starting import starting
 
 EXACT = {"MLX_ENABLE_TF32": "0"}
 """Variables that MLX reads when it is imported. An M5's GPU would multiply float32 matrices of more than a
@@ -23,9 +24,10 @@ def ask_apart(module: str, arguments: Sequence[str]) -> dict[str, Any]:
     Raises the SealringError that it prints, and ModelError (MODEL_CRASHES) where a signal ended the process.
     """
     command = [sys.executable, "-P", "-m", module, *arguments]
-    done = subprocess.run(  # noqa: S603
-        command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=os.environ | EXACT
-    )
+    with starting():
+        done = subprocess.run(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=os.environ | EXACT
+        )
     if done.returncode < 0:
         raise crash(done.returncode)
     return result_of(done.stdout, done.stderr.decode(errors="replace").strip().rpartition("\n")[2])

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sealring.mesh.errors import Unavailable
+from sealring.mesh.system.starting import starting
 
 WALL_SECONDS = 20.0
 """For each answer, however busy the machine is: a process that is stopped, or waits, needs no processor."""
@@ -129,14 +130,15 @@ class Helpers:
 def _start(command: list[str]) -> _Process:
     """Raises Unavailable (NO_PROCESS)."""
     try:
-        process = subprocess.Popen(  # noqa: S603  # our own module
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-        )
+        with starting():
+            process = subprocess.Popen(  # noqa: S603  # our own module
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
     except OSError:
         raise no_process() from None
     assert process.stdin is not None

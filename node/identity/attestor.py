@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import PermissionDenied
+from sealring.mesh.system.starting import starting
 from sealring.mesh.trust.attestation import Posture
 
 SECONDS = 20.0
@@ -167,16 +168,17 @@ class _Tools:
 
     def _output(self, tool: str, *arguments: str) -> str:
         try:
-            done = subprocess.run(  # noqa: S603 - fixed commands by absolute path
-                (*_POLITELY, str(self._root / tool), *arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                timeout=max(0.0, self._until - time.monotonic()),
-                check=False,
-                env={"LC_ALL": "C"},
-            )
-        except (OSError, subprocess.SubprocessError):
+            with starting():
+                done = subprocess.run(  # noqa: S603 - fixed commands by absolute path
+                    (*_POLITELY, str(self._root / tool), *arguments),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    timeout=max(0.0, self._until - time.monotonic()),
+                    check=False,
+                    env={"LC_ALL": "C"},
+                )
+        except (OSError, subprocess.TimeoutExpired):
             return ""
         return done.stdout[:_MAX_OUTPUT].decode("utf-8", errors="replace") if done.returncode == 0 else ""
 

@@ -27,6 +27,7 @@ import structlog
 from sealring.mesh.crypto.identity import load_public_key, member_id, verify
 from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import SealringError, Unavailable
+from sealring.mesh.system.starting import starting
 
 log = structlog.get_logger()
 
@@ -133,14 +134,15 @@ class EnclaveSigner:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            process = subprocess.Popen(  # noqa: S603 - the helper that the node's owner names
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env={},
-            )
+            with starting():
+                process = subprocess.Popen(  # noqa: S603 - the helper that the node's owner names
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    env={},
+                )
             assert process.stdin is not None
             assert process.stderr is not None
             os.set_blocking(process.stdin.fileno(), False)

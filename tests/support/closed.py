@@ -8,7 +8,6 @@ import errno
 import os
 import shutil
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,9 @@ def closed(folder: Path) -> Iterator[None]:
     before = folder.stat().st_mode
     folder.chmod(0)
     try:
-        with _as_others() if os.geteuid() == 0 and sys.platform == "linux" else contextlib.nullcontext():
+        with (
+            _as_others() if os.geteuid() == 0 and os.uname().sysname == "Linux" else contextlib.nullcontext()
+        ):
             with pytest.raises(PermissionError):
                 os.listdir(folder)
             yield

@@ -3,6 +3,8 @@
 `python tests/support/darwin.py FOLDER` makes a virtual environment over the one that runs it. Every process
 of its interpreter, and so all that tests and daemons start by `sys.executable`, has these conditions:
 
+* children are started by fork() and not by vfork(), so that handlers of fork() run;
+* gRPC polls, and has no epoll; it cannot be imported with handlers of fork();
 * socket pairs hold at most 8 KiB and get no more;
 * `killpg` of a group of zombies fails with EPERM;
 * there is no /proc, but for psutil, which asks the system on macOS, and for tests;
@@ -15,6 +17,9 @@ of its interpreter, and so all that tests and daemons start by `sys.executable`,
 * MLX keeps all buffers that are freed, unless a process sets a limit;
 * a socket with SO_REUSEADDR is bound to 127.0.0.1:PORT beside one that listens on *:PORT;
 * the machine can sleep (`sleep`): the monotonic clock stands still meanwhile, the others go on.
+
+With `--pose` each process takes itself for one on macOS as well (`sys.platform`), and goes through the
+branches that are for a Mac. Apple's programs and libraries are not there.
 
 Start it with a soft limit of 256 open files (`ulimit -S -n 256`), as a terminal on macOS does. What macOS
 does to programs that call the system by themselves, as MLX and gRPC do, cannot be imposed here.
@@ -35,7 +40,6 @@ import socket
 import struct
 import sys
 import time
-import venv
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -82,13 +86,16 @@ _real_connect, _real_connect_ex = socket.socket.connect, socket.socket.connect_e
 _real_bind, _real_killpg, _real_pair = socket.socket.bind, os.killpg, socket.socketpair
 _real_getsockopt, _real_setsockopt = socket.socket.getsockopt, socket.socket.setsockopt
 _real_fcntl, _real_setrlimit = fcntl.fcntl, resource.setrlimit
+_real_getrusage = resource.getrusage
 _real_time, _real_time_ns, _real_gettime = time.time, time.time_ns, time.clock_gettime
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _tarpit: list[socket.socket] = []
 
 
-def make(folder: Path) -> Path:
+def make(folder: Path, *, pose: bool = False) -> Path:
     """Makes the environment in `folder`, anew if it is there; its interpreter."""
+    import venv  # which imports subprocess, before it could be seen to
+
     venv.EnvBuilder(clear=True, symlinks=True, with_pip=False).create(folder)
     (folder / "bound").mkdir()
     (folder / "slept").write_bytes(_SLEPT.pack(0.0))
@@ -96,7 +103,8 @@ def make(folder: Path) -> Path:
     own = str(Path(__file__).resolve().parent)
     lines = [f"import site; site.addsitedir({place!r})" for place in site.getsitepackages()]
     imposing = (
-        f"import sys; sys.path.insert(0, {own!r}); import darwin; sys.path.remove({own!r}); darwin.impose()"
+        f"import sys; sys.path.insert(0, {own!r}); import darwin; sys.path.remove({own!r}); "
+        f"darwin.impose(pose={pose})"
     )
     (inside / "darwin.pth").write_text("\n".join([*lines, imposing]) + "\n")
     python, script = folder / "bin" / "python", folder / "bin" / "sealring"
@@ -107,7 +115,7 @@ def make(folder: Path) -> Path:
     return python
 
 
-def impose() -> None:
+def impose(*, pose: bool = False) -> None:
     """Puts this process under the conditions, for good."""
     for module, names in ONLY_LINUX.items():
         for name in names:
@@ -119,7 +127,8 @@ def impose() -> None:
     resource.setrlimit = _setrlimit
     socket.socketpair = _pair
     time.time, time.time_ns, time.clock_gettime = _time, _time_ns, _gettime
-    sys.meta_path.insert(0, _MetalCache())  # type: ignore[arg-type]
+    os.environ["GRPC_POLL_STRATEGY"] = "poll"
+    sys.meta_path.insert(0, _AtImport())  # type: ignore[arg-type]
     for name, work in (
         ("bind", _bind),
         ("connect", _connect),
@@ -132,6 +141,13 @@ def impose() -> None:
     for name in ("stat", "lstat", "readlink", "access"):
         setattr(os, name, _without_proc(getattr(os, name)))
     _make_tarpit()  # in each process from its start, so that no count of its ports changes later
+    if pose:
+        _pose()
+
+
+def _pose() -> None:
+    sys.platform = "darwin"
+    resource.getrusage = _getrusage
 
 
 # /proc
@@ -192,27 +208,73 @@ def _setrlimit(which: int, limits: tuple[int, int]) -> None:
     _real_setrlimit(which, limits)
 
 
-class _MetalCache:
-    """Lifts MLX's limit of freed buffers as soon as it is imported.
+class _AtImport:
+    """Does `_AFTER` to a module when it has been imported. Imports those of `_BUILT_FOR_LINUX` as on Linux.
 
     (importlib.abc would import tempfile, which looks for what only Linux has before that is away.)
     """
 
+    def __init__(self) -> None:
+        self._loaders: dict[str, Any] = {}
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != "mlx.core":
+        if name in self._loaders or name not in (*_AFTER, *_BUILT_FOR_LINUX):
             return None
-        sys.meta_path.remove(self)
+        self._loaders[name] = None
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]
+            self._loaders[name], spec.loader = spec.loader, self  # type: ignore[assignment]
         return spec
 
     def create_module(self, spec: ModuleSpec) -> Any:
-        return self._loader.create_module(spec)
+        return self._loaders[spec.name].create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        self._loader.exec_module(module)
-        module.set_cache_limit(METAL_CACHE_BYTES)
+        loader, platform = self._loaders[module.__name__], sys.platform
+        module.__spec__.loader = module.__loader__ = loader
+        if module.__name__ in _BUILT_FOR_LINUX:
+            sys.platform = "linux"
+        try:
+            loader.exec_module(module)
+        finally:
+            sys.platform = platform
+        _AFTER.get(module.__name__, lambda _: None)(module)
+
+
+def _fork(subprocess: Any) -> None:
+    subprocess._USE_VFORK = False  # noqa: SLF001 - CPython's own switch
+
+
+def _keep_freed_buffers(core: Any) -> None:
+    core.set_cache_limit(METAL_CACHE_BYTES)
+
+
+def _know_its_build(sysconfig: Any) -> None:
+    name = f"_sysconfigdata_{sys.abiflags}_linux_{getattr(sys.implementation, '_multiarch', '')}"
+    sysconfig._get_sysconfigdata_name = lambda: name  # noqa: SLF001 - else it names the posed platform's
+
+
+def _without_fork_handlers(grpc: Any) -> None:
+    if os.environ.get("GRPC_ENABLE_FORK_SUPPORT") != "0":
+        raise ImportError("gRPC was imported with handlers of fork(), before the package sealring")
+
+
+_AFTER: dict[str, Any] = {
+    "subprocess": _fork,
+    "mlx.core": _keep_freed_buffers,
+    "grpc": _without_fork_handlers,
+    "sysconfig": _know_its_build,
+}
+_BUILT_FOR_LINUX = ("psutil", "urllib.request")
+"""Modules that import what only a Mac's Python has, or that would look for it in this system."""
+
+
+def _getrusage(who: int) -> Any:
+    """macOS counts resident memory in bytes, Linux in KiB."""
+    usage = _real_getrusage(who)
+    fields = list(usage)
+    fields[2] <<= 10
+    return type(usage)(fields)
 
 
 # Clocks
@@ -370,4 +432,4 @@ def _listens(port: int, only: str = "") -> bool:
 
 
 if __name__ == "__main__":
-    print(make(Path(sys.argv[1]).absolute()))  # noqa: T201
+    print(make(Path(sys.argv[1]).absolute(), pose="--pose" in sys.argv))  # noqa: T201

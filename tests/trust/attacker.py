@@ -6,6 +6,10 @@ and the cluster's public certificates. What it got is printed as one JSON object
 
 from __future__ import annotations
 
+import sealring  # noqa: F401  # before gRPC, for which it sets what it reads at its import
+
+# isort: split
+
 import asyncio
 import contextlib
 import json
