@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from sealring.api import described
-from sealring.api.answers import Asked, model_object
+from sealring.api.answers import Asked, model_list, model_object
 from sealring.api.anthropic import ask_count, ask_messages
 from sealring.api.chat import ask_chat
 from sealring.api.compaction import Summaries, ask_compact
@@ -226,8 +226,7 @@ class Edge:
         return Response(_openapi(), media_type="application/json")
 
     async def models(self, request: Request) -> Response:
-        models = [model_object(model) for model in await self._backend.list_models()]
-        return _json({"object": "list", "data": models, "models": []})  # Codex wants both
+        return _json(model_list(await self._backend.list_models()))
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from sealring.api.errors import error_body
@@ -184,12 +185,15 @@ def usage_so_far(prompt_tokens: int, tokens: Iterable[int]) -> dict[str, object]
 
 
 def model_object(model: inference.Model) -> dict[str, Any]:
-    """A model in OpenAI's form, with what is particular to this cluster beside it."""
+    """A model in the forms of OpenAI and Anthropic, with what is particular to this cluster beside them."""
     return {
         "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "sealring",
+        "type": "model",
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z"),
         "model_type": model.model_type,
         "context_length": model.context,
         "min_trust": model.min_trust,
@@ -202,6 +206,13 @@ def model_object(model: inference.Model) -> dict[str, Any]:
         **told(model),
         **({"expires": model.expires} if model.expires else {}),
     }
+
+
+def model_list(models: Sequence[inference.Model]) -> dict[str, Any]:
+    """The list in both forms, which differ in their names alone; Codex wants a list `models` too."""
+    found = [model_object(model) for model in models]
+    ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
+    return {"object": "list", "data": found, "has_more": False, **ends, "models": []}
 
 
 def told(model: inference.Model) -> dict[str, Any]:

@@ -124,5 +124,5 @@ class CompactionRenderer(Renderer):
     def _message(self, number: int, item: dict[str, Any]) -> dict[str, Any]:
         content = item.get("content")
         parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-        told = {"id": f"item_{self.request_id}_{number}", "type": "message", "status": "completed"}
+        told = {"id": f"msg_{self.request_id}_{number}", "type": "message", "status": "completed"}
         return {**told, "role": item["role"], "content": parts}

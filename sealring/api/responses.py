@@ -382,6 +382,9 @@ def _joined(found: list[tuple[_Object, str]]) -> list[tuple[_Object, str]]:
     return [one for one in joined if set(one[0]) != {"role", "reasoning_content"}]
 
 
+_IDS = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+
+
 class ResponseRenderer(Renderer):
     """One item is open at a time; the last event holds the very items that were streamed."""
 
@@ -401,8 +404,7 @@ class ResponseRenderer(Renderer):
             "output": [],
         }
         self._items: list[_Object] = []
-        self._open = ""
-        self._text = ""
+        self._open = self._text = self._id = ""
         self._logged: list[_Object] = []
         self._unsaid: list[_Object] = []
         """Log-probabilities of tokens whose text has not come yet."""
@@ -418,11 +420,12 @@ class ResponseRenderer(Renderer):
         return told
 
     def _of_item(self, name: str, /, **fields: Any) -> bytes:
-        place = len(self._items)
-        return self._event(f"response.{name}", output_index=place, item_id=self._id(place), **fields)
+        return self._event(f"response.{name}", output_index=len(self._items), item_id=self._id, **fields)
 
-    def _id(self, place: int) -> str:
-        return f"item_{self.request_id}_{place}"
+    def _identified(self, kind: str, /, **fields: Any) -> _Object:
+        """The item that is open; programs tell kinds by the beginnings of ids."""
+        self._id = f"{_IDS[kind]}_{self.request_id}_{len(self._items)}"
+        return {"id": self._id, "type": kind, **fields}
 
     def delta(self, delta: inference.Delta) -> bytes:
         if delta.parsed.reasoning:
@@ -462,10 +465,9 @@ class ResponseRenderer(Renderer):
         return {"type": "summary_text", "text": text}, {"summary_index": 0}
 
     def _item(self, kind: str, status: str, parts: list[_Object]) -> _Object:
-        name = self._id(len(self._items))
         if kind == "text":
-            return {"id": name, "type": "message", "role": "assistant", "status": status, "content": parts}
-        return {"id": name, "type": "reasoning", "summary": parts, "status": status}
+            return self._identified("message", role="assistant", status=status, content=parts)
+        return self._identified("reasoning", summary=parts, status=status)
 
     def _added(self, item: _Object) -> bytes:
         return self._event("response.output_item.added", output_index=len(self._items), item=item)
@@ -504,24 +506,20 @@ class ResponseRenderer(Renderer):
 
     def _called(self, call: inference.ToolCall) -> tuple[_Object, str, str]:
         """A call's item, the name of what it says, and that."""
-        item: _Object = {
-            "id": self._id(len(self._items)),
-            "type": "function_call",
-            "call_id": call_id(self.request_id, 0, self._calls, call),
-            "name": call.name,
-            "status": "completed",
-        }
+        custom = call.name in self._tools.custom
+        item = self._identified(
+            "custom_tool_call" if custom else "function_call",
+            call_id=call_id(self.request_id, 0, self._calls, call),
+            name=call.name,
+            status="completed",
+        )
         self._calls += 1
         if call.name in self._tools.spaces:
             item["namespace"], item["name"] = self._tools.spaces[call.name]
-        if call.name not in self._tools.custom:
+        if not custom:
             return item, "arguments", call.arguments or "{}"
         said = json.loads(call.arguments or "{}").get("input", "")
-        return (
-            {**item, "type": "custom_tool_call"},
-            "input",
-            said if isinstance(said, str) else json.dumps(said),
-        )
+        return item, "input", said if isinstance(said, str) else json.dumps(said)
 
     def last(self, finished: inference.Finished) -> bytes:
         (reason,) = self.reasons(finished)

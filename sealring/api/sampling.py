@@ -205,7 +205,7 @@ class CommonBody(_Tables):
 
     rules: ClassVar[Rules] = OPENAI
 
-    model: str = ""
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -279,7 +279,7 @@ def make_request(
     request = numbers.request_of(asked | {"max_tokens": max_tokens})
     request.MergeFrom(
         inference.GenerateRequest(
-            model=clean("" if body.model == _DEFAULT else body.model, "model"),
+            model=clean("" if body.model in (None, _DEFAULT) else body.model, "model"),
             request_id=request_id,
             prompt_cache_key=body.prompt_cache_key,
         )

@@ -38,6 +38,10 @@ def test_a_developer_speaks_as_the_system_and_nobody_else_does() -> None:
     assert found == ["system", "system", "user", "assistant", "user"]
 
 
+def test_a_model_of_null_is_the_only_one() -> None:
+    assert parse(GOOD | {"model": None}) == parse({"messages": GOOD["messages"]})
+
+
 BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"SECRET_x": 1}, "unknown_field", "SECRET_x"),
     ({"messages": []}, "bad_field", "messages"),

@@ -165,6 +165,15 @@ async def test_a_thread_is_refused_so_that_a_helper_sends_the_whole_conversation
     assert "thread=False" in error["message"]
 
 
+async def test_models_are_listed_in_anthropics_form_too(client: Any) -> None:
+    listed = await client.models.list()
+    (model,) = listed.data
+    assert (model.id, model.type, model.display_name) == ("demo", "model", "demo")
+    assert model.created_at.timestamp() > 0
+    assert (listed.has_more, listed.first_id, listed.last_id) == (False, "demo", "demo")
+    assert (await client.models.retrieve("demo")).created_at == model.created_at
+
+
 async def test_errors_have_anthropics_form_before_and_within_a_stream(
     client: Any, backend: Any, anthropic: Any
 ) -> None:

@@ -88,6 +88,8 @@ async def stream_items_equal_final(edge: Edge) -> None:
     edge.calls(call("shell"), text="I look.", reasoning="hm")
     items = await edge.output(tools=[SHELL])
     assert [item["type"] for item in items] == ["reasoning", "message", "function_call"]
+    assert [item["id"].partition("_")[0] for item in items] == ["rs", "msg", "fc"]
+    assert len({item["id"] for item in items}) == 3
 
 
 async def usage(edge: Edge) -> None:
