@@ -136,6 +136,20 @@ def allowed(grammar: str, answer: str, end: bool = True) -> bool:
     return all(map(follower.allows, tokens))
 
 
+@pytest.mark.parametrize(
+    ("form", "held", "let_pass"),
+    [
+        ("date", "2021-02-30", "2021-02-29"),
+        ("time", "25:00:00Z", "11:59:60Z"),
+        ("hostname", "a" * 64, "a." * 140 + "com"),
+    ],
+)
+def test_formats_are_held_as_far_as_the_docs_say(form: str, held: str, let_pass: str) -> None:
+    grammar = grammar_for({"type": "string", "format": form})
+    assert not allowed(grammar, json.dumps(held))
+    assert allowed(grammar, json.dumps(let_pass))
+
+
 def test_an_answer_goes_on_after_a_fault_where_it_was() -> None:
     """The matcher begins behind the tokens of the earlier epoch."""
     made = grammars()
