@@ -177,7 +177,7 @@ def formula(tree: Path, report: dict[str, Any], base: str, out: Path) -> str:
     The wheels are those that pip has chosen on a Mac, with the hashes that it names. Raises SystemExit for a
     report that names another version than the lock.
     """
-    (sdist,) = out.glob("*.tar.gz")
+    (wheel,) = out.glob("*.whl")
     locked = _locked(tree)
     resources = []
     for one in sorted(report["install"], key=lambda one: canonicalize_name(one["metadata"]["name"])):
@@ -189,8 +189,9 @@ def formula(tree: Path, report: dict[str, Any], base: str, out: Path) -> str:
         info = one["download_info"]
         resources.append(_resource(name, info["url"], info["archive_info"]["hashes"]["sha256"]))
     values = {
-        "URL": f"{base.rstrip('/')}/{sdist.name}",
-        "SHA256": hashlib.sha256(sdist.read_bytes()).hexdigest(),
+        "URL": f"{base.rstrip('/')}/{wheel.name}",
+        "VERSION": wheel.name.split("-")[1],
+        "SHA256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
         "RESOURCES": "\n".join(resources).rstrip("\n"),
     }
     text = (tree / TEMPLATE).read_text("utf-8")

@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import shutil
+import site
 import subprocess
 import sys
 import tarfile
@@ -55,10 +56,17 @@ def built(tree: Path, folder: Path, settings: dict[str, Any]) -> dict[str, bytes
     return {file.name: file.read_bytes() for file in sorted((folder / "out").iterdir())}
 
 
-def test_two_builds_in_other_folders_times_and_locales_have_equal_bytes(tree: Path, tmp_path: Path) -> None:
-    (tmp_path / "a longer name").mkdir()
+@pytest.fixture(scope="module")
+def first(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("release") / "a longer name"
+    folder.mkdir()
+    return built(tree, folder, SETTINGS[0])
+
+
+def test_two_builds_in_other_folders_times_and_locales_have_equal_bytes(
+    tree: Path, first: dict[str, bytes], tmp_path: Path
+) -> None:
     (tmp_path / "b").mkdir()
-    first = built(tree, tmp_path / "a longer name", SETTINGS[0])
     second = built(tree, tmp_path / "b", SETTINGS[1])
     assert {Path(name).suffix for name in first} == {"", ".json", ".gz", ".whl"}
     assert first == second
@@ -147,12 +155,12 @@ def report(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_formula_has_the_release_and_the_wheels_of_the_lock(tmp_path: Path) -> None:
-    (tmp_path / "sealring-1.tar.gz").write_bytes(b"release")
+    (tmp_path / "sealring-1-py3-none-any.whl").write_bytes(b"release")
     text = PARTS["formula"](ROOT, report(), f"{HOST}/v1/", tmp_path)
-    assert f'url "{HOST}/v1/sealring-1.tar.gz"' in text
+    assert f'url "{HOST}/v1/sealring-1-py3-none-any.whl", using: :nounzip\n  version "1"' in text
     assert hashlib.sha256(b"release").hexdigest() in text
     assert f'resource "numpy" do\n    url "{HOST}/numpy.whl", using: :nounzip\n' in text
-    assert "@" not in text.replace("python@3.14", "")
+    assert "@" not in text.replace("python@3.14", "").replace("@rpath", "")
 
 
 @pytest.mark.parametrize(
@@ -165,9 +173,49 @@ def test_the_formula_has_the_release_and_the_wheels_of_the_lock(tmp_path: Path) 
     ],
 )
 def test_a_report_that_is_not_of_the_lock_makes_no_formula(tmp_path: Path, changes: dict[str, Any]) -> None:
-    (tmp_path / "sealring-1.tar.gz").write_bytes(b"release")
+    (tmp_path / "sealring-1-py3-none-any.whl").write_bytes(b"release")
     with pytest.raises(SystemExit):
         PARTS["formula"](ROOT, report(**changes), f"{HOST}/v1", tmp_path)
+
+
+def test_the_lines_of_the_formula_install_offline(first: dict[str, bytes], tmp_path: Path) -> None:
+    """The words of its two commands, in an environment as a Mac's Python makes it."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name, content in first.items():
+        if name.endswith(".whl"):
+            (wheels / name).write_bytes(content)
+    _small_wheel(wheels / "other-1-py3-none-any.whl")
+    text = (ROOT / PARTS["TEMPLATE"]).read_text("utf-8")
+    (making,) = re.findall(r"system python, (.*), libexec", text)
+    (pip,) = re.findall(r'pip = \[libexec/"bin/python", (.*)\]', text)
+    libexec = tmp_path / "libexec"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    for command in (
+        [sys.executable, *re.findall(r'"([^"]+)"', making), libexec],
+        [libexec / "bin" / "python", *re.findall(r'"([^"]+)"', pip), *sorted(wheels.iterdir())],
+    ):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (inside,) = libexec.glob("lib/python3*/site-packages")
+    assert (inside / "other.py").is_file()
+    (inside / "dependencies.pth").write_text("\n".join(site.getsitepackages()))  # its resources are not here
+    (tmp_path / "sealring").symlink_to(libexec / "bin" / "sealring")
+    said = subprocess.run(
+        [tmp_path / "sealring", "--version"], env=environment, capture_output=True, timeout=100
+    )
+    (release,) = (name for name in first if name.endswith(".whl"))
+    assert said.stdout.decode().strip() == release.split("-")[1]
+
+
+def _small_wheel(file: Path) -> None:
+    metadata = "Metadata-Version: 2.1\nName: other\nVersion: 1\n"
+    form = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("other.py", "")
+        made.writestr("other-1.dist-info/METADATA", metadata)
+        made.writestr("other-1.dist-info/WHEEL", form)
+        made.writestr("other-1.dist-info/RECORD", "")
 
 
 def test_no_download_address_stands_in_the_recipes() -> None:
