@@ -37,6 +37,10 @@ def verify(
         Path | None,
         typer.Option("--text", metavar="FILE", help="the answer's text, for a receipt alone"),
     ] = None,
+    api: Annotated[
+        str,
+        typer.Option("--api", metavar="PATH", help="the API that was asked, or 'sealring chat'"),
+    ] = "/v1/chat/completions",
     nonce: Annotated[str, typer.Option("--nonce", metavar="HEX", help="the nonce that was sent")] = "",
     model: Annotated[
         str,
@@ -57,7 +61,8 @@ def verify(
 ) -> None:
     """Check an answer's receipt from files and a root key's hash alone, and say what it proves.
 
-    FILE is the whole answer of any of the APIs, or what a stream's last event has in `sealring_receipt`.
+    FILE is the whole answer of the API that --api names, or what a stream's last event has in
+    `sealring_receipt`.
     """
     from sealring.api.receipts import parse_body, read_answer, text_digests
     from sealring.client.trust import parse_root_sha256
@@ -66,10 +71,17 @@ def verify(
     root_hash = parse_root_sha256(pin)
     newer = _newer_roster(later, root, root_hash)
     body = None if request is None else parse_body(read_file(request, max_bytes=_MAX_FILE), "the request")
-    answered = read_answer(parse_body(read_file(file, max_bytes=_MAX_FILE), "the answer"), body)
+    answered = read_answer(parse_body(read_file(file, max_bytes=_MAX_FILE), "the answer"), api, body)
     if text is not None:
+        if answered.choices:
+            raise InvalidInput(
+                "the answer has its text, and --text gives another",
+                hint="give the receipt alone with --text, or the answer without",
+                reason="BAD_OPTION",
+                param="text",
+            )
         answered = replace(answered, choices=[text_digests(_read_text(text))])
-    compared = _compared(answered, body, _nonce(nonce))
+    compared = _compared(answered, _nonce(nonce))
     named = model or (str(body.get("model") or "") if body is not None else "")
     proven = []
     for receipt, against in zip(answered.receipts, compared, strict=True):
@@ -79,10 +91,11 @@ def verify(
     check_distinct(proven)
     pairs = list(zip(proven, compared, strict=True))
     if as_json:
-        print_json([_described(one) | {"compared": against.parts} for one, against in pairs])
+        more = {"api": api, "unsigned": list(answered.unsigned)}
+        print_json([_described(one) | {"compared": against.parts} | more for one, against in pairs])
         return
     for one, against in pairs:
-        for line in in_words(one, against, named):
+        for line in in_words(one, against, named, api, answered.unsigned):
             print_data(line)
     say("the receipt holds")
 
@@ -91,13 +104,11 @@ def verify(
 class Compared:
     """What one receipt is compared with.
 
-    `in_words`: words stand in the place of the request's images. `api` is the path by whose reading the
-    request is the one that was signed, where the answer does not name it.
+    `in_words`: words stand in the place of the request's images.
     """
 
     known: Known
     in_words: bool = False
-    api: str = ""
 
     @property
     def parts(self) -> list[str]:
@@ -106,7 +117,7 @@ class Compared:
         return [name for name in names if getattr(self.known, name) is not None]
 
 
-def _compared(answered: Answered, body: dict[str, Any] | None, nonce: bytes | None) -> list[Compared]:
+def _compared(answered: Answered, nonce: bytes | None) -> list[Compared]:
     """What to compare each receipt of an answer with: the files' hashes and the nonce, as far as given."""
     from sealring.api.receipts import ChoiceDigests
     from sealring.mesh.receipt.statement import parse_statement
@@ -121,9 +132,8 @@ def _compared(answered: Answered, body: dict[str, Any] | None, nonce: bytes | No
             reason="BAD_FILE",
         )
     known = [Known(nonce=nonce, **asdict(choice)) for choice in choices]
-    if body is None:
+    if (asking := answered.asked) is None:
         return [Compared(one) for one in known]
-    asking = answered.asking(body)
     if len(asking) != count:
         raise InvalidInput(
             f"the request asks for {len(asking)} answers, and there are {count} receipts",
@@ -135,7 +145,7 @@ def _compared(answered: Answered, body: dict[str, Any] | None, nonce: bytes | No
         signed = parse_statement(receipt.head.statement).request if receipt.head.statement else b""
         in_words = asked.in_words is not None and signed == asked.in_words
         request = asked.in_words if in_words else asked.request
-        compared.append(Compared(replace(one, request=request, choice=asked.choice), in_words, asked.api))
+        compared.append(Compared(replace(one, request=request, choice=asked.choice), in_words))
     return compared
 
 
@@ -225,9 +235,11 @@ def _described(proven: Proven) -> dict[str, Any]:
     }
 
 
-def in_words(proven: Proven, compared: Compared, model: str) -> list[str]:
+def in_words(
+    proven: Proven, compared: Compared, model: str, api: str, unsigned: tuple[str, ...] = ()
+) -> list[str]:
     """What a receipt proves, a sentence a line. `model` is the one that was asked for, "" where none was
-    compared."""
+    compared; `unsigned` are parts of the answer that were not."""
     statement, levels = proven.statement, proven.levels
     head, tail = statement.members[0], statement.members[-1]
     both = "The head has" if head == tail else "The head and the tail have"
@@ -251,9 +263,8 @@ def in_words(proven: Proven, compared: Compared, model: str) -> list[str]:
     )
     parts = compared.parts
     if "request" in parts:
-        read = f", as {compared.api} reads it" if compared.api else ""
         words = ", with words in the place of the images" if compared.in_words else ""
-        lines.append(f"Its request is the one in the file{read}{words}.")
+        lines.append(f"Its request is the one in the file, as {api} reads it{words}.")
     else:
         lines.append("Its request was not compared: --request.")
     named = {"text": "text", "reasoning": "reasoning", "calls": "tool calls"}
@@ -265,6 +276,8 @@ def in_words(proven: Proven, compared: Compared, model: str) -> list[str]:
         )
     if other:
         lines.append(f"Not compared: its {' and '.join(other)}.")
+    if unsigned:
+        lines.append(f"Signed by nobody: the answer's {', '.join(unsigned)}.")
     if "nonce" not in parts:
         lines.append("The nonce was not compared (--nonce): whoever has the receipt can show it.")
     lines.append(

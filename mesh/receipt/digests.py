@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.v1 import inference_pb2 as inference
@@ -74,9 +76,34 @@ def sampled_digest(binding: bytes, tokens: Sequence[int]) -> bytes:
 
 def canonical_arguments(arguments: str) -> bytes:
     """A call's arguments with sorted keys and without spaces: some APIs give them as an object and not as the
-    model's text. What is no JSON is taken as it stands."""
+    model's text. What is no JSON, or what two readers may read differently, is taken as it stands."""
     try:
-        value = json.loads(arguments or "{}")
+        value = parse_json(arguments or "{}")
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     except (ValueError, RecursionError):
         return arguments.encode()
+
+
+def parse_json(text: str) -> Any:
+    """JSON that every reader reads alike: no name twice in an object, no number that is not finite.
+
+    Raises ValueError, RecursionError.
+    """
+    return json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(name)

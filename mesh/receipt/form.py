@@ -56,7 +56,10 @@ def receipts_of(value: Any) -> list[inference.Receipt]:
             (_bytes(each, "roster", _MAX_ROSTER_BYTES), _bytes(each, "root_metadata", MAX_CHAIN_BYTES))
             for each in _list(value, "rosters")
         ]
-        return [_receipt(each, rosters) for each in _list(value, "choices")]
+        found = [_receipt(each, rosters) for each in _list(value, "choices")]
+        if receipts_json(found) != value:
+            raise FormatError("it has something else in it")
+        return found
     except FormatError as error:
         raise ReceiptError(
             f"the receipt is malformed: {error}",

@@ -92,7 +92,7 @@ RESPONSES: Rules = {
 }
 """What becomes of the fields of `/v1/responses`."""
 
-_ECHOED: dict[str, Any] = {
+ECHOED: dict[str, Any] = {
     "background": False,
     "completed_at": None,
     "frequency_penalty": 0.0,
@@ -246,8 +246,8 @@ def ask_responses(
     tools.add(value.get("tools") or [], "tools")
     _add_choice(chat, value.get("tool_choice"), tools)
     _add_messages(chat, value, tools, open_summary)
-    given = {name: item for name, item in value.items() if name in _ECHOED and item is not None}
-    echoed = {**_ECHOED, **given, "tools": [_whole_tool(tool) for tool in value.get("tools") or []]}
+    given = {name: item for name, item in value.items() if name in ECHOED and item is not None}
+    echoed = {**ECHOED, **given, "tools": [_whole_tool(tool) for tool in value.get("tools") or []]}
     echoed["previous_response_id"] = continued
     asked = ask_as_chat(chat, request_id, lambda started: ResponseRenderer(started, tools, echoed))
     # Codex's: a response without output, to go on with over the same WebSocket

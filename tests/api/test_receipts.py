@@ -2,132 +2,237 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from refusals import refused
+from wholeanswers import CASES, NAMES, SIGNED, Case, answer, asked, forged, part_of, places, seen
 
-from sealring.api.receipts import ChoiceDigests, read_answer
-from sealring.mesh.errors import ReceiptError
+from sealring.api.receipts import APIS, CHAT, Answered, ChoiceDigests, parse_body, read_answer
+from sealring.mesh.errors import InvalidInput, ReceiptError
 from sealring.mesh.prompt.images import NOTE
-from sealring.mesh.receipt.digests import AnswerHash
+from sealring.mesh.receipt.digests import AnswerHash, request_digest
 from sealring.mesh.receipt.form import NAME, receipts_json
 from sealring.v1 import inference_pb2 as inference
 
-SIGNED = inference.Receipt(
-    head=inference.HeadReceipt(statement=b"s", signature=b"h"), roster=b"roster", root_metadata=b"root"
-)
 RECEIPTS = {NAME: receipts_json([SIGNED])}
-CALL = {"type": "function_call", "id": "i", "call_id": "c", "status": "completed"}
-SAID = {"type": "message", "content": [{"type": "output_text", "text": "Hi", "annotations": []}]}
+REQUESTS_OWN = {
+    "/v1/responses": answer(CASES["response"]).keys()
+    - {"object", "status", "error", "incomplete_details", "store", "output"}
+}
+"""Parts of the request in its answer, which are compared with `--request` only."""
+
+EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def chat(finish: str = "stop", **message: Any) -> dict[str, Any]:
-    said = {"role": "assistant", "content": "Hi", "refusal": None, **message}
-    return {"object": "chat.completion", "choices": [{"message": said, "finish_reason": finish}], **RECEIPTS}
+def read(case: Case, value: dict[str, Any], *, body: bool = True) -> Answered:
+    return read_answer(value, case.api, {"model": "demo", **case.body} if body else None)
 
 
-def response(*items: Any, status: str = "completed") -> dict[str, Any]:
-    return {"object": "response", "output": [SAID, *items], "status": status, **RECEIPTS}
+def signed(case: Case) -> list[ChoiceDigests]:
+    """The hashes that the head signs for what the model has said."""
+    found = []
+    for one in case.choices:
+        answer = AnswerHash()
+        answer.add(one.text, one.reasoning, one.calls)
+        told = answer.digests()
+        finish = "length" if case.finish == inference.FINISH_REASON_LENGTH else "stop"
+        found.append(ChoiceDigests(told.text, told.reasoning, told.calls, finish))
+    return found
 
 
-def message(*blocks: Any) -> dict[str, Any]:
-    text = {"type": "text", "text": "Hi", "citations": None}
-    return {"type": "message", "content": [text, *blocks], "stop_reason": "end_turn", **RECEIPTS}
+def taken(case: Case, value: dict[str, Any], *, body: bool) -> bool:
+    """Whether an answer is believed to be the one that was signed."""
+    try:
+        found = read(case, value, body=body)
+    except ReceiptError:
+        return False
+    pairs = zip(found.choices, signed(case), strict=True)
+    same = all(
+        one in (true, ChoiceDigests(true.text, true.reasoning, None, true.finish)) for one, true in pairs
+    )
+    return same and found.model == "demo"
 
 
-def ollama(field: str = "message", **more: Any) -> dict[str, Any]:
-    said = {"message": {"role": "assistant", "content": "Hi", **more}} if field == "message" else more
-    if field == "response":
-        said["response"] = "Hi"
-    return {"model": "demo", "done": True, "done_reason": "stop", **said, **RECEIPTS}
+@EVERY
+def test_a_true_answer_is_what_was_signed(case: Case) -> None:
+    found = read(case, answer(case))
+    request = asked(case).request
+    assert (found.choices, found.model) == (signed(case), "demo")
+    assert found.asked is not None
+    assert found.asked[0].request == request_digest(request.envelope.clear, request.max_tokens)
+    assert "usage" in found.unsigned or "eval_count" in found.unsigned
+    bare = read(case, answer(case), body=False)
+    assert bare.asked is None
+    for one, true in zip(bare.choices, signed(case), strict=True):
+        assert (one.text, one.reasoning, one.finish) == (true.text, true.reasoning, true.finish)
+        assert one.calls in (true.calls, None)
 
 
-def told(*calls: tuple[str, str], text: str = "Hi") -> ChoiceDigests:
-    answer = AnswerHash()
-    answer.add(text, "", [inference.ToolCall(name=name, arguments=said) for name, said in calls])
-    found = answer.digests()
-    return ChoiceDigests(found.text, found.reasoning, found.calls, "stop")
+@EVERY
+@pytest.mark.parametrize("body", [True, False])
+def test_an_answer_with_nothing_left_out_of_it_is_taken_as_programs_write_it_again(
+    case: Case, body: bool
+) -> None:
+    """Clients write what they have read with members of null, and leave out members of null."""
+    value = answer(case)
+    for at, part in [(at, part_of(value, at)) for at in places(value)]:
+        if isinstance(part, dict) and not {"input", "arguments", "logprobs"} & set(at):
+            for name in [one for one, item in part.items() if item is None]:
+                del part[name]
+            part["container"] = None
+    assert taken(case, value, body=body)
 
 
-@pytest.mark.parametrize(
-    "answer", [chat(), response(), message(), ollama(), ollama("response"), chat("tool_calls")]
-)
-def test_an_answer_as_it_was_sent_is_read(answer: dict[str, Any]) -> None:
-    assert read_answer(answer).choices == [told()]
+@EVERY
+@pytest.mark.parametrize("body", [True, False])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_nothing_that_a_reader_sees_is_believed_unless_it_was_signed(
+    case: Case, body: bool, data: st.DataObject
+) -> None:
+    true = answer(case)
+    value = data.draw(forged(true))
+    if taken(case, value, body=body):
+        told, expected = json.loads(seen(case.api, value)), json.loads(seen(case.api, true))
+        for name in REQUESTS_OWN.get(case.api, set()) & true.keys() if not body else ():
+            told.pop(name, None)
+            expected.pop(name, None)
+        assert json.dumps(told, sort_keys=True) == json.dumps(expected, sort_keys=True)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        chat(function_call={"name": "rm", "arguments": "{}"}),
-        chat(audio={"data": "x"}),
-        chat("content_filter"),
-        chat(content=[{"type": "text", "text": "Hi"}]),
-        response({"type": "computer_call", "action": {}}),
-        response({"type": "message", "content": [{"type": "output_text", "text": "", "annotations": [1]}]}),
-        response(status="failed"),
-        message({"type": "server_tool_use", "name": "rm", "input": {}}),
-        message({"type": "text", "text": "", "citations": [{}]}),
-        ollama(images=["x"]),
-        ollama("response", image="x"),
-        {"object": "chat.completion.chunk", "choices": [], **RECEIPTS},
-        {"object": "chat.completion", "choices": [], **RECEIPTS},
-        {"object": "of a form that nobody knows", **RECEIPTS},
-    ],
-)
-def test_an_answer_with_a_part_that_no_receipt_covers_is_refused(answer: dict[str, Any]) -> None:
+@EVERY
+def test_no_member_can_be_put_anywhere_in_an_answer(case: Case) -> None:
+    """Every name that some reader looks for, at every level, beside what is true."""
+    true = answer(case)
+    for at in places(true):
+        if not isinstance(part_of(true, at), dict):
+            continue
+        for name in NAMES:
+            value = copy.deepcopy(true)
+            holder = part_of(value, at)
+            for leaf in ("Gone.", [{"type": "text", "text": "Gone."}]):
+                if holder.get(name) != leaf:
+                    holder[name] = leaf
+                    same = seen(case.api, value) == seen(case.api, true)
+                    assert same or not taken(case, value, body=True), (at, name)
+
+
+@EVERY
+@pytest.mark.parametrize("api", APIS)
+def test_an_answer_is_read_as_one_of_the_api_that_was_asked_and_of_no_other(case: Case, api: str) -> None:
+    """It may have the form of another one beside it: its reader reads the API that it has asked."""
+    if api == case.api:
+        return
     with refused("RECEIPT_MALFORMED", ReceiptError):
-        read_answer(answer)
+        read_answer(answer(case), api)
+    for other in CASES.values():
+        if other.api == api and len(other.choices) == len(case.choices):
+            forged_text = json.dumps(answer(other)).replace("here", "gone").replace("Here", "Gone")
+            both = {**json.loads(forged_text), **answer(case)}
+            with refused("RECEIPT_MALFORMED", ReceiptError):
+                read_answer(both, api)
+
+
+def test_a_name_that_is_in_an_object_twice_is_refused() -> None:
+    """One reader takes the first, another one the last."""
+    for text in (
+        '{"a": 1, "a": 1}',
+        '{"a": {"b": [{"c": 1, "c": 2}]}}',
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        '\ufeff{"a": 1}',
+        "[]",
+        "[" * 100_000,
+    ):
+        with refused("BAD_FILE", InvalidInput):
+            parse_body(text.encode(), "the answer")
+    with refused("BAD_FILE", InvalidInput):
+        parse_body('{"a": 1}'.encode("utf-16"), "the answer")
+    assert parse_body(b'{"a": [{"a": 1}]}', "the answer") == {"a": [{"a": 1}]}
 
 
 def test_a_receipt_alone_has_nothing_beside_it() -> None:
-    assert read_answer(RECEIPTS[NAME]).choices == []
+    case = CASES["response"]
+    assert read(case, RECEIPTS[NAME]).choices == []
+    assert read(case, RECEIPTS[NAME]).asked == read(case, answer(case)).asked
     with refused("RECEIPT_MISSING", ReceiptError):
-        read_answer({**RECEIPTS[NAME], "output_text": "Hi"})
+        read(case, {**RECEIPTS[NAME], "output_text": "Hi"})
+    for at in places(RECEIPTS[NAME]):
+        value = copy.deepcopy(RECEIPTS[NAME])
+        holder = part_of(value, at)
+        if at and isinstance(holder, dict):
+            holder["text"] = "Gone."
+            with refused("RECEIPT_MALFORMED", ReceiptError):
+                read(case, value)
 
 
-def test_calls_under_names_of_the_clients_are_those_of_its_request() -> None:
-    """Codex names tools by namespace, and has custom ones, which the model calls otherwise."""
-    body = {
-        "model": "demo",
-        "input": "Hi",
-        "tools": [
-            {"type": "namespace", "name": "disk", "tools": [{"type": "function", "name": "look"}]},
-            {"type": "custom", "name": "patch"},
-        ],
+def test_what_sealring_chat_prints_is_read_by_its_own_name() -> None:
+    printed = {
+        **{"answer": "Hi", "model": "demo", "ring": "demo-0", "prompt_tokens": 1, "completion_tokens": 2},
+        **{"finish": "stop", "sealed": True, "ttft_s": 0.1, "tok_s": 3, "logprobs": [], "min_trust": "none"},
+        **RECEIPTS,
     }
-    answer = response(
-        {**CALL, "name": "look", "namespace": "disk", "arguments": '{"a": 1}'},
-        {**CALL, "type": "custom_tool_call", "name": "patch", "input": "+x"},
+    (found,) = read_answer(printed, CHAT).choices
+    assert (found.reasoning, found.calls, found.finish) == (None, None, "stop")
+    for changed in ({**printed, "text": "Ho"}, {**printed, "answer": ["Hi"]}, {**printed, "sealed": 1}):
+        with refused("RECEIPT_MALFORMED", ReceiptError):
+            read_answer(changed, CHAT)
+    with refused("BAD_OPTION", InvalidInput):
+        read_answer(printed, CHAT, {"messages": []})
+    with refused("BAD_OPTION", InvalidInput):
+        read_answer(printed, "/v1/nothing")
+
+
+def test_a_stop_string_that_was_not_asked_for_is_refused() -> None:
+    case = CASES["message"]
+    value = answer(case)
+    assert "stop_sequence" in read(case, value).unsigned
+    with refused("RECEIPT_MALFORMED", ReceiptError):
+        read(case, value | {"stop_sequence": "."})
+
+
+def test_calls_under_names_of_the_clients_are_compared_by_its_request_alone() -> None:
+    """Codex names tools by namespace, and has custom ones, which the model calls otherwise."""
+    case = CASES["responses"]
+    assert read(case, answer(case)).choices[0].calls == signed(case)[0].calls
+    assert read(case, answer(case), body=False).choices[0].calls is None, (
+        "without the request it is not known"
     )
-    expected = told(("disk__look", '{"a":1}'), ("patch", '{"input": "+x"}'))
-    assert read_answer(answer, body).choices == [expected]
-    assert read_answer(answer).choices[0].calls is None, "without the request it is not known"
-    forged = response({**CALL, "name": "look", "namespace": "other", "arguments": '{"a": 1}'})
-    assert read_answer(forged, body).choices[0].calls != told(("disk__look", '{"a":1}')).calls
+    value = answer(case)
+    (call,) = [one for one in value["output"] if one.get("namespace")]
+    call["namespace"] = "other"
+    with refused("RECEIPT_MALFORMED", ReceiptError):
+        read(case, value)
 
 
 def test_each_choice_of_each_prompt_has_a_place_of_its_own() -> None:
-    texts = [{"text": text, "finish_reason": "stop"} for text in "abcd"]
-    answer = {"object": "text_completion", "choices": texts, NAME: receipts_json([SIGNED] * 4)}
-    body = {"model": "demo", "prompt": ["x", "x"], "n": 2}
-    found = read_answer(answer).asking(body)
+    body = {"prompt": ["x", "x"], "n": 2}
+    case = Case("/v1/completions", body, tuple(map(type(CASES["chat"].choices[0]), "abcd")))
+    found = read(case, answer(case)).asked or []
     assert [one.choice for one in found] == [0, 1, 0, 1]
     assert len({one.request for one in found}) == 1
 
 
 def test_a_request_with_earlier_images_may_have_words_in_their_place() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
-    asked = [
+    told = [
         {"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]},
         {"role": "assistant", "content": "A cat."},
         {"role": "user", "content": "Sure?"},
     ]
-    (found,) = read_answer(chat()).asking({"model": "demo", "messages": asked, "max_tokens": 9})
-    (shown,) = read_answer(chat()).asking({"model": "demo", "messages": asked[:1], "max_tokens": 9})
-    words = [{"role": "user", "content": f"What is it?\n{NOTE}"}, *asked[1:]]
-    (told_so,) = read_answer(chat()).asking({"model": "demo", "messages": words, "max_tokens": 9})
+    words = [{"role": "user", "content": f"What is it?\n{NOTE}"}, *told[1:]]
+
+    def asked_for(messages: list[Any]) -> Any:
+        value = {"model": "demo", "messages": messages, "max_tokens": 9}
+        (found,) = read_answer(RECEIPTS[NAME], "/v1/chat/completions", value).asked or []
+        return found
+
+    found, shown, told_so = asked_for(told), asked_for(told[:1]), asked_for(words)
     assert found.in_words == told_so.request != found.request
     assert told_so.in_words is None
     assert shown.in_words is None, "a model that does not see refuses what was just asked"

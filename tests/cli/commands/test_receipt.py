@@ -34,8 +34,7 @@ def written(home: Path, cluster: Any, body: dict[str, Any] = BODY, **changes: An
     statement = statement_of(cluster, envelope, **named | changes)
     message = {"role": "assistant", "content": "Hello!"}
     whole = {
-        "object": "chat.completion",
-        "model": "demo",
+        **{"object": "chat.completion", "model": "demo", "id": "chatcmpl-1", "created": 1},
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         NAME: receipts_json([signed(cluster, envelope, statement)]),
     }
@@ -64,8 +63,10 @@ def test_a_receipt_is_checked_from_files_and_explained(here: Sealring, pin: str)
     said = " ".join(done.out.split())
     for part in (
         "The head and the tail have signed",
-        "Its model is the one that was asked for. Its request is the one in the file.",
+        "Its model is the one that was asked for. Its request is the one in the file, as "
+        "/v1/chat/completions reads it.",
         "Of its answer text and reasoning and tool calls are as in the file.",
+        "Signed by nobody: the answer's created, id.",
         "software: a key in a file (between them, signed nothing)",
         "Not proved: that they computed",
     ):
@@ -73,6 +74,7 @@ def test_a_receipt_is_checked_from_files_and_explained(here: Sealring, pin: str)
     (found,) = here(*verify(pin, "answer.json", "--json")).data
     assert (found["deployment"], found["tokens"], len(found["members"])) == ("demo", 3, 3)
     assert found["compared"] == ["text", "reasoning", "calls", "finish"]
+    assert (found["api"], found["unsigned"]) == ("/v1/chat/completions", ["created", "id"])
 
 
 def test_an_answer_of_which_a_part_is_signed_by_nobody_does_not_hold(
@@ -121,14 +123,14 @@ def test_two_answers_with_one_receipt_are_refused(here: Sealring, pin: str, home
     """A gateway shows one answer twice, where two were asked for."""
     file = home / "answer.json"
     answer = json.loads(file.read_text())
-    answer["choices"] *= 2
+    answer["choices"].append(answer["choices"][0] | {"index": 1})
     answer[NAME]["choices"] *= 2
     file.write_text(json.dumps(answer))
+    (home / "bare.json").write_text(json.dumps(answer[NAME]))
     assert "two answers have the same receipt" in here(*verify(pin, "answer.json")).err
     (home / "text").write_text("Hello!")
     assert (
-        "there is one text, and there are 2 receipts"
-        in here(*verify(pin, "answer.json", "--text", "text")).err
+        "there is one text, and there are 2 receipts" in here(*verify(pin, "bare.json", "--text", "text")).err
     )
     (home / "body.json").write_text(json.dumps(BODY | {"n": 2}))
     done = here(*verify(pin, "answer.json", "--request", "body.json", "--json"))
@@ -141,6 +143,7 @@ def test_a_streams_receipt_is_checked_with_its_text(here: Sealring, pin: str, ho
     assert here(*verify(pin, "bare.json", "--text", "text")).status == 0
     assert "RECEIPT_OTHER_ANSWER" in here(*verify(pin, "bare.json", "--text", "other", "--json")).err
     (home / "binary").write_bytes(b"\xff")
+    assert "BAD_OPTION" in here(*verify(pin, "answer.json", "--text", "text")).err
     assert "is not UTF-8 text" in here(*verify(pin, "bare.json", "--text", "binary")).err
     for more, said in (
         ((), "text and reasoning and tool calls"),
@@ -152,17 +155,45 @@ def test_a_streams_receipt_is_checked_with_its_text(here: Sealring, pin: str, ho
 def test_a_streams_receipt_is_compared_with_its_request_by_the_api_that_was_asked(
     here: Sealring, pin: str, home: Path
 ) -> None:
-    """The receipt alone does not say which; the body of one API may be read by another one too."""
+    """The receipt alone does not say which, and the body of one API may be read by another one too: its
+    client says it."""
     done = here(*verify(pin, "bare.json", "--request", "body.json", "--nonce", NONCE.hex()))
     assert "Its request is the one in the file, as /v1/chat/completions reads it." in done.out, done.err
     (found,) = here(*verify(pin, "bare.json", "--request", "body.json", "--json")).data
     assert found["compared"] == ["request"]
-    for other in ({"messages": [{"role": "user", "content": "Ho"}]}, {"nothing": 1}):
+    for other, api, reason in (
+        ({"messages": [{"role": "user", "content": "Ho"}]}, "/v1/chat/completions", "RECEIPT_OTHER_REQUEST"),
+        ({"nothing": 1}, "/v1/chat/completions", "UNKNOWN_FIELD"),
+        ({"prompt": "Hi"}, "/v1/completions", "UNKNOWN_FIELD"),
+        ({}, "sealring chat", "BAD_OPTION"),
+        ({}, "/v1/chat", "BAD_OPTION"),
+    ):
         (home / "body.json").write_text(json.dumps(BODY | other))
-        done = here(*verify(pin, "bare.json", "--request", "body.json", "--json"))
-        assert "RECEIPT_OTHER_REQUEST" in done.err or "BAD" in done.err, done.err
+        done = here(*verify(pin, "bare.json", "--request", "body.json", "--api", api, "--json"))
+        assert reason in done.err, done.err
     (home / "stream").write_text('data: {"choices": []}\n\ndata: [DONE]\n')
     assert "the value of sealring_receipt in its last event" in here(*verify(pin, "stream")).err
+
+
+def test_an_answer_does_not_say_how_it_is_read(here: Sealring, pin: str, home: Path) -> None:
+    """A gateway puts the true text where another API has it, and its own where this one has."""
+    file = home / "answer.json"
+    answer = json.loads(file.read_text())
+    answer["choices"][0]["message"]["content"] = "Hullo!"
+    del answer["object"]
+    block = {"type": "text", "text": "Hello!"}
+    for more in (
+        {"answer": "Hello!"},
+        {"type": "message", "content": [block], "stop_reason": "end_turn"},
+        {"message": {"content": "Hello!"}, "done_reason": "stop"},
+    ):
+        file.write_text(json.dumps(answer | more))
+        for api in ((), ("--api", "/v1/messages"), ("--api", "/api/chat"), ("--api", "sealring chat")):
+            done = here(*verify(pin, "answer.json", *api))
+            assert "RECEIPT_MALFORMED" in done.err, done.out
+    whole = json.dumps(answer | {"object": "chat.completion"})
+    file.write_text(whole.replace('"content"', '"content": "Hello!", "content"'))
+    assert "has a name twice" in here(*verify(pin, "answer.json")).err
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ BODIES = {
 STREAMED = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"]
 
 
-def checked(pin: str, answer: dict, body: dict, nonce: bytes) -> list:
+def checked(pin: str, path: str, answer: dict, body: dict, nonce: bytes) -> list:
     """What the receipts of a whole answer prove of it."""
-    answered = read_answer(answer)
+    answered = read_answer(answer, path, body)
     return [
         verify_receipt(
             receipt,
@@ -46,9 +46,7 @@ def checked(pin: str, answer: dict, body: dict, nonce: bytes) -> list:
                 deployment="demo",
             ),
         )
-        for receipt, digests, asking in zip(
-            answered.receipts, answered.choices, answered.asking(body), strict=True
-        )
+        for receipt, digests, asking in zip(answered.receipts, answered.choices, answered.asked, strict=True)
     ]
 
 
@@ -71,13 +69,15 @@ async def test_an_answer_of_every_api_is_proved_from_what_its_client_sent_and_go
         secrets.token_bytes(16),
     )
     answer = (await ask(url, path, body, nonce)).json()
-    proven = checked(ring.pin, answer, body, nonce)
+    proven = checked(ring.pin, path, answer, body, nonce)
     assert all(len(one.statement.members) == 3 and one.statement.tokens for one in proven)
     assert [one.statement.choice for one in proven] == ([0, 1] if "n" in body else [0] * len(proven))
     with pytest.raises(ReceiptError) as replayed:
-        checked(ring.pin, answer, body, secrets.token_bytes(16))
+        checked(ring.pin, path, answer, body, secrets.token_bytes(16))
     with pytest.raises(ReceiptError) as other:
-        checked(ring.pin, answer, json.loads(json.dumps(body).replace("?", "!").replace(" of", "s")), nonce)
+        checked(
+            ring.pin, path, answer, json.loads(json.dumps(body).replace("?", "!").replace(" of", "s")), nonce
+        )
     assert (replayed.value.reason, other.value.reason) == ("RECEIPT_OTHER_NONCE", "RECEIPT_OTHER_REQUEST")
 
 
@@ -88,7 +88,7 @@ async def test_a_streams_last_events_have_the_receipt(ring, path):
     events = [line.removeprefix("data: ") for line in stream.splitlines() if line[:1] in ("d", "{")]
     events = [json.loads(one) for one in events if one != "[DONE]"]
     last = next(one for one in reversed(events) if NAME in one or NAME in one.get("response", {}))
-    receipts = read_answer(last.get(NAME) or last["response"][NAME]).receipts
+    receipts = read_answer(last.get(NAME) or last["response"][NAME], path).receipts
     assert len(receipts) == (2 if path in ("/v1/chat/completions", "/v1/completions") else 1)
     for receipt in receipts:
         verify_receipt(receipt, parse_root_sha256(ring.pin), Known(nonce=nonce))
