@@ -96,7 +96,7 @@ class StepPlanner:
         return len(self._under_way)
 
     @property
-    def unstarted(self) -> int:
+    def unstarted(self) -> list[Row]:
         """Rows with memory of which no chunk has been announced."""
         return self._line.unstarted
 

@@ -1,10 +1,10 @@
 """The chunk of the next prefill step: its row and its length.
 
 A chunk has the tokens of a budget (gateway.scheduler.budget), or more if nothing is then left of its prompt
-and it takes hardly longer. None ends inside an image. Steps alternate between the oldest prompt and the
-prompt with the fewest tokens left: short prompts do not wait behind long ones, and long ones get at least
-half of the steps. First chunks go in the order in which the rows came, but for those of a pause. A prompt
-that began by a plan has none.
+and it takes hardly longer. None ends inside an image. Keys take turns, a chunk each. The steps of a key
+alternate between its oldest prompt and its prompt with the fewest tokens left: short prompts do not wait
+behind long ones, and long ones get at least half of the steps. Its first chunks go in the order in which its
+rows came. A pause is nobody's turn but the shortest prompt's. A prompt that began by a plan has none.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sealring.gateway.scheduler.budget import MOST
+from sealring.gateway.scheduler.queue import Turns
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.unbroken import around
 from sealring.v1 import control_pb2 as control
 
 
 class PrefillLine:
-    """Rows with chunks to come, in the order in which they came. Rows that have begun are in front."""
+    """Rows with chunks to come, in the order in which they came."""
 
     def __init__(
         self, prepare: Callable[[Row], None], longest: int, seconds: Callable[[float], float]
@@ -30,7 +31,7 @@ class PrefillLine:
         self._seconds = seconds
         self._rows: dict[int, Row] = {}
         self._planned: set[int] = set()  # rows that began by a plan
-        self._oldest_turn = True
+        self._turns = Turns()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -51,8 +52,8 @@ class PrefillLine:
         self._planned.discard(row.number)
 
     @property
-    def unstarted(self) -> int:
-        return sum(1 for row in self._rows.values() if not row.begun)
+    def unstarted(self) -> list[Row]:
+        return [row for row in self._rows.values() if not row.begun]
 
     @property
     def idle(self) -> bool:
@@ -100,10 +101,9 @@ class PrefillLine:
         return [row for row in self._rows.values() if row.number not in self._planned]
 
     def _next(self) -> Row:
-        rows = self._rows.values()
-        self._oldest_turn = not self._oldest_turn
-        if not self._oldest_turn:
-            return next(iter(rows))
+        rows = self._turns.next(self._rows.values())
+        if self._turns.taken(rows[0].request.key) % 2 == 0:
+            return rows[0]
         shortest = min(rows, key=lambda row: row.remaining)
         return shortest if shortest.begun else next(row for row in rows if not row.begun)
 

@@ -12,10 +12,10 @@ import itertools
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import Container
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import TypeAlias
 
-from sealring.gateway.scheduler.request import Request
+from sealring.gateway.scheduler.request import Request, Row
 
 STEP_SECONDS = 10.0
 """Seconds of waiting that a step of priority is worth."""
@@ -69,16 +69,19 @@ class FairQueue:
         entry = self._entries[request.id] = (due, order, request)
         insort(self._turns.setdefault(request.key, []), entry)
 
-    def ahead(self, request: Request, now: float) -> int:
-        """The number of requests that would be taken before one that comes `now`."""
-        ahead = before = bisect_right(self._turns.get(request.key, []), (_due(request, now), math.inf))
+    def ahead(self, request: Request, now: float, taken: Mapping[str, int] = {}) -> int:
+        """The number of requests that begin before one that comes `now`, by key those that were `taken` out
+        and have not begun among them."""
+        before = bisect_right(self._turns.get(request.key, []), (_due(request, now), math.inf))
+        ahead = before = before + taken.get(request.key, 0)
         turns = before + 1
         for key, waiting in self._turns.items():
             if key == request.key:
                 turns = before  # those behind its own key have had one turn less
             else:
-                ahead += min(len(waiting), turns)
-        return ahead
+                ahead += min(len(waiting) + taken.get(key, 0), turns)
+        others = taken.keys() - self._turns.keys() - {request.key}
+        return ahead + sum(min(taken[key], before + 1) for key in others)
 
     def pop(self) -> Request:
         """Takes the request that is due first of the key whose turn it is. Raises KeyError when none
@@ -131,6 +134,27 @@ class FairQueue:
     def drain(self) -> list[Request]:
         """Takes everything out, in the order of turns."""
         return [self.pop() for _ in range(len(self))]
+
+
+class Turns:
+    """The order of keys whose rows wait for one thing. The key goes first whose last turn is the longest ago,
+    or a key without one. That a row came before another key's gives it no turn."""
+
+    def __init__(self) -> None:
+        self._had: dict[str, int] = {}  # the turns of each key, the key that had the last one at the end
+
+    def next(self, rows: Collection[Row]) -> Sequence[Row]:
+        """The rows of the key that is next, in their order; there must be some."""
+        keys = {row.request.key for row in rows}
+        new = [row.request.key for row in rows if row.request.key not in self._had]
+        first = new[0] if new else next(key for key in self._had if key in keys)
+        return [row for row in rows if row.request.key == first]
+
+    def taken(self, key: str) -> int:
+        """The key has a turn now; returns how many it had before."""
+        before = self._had.pop(key, 0)
+        self._had[key] = before + 1
+        return before
 
 
 class Pace:

@@ -4,8 +4,8 @@ The head says how much of a prompt it has on disk. If that is more than what is 
 has its memory, all members are asked to read it, and the row begins behind what all of them have read. They
 read into the row's memory, so that a ring that is full reads as well as one that is not. A prompt of which
 nothing is stored waits for nobody. A row waits no longer than prefill would take: members read for one row
-after another, as they would compute their prompts. Where caches cannot be cut, members that have read more
-than others are asked once more, for what all have.
+after another, as they would compute their prompts, and for one of each key at a time. Where caches cannot be
+cut, members that have read more than others are asked once more, for what all have.
 """
 
 from __future__ import annotations
@@ -68,10 +68,14 @@ class Recalls:
 
     def begin(self, row: Row, now: float) -> bool:
         """Members are to be asked for what is stored of a row that has got its memory. Returns whether there
-        is anything to wait for; the row is `recalling` then."""
+        is anything to wait for: the row is `recalling` then, or members read for another row of its key, and
+        this is to be called again."""
         chain, row.chain = row.chain, NO_CHAIN
         if not chain.names or now < self._not_before or not self._worth(row, chain.tokens):
             return False
+        if any(recall.row.request.key == row.request.key for recall in self._waiting.values()):
+            row.chain = chain
+            return True
         begins = max([now, *(recall.until for recall in self._waiting.values())])
         self._ask(row, chain, begins + max(LEAST_SECONDS, self._seconds(chain.tokens)))
         return True

@@ -1,8 +1,9 @@
 """The scheduler of one ring: a pure state machine. Events in, actions out; no clocks and no I/O.
 
 A request waits in a fair queue, is given to the head (which tokenizes it), waits for KV memory on every
-member, is prefilled, decoded and evicted. Rows that the head has read are started strictly in the order in
-which they were taken from the queue: a large one is overtaken only while the head reads it.
+member, is prefilled, decoded and evicted. Keys take turns at every one of these. Those rows of a key that
+the head has read are started strictly in the order in which they were taken from the queue. A large one is
+overtaken only while the head reads it, and by other keys' rows in their turns.
 
 `max_tokens` 0 means as many as the context holds. Such a request reserves its prompt and `EXTENSION` tokens,
 and further ones as it gets near; rows that want more come before rows that want to start. Where the ring has
@@ -16,6 +17,7 @@ EPOCH_ENDED: it asks for the rest itself.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +36,7 @@ from sealring.gateway.scheduler.actions import (
 from sealring.gateway.scheduler.drafting import Likely
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.planner import EXTENSION, Announced, StepPlanner
-from sealring.gateway.scheduler.queue import FairQueue, Pace, retry_after
+from sealring.gateway.scheduler.queue import FairQueue, Pace, Turns, retry_after
 from sealring.gateway.scheduler.request import TOKEN_BYTES, Request, Row
 from sealring.mesh.errors import (
     DeadlineExceeded,
@@ -59,7 +61,7 @@ OPEN_BYTES = MAX_ENVELOPE_BYTES
 With 16 texts of 4 MiB they are less than a head takes (node.engine.text.front.MAX_UNREAD_BYTES)."""
 
 OPEN_SPARE = 2
-"""How many more of them than can start now: an opened row is no longer subject to fairness."""
+"""How many more of them than can start now: rows of one key are no longer reordered once they are opened."""
 
 MAX_ATTEMPTS = 5
 """Epochs in a row that may end while they compute a request and bring no more than its first token: the
@@ -91,6 +93,7 @@ class _Epoch:
         self.planner = StepPlanner(ring)
         self.rows: dict[int, Row] = {}
         self.opened: dict[int, Row] = {}  # given to the head and not started, by rising number
+        self.turns = Turns()  # for memory
         self.alone: Request | None = None
         self.last_row = 0
 
@@ -467,35 +470,44 @@ class Scheduler:
         return self._take()
 
     def _start(self, epoch: _Epoch) -> None:
+        ledger, waiting = epoch.planner.ledger, list[Row]()
         for row in list(epoch.opened.values()):
-            if row.opening or row.recalling:  # members read by turns: later rows may be ready before
-                continue
+            if row.number not in ledger:
+                waiting.append(row)
+            elif not row.recalling:  # members read by turns: later rows may be ready before
+                self._begin(epoch, row)
+        while ready := [row for row in waiting if not row.opening and row.number not in ledger]:
+            row = epoch.turns.next(ready)[0]
             epoch.planner.waiting = len(self._queue) + len(epoch.opened)
             if not epoch.planner.reserve(row):
                 return
+            epoch.turns.taken(row.request.key)
             row.request.progress.deadline = math.inf  # it has begun
-            if epoch.planner.recalls.begin(row, self._now):
-                continue
-            epoch.planner.start(row)
-            del epoch.opened[row.number]
-            self._pace.begun(self._now)
+            self._begin(epoch, row)
+
+    def _begin(self, epoch: _Epoch, row: Row) -> None:
+        """Puts a row that has its memory in line, once it has nothing to wait for."""
+        if epoch.planner.recalls.begin(row, self._now):
+            return
+        epoch.planner.start(row)
+        del epoch.opened[row.number]
+        self._pace.begun(self._now)
 
     def _open(self, epoch: _Epoch) -> None:
         if epoch.alone is not None:
             if epoch.alone.id in self._rows_of and not epoch.alone.progress.harmless:
                 return
             epoch.alone = None
-        waits = set[str]()  # keys whose next prompt the head has no room for yet
-        while (request := self._next(epoch, waits)) is not None:
+        back = list[Request]()  # the head has no room for them yet, nor for bytes that come behind them
+        while (request := self._next(epoch, {one.key for one in back})) is not None:
             reads = sum(row.request.bulk for row in epoch.opened.values() if row.opening)
-            if reads and reads + request.bulk > OPEN_BYTES:
-                self._queue.push_front(request)
-                waits.add(request.key)
+            if request.bulk and reads and (back or reads + request.bulk > OPEN_BYTES):
+                back.append(request)
                 continue
             if _alone(request):
                 if not all(rows[0].request.progress.harmless for rows in self._rows_of.values()):
-                    self._queue.push_front(request)
-                    return
+                    back.append(request)
+                    break
                 epoch.alone = request
             rows = self._rows_of[request.id] = _rows(request, epoch.last_row + 1)
             for row in rows:
@@ -503,27 +515,30 @@ class Scheduler:
                 epoch.rows.update((each.number, each) for each in row.group)
                 epoch.last_row = row.group[-1].number
                 self._actions.append(OpenRow(row.number, request, _resume(row)))
+        for request in reversed(back):
+            self._queue.push_front(request)
 
     def _next(self, epoch: _Epoch, waits: Collection[str]) -> Request | None:
         """Takes the request that is to be opened now, if any is, of another key than those in `waits`.
 
-        Where prompts that the head still reads have taken all room, a key with none among them has one more:
-        nobody waits for what another one's prompts cost.
+        Where rows have taken all room, a key with none among them has one more: nobody waits for what another
+        one's prompts cost.
         """
         if epoch.alone is not None:
             return None
         startable = 0 if epoch.planner.pressed else epoch.ring.max_rows - epoch.planner.ledger.rows
-        reading = sum(row.recalling > 0 for row in epoch.opened.values())  # they have their memory
-        room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(epoch.opened) + reading - epoch.planner.unstarted
+        ledger = epoch.planner.ledger
+        ahead = [row for row in epoch.opened.values() if row.number not in ledger]
+        ahead += epoch.planner.unstarted
+        room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(ahead)
         if self._holding:
             resuming = [one for one in self._queue.resuming if one.key not in waits] if room > 0 else []
             return self._queue.remove(resuming[0].id) if resuming else None
         if room > 0:
             return self._queue.pop_but(waits)
-        opening = [row.request.key for row in epoch.opened.values() if row.opening]
-        if room + len(opening) <= 0 or len(epoch.opened) >= 2 * OPEN_AHEAD:
+        if room <= -OPEN_AHEAD:
             return None
-        return self._queue.pop_but({*opening, *waits})
+        return self._queue.pop_but({*(row.request.key for row in ahead), *waits})
 
     def _take(self) -> list[Action]:
         actions, self._actions = self._actions, []
@@ -543,9 +558,10 @@ class Scheduler:
         """Why a new request is not let wait; None for one that goes on after a fault, or on another ring."""
         if request.progress.due is not None or request.progress.all_attempts:
             return None
-        before = self._queue.ahead(request, self._now)
-        if self._epoch is not None:
-            before += len(self._epoch.opened) + self._epoch.planner.unstarted
+        taken = Counter[str]()
+        if (epoch := self._epoch) is not None:
+            taken.update(row.request.key for row in (*epoch.opened.values(), *epoch.planner.unstarted))
+        before = self._queue.ahead(request, self._now, taken)
         wait, limit = self._pace.wait(before, self._now), min(request.patience, LONGEST_WAIT)
         if wait <= limit:
             return None

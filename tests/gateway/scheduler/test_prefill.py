@@ -41,11 +41,11 @@ def test_the_oldest_and_the_shortest_take_turns() -> None:
 def test_a_first_chunk_waits_for_those_of_lower_rows() -> None:
     line = Line(50, 30, 4)
     assert line.taken() == (1, 0, 10)
-    assert line.unstarted == 2
+    assert [row.number for row in line.unstarted] == [2, 3]
     assert line.taken() == (2, 0, 10), "the third is shorter and has not begun, so the second goes first"
     assert line.taken() == (1, 10, 20)
     assert line.taken() == (3, 0, 4)
-    assert line.unstarted == 0
+    assert line.unstarted == []
     assert line.prepared == [1, 2, 3] * 2, "as they come and as they begin"
     line.discard(line.rows[2])
     line.discard(line.rows[2])

@@ -77,10 +77,11 @@ class Desk:
         token: bytes = bytes(4),
         *,
         now: float = 0.0,
+        key: str = "k",
         images: Sequence[tuple[int, int]] = (),
     ) -> int:
         """A request whose prompt, one token over and over, the head has on disk up to `stored` tokens."""
-        self.take(self.scheduler.submit(Request(name, "k", 4, inference.Envelope()), now))
+        self.take(self.scheduler.submit(Request(name, key, 4, inference.Envelope()), now))
         names = PrefixNames(bytes(32), b"ckey").extend(token * prompt)
         opened = control.RowOpened(
             row=self.rows[name],
@@ -214,13 +215,26 @@ def test_the_time_that_members_read_for_rows_before_is_none_of_a_recalls() -> No
     """Else a queue of quick reads would look like a slow disk, and nothing be recalled for a while."""
     desk = Desk()
     for name in ("one", "two", "three"):
-        desk.ask(name, 2000, 1024, token=name[:4].encode().ljust(4))
+        desk.ask(name, 2000, 1024, token=name[:4].encode().ljust(4), key=name)
     for number in (1, 2, 3):
         desk.take(desk.scheduler.expire((number - 0.5) * LEAST_SECONDS))
         desk.answer(number, 1024, 1024)
         desk.finish()
     assert [number for number, _ in desk.restored] == [1, 2, 3]
     assert desk.cancelled == []
+
+
+def test_members_read_for_one_row_of_a_key_at_a_time() -> None:
+    """So another key's row waits for one of each key's reads, however many rows a key has."""
+    desk = Desk()
+    rows = [desk.ask(name, 2000, 1024, token=name.encode().ljust(4)) for name in ("one", "two", "six")]
+    other = desk.ask("else", 2000, 1024, token=b"else", key="another")
+    assert [recall.row for recall in desk.recalls] == [rows[0], other]
+    desk.answer(1, 1024, 1024)
+    assert [recall.row for recall in desk.recalls] == [rows[0], other, rows[1]]
+    desk.take(desk.scheduler.cancel("two"))
+    desk.answer(2, 1024, 1024)
+    assert [recall.row for recall in desk.recalls if recall.chain.names] == [rows[0], other, rows[1], rows[2]]
 
 
 def test_later_rows_pass_one_that_waits_for_disks() -> None:

@@ -965,6 +965,73 @@ def test_everybody_starts_in_turn(work: list[tuple[str, int, int]], stages: int,
         assert started.index(index) <= ahead[key] * len(keys) + OPEN_AHEAD
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(2, 3000), st.integers(1, 40)), max_size=60),
+    st.integers(1, 4),
+    st.integers(0, 200),
+    st.sampled_from([(64, 1 << 40), (8, 1 << 40), (64, 8192), (3, 8192)]),
+)
+def test_a_short_question_waits_for_one_turn_of_each_other_key(
+    work: list[tuple[str, int, int]], stages: int, steps: int, room: tuple[int, int]
+) -> None:
+    """Opened, given memory and prefilled by turns, however many prompts other keys have sent before it."""
+    rows, budget = room
+    driver = Driver(stages, max_rows=rows, chunk=256, budget=budget, queue=1000)
+    for index, (key, prompt, limit) in enumerate(work):
+        driver.ask(f"{index}", prompt, limit, key)
+    driver.done(steps)
+    ample = driver.scheduler.planner.ledger.rows < rows and budget > 8192  # type: ignore[union-attr]
+    before = len(driver.steps)
+    driver.ask("short", 1, 5, "another")
+    (own,) = [row for row, request in driver.rows.items() if request.id == "short"]
+    driver.finish()
+    chunks = [chunk for step in driver.steps[before:] for chunk in step.prefill.chunks]
+    earlier = chunks[: [chunk.row for chunk in chunks].index(own)]
+    later = Counter(driver.rows[chunk.row].key for chunk in earlier if chunk.start == 0 and chunk.row > own)
+    assert max(later.values(), default=0) <= 1, (
+        "of the prompts that were opened after it one may begin before"
+    )
+    if ample:
+        assert max(Counter(driver.rows[chunk.row].key for chunk in earlier).values(), default=0) <= 1
+
+
+def test_a_question_beside_a_burst_of_another_key_is_not_taken_to_wait_for_all_of_it() -> None:
+    driver = Driver(max_rows=4, chunk=256)
+    for index in range(40):
+        driver.ask(f"{index}", 3000, 40, "burst")
+    for _ in range(900):
+        driver.done()
+        driver.now += 1.0
+    driver.ask("refused", 10, 5, "burst", patience=120.0)
+    driver.ask("short", 10, 5, "another", patience=120.0)
+    assert driver.failed == {"refused": "QUEUE_FULL"}
+
+
+@given(st.lists(st.integers(1, OPEN_BYTES // 4), max_size=12))
+def test_bytes_that_come_later_do_not_overtake_a_prompt_that_waits_for_room(later: list[int]) -> None:
+    scheduler, rows = Scheduler(queue_limit=100), dict[str, int]()
+    scheduler.attach(RingFacts((MemberMemory(1, 0, 2048),), 64, 64))
+
+    def submit(name: str, key: str, size: int) -> None:
+        take(scheduler.submit(Request(name, key, 5, inference.Envelope(sealed=bytes(size))), 0.0))
+
+    def take(actions: list[Action]) -> None:
+        rows.update({one.request.id: one.row for one in actions if isinstance(one, OpenRow)})
+
+    submit("first", "many", OPEN_BYTES // 2)
+    submit("large", "one", OPEN_BYTES)
+    for index, size in enumerate(later):
+        submit(f"later {index}", "many", size)
+    assert set(rows) == {"first"}
+    take(
+        scheduler.row_opened(
+            control.RowOpened(row=rows["first"], prompt_tokens=3, params_bytes=0, max_tokens=5)
+        )
+    )
+    assert set(rows) == {"first", "large"}
+
+
 def test_what_is_to_be_soon_goes_first_and_what_is_too_late_fails() -> None:
     scheduler = Scheduler(queue_limit=100)
     scheduler.submit(Request("a", "k", 1, inference.Envelope()), 0.0)
@@ -1016,7 +1083,8 @@ def test_a_key_whose_prompts_the_head_still_reads_holds_up_itself_alone() -> Non
     begun = scheduler.row_opened(answer)
     steps = [action.step for action in begun if isinstance(action, AnnounceStep)]
     assert [chunk.row for step in steps for chunk in step.prefill.chunks] == [row]
-    assert [action.request.id for action in begun if isinstance(action, OpenRow)] == ["short 1"]
+    after = scheduler.steps_executed(steps[-1].number)
+    assert [action.request.id for action in after if isinstance(action, OpenRow)] == ["short 1"]
 
 
 def test_the_head_reads_images_of_so_many_bytes_at_once_and_texts_meanwhile() -> None:

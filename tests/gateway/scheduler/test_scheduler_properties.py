@@ -7,7 +7,7 @@ import zlib
 from collections import deque
 from dataclasses import replace
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -331,6 +331,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.images: dict[str, Images] = {}
         self.contents: dict[str, Content] = {}
         self.facts_of: RingFacts | None = None
+        self.newest: Request
 
     @initialize(
         stages=st.sampled_from([1, 1, 2, 3]),
@@ -415,6 +416,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.open_requests[request.id] = request
         self.plans[request.id] = (prompt, stop)
+        self.newest = request
         self.perform(self.scheduler.submit(request, self.now))
 
     @rule(
@@ -426,8 +428,46 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Several short requests at once, all tokenized: they share lanes."""
         for number in range(count):
             self.submit("abc"[number % 3], prompts[number], limits[number], 1000)
+        self.read_all()
+
+    def read_all(self) -> None:
+        """The head has tokenized all that it was given."""
         while self.ring is not None and self.ring.opening:
             self.answer_open(False)
+
+    @rule(
+        key=st.sampled_from("abcd"),
+        long=st.lists(st.integers(300, 1500), max_size=4),
+        steps=st.integers(0, 40),
+        read=st.booleans(),
+    )
+    def submit_short_beside_long(self, key: str, long: list[int], steps: int, read: bool) -> None:
+        """Long rows of a key fill the memory, and a short one comes that is to begin soon or never."""
+        for prompt in long:
+            self.submit("a", prompt, 20, 1000)
+        if read:
+            self.read_all()
+        if self.ring is not None and steps:
+            self.steps_done(steps)
+        self.submit(key, 5, 3, 1000, waits=(0, 0.5))
+        short = self.newest
+        if read:
+            self.read_all()
+        self.time_passes(0.6)
+        begun = self.ring is not None and math.isinf(short.progress.deadline)
+        assert begun or short.id in self.ended, "its deadline has passed"
+
+    @precondition(lambda self: self.ring is not None)
+    @rule(choices=st.integers(2, 4), prompt=st.sampled_from([10, 400]), steps=st.integers(0, 40))
+    def submit_and_cancel(self, choices: int, prompt: int, steps: int) -> None:
+        """A client of several answers goes: while its prompt is read or computed, or in their midst."""
+        self.submit("b", prompt, 100, 1000, choices=choices)
+        request = self.newest
+        if steps:
+            self.read_all()
+            self.steps_done(steps)
+        if request.id in self.open_requests:
+            self.drop(request.id)
 
     @precondition(lambda self: self.ring is not None)
     @rule(
@@ -440,8 +480,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Requests that begin alike, so far apart that they find what earlier ones left: mostly all of it."""
         for prompt in sorted(prompts) if steps % 2 else prompts:
             self.submit("a", prompt, 20, 1000, text, prompt - prompt % 7, images=images)
-            while self.ring is not None and self.ring.opening:
-                self.answer_open(False)
+            self.read_all()
             self.steps_done(steps)
 
     @precondition(lambda self: self.ring is not None and self.ring.opening)
@@ -517,7 +556,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open_requests)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.open_requests)))
+        self.drop(data.draw(st.sampled_from(sorted(self.open_requests))))
+
+    def drop(self, request_id: str) -> None:
         del self.open_requests[request_id]
         self.cancelled.add(request_id)
         self.perform(self.scheduler.cancel(request_id))
@@ -694,9 +735,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=100,
     stateful_step_count=40,
     deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink these takes many minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestScheduler = SchedulerMachine.TestCase
