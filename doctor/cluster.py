@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from sealring.doctor import cabling, clocks
 from sealring.doctor.memory import SYSTEM_NEEDS, raise_command
-from sealring.doctor.reach import ALLOW, AS_SERVICE, DENIED, LOCAL_NETWORK, denied
+from sealring.doctor.reach import AS_SERVICE, DENIED, denied
 from sealring.doctor.report import Facts, Finding, Report, ok, problem, warning
+from sealring.mesh.system.networks import ALLOW_LOCAL_NETWORK, LOCAL_NETWORK
 from sealring.mesh.units import size
 
 _SHOWN = 8
@@ -153,7 +154,7 @@ def _reach(hosts: Mapping[str, Facts], online: set[str], names: Mapping[str, str
                 "reach.local_network",
                 f"{facts.name} reaches no other node: {DENIED} (errno 65)",
                 LOCAL_NETWORK,
-                f"on {facts.name}: {ALLOW}",
+                f"on {facts.name}: {ALLOW_LOCAL_NETWORK}",
                 AS_SERVICE,
             )
             failed.pop(member, None)

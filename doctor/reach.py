@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 
 from sealring.doctor.report import Connection, Finding, note, ok, problem, warning
@@ -9,18 +10,9 @@ from sealring.doctor.system import System
 from sealring.doctor.view import View
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.addresses import is_loopback, parse_address
+from sealring.mesh.system.networks import ALLOW_LOCAL_NETWORK, LOCAL_NETWORK, LOCAL_NETWORK_DENIED
 
-DENIED = "EHOSTUNREACH"
-"""errno 65: what macOS answers at once, with nothing sent, where Local Network access is denied."""
-
-LOCAL_NETWORK = (
-    "macOS denies Local Network access with exactly this error; curl, nc and ping are Apple's own and "
-    "exempt, so that they work proves nothing"
-)
-ALLOW = (
-    "let launchd run the node, which is exempt; or allow it in System Settings, Privacy & Security, "
-    "Local Network"
-)
+DENIED = errno.errorcode[LOCAL_NETWORK_DENIED]
 AS_SERVICE = "sudo sealring service install node"
 
 _ENOUGH_FILES = 2048
@@ -112,7 +104,7 @@ def _peers(system: System, view: View, connections: Sequence[Connection]) -> Ite
             "reach.local_network",
             f"the daemon reaches no peer: {DENIED} (errno 65, No route to host)",
             LOCAL_NETWORK,
-            ALLOW,
+            ALLOW_LOCAL_NETWORK,
             AS_SERVICE,
         )
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sealring.cli.terminal.command import command, config_file
-from sealring.cli.terminal.host import host_of
+from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import Progress, moment, print_data, print_json, progress, say
 from sealring.mesh.system.paths import default_state_root
@@ -114,7 +114,7 @@ def up(
                 token = await machine.token(uses=CODE_USES, seconds=CODE_SECONDS)
                 print_json(_report(machine, token, code))
             else:
-                _tell(machine, code, model=model)
+                _tell(machine, code, model=model, silent=_silent(host))
 
         async def meanwhile(machine: FirstMachine) -> None:
             async with asyncio.TaskGroup() as group:
@@ -141,16 +141,33 @@ def _report(machine: FirstMachine, token: Any, code: Any) -> dict[str, Any]:
     }
 
 
-def _tell(machine: FirstMachine, code: Any, *, model: str | None) -> None:
+def _silent(host: Host) -> str:
+    """Why this machine cannot announce its cluster; empty where it can."""
+    from sealring.mesh.errors import Unavailable
+    from sealring.mesh.member.discovery import reached
+
+    try:
+        host.reach(reached, [one.host for one in host.own_addresses()])
+    except Unavailable as error:
+        return str(error)
+    return ""
+
+
+def _tell(machine: FirstMachine, code: Any, *, model: str | None, silent: str) -> None:
     from sealring.mesh.member.joincode import show_code
 
     say(f"coordinator at {', '.join(machine.coordinator_addresses)}; gateway at {machine.http_url}")
     say(f"logs: {machine.state_dir / 'logs'}")
     say(f"\nOn each other machine ({CODE_USES} at most, before {moment(code.expires)}) type:\n")
-    print_data("  sealring join")
-    say(f"\nIt finds this cluster, {machine.cluster}, and asks for this code:\n")
+    joins = [f"sealring join {one}" for one in machine.join_addresses]
+    if silent:
+        print_data(f"  {' or '.join(joins)}")
+        say(f"\nIt asks for the code of this cluster, {machine.cluster}:\n")
+    else:
+        print_data("  sealring join")
+        say(f"\nIt finds this cluster, {machine.cluster}, and asks for this code:\n")
     print_data(f"  {show_code(code.code)}")
-    say(f"\nIf it finds nothing: {' or '.join(f'sealring join {one}' for one in machine.join_addresses)}")
+    say(f"\nIt would find nothing: {silent}" if silent else f"\nIf it finds nothing: {' or '.join(joins)}")
     if model is None:
         say("Then here, in another terminal: sealring deploy MODEL, and sealring chat")
         say("(MODEL is a folder, a name on the Hugging Face hub, or demo, which is a small one to try it)")

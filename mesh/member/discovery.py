@@ -8,16 +8,20 @@ bounded and checked. It becomes an offer only once a server at one of its addres
 that hash, whose name is the one to show.
 
 macOS runs a responder on the same port, 5353. Both bind it with SO_REUSEPORT and get all multicast, but
-unicast goes to one of them. So questions here always ask for multicast answers.
+unicast goes to one of them. So questions here always ask for multicast answers. macOS lets no two accounts
+bind an address of their own there: where another account's program has it, questions come from another port,
+and are answered to that (RFC 6762 section 6.7).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
@@ -33,7 +37,12 @@ from sealring.mesh.member.bootstrap import MAX_TOKEN_ADDRESSES, find_coordinator
 from sealring.mesh.member.joincode import Offer
 from sealring.mesh.names import is_label
 from sealring.mesh.system.addresses import format_address
-from sealring.mesh.system.networks import network_of
+from sealring.mesh.system.networks import (
+    ALLOW_LOCAL_NETWORK,
+    LOCAL_NETWORK,
+    LOCAL_NETWORK_DENIED,
+    network_of,
+)
 
 SERVICE = "_sealring._tcp.local."
 SECONDS = 3.0
@@ -47,6 +56,10 @@ _LOOK_SECONDS = 2.0
 _LOOK_AT_ONCE = 8
 _MAX_ADDRESSES = 16
 _QUIET = logging.CRITICAL
+_GROUP = ("224.0.0.251", 5353)
+_NOTHING = bytes(12)
+"""A message without a question, to which nobody answers."""
+
 _FOR_MEMBERS = b"sealring coordinator for its members v1\x00"
 
 
@@ -201,7 +214,7 @@ def _joined(offers: Sequence[Offer]) -> list[Offer]:
 async def _registered(
     label: str, said: Mapping[str, str], hosts: Sequence[str], port: int
 ) -> AsyncIterator[None]:
-    async with _multicast(hosts) as multicast:
+    async with _multicast(hosts, asks=False) as multicast:
         service = AsyncServiceInfo(
             SERVICE,
             f"{label}.{SERVICE}",
@@ -216,34 +229,76 @@ async def _registered(
 
 
 @contextlib.asynccontextmanager
-async def _multicast(hosts: Sequence[str]) -> AsyncIterator[AsyncZeroconf]:
+async def _multicast(hosts: Sequence[str], *, asks: bool = True) -> AsyncIterator[AsyncZeroconf]:
+    """Multicast DNS at the interfaces that have `hosts` and can send; with `asks` for questions alone.
+
+    Raises Unavailable (NO_MULTICAST).
+    """
     logging.getLogger("zeroconf").setLevel(_QUIET)  # it would log what strangers send
-    usable = [host for host in hosts if _has(host)]
-    if not usable:
-        raise _no_multicast("this machine has no network")
+    usable = reached(hosts)
+    taken = next((error for host in usable if (error := _bind_error(host))), None)
+    if taken is not None and not asks:
+        raise _no_multicast(taken)
     try:
-        multicast = AsyncZeroconf(interfaces=usable, ip_version=IPVersion.V4Only)
+        multicast = AsyncZeroconf(interfaces=usable, ip_version=IPVersion.V4Only, unicast=taken is not None)
     except OSError as error:
-        raise _no_multicast(error.strerror or type(error).__name__) from None
+        raise _no_multicast(error) from None
     try:
+        if taken is not None:
+            await multicast.zeroconf.async_wait_for_start()
+            for sender in multicast.zeroconf.engine.senders:  # for which zeroconf leaves it to the routes
+                _choose_interface(sender.sock, sender.sock_name[0])
         yield multicast
     finally:
         await multicast.async_close()
 
 
-def _has(host: str) -> bool:
-    """Whether an interface has this address: zeroconf would leave a socket open if one did not."""
+def reached(hosts: Sequence[str]) -> list[str]:
+    """Those of this machine's addresses from which multicast DNS can be sent.
+
+    zeroconf logs an error of a send, and goes on. Raises Unavailable (NO_MULTICAST) where there are none.
+    """
+    errors = {host: _send_error(host) for host in hosts}
+    usable = [host for host, error in errors.items() if error is None]
+    if not usable:
+        kept = [error for error in errors.values() if error and error.errno != errno.EADDRNOTAVAIL]
+        raise _no_multicast(kept[0] if kept else None)
+    return usable
+
+
+def _send_error(host: str) -> OSError | None:
+    """The error of a message to the group from this address; EADDRNOTAVAIL where no interface has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((host, 0))
-        except OSError:
-            return False
-        return True
+            _choose_interface(probe, host)
+            probe.sendto(_NOTHING, _GROUP)
+        except OSError as error:
+            return error
+        return None
 
 
-def _no_multicast(why: str) -> Unavailable:
-    return Unavailable(
-        f"multicast DNS cannot be used: {why}",
-        hint="join with the first machine's address, or with a token",
-        reason="NO_MULTICAST",
-    )
+def _bind_error(host: str) -> OSError | None:
+    """The error of binding this address at the port of multicast DNS. zeroconf would leave sockets open."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            probe.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            probe.bind((host, _GROUP[1]))
+        except OSError as error:
+            return error
+        return None
+
+
+def _choose_interface(sending: socket.socket, host: str) -> None:
+    sending.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host))
+
+
+def _no_multicast(error: OSError | None) -> Unavailable:
+    why = "this machine has no network" if error is None else error.strerror or type(error).__name__
+    hint = "join with the first machine's address, or with a token"
+    if error is not None and error.errno == LOCAL_NETWORK_DENIED and sys.platform == "darwin":
+        why, hint = f"{why}: {LOCAL_NETWORK}", f"{ALLOW_LOCAL_NETWORK}; or {hint}"
+    elif error is not None and error.errno == errno.EADDRINUSE:
+        why = f"{why}: a program of another account has port {_GROUP[1]} of an address"
+    return Unavailable(f"multicast DNS cannot be used: {why}", hint=hint, reason="NO_MULTICAST")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,18 @@ ANY_HOST = "0.0.0.0"  # noqa: S104 - a listener there answers only callers that 
 _HOST_BITS = 32
 _ELSEWHERE = ("192.0.2.1", 9)
 """An address for documentation (RFC 5737), which the default route leads to. Nothing is sent to it."""
+
+LOCAL_NETWORK_DENIED = errno.EHOSTUNREACH
+"""The error of macOS, at once and with nothing sent, where Local Network access is denied (errno 65)."""
+
+LOCAL_NETWORK = (
+    "macOS denies Local Network access with exactly this error; curl, nc and ping are Apple's own and "
+    "exempt, so that they work proves nothing"
+)
+ALLOW_LOCAL_NETWORK = (
+    "let launchd run the node, which is exempt; or allow it in System Settings, Privacy & Security, "
+    "Local Network"
+)
 
 
 @dataclass(frozen=True)

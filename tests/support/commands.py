@@ -26,7 +26,7 @@ from sealring.cli.service.launchctl import Launchctl, ServiceStatus
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.member.bootstrap import claimed_root
-from sealring.mesh.member.discovery import find_clusters
+from sealring.mesh.member.discovery import find_clusters, reached
 from sealring.mesh.member.joincode import Offer, token_for
 from sealring.mesh.system.addresses import format_address
 from sealring.mesh.system.networks import OwnAddress
@@ -275,6 +275,8 @@ class FakeHost(Host):
         self.machine: Any = None
         self.offers: list[Offer] | None = None
         """Clusters that are found on the network, and those at an address; None: the network is looked at."""
+        self.unsent: Unavailable | None = None
+        """What multicast DNS of this machine meets."""
         self.tokens: dict[str, Any] = {}
         """Tokens, or errors, by the codes that get them."""
         self.shown_codes: list[tuple[Offer, str]] = []
@@ -335,6 +337,8 @@ class FakeHost(Host):
             return self.asker.open(arguments[0])
         if self.offers is not None and one in (find_clusters, claimed_root, token_for):
             return self._join(one, *arguments)
+        if one is reached:
+            return _sent(arguments[0], self.unsent)
         if one is Launchctl and self.services is not None:
             return self.services
         if one in (LocalCluster, FirstMachine, OtherMachine) and self.machine is not None:
@@ -367,6 +371,12 @@ class FakeHost(Host):
             return await super().join(component, settings, token)
         self.joined.append((component, settings, token))
         return self.enrolled
+
+
+def _sent(hosts: list[str], error: Unavailable | None) -> list[str]:
+    if error is not None:
+        raise error
+    return hosts
 
 
 @asynccontextmanager

@@ -97,6 +97,15 @@ def test_it_says_what_was_chosen_what_to_type_elsewhere_and_what_happens(up: Any
     ]
 
 
+def test_it_claims_no_search_that_cannot_find_it(up: Any, host: Any) -> None:
+    host.unsent = Unavailable("multicast DNS cannot be used: SAID", hint="ALLOW", reason="NO_MULTICAST")
+    done = up()
+    assert done.out == "  sealring join 10.0.0.1 or sealring join 10.0.0.2\n  123-4567\n"
+    assert "It finds" not in done.err
+    assert "It asks for the code of this cluster, attic (abcd-efgh):" in done.err
+    assert "It would find nothing: multicast DNS cannot be used: SAID (hint: ALLOW)" in done.err
+
+
 def test_what_programs_read_of_it(up: Any) -> None:
     found = up("--json").data
     assert (found["join"], found["token_id"], found["expires"]) == ("sealring join sr1.x", "t", EXPIRES)

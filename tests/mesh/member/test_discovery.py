@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import socket
@@ -29,6 +30,7 @@ from sealring.mesh.member.discovery import (
     find_clusters,
     hear_of_coordinator,
     listen,
+    reached,
     read_announcement,
 )
 from sealring.mesh.member.joincode import Offer, short_hash
@@ -209,6 +211,71 @@ def test_anything_may_be_announced(properties: Any, addresses: list[str], port: 
 async def test_without_a_network_there_is_one_clear_error(hosts: list[str]) -> None:
     with refused("NO_MULTICAST", Unavailable):
         await find_clusters(hosts, seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("platform", "error", "said"),
+    [
+        ("darwin", errno.EHOSTUNREACH, "Local Network"),
+        ("linux", errno.EHOSTUNREACH, "No route to host"),
+        ("darwin", errno.ENETDOWN, "Network is down"),
+    ],
+)
+async def test_what_every_interface_refuses_is_said_and_not_an_empty_network(
+    monkeypatch: pytest.MonkeyPatch, platform: str, error: int, said: str
+) -> None:
+    """zeroconf itself keeps quiet about it."""
+
+    def refuse(self: socket.socket, *_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(socket.socket, "sendto", refuse)
+    monkeypatch.setattr("sys.platform", platform)
+    asks: tuple[Callable[[], Any], ...] = (
+        lambda: listen(LOOPBACK, seconds=0),
+        lambda: hear_of_coordinator(ROOT, LOOPBACK),
+        announced(Offer(ROOT, "home", ()), LOOPBACK, 9).__aenter__,
+        announced_to_members(ROOT, LOOPBACK, 9).__aenter__,
+    )
+    for ask in asks:
+        with pytest.raises(Unavailable, match=said) as caught:
+            await ask()
+        assert caught.value.reason == "NO_MULTICAST"
+        assert ("Local Network" in (caught.value.hint or "")) == ("Local Network" in said)
+
+
+async def test_what_one_interface_refuses_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.socket.sendto
+
+    def refuse(self: socket.socket, *arguments: Any) -> int:
+        if self.getsockname()[0] == "127.0.0.2":
+            raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(socket.socket, "sendto", refuse)
+    assert reached(["127.0.0.1", "127.0.0.2", "192.0.2.1"]) == ["127.0.0.1"]
+
+
+async def test_beside_another_accounts_program_questions_come_from_another_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """macOS lets no second account bind an address at port 5353, but all addresses (in_pcbbind)."""
+    root, real = os.urandom(32), socket.socket.bind
+
+    def bind(self: socket.socket, address: Any) -> None:
+        if address[0] != "" and address[1] == 5353:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        real(self, address)
+
+    async with (
+        announced_to_members(root, LOOPBACK, 7700),
+        announced(Offer(root, "home", ()), LOOPBACK, 7701),
+    ):
+        monkeypatch.setattr(socket.socket, "bind", bind)
+        assert await hear_of_coordinator(root, LOOPBACK) == ("127.0.0.1:7700",)
+        assert Offer(root, "home", ("127.0.0.1:7701",)) in await listen(LOOPBACK, seconds=0.7)
+        with pytest.raises(Unavailable, match="another account"):
+            await announced_to_members(root, LOOPBACK, 7700).__aenter__()
 
 
 async def test_members_hear_of_their_coordinator_and_newcomers_hear_nothing_of_it() -> None:
