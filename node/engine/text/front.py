@@ -2,8 +2,8 @@
 
 A thread of its own loads the tokenizer while the weights load. It and a few more turn prompts into tokens
 while the compute loop runs, by turns of the clients (node.engine.text.turns): no client waits for what
-another one's prompt costs. Tokens become text in the thread in which they arrive (`deliver`). Tool calls are
-read beside it, by turns of the clients, too: what a row says from a call on is sent once the call is read.
+another one's prompt costs. Tokens become text in the thread in which they arrive (`deliver`), which
+divides it into thoughts, text and calls.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ from sealring.node.engine.drafts import Guesses, Lookup
 from sealring.node.engine.grammar import Follower, Grammars, left_its_grammar
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.receipts import Delivered
-from sealring.node.engine.text.calls import AT_ONCE, CallReader
 from sealring.node.engine.text.chat import encode_chat, sections_of
 from sealring.node.engine.text.constraints import grammar_of, may_be_held
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
@@ -127,9 +126,6 @@ class StoredNames(NamedTuple):
 
 
 Emit = Callable[[engine.EngineEvent], None]
-Read = Callable[[str, Sequence[Any]], Sequence[inference.ToolCall] | None]
-"""As `CallReader.read`."""
-
 Tokens = npt.NDArray[np.uint32]
 
 
@@ -238,36 +234,15 @@ class Answer:
         self._told += len(text)
         return text, parsed
 
-    @property
-    def unread(self) -> str | None:
-        """The content of a call that has to be read before the answer goes on: `read` has to follow."""
-        return None if self._sections is None else self._sections.unread
-
-    @property
-    def tools(self) -> Sequence[Any]:
-        """The tools that its calls may name, in OpenAI's form."""
-        return () if self._sections is None else self._sections.tools
-
-    def read(self, calls: Sequence[inference.ToolCall] | None) -> tuple[str, inference.Parsed | None]:
-        """As `add`, with the calls that the `unread` one holds. None: it cannot be read, and is text."""
-        assert self._sections is not None
-        text, parsed = self._sections.read(calls)
-        if self.finish and self._stops.stopped:
-            self.finish = inference.FINISH_REASON_STOP
-        return self._tell(text, parsed)
-
-    def resume(self, resume: inference.Resume, read: Read | None = None) -> None:
+    def resume(self, resume: inference.Resume) -> None:
         """Goes to where the answer was when its ring broke; whatever was sent then is not sent again.
 
-        `read` reads the calls that it holds: they are hashed for its receipt, and one that cannot be read is
-        text. Raises InvalidInput (BAD_RESUME) for an answer that had ended.
+        Raises InvalidInput (BAD_RESUME) for an answer that had ended.
         """
         told = len(resume.tokens) - len(resume.held)
         for index, token in enumerate(resume.tokens):
             start = self._stops.seen
             self.add(token)
-            while (call := self.unread) is not None:  # the gateway has what it holds
-                self.read([] if read is None else read(call, self.tools))
             if self._log is not None and index >= told:
                 self._log.restore(resume.held[index - told], start, self._stops.seen)
         if self.finish:
@@ -288,8 +263,6 @@ class OpenRow:
     only where a draft model makes some. `chain` names
     the blocks of its prompt that may be stored.
 
-    `untold` is what is to be sent as soon as a call has been read. A row has `ended` once the gateway has its
-    last token.
     """
 
     prompt: Tokens | None
@@ -304,9 +277,6 @@ class OpenRow:
     client: bytes = b""
     pictures: Sequence[Picture] = ()
     generated: list[int] = field(default_factory=list)
-    untold: control.RowOutput | None = None
-    reading: bool = False  # its call is in line to be read, or is being read
-    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +346,6 @@ class Front:
         self._modelled = self._tail_reads = False
         self._lock = threading.Lock()
         self._telling = threading.Lock()  # outputs leave in their order; taken before the other lock
-        self._unread_calls: Turns[tuple[int, OpenRow, int]] = Turns()
-        self._calls: CallReader | None = None
         self._loaded = threading.Event()
         self._failure: BaseException | None = None
         self._tokenizer: Tokenizer | None = None
@@ -391,8 +359,6 @@ class Front:
         threading.Thread(target=self._run, args=(path,), name="front", daemon=True).start()
         for number in range(1, READERS):
             threading.Thread(target=self._read, name=f"front {number}", daemon=True).start()
-        for number in range(AT_ONCE):
-            threading.Thread(target=self._read_calls, name=f"calls {number}", daemon=True).start()
 
     def wait_loaded(self) -> None:
         """Returns when the tokenizer is there. Raises ModelError where the folder has none that works."""
@@ -442,7 +408,6 @@ class Front:
         """Ends the threads."""
         self.close_rows()
         self._turns.close()
-        self._unread_calls.close()
 
     # The thread that reads commands
 
@@ -482,7 +447,6 @@ class Front:
         """Forgets all rows, also those that wait to be opened."""
         with self._telling, self._lock:
             self._generation += 1
-            self._unread_calls.clear()
             self._unread -= sum(command.ByteSize() for _, command in self._turns.clear())
             self._rows.clear()
             self._asking.clear()
@@ -535,8 +499,6 @@ class Front:
     def _run(self, path: Path) -> None:
         try:
             self._tokenizer = load_tokenizer(path, context=self._context)
-            if parser := self._tokenizer.format.parser:
-                self._calls = CallReader(parser)
             self.grammars.prepare()
             self._viewer = viewer_of(path, self._tokenizer) if self._sees else None
             self._placed = self._viewer is not None and needs_grids(read_config(path))
@@ -549,8 +511,6 @@ class Front:
         self._tokenizer.close()
         self.blind()
         self.grammars.close()
-        if self._calls is not None:
-            self._calls.close()
 
     def _read(self) -> None:
         self._loaded.wait()
@@ -722,9 +682,7 @@ class Front:
         row = OpenRow(prompt.tokens, b"", answer(), None, lookup, guesses, client=client)
         row.copies = list(range(command.row + 1, command.row + (command.choices or 1)))
         row.scored, row.pictures = prompt.scored, prompt.pictures
-        if row.answer.tools and self._calls is not None:
-            self._calls.prepare()
-        row.answer.resume(asked.resume, self._calls.read if self._calls is not None else None)
+        row.answer.resume(asked.resume)
         copies = (
             OpenRow(
                 None, b"", answer(), None, lookup and lookup.copy(), guesses and guesses.copy(), client=client
@@ -932,8 +890,6 @@ class Front:
         with self._lock:  # `open`, in another thread, may be counting rows
             opened = self._rows.pop(row, None)
             self._asking.pop(row, None)
-        if opened is not None and opened.reading and not opened.ended:
-            self._unread_calls.remove(row)
         for copy in opened.copies if opened is not None else ():
             self.forget(copy)
 
@@ -972,7 +928,7 @@ class Front:
             except (Internal, ResourceExhausted) as error:
                 failed.append(refusal(row, error))
             else:
-                if output.finish and not output.untold:
+                if output.finish:
                     ended.append((row, opened))
         *parts, rest = _parts(outputs)
         for part in parts:
@@ -1040,100 +996,10 @@ class Front:
                     prefixes, ends = self._ends.extend(opened.names, part.tobytes())
                     output.prefixes += prefixes
                     output.ends += ends
-        return self._whole(row, opened, output)
-
-    def _whole(self, row: int, opened: OpenRow, output: control.RowOutput) -> control.RowOutput:
-        """The output with what was untold before it; without its content while a call has to be read.
-
-        Raises ResourceExhausted (OUTPUT_TOO_LARGE).
-        """
-        answer = opened.answer
-        content = output if opened.untold is None else _joined(opened.untold, output)
-        opened.untold = None
-        if content.ByteSize() > MAX_OUTPUT_BYTES:
+        if output.ByteSize() > MAX_OUTPUT_BYTES:
             answer.finish = inference.FINISH_REASON_STOP  # nothing more is sent
             raise _too_large()
-        if answer.unread is None:
-            return content
-        if not opened.reading:
-            self._ask(row, opened)
-        opened.untold = content
-        opened.ended = bool(output.finish)
-        bare = control.RowOutput(row=row, untold=True)
-        for name in ("token", "tokens", "finish", "prefixes", "ends"):
-            setattr(bare, name, getattr(output, name))
-        return bare
-
-    def _ask(self, row: int, opened: OpenRow) -> None:
-        opened.reading = True
-        self._unread_calls.put(opened.client, row, (row, opened, self._generation))
-
-    # The threads that read calls
-
-    def _read_calls(self) -> None:
-        self._loaded.wait()
-        while (turn := self._unread_calls.take()) is not None:
-            try:
-                self._read_call(*turn.item)
-            finally:
-                self._unread_calls.done(turn)
-
-    def _read_call(self, row: int, opened: OpenRow, generation: int) -> None:
-        answer, found = opened.answer, None
-        assert self._calls is not None
-        assert answer.unread is not None
-        if not self._awaited(row, opened, generation):
-            return
-        try:
-            found = self._calls.read(answer.unread, answer.tools)
-        except SealringError as error:
-            answer.finish = inference.FINISH_REASON_STOP  # nothing more is sent
-            with self._telling:
-                if self._awaited(row, opened, generation):
-                    self._emit(refusal(row, error))
-            return
-        with self._telling:
-            if self._awaited(row, opened, generation):
-                self._tell_read(row, opened, found)
-
-    def _tell_read(self, row: int, opened: OpenRow, calls: Sequence[inference.ToolCall] | None) -> None:
-        """Goes on behind a call that has been read. The next token brings its content; where there is none,
-        the content leaves now."""
-        answer, opened.reading = opened.answer, False
-        output = control.RowOutput(row=row, tokens=answer.tokens, finish=answer.finish)
-        output.text, parsed = answer.read(calls)
-        if parsed is not None:
-            output.parsed.CopyFrom(parsed)
-        assert opened.untold is not None
-        content = opened.untold = _joined(opened.untold, output)
-        if answer.unread is not None:
-            self._ask(row, opened)
-        elif opened.ended:
-            large = content.ByteSize() > MAX_OUTPUT_BYTES
-            late = control.StepDone(outputs=[content])
-            self._emit(refusal(row, _too_large()) if large else engine.EngineEvent(done=late))
-            if not large:
-                self._say_digests(row, opened)
-
-    def _awaited(self, row: int, opened: OpenRow, generation: int) -> bool:
-        """Whether anybody waits for what the row has not told yet: it is open, or the gateway has its last
-        token."""
-        return generation == self._generation and (opened.ended or self._rows.get(row) is opened)
-
-
-def _joined(first: control.RowOutput, then: control.RowOutput) -> control.RowOutput:
-    """Two outputs of a row as one: what the first one brings to tell before what the second one does."""
-    joined = control.RowOutput()
-    joined.CopyFrom(then)
-    joined.text = first.text + then.text
-    del joined.logprobs[:]
-    joined.logprobs.extend([*first.logprobs, *then.logprobs])
-    if first.HasField("parsed"):
-        joined.parsed.CopyFrom(first.parsed)
-        joined.parsed.reasoning += then.parsed.reasoning
-        joined.parsed.tool_calls.extend(then.parsed.tool_calls)
-        joined.parsed.stop = then.parsed.stop or first.parsed.stop
-    return joined
+        return output
 
 
 def _client(command: engine.OpenEngineRow) -> bytes:

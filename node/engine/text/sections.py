@@ -1,56 +1,30 @@
 """What a model's answer consists of: reasoning, text and tool calls, told apart while it comes.
 
-mlx-lm's parsers read the calls, and node.engine.text.parsers those that it has none for. Its state machine
-needs transformers, and knows markers as text; here a marker that is a special token in the vocabulary counts
-only as that token, so that no text can forge it.
+A marker that is a special token in the vocabulary counts only as that token, so that no text can forge it.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import parse_json_object
-from sealring.node.engine import mlx_lm_import
-from sealring.node.engine.text.calls import calls_of
+from sealring.node.engine.text.calls import calls_of, read_calls
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
-from sealring.node.engine.text.parsers import HARMONY_TOKENS, deepseek_format, harmony_section
+from sealring.node.engine.text.families import family_of, thinking_of
+from sealring.node.engine.text.notations.notation import CLOSE, LONGEST, NOTATIONS, OPEN, spelt, unmarked
+from sealring.node.engine.text.notations.reading import Ending, reader_of
+from sealring.node.engine.text.notations.values import Raw, Written
 from sealring.v1 import inference_pb2 as inference
 
-THINKING = (
-    ("<think>", "</think>"),
-    ("<longcat_think>", "</longcat_think>"),
-    ("<|think:start|>", "<|think:end|>"),
-)
-_CHANNEL = ("<|channel>", "thought", "<channel|>")
-
-_PARSERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("minimax_m2", ("<minimax:tool_call>",)),
-    ("gemma4", ("<|tool_call>", "<tool_call|>")),
-    ("function_gemma", ("<start_function_call>",)),
-    ("longcat", ("<longcat_tool_call>",)),
-    ("glm47", ("<arg_key>",)),
-    ("pythonic", ("<|tool_list_start|>",)),
-    ("pythonic", ("<|tool_call_start|>",)),
-    ("qwen3_coder", ("<tool_call>\\n<function=",)),
-    ("qwen3_coder", ("<tool_call>\n<function=",)),
-    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    ("minicpm5", ('<function name="', '<param name="')),
-    ("mistral", ("[TOOL_CALLS]",)),
-    ("muse_spark", ("<atem:function_calls>",)),
-    ("json_tools", ("<tool_call>", "tool_call.name")),
-)
-"""mlx-lm's parsers by what the chat template says, as in mlx_lm.tokenizer_utils._infer_tool_parser."""
-
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-"""Around the name of a special token on its way to the parser; no characters of a text."""
-
-_NAMED = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}")
-_MARKS = re.compile(f"[{_OPEN}{_CLOSE}]")
+_NAMED = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}")
+_CALLED = re.compile(r"to=(functions\.)?([A-Za-z0-9_.-]+)")
+_HEADER = re.compile(rf"[{OPEN}<]| ?\Z| ?t\Z| ?to")
+"""What the header of an answer's first message begins with."""
 
 
 @dataclass(frozen=True)
@@ -60,52 +34,20 @@ class Format:
     thinking: tuple[str, str] | None = None
     call: tuple[str, str] | None = None
     name: str = ""
-    """The parser's name (node.engine.text.calls); node.engine.text.constraints finds by it how calls are
-    written."""
+    """The notation's, in node.engine.text.notations."""
     final: str = ""
     """The header of a message that is text, where answers are of messages (Harmony)."""
 
     def __bool__(self) -> bool:
         return self.thinking is not None or self.call is not None
 
-    @property
-    def parser(self) -> str:
-        """The parser that reads calls; empty where the message's header and its JSON say all."""
-        return "" if self.final else self.name
 
-
-_HARMONY = Format(
-    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
-    ("<|channel|>commentary to=functions.", ""),
-    name="harmony",
-    final="<|channel|>final<|message|>",
-)
-
-
-def format_of(source: str, vocabulary: Collection[str], parser: str = "") -> Format:
-    """The format by a model's chat template and its tokens; `parser` is mlx-lm's name, if the folder has
-    one."""
-    if vocabulary_has(vocabulary, *HARMONY_TOKENS):
-        return _HARMONY
-    thinking = next((pair for pair in THINKING if vocabulary_has(vocabulary, *pair)), None)
-    if thinking is None and vocabulary_has(vocabulary, _CHANNEL[0], _CHANNEL[2]):
-        thinking = (_CHANNEL[0] + _CHANNEL[1], _CHANNEL[2])
-    found = (name for name, told in _PARSERS if all(each in source for each in told))
-    name = parser or next(found, "")
-    if not name and vocabulary_has(vocabulary, "<|tool_call_start|>", "<|tool_call_end|>"):
-        name = "pythonic"
-    if not name and (found_one := deepseek_format(source, vocabulary)) is not None:
-        name, markers = found_one
-        return Format(thinking, markers, name)
-    if not name:
-        return Format(thinking)
-    mlx_lm_import.install()
-    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    return Format(thinking, (module.tool_call_start, module.tool_call_end), name)
-
-
-def vocabulary_has(vocabulary: Collection[str], *tokens: str) -> bool:
-    return all(token in vocabulary for token in tokens)
+def format_of(source: str, vocabulary: Collection[str], parser: str = "", kind: str = "") -> Format:
+    """The format of a model, of which the arguments are those of `family_of`."""
+    family = family_of(source, vocabulary, parser, kind)
+    notation = NOTATIONS.get(family.notation)
+    call = None if notation is None else (notation.begin, notation.end)
+    return Format(thinking_of(family, vocabulary), call, family.notation, family.final)
 
 
 class SpeltDetokenizer:
@@ -118,7 +60,7 @@ class SpeltDetokenizer:
     def add(self, token: int) -> str:
         name = self._special.get(token)
         text = self._detokenizer.add(token)
-        return text if name is None else f"{text}{_OPEN}{name}{_CLOSE}"
+        return text if name is None else f"{text}{OPEN}{name}{CLOSE}"
 
     def flush(self) -> str:
         return self._detokenizer.flush()
@@ -129,6 +71,8 @@ class Sections:
 
     `stops` look at the text alone, and at what stands between thoughts and calls by itself. Text that is held
     back is sent before a thought or a call.
+
+    A call is text until it is read, and goes back to where it stood: thoughts go on behind a call in them.
     """
 
     def __init__(
@@ -140,44 +84,55 @@ class Sections:
         stops: StopStrings | None = None,
     ) -> None:
         self._stops = stops or StopStrings(())
-        self.parser = form.parser
-        self.tools = [
-            {"type": "function", "function": {"name": one.name, "parameters": parameters(one)}}
-            for one in chat.tools
-        ]
+        self._schemas = {tool.name: parameters(tool) for tool in chat.tools}
         self._one_call = chat.one_call
-        self._state, self._held, self._call = "text", "", ""
+        self._strict = any(tool.strict for tool in chat.tools)  # a grammar holds what `begin` begins, alone
+        self._form, self._special = form, frozenset(special)
+        self._state, self._back, self._held = "text", "text", ""
         self._header = self._called = ""
-        self._begins = False
+        self._begins = self._stray = False
+        self._first = self._new_line = True
         self.over = False
         """Whether the answer has had its one call."""
 
-        self.unread: str | None = None
-        """The content of a call that has ended and is not read yet: `read` has to follow. What comes after
-        it is held until then."""
-
         self._finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
+        self._content: list[str] = []
+        self._begun, self._sure, self._given_up = "", False, 0
+        self._ending: Ending | None = None
+        calls = form.call if chat.tools else None
+        self._reader = None
+        if calls is not None and form.name in NOTATIONS and form.name != "harmony":
+            self._reader = reader_of(form.name, self._special)
+        self._edges = self._edges_of(form)
         begin, end = form.thinking or ("", "")
         if form.final:
             self._state = "header"
-            self._header = form.call[0] if form.call and chat.tools and chat.call_required else ""
+            self._header = calls[0] if calls and chat.call_required and self._reader is None else ""
         elif begin and prompt_end.rfind(begin) > prompt_end.rfind(end):
             self._state, self._begins = "reasoning", True
-        edges = {"text": [(begin, "reasoning")], "reasoning": [(end, "text")], "call": []}
+        if calls and chat.call_required and self._reader is not None:
+            self._state, self._back = "text", "text"
+            self._begin_call(self._reader.begin, "call")
+
+    def _edges_of(self, form: Format) -> dict[str, dict[str, str]]:
+        """What may follow in each state: markers, and the states to which they lead."""
+        begin, end = form.thinking or ("", "")
+        edges = {"text": [(begin, "reasoning")], "reasoning": [(end, "text")]}
         if form.final:
-            opening = [("<|start|>", "header"), ("<|channel|>", "header"), ("<|end|>", "header")]
-            edges = {"header": [("<|message|>", "")], **dict.fromkeys(edges, opening)}
-        elif form.call is not None and chat.tools:
-            edges["text"].append((form.call[0], "call"))
-            edges["reasoning"].append((form.call[0], "call"))
-            edges["call"].append((form.call[1], "text"))
-            if chat.call_required:
-                self._state = "call"
-        self._edges = {
-            state: {_spelt(marker, special): after for marker, after in found if marker}
-            for state, found in edges.items()
+            marks = ("<|start|>", "<|channel|>", "<|end|>", "<|eom|>")
+            header = [(mark, "header") for mark in marks]
+            edges = dict.fromkeys(("text", "reasoning", "call"), header)
+            edges["header"] = [("<|message|>", "")]
+        found = {
+            state: {spelt(marker, self._special): after for marker, after in marks if marker}
+            for state, marks in edges.items()
         }
-        self._call_begin = form.call[0] if form.call is not None and not form.final else ""
+        if self._reader is not None:
+            call = {self._reader.begin: "call"}
+            bare = {self._reader.bare: "bare"} if self._reader.bare and not self._strict else {}
+            found["text"] = {**call, **bare, **found["text"]}
+            found["reasoning"] = {**({} if self._strict else call), **found["reasoning"]}
+        return found
 
     def take(
         self, text: str, finish: inference.FinishReason.ValueType
@@ -185,115 +140,220 @@ class Sections:
         """The text that may be sent now, and what else there is. `finish` is set with the last piece."""
         self._held += text
         self._finish = finish
-        return self._divide("", inference.Parsed())
-
-    def read(self, calls: Sequence[inference.ToolCall] | None) -> tuple[str, inference.Parsed | None]:
-        """As `take`, once it is known what the `unread` call holds. None: it cannot be read, and is text."""
-        parsed, told, self.unread = inference.Parsed(), "", None
-        if calls is None:
-            told = self._raw()
-        else:
-            self._call, told = "", self._stops.flush()
-            parsed.tool_calls.extend(calls[:1] if self._one_call else calls)
-        return self._divide(told, parsed)
-
-    def _divide(self, told: str, parsed: inference.Parsed) -> tuple[str, inference.Parsed | None]:
-        while not self._waits():
-            start, marker = self._next(final=bool(self._finish))
-            piece, self._held = self._held[:start], self._held[start + len(marker) :]
-            told += self._tell(piece, parsed)
-            if self._stops.stopped:
-                break
-            called = self._state == "call" and (marker or self._finish)
-            if marker:
-                self._pass(marker)
-            elif called:
+        parsed, told = inference.Parsed(), ""
+        if self._form.final and self._first and self._held:
+            self._first = False
+            if self._state == "header" and not self._header and not _HEADER.match(self._held):
                 self._state = "text"
-            if called and (marker or self._finish != inference.FINISH_REASON_LENGTH):
-                told += self._close(parsed)
-            elif called:
-                told += self._raw()
-            if not marker:
+        while not (self.over or self._stops.stopped):
+            if self._state == "call" and self._reader is not None:
+                more, found = self._go_on(parsed)
+            else:
+                more, found = self._pass_on(parsed)
+            told += found
+            if not more:
                 break
-        if (self._finish or self.over) and self.unread is None:
+        if self._finish or self.over:
             told += self._stops.flush()
         return told, parsed if parsed.reasoning or parsed.tool_calls else None
 
-    def _waits(self) -> bool:
-        return self.over or self._stops.stopped or self.unread is not None
+    def _pass_on(self, parsed: inference.Parsed) -> tuple[bool, str]:
+        """Tells what stands before the next marker; whether there is more to do, and the text."""
+        if self._stray and self._waits_for_stray():
+            return False, ""
+        start, marker = self._next(final=bool(self._finish))
+        piece, self._held = self._held[:start], self._held[start + len(marker) :]
+        told = self._tell(piece, parsed)
+        if self._stops.stopped:
+            return False, told
+        if self._state == "call" and (marker or self._finish):
+            told += self._close_message(parsed, cut=not marker)
+        if marker:
+            self._pass(marker)
+        return bool(marker), told
+
+    def _waits_for_stray(self) -> bool:
+        """Leaves out the end of calls behind a call that had no beginning. Whether it may still come."""
+        assert self._reader is not None
+        held, end = self._held.lstrip(), self._reader.end
+        if end and held.startswith(end):
+            self._held = held[len(end) :]
+        elif end and end.startswith(held) and not self._finish:
+            return True
+        self._stray = False
+        return False
 
     def _pass(self, marker: str) -> None:
-        after = self._edges[self._state][marker]
+        after = self._edges[self._state].get(marker, "start")
+        if after in ("call", "bare", "start"):
+            self._begin_call(marker, after)
+            return
         if self._state == "header":
-            after, self._called = harmony_section(self._header)
-            after = "text" if after == "call" and not self.tools else after
+            after, self._called = section_of(self._header, self._schemas)
             self._header = ""
         elif after == "header":
-            self._header = _MARKS.sub("", marker)
-        self._state, self._begins = after, True
+            self._header = unmarked(marker)
+        self._state, self._begins, self._new_line = after, True, True
 
     def _next(self, *, final: bool) -> tuple[int, str]:
         """The end of the text that may be sent, and the marker there, if it is whole."""
         held, edges = self._held, self._edges[self._state]
-        found = [(start, marker) for marker in edges if (start := held.find(marker)) >= 0]
-        if found:
-            return min(found)
+        if self._first and self._state == "text" and (said := held.lstrip()):
+            self._first = False
+            if (
+                self._reader is not None
+                and not self._strict
+                and said.startswith(self._reader.notation.starts or "\0")
+            ):
+                return len(held) - len(said), said[0]
+        for found in _any_of(tuple(edges)).finditer(held):
+            if edges[found[0]] != "reasoning" or OPEN in found[0] or self._on_new_line(held, found.start()):
+                return found.start(), found[0]
         if final:
             return len(held), ""
-        opened = held.rfind(_OPEN)
-        end = len(held) if held.find(_CLOSE, opened) >= opened else opened
+        opened = held.rfind(OPEN)
+        end = len(held) if held.find(CLOSE, opened) >= opened else opened
         longest = max(map(len, edges), default=0)
         for start in range(max(0, len(held) - longest + 1), end):
             if any(marker.startswith(held[start:]) for marker in edges):
                 return start, ""
         return end, ""
 
+    def _on_new_line(self, held: str, at: int) -> bool:
+        before = held[max(0, at - 64) : at].rstrip(" \t")
+        return before.endswith("\n") or (not before and at < 64 and self._new_line)
+
     def _tell(self, piece: str, parsed: inference.Parsed) -> str:
         if self._state == "call":
-            self._call += _MARKS.sub("", piece)
+            self._content.append(unmarked(piece))
             return ""
         if self._state == "header":
-            self._header += _MARKS.sub("", piece)
+            self._header += unmarked(piece)
             return ""
-        text = _MARKS.sub("", _NAMED.sub("", piece))
+        text = unmarked(_NAMED.sub("", piece))
         if self._begins:  # models set markers on lines of their own
             text = text.lstrip("\n")
             self._begins = not text
+        return self._say(text, parsed)
+
+    def _say(self, text: str, parsed: inference.Parsed) -> str:
+        """The part of a text that may be sent, to where it belongs."""
         if self._state == "reasoning":
             parsed.reasoning += text
             return self._stops.flush() if text else ""
+        if ended := text.rstrip(" \t"):
+            self._new_line = ended.endswith("\n")
         return self._stops.add(text)
 
-    def _close(self, parsed: inference.Parsed) -> str:
-        """Ends a call. The only one that an answer may have is the answer's end, readable or not."""
+    def _begin_call(self, marker: str, kind: str) -> None:
+        assert self._reader is not None
+        self._back, self._state, self._begun = self._state, "call", marker
+        self._content = [] if kind == "call" else [marker]
+        over = spelt(self._form.thinking[1], self._special) if self._form.thinking else ""
+        self._ending = Ending(
+            self._reader, bare=kind == "bare", over=over if self._back == "reasoning" else ""
+        )
+        self._sure = False
+
+    def _go_on(self, parsed: inference.Parsed) -> tuple[bool, str]:
+        """Goes on in a call; whether there is more to do, and the text."""
+        assert self._reader is not None
+        assert self._ending is not None
+        cut, found = self._ending.find(self._held)
+        if found is None and self._finish:
+            cut = len(self._held)
+        if not self._sure:
+            start = "".join([*self._content, self._held[:cut] if found else self._held])
+            if not self._reader.begins(start):
+                return True, self._give_up(parsed, "", whole=False)
+            self._sure = len(start) > LONGEST
+        self._content.append(self._held[:cut])
+        marker, kind = (found[0], found.lastgroup) if found is not None else ("", "")
+        self._held = self._held[cut:]
+        if not kind and not self._finish:
+            return False, ""
+        if kind == "over":
+            return True, self._give_up(parsed, "")
+        self._held = self._held[len(marker) :]
+        calls = None
+        if kind or self._finish != inference.FINISH_REASON_LENGTH:
+            calls = read_calls(self._reader, "".join(self._content), self._schemas)
+        if calls is None:
+            return True, self._give_up(parsed, marker if kind == "end" else "", again=kind == "again")
         self.over = self._one_call
-        if self.parser:
-            self.unread = self._call
-            return ""
-        try:
-            calls = calls_of({"name": self._called, "arguments": self._call})
-        except Exception:  # whatever a model has made up
-            return self._raw()
-        self._call = ""
-        parsed.tool_calls.extend(inference.ToolCall(**call) for call in calls)
+        bare, self._state = self._begun == self._reader.bare, self._back
+        self._begins = self._new_line = True
+        self._stray = bare
+        parsed.tool_calls.extend(calls[:1] if self._one_call else calls)
+        if kind == "again":
+            self._begin_call(marker, "call")
+        return True, self._stops.flush()
+
+    def _give_up(self, parsed: inference.Parsed, end: str, *, whole: bool = True, again: bool = False) -> str:
+        """Makes text of a call that cannot be read, as it was written: all of it, or its beginning alone."""
+        assert self._reader is not None
+        self._state, self._first = self._back, False
+        content, self._content = "".join(self._content), []
+        if not content.startswith(self._begun):
+            content = self._begun + content
+        inner = any(mark and mark in content[len(self._begun) :] for mark in self._edges[self._state])
+        self._given_up += 1
+        if not whole or (inner and not end and not again and self._given_up < MOST_GIVEN_UP):
+            content, self._held = self._begun, content[len(self._begun) :] + self._held
+        else:
+            self.over = self._one_call
+        self._begins = False
+        told = self._say(unmarked(content + end), parsed)
+        if again:
+            self._begin_call(self._reader.begin, "call")
+        return told
+
+    def _close_message(self, parsed: inference.Parsed, *, cut: bool) -> str:
+        """Ends a message that is a call."""
+        text, self._content, self._state = "".join(self._content), [], "text"
+        self.over = self._one_call
+        found = Written(self._called, text)
+        calls = None
+        if not cut or self._finish != inference.FINISH_REASON_LENGTH:
+            calls = calls_of([found], self._schemas)
+            if calls is None and (key := _only_text(self._schemas.get(self._called, {}))):
+                calls = calls_of([Written(self._called, {key: Raw(text, "string")})], self._schemas)
+        if calls is None:
+            return self._say(text, parsed)
+        parsed.tool_calls.extend(calls)
         return self._stops.flush()
 
-    def _raw(self) -> str:
-        call, self._call = self._call_begin + self._call, ""
-        return self._stops.add(call)
+
+MOST_GIVEN_UP = 32
+"""Calls without an end that are looked through for others: each look takes time in proportion to its text."""
+
+
+@lru_cache(maxsize=256)
+def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"\Z.")
+
+
+def _only_text(schema: Mapping[str, Any]) -> str:
+    """The name of a tool's one argument, if that is a text."""
+    found = schema.get("properties")
+    items = list(found.items()) if isinstance(found, dict) else []
+    text = len(items) == 1 and isinstance(items[0][1], dict) and items[0][1].get("type") == "string"
+    return items[0][0] if text else ""
+
+
+def section_of(header: str, schemas: Collection[str]) -> tuple[str, str]:
+    """The kind of a message with this header, and the name of the tool that it calls."""
+    called = _CALLED.search(header)
+    if called is not None and called[2] == "self":
+        return "reasoning", ""
+    if called is not None and schemas and (called[1] or called[2] in schemas):
+        return "call", called[2]
+    return ("reasoning" if "<|channel|>analysis" in header else "text"), ""
 
 
 def parameters(tool: inference.Tool) -> dict[str, Any]:
     """The schema of a tool's arguments; empty where it takes none."""
     return parse_json_object(tool.parameters, "tools")
-
-
-def _spelt(marker: str, special: Collection[str]) -> str:
-    """A marker as it comes from SpeltDetokenizer."""
-    for name in sorted(special, key=len, reverse=True):
-        if name in marker:
-            return marker.replace(name, f"{_OPEN}{name}{_CLOSE}")
-    return marker
 
 
 def no_tool_calls() -> InvalidInput:

@@ -25,10 +25,10 @@ from sealring.node.engine.text.detokenizer import (
     Detokenizer,
     WindowDetokenizer,
 )
-from sealring.node.engine.text.parsers import deepseek_format
+from sealring.node.engine.text.families import THINK
 from sealring.node.engine.text.plaintext import PlainText, Write
 from sealring.node.engine.text.rendering import refused
-from sealring.node.engine.text.sections import THINKING, Format, SpeltDetokenizer, format_of
+from sealring.node.engine.text.sections import Format, SpeltDetokenizer, format_of
 from sealring.node.engine.text.showing import Shown, placeholder
 
 if TYPE_CHECKING:
@@ -131,19 +131,16 @@ class FileTokenizer:
         special = _special_tokens(path, settings)
         end = self._backend.token_to_id(special.get("eos_token", ""))
         self.end_tokens = frozenset(_end_tokens(path) | ({end} if end is not None else set()))
-        thinks = any(self._has(first) and self._has(last) for first, last in THINKING)
         source = _template_source(path, settings)
+        parser = settings.get("tool_parser_type")
+        names = backend.get_vocab(with_added_tokens=True)
+        self.format = format_of(source, names, parser if isinstance(parser, str) else "", _kind(path))
         wanted = bool(source) and chats
+        thinks = self.format.thinking is not None
         self._template = _template(source, special | {"enable_thinking": thinks}) if wanted else None
         controls = _controls(backend.get_added_tokens_decoder(), source, special)
         self._plain = PlainText(self._encode, controls, _normalizer(backend), context)
-        parser = settings.get("tool_parser_type")
-        names = backend.get_vocab(with_added_tokens=True)
-        self.format = format_of(source, names, parser if isinstance(parser, str) else "")
         self.special: Mapping[int, str] = self._spelling.special
-
-    def _has(self, token: str) -> bool:
-        return self._backend.token_to_id(token) is not None
 
     def encode_chat(
         self,
@@ -222,16 +219,9 @@ class LoadedTokenizer:
         normalizer = None if backend is None else _normalizer(backend)
         self._plain = PlainText(self._encode, controls, normalizer, context)
 
-        thinking = (
-            (self._wrapper.think_start, self._wrapper.think_end) if self._wrapper.has_thinking else None
-        )
-        call = (self._wrapper.tool_call_start, self._wrapper.tool_call_end)
-        name = getattr(self._wrapper.tool_parser, "__module__", "").rpartition(".")[2]
-        found: tuple[str, Any] = (name, call)
-        if not self._wrapper.has_tool_calling:
-            names = () if backend is None else backend.get_vocab(with_added_tokens=True)
-            found = deepseek_format(source if isinstance(source, str) else "", names) or ("", None)
-        self.format = Format(thinking, found[1], found[0])
+        parser = getattr(self._wrapper.tool_parser, "__module__", "").rpartition(".")[2]
+        names = self._wrapper.get_vocab()
+        self.format = format_of(source if isinstance(source, str) else "", names, parser, _kind(path))
         self.special: Mapping[int, str] = {
             token: self._wrapper.decode([token]) for token in self._wrapper.all_special_ids
         }
@@ -399,7 +389,7 @@ def _mapped(value: Any, write: Write, name: str = "") -> Any:
 def _controls(added: Mapping[int, Any], source: str, named: Mapping[str, Any]) -> dict[str, int]:
     """Tokens, by name, that belong to templates and not to contents: the special ones, and others that the
     template writes. Templates look for thinking in contents, and an unknown character is no harm."""
-    free = {name for pair in THINKING for name in pair} | {named.get("unk_token")}
+    free = {name for pair in THINK for name in pair} | {named.get("unk_token")}
     return {
         token.content: number
         for number, token in added.items()
@@ -450,6 +440,12 @@ def _corrupt(path: Path, what: str) -> ModelError:
         reason="TOKENIZER_CORRUPT",
         hint="download or convert the model again",
     )
+
+
+def _kind(path: Path) -> str:
+    """The model's type; empty where the folder does not say it."""
+    found = _read_json(path / "config.json").get("model_type")
+    return found if isinstance(found, str) else ""
 
 
 def _special_tokens(path: Path, settings: dict[str, Any]) -> dict[str, str]:

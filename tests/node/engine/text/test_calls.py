@@ -1,124 +1,166 @@
-"""Calls are read as mlx-lm's parsers read them, whatever one of them costs."""
+"""Calls as a request's tools have them: names of its tools, and arguments by their schemas."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import pkgutil
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import json
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sealring.node.engine import mlx_lm_import
-from sealring.node.engine.text.calls import AT_ONCE, CallReader, parser_of, read_call
-from sealring.node.engine.text.parsers import PARSERS
-from sealring.v1 import inference_pb2 as inference
+from sealring.node.engine.text.calls import calls_of, read_calls
+from sealring.node.engine.text.notations.notation import NOTATIONS
+from sealring.node.engine.text.notations.reading import reader_of
+from sealring.node.engine.text.notations.values import Raw, Tree, Written, json_of
 
-mlx_lm_import.install()
-_parsers = importlib.import_module(
-    "mlx_lm.tool_parsers"
-)  # pytest would ask a global `mlx_lm` for names of the whole
-NAMES = [*PARSERS, *(module.name for module in pkgutil.iter_modules(_parsers.__path__))]
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look",
-            "parameters": {
-                "type": "object",
-                "properties": {"at": {"type": "string"}, "n": {"type": "integer"}},
-            },
-        },
+NONE = frozenset[str]()
+
+
+def typed(text: str, schema: Any, root: Any = None) -> Any:
+    return json.loads(json_of(Raw(text), schema, root))
+
+
+@given(st.text())
+def test_a_text_keeps_every_byte(text: str) -> None:
+    choice = {"anyOf": [{"$ref": "#/$defs/word"}, {"type": "string", "maxLength": 3}]}
+    for schema in ({"type": "string"}, {"enum": [text, "other"]}, {"const": text}, choice):
+        assert typed(text, schema, {"$defs": {"word": {"type": "string"}}}) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("123", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "123"),
+        ("123", {"type": ["string", "null"]}, "123"),
+        ("null", {"type": "string"}, "null"),
+        ("null", {"type": ["string", "null"]}, None),
+        ("null", {"type": "string", "nullable": True}, None),
+        ("maybe", {"type": "boolean"}, "maybe"),
+        (" true\n", {"type": "boolean"}, True),
+        ("True", {"type": "boolean"}, True),
+        ("True", {}, "True"),
+        ("2026-01-15", {"type": "integer"}, "2026-01-15"),
+        ("007", {"type": "integer"}, "007"),
+        ("12345678901234567890123", {"type": "integer"}, 12345678901234567890123),
+        ("3.0", {"type": "integer"}, 3.0),
+        ("NaN", {"type": "number"}, "NaN"),
+        ("1e999", {"type": "number"}, "1e999"),
+        ("5", {"$ref": "#/$defs/number"}, 5),
+        ("5", {"enum": ["5", "6"]}, "5"),
+        ("5", {"enum": [5, "auto"]}, 5),
+        ("auto", {"enum": [5, "auto"]}, "auto"),
+        ('["a", {"b": null}]', {"type": "array"}, ["a", {"b": None}]),
+        ("['a', (1, None), {'b': True}]", {"type": "array"}, ["a", [1, None], {"b": True}]),
+        ("[1, x]", {"type": "array"}, "[1, x]"),
+        ("", {"type": "array"}, []),
+        ("", {"type": ["array", "string"]}, ""),
+        ("7", True, 7),
+        ("7", {"$ref": "#"}, 7),
+        ("7", {"$ref": "#/$defs/no"}, 7),
+    ],
+)
+def test_a_text_is_typed_by_its_schema(text: str, schema: Any, value: Any) -> None:
+    found = typed(text, schema, {"$defs": {"number": {"type": "number"}}, "$ref": "#"})
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_what_is_nested_is_typed_by_what_describes_it() -> None:
+    schema = {
+        "properties": {"list": {"type": "array", "items": {"type": "string"}}, "one": {"type": "array"}},
+        "additionalProperties": {"type": "integer"},
     }
+    tree: Tree = {"list": [Raw("1"), Raw(" 2")], "one": {"item": Raw("3")}, "more": Raw("4")}
+    assert json.loads(json_of(tree, schema, schema)) == {"list": ["1", " 2"], "one": [3], "more": 4}
+
+
+def test_a_name_is_that_of_a_tool_where_a_notation_cannot_hold_it() -> None:
+    tools: dict[str, Any] = {"mcp.look-up": {}, "a.b": {}, "a_b": {}, "a-b": {}}
+    names = ["mcp.look-up", "mcp_look_up", " a_b", "a/b", "other"]
+    found = [calls_of([Written(name)], tools) for name in names]
+    assert [calls[0].name if calls else None for calls in found] == [
+        "mcp.look-up",
+        "mcp.look-up",
+        "a_b",
+        None,
+        "other",
+    ]
+
+
+OBJECT = ('{"name": "look", "arguments": {"at": "x"}}', [("look", {"at": "x"})])
+READ: list[tuple[str, str, list[tuple[str, Any]]]] = [
+    ("json_tools", *OBJECT),
+    ("json_tools", '{"name": "look"}', [("look", {})]),
+    ("json_tools", '{"name": "look", "arguments": null}', [("look", {})]),
+    ("json_tools", '{"parameters": {"at": "x"}, "name": "look"}', [("look", {"at": "x"})]),
+    ("json_tools", '{"name": "look", "arguments": "{\\"at\\": \\"x\\"}"}', [("look", {"at": "x"})]),
+    ("json_tools", '{"name": "look", "arguments": {"at": "a\nb"}}}', [("look", {"at": "a\nb"})]),
+    ("json_tools", '{"name": "look", "arguments": {"at": "x"}', [("look", {"at": "x"})]),
+    ("json_tools", f"{OBJECT[0]}\n{OBJECT[0]}", OBJECT[1] * 2),
+    ("llama", '{"type": "function", "function": {"name": "look", "parameters": {}}}', [("look", {})]),
+    ("mistral", 'look[CALL_ID]abcdefghi[ARGS]{"at": "x"}', OBJECT[1]),
+    ("mistral", 'mcp.f{"at": "x"}', [("mcp.f", {"at": "x"})]),
+    ("mistral", f"[{OBJECT[0]}]", OBJECT[1]),
+    (
+        "qwen3_coder",
+        "<function=look>\n<parameter=at>\n1\n</parameter>\n</function>\n<function=look>\n"
+        "<parameter=at>\n2\n</parameter>\n</function>",
+        [("look", {"at": "1"}), ("look", {"at": "2"})],
+    ),
+    ("qwen3_coder", "<function=look><parameter=at>x</parameter>", OBJECT[1]),
+    (
+        "dsml",
+        '<｜DSML｜invoke name="look"><｜DSML｜parameter name="n" string="false">so</｜DSML｜parameter>'
+        "</｜DSML｜invoke>",
+        [("look", {"n": "so"})],
+    ),
+    (
+        "function_gemma",
+        "call:my-tool{p:{a:1,b:[2,<escape>c}<escape>]}}",
+        [("my-tool", {"p": {"a": 1, "b": [2, "c}"]}})],
+    ),
+    ("function_gemma", "call:my-tool{p:{a:1,b:2}}", [("my-tool", {"p": {"a": 1, "b": 2}})]),
+    (
+        "pythonic",
+        "[look(at='a\\n\\'b', n=(1, None)), f.g()]",
+        [("look", {"at": "a\n'b", "n": [1, None]}), ("f.g", {})],
+    ),
+    ("llama4", OBJECT[0], OBJECT[1]),
 ]
-TEXTS = [
-    '\n{"name": "look", "arguments": {"at": "漢 \\"🙂\\"", "n": 1}}\n',
-    '[{"name": "look", "arguments": {"n": [1, null, 2.5]}}, {"name": "look", "arguments": {}}]',
-    'look{"at": "x"}',
-    'look[ARGS]{"at": "x"}',
-    "look<arg_key>at</arg_key><arg_value>1</arg_value><arg_key>n</arg_key><arg_value>2</arg_value>",
-    'call:look{at:<|"|>a{b}<|"|>,n:2}',
-    "call:look{at:<escape>x<escape>,n:2}",
-    "[look(at='x', n=2), look(n={'a': (1, 2)})]",
-    "\n<function=look>\n<parameter=at>\nx\ny\n</parameter>\n<parameter=n>\n2\n</parameter>\n</function>\n",
-    '<invoke name="look"><parameter name="at">x</parameter><parameter name="n">2</parameter></invoke>',
-    '<function name="look"><param name="at">x</param><param name="n">2</param></function>',
-    '<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{"at": "x"}<|tool_call_end|>',
-    '<atem:invoke name="look"><atem:parameter name="at">x</atem:parameter></atem:invoke>',
-    "look\n<longcat_arg_key>at</longcat_arg_key>\n<longcat_arg_value>x</longcat_arg_value>",
-    '<｜tool▁call▁begin｜>look<｜tool▁sep｜>{"at": "x"}<｜tool▁call▁end｜>',
-    '<｜DSML｜invoke name="look"><｜DSML｜parameter name="n" string="false">2</｜DSML｜parameter>'
-    "</｜DSML｜invoke>",
-    '{"name": "look", "arguments": {"at": "\\ud800"}}',
-    '<|open|>call tool="look" index="1"<|sep|><|open|>argument key="at" type="string"<|sep|>x'
-    "<|close|>argument<|sep|><|close|>call<|sep|>",
-    "[look(at={1, 2})]",
-    '{"name": "lo ok", "arguments": {}}',
-    "[" * 3000,
-    "nothing \ud800\x00",
-    "",
-]
-HOSTILE = "<arg_key>" * 1500 + "</arg_key><arg_value>" * 1500
-CALL = "look<arg_key>at</arg_key><arg_value>x</arg_value>"
+TOOLS = {"look": {"type": "object", "properties": {"at": {"type": "string"}, "n": {}}}}
 
 
-@pytest.fixture
-def glm47() -> Iterator[CallReader]:
-    with contextlib.closing(CallReader("glm47")) as reader:
-        yield reader
+@pytest.mark.parametrize(("notation", "text", "calls"), READ)
+def test_malformed_but_certain_is_a_call(notation: str, text: str, calls: Any) -> None:
+    found = read_calls(reader_of(notation, NONE), text, TOOLS)
+    assert found is not None
+    assert [(call.name, json.loads(call.arguments)) for call in found] == calls
 
 
-def read_here(parser: str, text: str) -> list[inference.ToolCall] | None:
-    found = read_call(parser_of(parser), text, TOOLS)
-    return None if found is None else [inference.ToolCall(**call) for call in found]
+@pytest.mark.parametrize("notation", NOTATIONS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "{",
+        '{"name": 1}',
+        '{"name": "lo ok"}',
+        "[" * 5000,
+        '{"a":' * 5000,
+        "call:f{" * 5000,
+        "\ud800",
+    ],
+)
+def test_what_is_none_cannot_be_read(notation: str, text: str) -> None:
+    found = read_calls(reader_of(notation, NONE), text, TOOLS)
+    keyed = notation == "apertus" and text == '{"name": 1}'
+    assert found is None or keyed
 
 
-@pytest.mark.parametrize("parser", NAMES)
-def test_every_parser_finds_what_it_finds_when_it_is_called(parser: str) -> None:
-    with contextlib.closing(CallReader(parser)) as reader:
-        found = [reader.read(text, TOOLS) for text in TEXTS]
-    assert found == [read_here(parser, text) for text in TEXTS]
-    assert any(found), "no text is of this parser"
-
-
-def test_a_call_that_costs_too_much_cannot_be_read_and_the_next_one_can(glm47: CallReader) -> None:
-    assert glm47.read(HOSTILE, TOOLS) is None
-    assert glm47.read(CALL, TOOLS) == read_here("glm47", CALL)
-
-
-def test_a_call_cannot_be_read_whose_process_is_ended_meanwhile(glm47: CallReader) -> None:
-    before = set(psutil.Process().children())
-    glm47.prepare()
-    (child,) = set(psutil.Process().children()) - before
-    found: list[Any] = []
-    asking = threading.Thread(target=lambda: found.append(glm47.read(HOSTILE, TOOLS)))
-    spent = child.cpu_times().user
-    asking.start()
-    with contextlib.suppress(psutil.NoSuchProcess):  # its limit was faster
-        while child.cpu_times().user < spent + 0.1:
-            pass
-        child.kill()
-    asking.join(200)
-    assert found == [None]
-    assert glm47.read(CALL, TOOLS) == read_here("glm47", CALL)
-
-
-def test_who_prepares_waits_for_no_call_that_is_read() -> None:
-    with contextlib.closing(CallReader("glm47")) as reader, ThreadPoolExecutor(AT_ONCE) as threads:
-        before = set(psutil.Process().children())
-        asked = [threads.submit(reader.read, CALL, TOOLS) for _ in range(AT_ONCE)]
-        for one in asked:
-            one.result(200)
-        children = set(psutil.Process().children()) - before
-        for child in children:
-            child.suspend()
-        asked = [threads.submit(reader.read, CALL, TOOLS) for _ in children]
-        reader.prepare()
-        assert not any(one.done() for one in asked)
-        for child in children:
-            child.resume()
-        assert [one.result(200) for one in asked] == [read_here("glm47", CALL)] * len(children)
+@pytest.mark.parametrize(
+    "arguments", ['{"at": "\\ud800"}', '{"at": 1e999}', '{"at": NaN}', '{"at":' * 40 + "1" + "}" * 40]
+)
+def test_a_call_that_no_client_could_read_is_none(arguments: str) -> None:
+    text = f'{{"name": "look", "arguments": {arguments}}}'
+    assert read_calls(reader_of("json_tools", NONE), text, TOOLS) is None

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -23,7 +21,6 @@ from sealring.mesh.ring.prefix_names import OPENING, Chain, split
 from sealring.node.engine import params
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.node.engine.text import front as front_module
-from sealring.node.engine.text.calls import parser_of, read_call
 from sealring.node.engine.text.chat import sections_of
 from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
 from sealring.node.engine.text.front import Answer, Front, StoredNames
@@ -942,13 +939,9 @@ def test_reasoning_and_calls_are_told_beside_the_text_also_after_a_fault(folder:
     def told(one: Answer, tokens: bytes) -> tuple[str, list[str]]:
         text, calls = "", []
         for token in [*tokens]:
-            pieces = [one.add(token)]
-            while one.unread is not None:
-                found = read_call(parser_of("json_tools"), one.unread, one.tools)
-                pieces.append(one.read(found and [inference.ToolCall(**call) for call in found]))
-            for piece, parsed in pieces:
-                text += piece
-                calls += [call.arguments for call in parsed.tool_calls] if parsed else []
+            piece, parsed = one.add(token)
+            text += piece
+            calls += [call.arguments for call in parsed.tool_calls] if parsed else []
             if one.finish:
                 break
         return text, calls
@@ -967,19 +960,11 @@ def with_tools(folder: Path, parser: str) -> None:
 
 
 class Reading(Desk):
-    """A front whose model calls tools, and the process that reads its calls."""
+    """A front whose model calls tools."""
 
     def __init__(self, folder: Path) -> None:
         with_tools(folder, "glm47")
-        before = set(psutil.Process().children(recursive=True))
         super().__init__(folder, 1 << 16)
-        self.ask(99)
-        self.front.forget(99)
-        self.process = next(
-            child
-            for child in set(psutil.Process().children()) - before
-            if any(part.endswith(".calls") for part in child.cmdline())
-        )
 
     def ask(self, row: int, client: bytes = b"", **fields: Any) -> None:
         chat = inference.Chat(messages=[USER], tools=[inference.Tool(name="look")], **fields)
@@ -1000,13 +985,6 @@ class Reading(Desk):
     def say(self, row: str, text: bytes) -> list[control.RowOutput]:
         return [output for token in text for output in self.step(**{row: token})]
 
-    def late(self) -> control.RowOutput:
-        """What a row tells after its last token."""
-        done = self.events.get(timeout=200).done
-        assert not done.step
-        (output,) = done.outputs
-        return output
-
 
 USER = inference.ChatMessage(role="user", content="hi")
 CALLED = b"<tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value></tool_call>"
@@ -1019,79 +997,26 @@ def reading(folder: Path) -> Iterator[Reading]:
     made = Reading(folder)
     yield made
     made.front.stop()
-    with contextlib.suppress(psutil.NoSuchProcess):  # the front ends a parser itself that takes too long
-        made.process.kill()
 
 
-def test_other_rows_are_told_on_while_a_call_is_read(reading: Reading) -> None:
+def test_a_call_is_told_with_its_last_token(reading: Reading) -> None:
     reading.ask(1)
-    reading.ask(2)
-    reading.process.suspend()
     *before, last = reading.say("row1", b"a " + CALLED)
     assert "".join(output.text for output in before) == "a "
-    assert (last.untold, last.tokens, last.text) == (True, len(b"a " + CALLED), "")
-    told = [*reading.say("row2", b"x"), *reading.step(row1=ord("b"), row2=ord("y"))]
-    assert [(one.row, one.text, one.untold) for one in told] == [
-        (2, "x", False),
-        (1, "", True),
-        (2, "y", False),
-    ]
-    ended, other = reading.step(row1=END, row2=ord("z"))
-    assert (ended.finish, ended.untold, other.text) == (inference.FINISH_REASON_STOP, True, "z")
-    reading.front.forget(1)  # the gateway evicts what has finished
-    assert [one.row for one in reading.step(row1=7, row2=ord("."))] == [2]
-    reading.process.resume()
-    late = reading.late()
-    assert (late.row, late.text, list(late.parsed.tool_calls)) == (1, "b", [LOOK])
-    assert (late.tokens, late.finish, late.untold) == (ended.tokens, ended.finish, False)
-    assert reading.events.empty()
+    assert (list(last.parsed.tool_calls), last.tokens) == ([LOOK], len(b"a " + CALLED))
+    told = [*reading.say("row1", b"b"), *reading.step(row1=END)]
+    assert ("".join(one.text for one in told), told[-1].finish) == ("b", inference.FINISH_REASON_STOP)
 
 
-def test_a_parser_that_takes_for_ever_makes_its_call_text(reading: Reading) -> None:
+def test_what_is_no_call_is_text(reading: Reading) -> None:
     reading.ask(1)
-    reading.say("row1", HOSTILE)
-    (ended,) = reading.step(row1=END)
-    assert ended.untold
-    late = reading.late()
-    assert (late.text, len(late.parsed.tool_calls)) == (HOSTILE.decode(), 0)
-    reading.ask(2)
-    told = [*reading.say("row2", CALLED), *reading.step(row2=END)]
-    told += [reading.late()] if told[-1].untold else []
-    assert [call for one in told for call in one.parsed.tool_calls] == [LOOK]
-
-
-def test_a_row_that_leaves_while_its_call_is_read_leaves_nothing(reading: Reading) -> None:
-    """One that is evicted, and one whose epoch ends, though all of its tokens had come."""
-    for row, end in ((1, lambda: reading.front.forget(1)), (2, reading.front.close_rows)):
-        reading.ask(row)
-        reading.process.suspend()
-        reading.say(f"row{row}", CALLED)
-        if row == 2:
-            reading.step(row2=END)
-        end()
-        reading.process.resume()
-    reading.ask(3)
-    told = [*reading.say("row3", CALLED + b"c"), *reading.step(row3=END)]
-    told += [reading.late()] if told[-1].untold else []
-    assert "".join(one.text for one in told) == "c"
-    assert [call for one in told for call in one.parsed.tool_calls] == [LOOK]
-    assert reading.events.empty()
-
-
-def test_the_calls_of_one_client_hold_up_its_own(reading: Reading) -> None:
-    reading.process.suspend()
-    for row in (1, 2):
-        reading.ask(row, b"one")
-        reading.say(f"row{row}", CALLED)
-    reading.ask(3, b"other")
-    told = [*reading.say("row3", CALLED), *reading.step(row3=END)]
-    told += [reading.late()] if told[-1].untold else []
-    assert [call for one in told for call in one.parsed.tool_calls] == [LOOK]
-    reading.process.resume()
+    told = [*reading.say("row1", HOSTILE), *reading.step(row1=END)]
+    assert "".join(one.text for one in told) == HOSTILE.decode()
+    assert not any(one.parsed.tool_calls for one in told)
 
 
 def test_the_one_call_of_an_answer_is_its_end(reading: Reading) -> None:
     reading.ask(1, one_call=True)
     told = reading.say("row1", CALLED)
-    assert (told[-1].finish, told[-1].untold) == (inference.FINISH_REASON_STOP, True)
-    assert list(reading.late().parsed.tool_calls) == [LOOK]
+    assert told[-1].finish == inference.FINISH_REASON_STOP
+    assert list(told[-1].parsed.tool_calls) == [LOOK]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 import re
@@ -17,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.grammar import Follower, Grammars
-from sealring.node.engine.text.calls import parser_of
+from sealring.node.engine.text.calls import read_calls
 from sealring.node.engine.text.constraints import grammar_of
+from sealring.node.engine.text.notations.notation import NOTATIONS
+from sealring.node.engine.text.notations.reading import reader_of
 from sealring.node.engine.text.sections import Format
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.v1 import inference_pb2 as inference
@@ -49,11 +49,7 @@ def takes(grammar: str, answer: str) -> bool:
 
 
 def form_of(name: str) -> Format:
-    if name == "dsml":
-        return Format(None, ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"), name)
-    mlx_lm_import.install()
-    module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    return Format(None, (module.tool_call_start, module.tool_call_end), name)
+    return Format(None, (NOTATIONS[name].begin, NOTATIONS[name].end), name)
 
 
 def schema_of(choices: random.Random, parser: str) -> dict[str, Any]:
@@ -86,11 +82,11 @@ def asked(schema: dict[str, Any], *, strict: bool = True, **fields: Any) -> infe
 
 def read(form: Format, text: str, schema: dict[str, Any]) -> Any:
     assert form.call is not None
-    tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
-    found = parser_of(form.name)(text.removesuffix(form.call[1]), tools)
-    (call,) = found if isinstance(found, list) else [found]
-    assert call["name"] == "look"
-    return call["arguments"]
+    calls = read_calls(reader_of(form.name, frozenset()), text.removesuffix(form.call[1]), {"look": schema})
+    assert calls is not None
+    (call,) = calls
+    assert call.name == "look"
+    return json.loads(call.arguments)
 
 
 @pytest.mark.parametrize("parser", PARSERS)

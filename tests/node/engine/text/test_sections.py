@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.node.engine.text.calls import parser_of, read_call
 from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
-from sealring.node.engine.text.parsers import HARMONY_TOKENS
 from sealring.node.engine.text.sections import Format, Sections, SpeltDetokenizer, format_of
 from sealring.v1 import inference_pb2 as inference
 
@@ -29,26 +27,17 @@ def chat(**fields: Any) -> inference.Chat:
     return inference.Chat(tools=[inference.Tool(name="look")], **fields)
 
 
-def read_here(sections: Sections) -> list[inference.ToolCall] | None:
-    assert sections.unread is not None
-    found = read_call(parser_of(sections.parser), sections.unread, sections.tools)
-    return found and [inference.ToolCall(**call) for call in found]
-
-
 def read(
     sections: Sections, pieces: list[str], finish: inference.FinishReason.ValueType = STOP
 ) -> tuple[str, str, list[tuple[str, Any]]]:
     """Text, reasoning and calls of an answer that comes in these pieces."""
     text, parsed = "", inference.Parsed()
     for number, piece in enumerate(pieces, 1):
-        told = [sections.take(piece, finish if number == len(pieces) else MORE)]
-        while sections.unread is not None:
-            told.append(sections.read(read_here(sections)))
-        for part, beside in told:
-            text += part
-            if beside is not None:
-                parsed.reasoning += beside.reasoning
-                parsed.tool_calls.extend(beside.tool_calls)
+        part, beside = sections.take(piece, finish if number == len(pieces) else MORE)
+        text += part
+        if beside is not None:
+            parsed.reasoning += beside.reasoning
+            parsed.tool_calls.extend(beside.tool_calls)
     return text, parsed.reasoning, [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls]
 
 
@@ -61,7 +50,7 @@ def test_an_answer_is_divided_alike_however_it_is_cut(data: st.DataObject) -> No
     assert read(Sections(QWEN, (), chat()), pieces) == ("I look. < done", "hm <b>\n", [call, call])
 
 
-TEXTS = ("\n\nIt is Berlin, not Paris.\n", " Then aab. ", "Done: Paris")
+TEXTS = ("\n\nIt is Berlin, not Paris.\n", " Then aab.\n", "Done: Paris")
 WHOLE = f"<think>\nParis? So. aab\n</think>{TEXTS[0]}{CALL}{TEXTS[1]}<think>Done</think>{TEXTS[2]}"
 
 
@@ -106,10 +95,10 @@ def test_reasoning_may_have_begun_in_the_prompt() -> None:
         assert read(Sections(QWEN, (), chat(), end), pieces) == expected
 
 
-@pytest.mark.parametrize("broken", ["{", '{"name": "look"}', '{"name": "lo ok", "arguments": {}}', "[]x"])
+@pytest.mark.parametrize("broken", ["{", '{"name": 1}', '{"name": "lo ok", "arguments": {}}', "[]x"])
 def test_a_call_that_cannot_be_read_is_text(broken: str) -> None:
     told = read(Sections(QWEN, (), chat()), [f"<tool_call>{broken}</tool_call>!"])
-    assert told == (f"<tool_call>{broken}!", "", [])
+    assert told == (f"<tool_call>{broken}</tool_call>!", "", [])
 
 
 def test_a_call_that_is_cut_off_is_text_and_one_without_its_end_is_a_call() -> None:
@@ -124,9 +113,8 @@ def test_without_tools_nothing_is_a_call() -> None:
 
 def test_the_answer_ends_with_its_one_call() -> None:
     sections = Sections(QWEN, (), chat(one_call=True))
-    assert sections.take(CALL + CALL, MORE) == ("", None)
-    assert sections.over, "before it is read: no token behind it is the answer's"
-    text, parsed = sections.read(read_here(sections))
+    text, parsed = sections.take(CALL + CALL, MORE)
+    assert sections.over
     assert (text, len(parsed.tool_calls) if parsed else 0) == ("", 1)
 
 
@@ -165,23 +153,7 @@ def test_a_model_without_marks_has_no_format(
     assert bool(expected) is ("<channel|>" in vocabulary)
 
 
-def test_parsers_are_chosen_as_by_mlx_lm() -> None:
-    from mlx_lm.tokenizer_utils import _infer_tool_parser
-
-    from sealring.node.engine.text.sections import _PARSERS
-
-    class Model:
-        def __init__(self, chat_template: str) -> None:
-            self.chat_template = chat_template
-
-        def get_vocab(self) -> dict[str, int]:
-            return {}
-
-    assert [_infer_tool_parser(Model(" ".join(told))) for _, told in _PARSERS] == [
-        name for name, _ in _PARSERS
-    ]
-
-
+HARMONY_TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|call|>")
 HARMONY = format_of("", HARMONY_TOKENS)
 NAMES = (*HARMONY_TOKENS, "<|end|>", "<|constrain|>")
 THOUGHT = "<|channel|>analysis<|message|>hm <b>"
