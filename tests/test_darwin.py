@@ -1,6 +1,6 @@
 """Under Darwin's conditions (tests/support/darwin.py): they hold, and the parts that meet them work.
 
-`make darwin` runs the integration tests so.
+`make darwin` runs the integration tests so, and `make darwin POSE=1` in processes that pose as a Mac's.
 """
 
 from __future__ import annotations
@@ -30,6 +30,16 @@ PARTS = (
     "tests/mesh/system/test_files.py",
     "tests/mesh/system/test_addresses.py",
 )
+POSED_PARTS = (
+    "tests/cli/local/test_standing.py",
+    "tests/cli/commands/test_join.py",
+    "tests/cli/commands/test_doctor.py",
+    "tests/cli/commands/test_up.py",
+    "tests/client/test_openai.py::test_answers_are_sealed_whole_and_streamed",
+    "tests/node/daemon/test_awake.py",
+    "tests/node/identity/test_choice.py",
+)
+"""Tests of code that asks on which system it runs: in processes that take themselves for a Mac's."""
 PROBE = """
 import errno, fcntl, json, os, resource, select, signal, socket, subprocess, sys, time
 os.environ.pop("GRPC_ENABLE_FORK_SUPPORT", None)
@@ -154,5 +164,23 @@ def test_the_conditions_hold(python: Path, tmp_path: Path) -> None:
 
 
 def test_the_parts_that_meet_them_work(python: Path) -> None:
-    done = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PARTS)
+    check(python, PARTS)
+
+
+def test_the_parts_that_know_a_mac_work_on_what_poses_as_one(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests keep their files in folders of theirs on any system, and none in the tester's own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    posing = darwin.make(tmp_path / "environment", pose=True)
+    assert run(posing, "-c", "import sys; print(sys.platform)").stdout == "darwin\n"
+    check(posing, POSED_PARTS)
+    assert not (tmp_path / "Library").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def check(python: Path, parts: tuple[str, ...]) -> None:
+    done = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *parts)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

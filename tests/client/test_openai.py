@@ -13,6 +13,7 @@ import pytest
 from scriptedgateway import PIECES, ScriptedGateway, Stage
 
 from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.system.paths import state_root_of
 from sealring.openai import AsyncOpenAI, OpenAI
 from sealring.v1 import inference_pb2 as inference
 
@@ -23,7 +24,8 @@ ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content":
 @pytest.fixture(autouse=True)
 def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Environment variables that would lead prompts elsewhere."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OPENAI_BASE_URL"):
         monkeypatch.setenv(name, "http://127.0.0.1:9/")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
@@ -61,7 +63,7 @@ async def test_answers_are_sealed_whole_and_streamed(
         assert b"somebody-else" not in sent
         opened = stage.gateway.open(request)[0]
         assert (opened.prompt.chat.messages[0].content, opened.choices) == (MARK, 1)
-    assert len(list(tmp_path.glob("sealring/client/*.roster"))) == 1
+    assert len(list(state_root_of(tmp_path).glob("client/*.roster"))) == 1
 
 
 async def test_an_answer_that_ends_well_leaves_no_fault_behind(client: AsyncOpenAI) -> None:

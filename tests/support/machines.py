@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 from kernels import share_kernels
 
+from sealring.mesh.system.paths import state_root_of
+
 SEALRING = str(Path(sys.executable).with_name("sealring"))
 
 
@@ -31,8 +33,8 @@ class Machine:
 
     @property
     def state(self) -> Path:
-        """The folder in which `sealring` keeps everything on Linux."""
-        return self.folder / ".local" / "state" / "sealring"
+        """The folder in which `sealring` keeps everything."""
+        return state_root_of(self.folder)
 
     def run(self, *words: str, status: int | None = 0) -> str:
         """The standard output of a command that ends by itself, with this exit status, or any for None."""

@@ -17,6 +17,7 @@ from doctortest import FakeSystem, recording
 from sealring.cli.commands import doctor as command
 from sealring.doctor.report import Report, decode, encode, ok, problem
 from sealring.mesh.errors import Unavailable
+from sealring.mesh.system.paths import state_root_of
 from sealring.v1 import admin_pb2, diagnosis_pb2
 
 
@@ -81,7 +82,7 @@ def test_a_service_is_looked_at_where_this_user_has_no_node(
     doctor: Any, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sealring.cli.service.launchd.STATE_FOLDER", tmp_path / "service")
-    service, own = tmp_path / "service" / "node", home / ".local" / "state" / "sealring" / "node"
+    service, own = tmp_path / "service" / "node", state_root_of(home) / "node"
     service.mkdir(parents=True)
     (home / "s.toml").touch()
     for before, options, folder in (

@@ -18,6 +18,7 @@ from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.joincode import Offer, short_hash
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.system.paths import state_root_of
 
 LABEL = "org.sealring.node"
 TOKEN = JoinToken.generate(bytes(32), ["127.0.0.1:1"]).format()
@@ -96,7 +97,7 @@ def test_a_code_is_asked_for_and_gets_the_token(
 
 def test_where_nothing_is_found_an_address_will_do(here: Any, host: Any) -> None:
     host.enrolled, host.offers = enrolled("mac"), []
-    host.typed = ["10.0.0.9"]
+    host.platform, host.typed = "linux", ["10.0.0.9"]
     done = here("join")
     assert (done.status, "COORDINATOR_UNREACHABLE" in done.err) == (10, True)
     assert "no cluster on this network lets machines join with a code now" in done.err
@@ -164,7 +165,7 @@ class Machine:
 def test_who_has_joined_runs_and_says_what_changes_and_nothing_twice(
     here: Any, host: Any, coordinator: Any, home: Path
 ) -> None:
-    SigningCluster(home).save(home / ".local/state/sealring/node", Role.MEMBER)
+    SigningCluster(home).save(state_root_of(home) / "node", Role.MEMBER)
     host.machine = Machine
     answers, away = "it answers", "it is away"
     Machine.looks = [
@@ -175,7 +176,7 @@ def test_who_has_joined_runs_and_says_what_changes_and_nothing_twice(
         (away, NOTHING),
     ]
     done = here("join")
-    log = f"the node runs until Ctrl-C; its log: {home / '.local/state/sealring/node.log'}"
+    log = f"the node runs until Ctrl-C; its log: {state_root_of(home) / 'node.log'}"
     said = [line for line in done.err.splitlines() if not line.startswith(("identity", "models"))]
     reached = "address: 127.0.0.1, where only this machine reaches it (or --address)"
     assert said == [reached, "starting the node", log, answers, "serves", away, NOTHING, "stopping"]

@@ -10,9 +10,9 @@ from bundles import SigningCluster
 
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.system.paths import state_root_of
 from sealring.v1 import admin_pb2, membership_pb2
 
-STATE = ".local/state/sealring"
 NODE = admin_pb2.Node(id="a", name="mac-1", state=admin_pb2.NODE_STATE_ONLINE)
 SERVING, DOWN = membership_pb2.RING_PHASE_SERVING, membership_pb2.RING_PHASE_DOWN
 
@@ -32,9 +32,9 @@ def test_a_machine_in_no_cluster_may_begin_one_or_join(here: Any) -> None:
 @pytest.fixture
 def first(home: Path, coordinator: Any) -> Any:
     """A first machine whose coordinator has one node."""
-    SigningCluster(home).save(home / STATE / "coordinator/operator", Role.OPERATOR)
-    (home / STATE / "config").mkdir()
-    (home / STATE / "config/gateway.toml").write_text('[gateway]\nhttp_listen = "127.0.0.1:8080"\n')
+    SigningCluster(home).save(state_root_of(home) / "coordinator/operator", Role.OPERATOR)
+    (state_root_of(home) / "config").mkdir()
+    (state_root_of(home) / "config/gateway.toml").write_text('[gateway]\nhttp_listen = "127.0.0.1:8080"\n')
     coordinator.answers["ListNodes"] = admin_pb2.ListNodesResponse(nodes=[NODE])
     return coordinator
 
@@ -81,9 +81,9 @@ def test_a_cluster_that_serves_is_asked(here: Any, first: Any, phase: Any, spec:
 def test_another_machine_says_what_it_is_and_whether_it_runs(
     here: Any, host: Any, home: Path, runs: bool
 ) -> None:
-    SigningCluster(home).save(home / STATE / "node", Role.MEMBER)
-    (home / STATE / "config").mkdir()
-    (home / STATE / "config/node.toml").write_text('[node]\nlisten = "10.0.0.2:7710"\n')
+    SigningCluster(home).save(state_root_of(home) / "node", Role.MEMBER)
+    (state_root_of(home) / "config").mkdir()
+    (state_root_of(home) / "config/node.toml").write_text('[node]\nlisten = "10.0.0.2:7710"\n')
     host.ports = {7710} if runs else set()
     done = here()
     assert "this machine is the node operator of cluster" in done.out
