@@ -32,7 +32,7 @@ Result = dict[str, Any]
 
 MODULES = (
     *("scenarios", "serve", "peers", "mixed", "together", "scaling", "solo", "prefill"),
-    *("overhead", "scheduler", "control", "members", "clients", "ring"),
+    *("overhead", "rest", "scheduler", "control", "members", "clients", "ring"),
     *("macs", "hostile", "pictures", "long", "pause", "passing", "loading", "receipts"),
     *("speculate", "sampling", "stored", "hop", "metal", "grammars"),
 )

@@ -200,6 +200,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ListNodesRequest, actor: str
     ) -> admin_pb2.ListNodesResponse:
         """Every enrolled node and gateway, online or not, by name; the revoked identities; nodes' links."""
+        self._sessions.attend()
         members = sorted(self._store.members.all(Role.MEMBER), key=lambda one: one.name)
         places: dict[str, list[tuple[str, admin_pb2.StagePlan]]] = defaultdict(list)
         for deployment in self._store.deployments.all():

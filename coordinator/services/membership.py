@@ -75,7 +75,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         if not second.HasField("proof"):
             raise no_proof()
         tenure = self._proofs.check(proof, peer, second.proof)
-        yield CoordinatorMessage(accepted=proof_pb2.ProofAccepted())
+        yield CoordinatorMessage(accepted=proof_pb2.ProofAccepted(hears=True))
         try:
             hello = await self._hello(peer.id, requests, context)
             self._messages.hello(peer.id, hello)

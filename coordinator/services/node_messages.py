@@ -29,6 +29,7 @@ _MAX_BYTES = 1 << 50
 _MAX_RINGS = 64
 _MAX_ALARMS = 1000
 _MOVE_SECONDS = 60.0
+_HEARD = membership_pb2.CoordinatorMessage(heard=membership_pb2.Heard())
 """The least time between two changes of a node's addresses while it stays: each makes a new roster."""
 
 log = structlog.get_logger()
@@ -134,6 +135,8 @@ class NodeMessages:
         check_held(heartbeat.models)
         if heartbeat.addresses:
             self._move(session.member, check_addresses(heartbeat.addresses))
+        if heartbeat.answer:
+            session.outbox.put_latest(membership_pb2.Heard, _HEARD)
         first = session.heartbeat is None
         session.beat(heartbeat)
         self._reports.beaten(session, heartbeat, first=first)

@@ -18,7 +18,7 @@ from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import membership_pb2_grpc
-from sealring.v1.membership_pb2 import AllTold, FollowRequest, WatchResponse
+from sealring.v1.membership_pb2 import AllTold, FollowRequest, Heard, WatchResponse
 
 log = structlog.get_logger()
 
@@ -57,7 +57,7 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
         log.info("gateway_watching", gateway=peer.id)
         reading = asyncio.create_task(self._read(tenure, requests, outbox))
         try:
-            for event in (*self._snapshot(), WatchResponse(all_told=AllTold())):
+            for event in (*self._snapshot(), WatchResponse(all_told=AllTold(hears=True))):
                 tell(outbox, event)
             async for event in outbox.messages():
                 yield event
@@ -79,6 +79,8 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
                     self._watchers.troubled(outbox, str(from_problem(said)) if said.message else "")
                 elif request.HasField("demand"):
                     self._watchers.demanded(outbox, request.demand)
+                elif request.HasField("beat"):
+                    outbox.put_latest(Heard, WatchResponse(heard=Heard()))
                 else:
                     raise InvalidInput("a watch holds a message that is not known here", reason="BAD_MESSAGE")
         except SealringError as error:

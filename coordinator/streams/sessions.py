@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +21,21 @@ from sealring.mesh.rpc.protocol import own_release
 from sealring.v1.membership_pb2 import (
     CoordinatorMessage,
     Goodbye,
+    Heard,
     Heartbeat,
     ServingEpoch,
 )
 from sealring.v1.proof_pb2 import Release
 
 _LOOKS = 6
+WORK_SECONDS = 2.0
+"""Between heartbeats of a node that works, and of one of an earlier release."""
+
+_MOST_REST_SECONDS = 60.0
+_ATTEND_SECONDS = 10.0
+_HURRY_LOOKS = 3
+"""Looks that are left to a node that rested, once somebody looks at the cluster."""
+
 _REPLACED = 8
 _TROUBLE_SECONDS = 60.0
 log = structlog.get_logger()
@@ -66,6 +76,8 @@ class NodeSession:
         self._clock = clock
         self.last_seen = clock()
         self.silent_looks = 0
+        self.rests = 0.0
+        """Seconds by which its next heartbeat may come later than under work."""
         self.slow = ""
         """The warning about a member that has become slow, or ""."""
         self.roster = b""
@@ -87,6 +99,7 @@ class NodeSession:
     def beat(self, heartbeat: Heartbeat) -> None:
         """Take in a heartbeat; a ring whose steps did not change since the one before is idle."""
         self.heartbeat = heartbeat
+        self.rests = min(max(0.0, heartbeat.next_ms / 1000 - WORK_SECONDS), _MOST_REST_SECONDS)
         steps = {health.ring: health.steps for health in heartbeat.rings}
         self.idle = {ring for ring, count in steps.items() if self.steps.get(ring) == count}
         self.steps = steps
@@ -136,6 +149,7 @@ class Sessions:
         self._open: dict[str, NodeSession] = {}
         self._arriving: dict[asyncio.Timeout, str] = {}
         self._beat = asyncio.Event()
+        self._attended = -math.inf
 
     def __iter__(self) -> Iterator[NodeSession]:
         return iter(list(self._open.values()))
@@ -235,13 +249,29 @@ class Sessions:
         """
         while True:
             await asyncio.sleep(silence / _LOOKS)
-            for session in self:
-                session.silent_looks += 1
-                if session.silent_looks > _LOOKS:
-                    log.warning("node_silent", member=session.member, seconds=silence)
-                    error = Unavailable("no heartbeat came in time", hint="connect again", reason="SILENT")
-                    self.closed(session)
-                    session.close("no heartbeat", error)
+            self.look(silence)
+
+    def look(self, silence: float) -> None:
+        """Ends the sessions that have been silent for more looks than there are in `silence` and their rest."""
+        for session in self:
+            session.silent_looks += 1
+            if session.silent_looks > _LOOKS + math.ceil(session.rests * _LOOKS / silence):
+                log.warning("node_silent", member=session.member, seconds=silence + session.rests)
+                error = Unavailable("no heartbeat came in time", hint="connect again", reason="SILENT")
+                self.closed(session)
+                session.close("no heartbeat", error)
+
+    def attend(self) -> None:
+        """Somebody looks at the cluster: for a while all nodes send heartbeats as often as under work."""
+        if self._clock() - self._attended < _ATTEND_SECONDS / 2:
+            return
+        self._attended = self._clock()
+        look = CoordinatorMessage(heard=Heard(look_ms=int(_ATTEND_SECONDS * 1000)))
+        for session in self:
+            session.send(look)
+            if session.rests:
+                session.rests = 0.0
+                session.silent_looks = min(session.silent_looks, _LOOKS - _HURRY_LOOKS)
 
     def roster_published(self, roster: StoredRoster) -> None:
         """Sends a new roster to all nodes: the difference to those that have the one before."""

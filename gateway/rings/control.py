@@ -40,9 +40,16 @@ _T = TypeVar("_T")
 METHOD = "/sealring.v1.Control/Schedule"
 ATTACH_SECONDS = 10.0
 PING_SECONDS = 1.0
-PONG_SECONDS = 5.0
+REST_SECONDS = 4.0
+"""Between pings while nobody waits for the ring."""
+
+PONG_SECONDS = 4.0
+"""The silence of a member that ends the epoch."""
+
 STALL_SECONDS = 120.0
 GOODBYE_SECONDS = 1.0
+
+_JUST_AFTER = 0.05
 
 LOST_SECONDS = 3.0
 """A record is lost if for this time its sender has been sending it and its receiver has waited without a
@@ -280,9 +287,11 @@ class ControlStreams:
         *,
         clear_links: bool = False,
         yields: bool = False,
+        busy: Callable[[], bool] = lambda: False,
         clock: Clock = awake_clock,
     ) -> None:
-        """`yields`: attaching fails while no other gateway schedules."""
+        """`yields`: attaching fails while no other gateway schedules. `busy` says whether a client waits,
+        also for an answer that another gateway schedules."""
         self.ring = ring
         self.epoch = epoch
         self.attach_request = control.Attach(ring=ring, epoch=epoch, clear_links=clear_links, yields=yields)
@@ -305,6 +314,8 @@ class ControlStreams:
             for rank, target in enumerate(targets)
         ]
         self._pings = 0
+        self._busy = busy
+        self._stirred = asyncio.Event()
 
     @_letting_go
     async def attach(self) -> list[control.Attached]:
@@ -352,6 +363,11 @@ class ControlStreams:
         """The ring owes an answer; STALL_SECONDS count from the first call since `answered`."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
+        self.stir()
+
+    def stir(self) -> None:
+        """There may be work now: ends a rest."""
+        self._stirred.set()
 
     def answered(self) -> None:
         """The ring has answered; call `expect` again if it still owes something."""
@@ -427,20 +443,37 @@ class ControlStreams:
     async def watch(self) -> None:
         """Raises EpochEnded for a member that is silent, and for a ring that makes no step."""
         while True:
+            rests = self._waiting_since is None and not self._busy()
+            pause = REST_SECONDS if rests else PING_SECONDS
             self._pings += 1
-            ping = control.ScheduleRequest(ping=control.Ping(sequence=self._pings))
-            self.send_all(ping.SerializeToString())
-            await asyncio.sleep(PING_SECONDS)
+            ping = control.Ping(sequence=self._pings, next_ms=int(pause * 1000))
+            self.send_all(_message(ping=ping))
+            limit = PONG_SECONDS + (pause if rests else 0.0)
+            await self._pause(pause, rests=rests)
             now = self._clock()
             for rank, stream in enumerate(self.streams):
-                if now - stream.heard > PONG_SECONDS:
+                if now - stream.heard > limit:
                     raise EpochEnded(
-                        f"the member of rank {rank} has not answered for {PONG_SECONDS:g} s",
+                        f"the member of rank {rank} has not answered for {limit:g} s",
                         reason="MEMBER_SILENT",
                         member=stream.target.id,
                     )
+                if rests and self._stirred.is_set():  # nothing was asked of it since the last ping
+                    stream.heard = now
             if self._waiting_since is not None and now - self._waiting_since > STALL_SECONDS:
                 raise EpochEnded(f"no step was done for {STALL_SECONDS:g} s", reason="RING_STALLED")
+
+    async def _pause(self, seconds: float, *, rests: bool) -> None:
+        """Returns once the next look is due: at once when a rest ends, or a member has been silent too
+        long."""
+        if rests:
+            self._stirred.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._stirred.wait()
+            return
+        silent = self._clock() - min(stream.heard for stream in self.streams)
+        await asyncio.sleep(min(seconds, max(0.0, PONG_SECONDS - silent) + _JUST_AFTER))
 
 
 @dataclass(slots=True)

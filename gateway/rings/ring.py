@@ -327,6 +327,7 @@ class Ring:
             self._identity,
             clear_links=serving.clear_links,
             yields=yields,
+            busy=lambda: bool(self.answers),
         )
         which = {"ring": serving.ring, "epoch": serving.epoch}
         reason = ""
@@ -413,6 +414,7 @@ class Ring:
         forward = self._sent.add(request, self._clock(), again=again)
         message = control.ScheduleRequest(forward=forward).SerializeToString()
         streams.send_prompt(message, key=f"forward {forward.number}")
+        streams.stir()
 
     def _take_back_forward(self, request_id: str) -> None:
         """Cancels a request at the gateway that schedules."""

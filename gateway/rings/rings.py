@@ -221,6 +221,11 @@ class Rings:
         """The report on models on demand for the coordinator; None if there is no such model."""
         return self._models.demand(self._counts)
 
+    @property
+    def asked(self) -> bool:
+        """Whether a client waits for an answer."""
+        return any(ring.answers for ring in self._table)
+
     def _counts(self, name: str) -> tuple[int, int]:
         counts = [ring.counts() for ring in self._table.of(name)]
         return sum(begun for begun, _ in counts), sum(waiting for _, waiting in counts)

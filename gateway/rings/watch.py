@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from sealring.mesh.member.introduction import (
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
+from sealring.mesh.rpc.silence import ANSWER_SECONDS, Silence
 from sealring.mesh.rpc.tls import is_own_cancellation
 from sealring.mesh.system.processes import first_of
 from sealring.v1 import membership_pb2 as membership
@@ -36,6 +38,9 @@ from sealring.v1 import membership_pb2_grpc as membership_grpc
 log = structlog.get_logger()
 
 _TICK_SECONDS = 1.0
+_BEAT_SECONDS = 2.0
+"""Between questions to the coordinator whether it is there, while clients wait for answers."""
+
 _UNWRITABLE = "ROSTER_STATE_UNWRITABLE"
 
 
@@ -57,6 +62,9 @@ class Watch:
         self._newer_root = newer_root
         self._unsaved = b""  # the newest roster, while it cannot be saved
         self._call: Any = None
+        self._hears = False  # the coordinator of this stream answers beats
+        self._beaten = -math.inf
+        self._silence = Silence(lambda: None)
         self._taking = asyncio.Lock()
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
 
@@ -74,6 +82,7 @@ class Watch:
         renewing: asyncio.Task[None] | None = None
         reporting: asyncio.Task[None] | None = None
         believed = False
+        self._silence = silence = Silence(lambda: _give_up(call))
         try:
             call = membership_grpc.SchedulingStub(self._coordinators.channel.get()).Follow()
             introduced = await self._introduction.exchange(call, membership.FollowRequest)
@@ -83,6 +92,7 @@ class Watch:
             renewing = asyncio.create_task(self._renew(introduced))
             reporting = asyncio.create_task(self._report())
             while (event := await call.read()) is not grpc.aio.EOF:
+                silence.heard()
                 await self._hear(event)
             log.info("coordinator_ended_watch")
         except grpc.RpcError as error:
@@ -107,6 +117,8 @@ class Watch:
                             exc_info=failure,
                         )
             self._call = None
+            self._hears = False
+            silence.heard()
             self._rings.end_watch()
             if call is not None:
                 call.cancel()
@@ -124,6 +136,7 @@ class Watch:
         elif kind == "model_gone":
             self._rings.model_gone(event.model_gone.deployment)
         elif kind == "all_told":
+            self._hears = event.all_told.hears
             self._rings.all_told()
 
     async def _use(self, envelope: bytes) -> membership.Problem:
@@ -158,6 +171,17 @@ class Watch:
                 await self._take_roster()
             if self._keeper.valid is None:
                 self._rings.use_roster(None)
+            await self._beat()
+
+    async def _beat(self) -> None:
+        """Asks, while clients wait, whether the coordinator is still there; gRPC asks seldom."""
+        now = asyncio.get_running_loop().time()
+        if not self._hears or not self._rings.asked or now - self._beaten < _BEAT_SECONDS:
+            return
+        self._beaten = now
+        if not self._silence.expecting:
+            self._silence.expect(ANSWER_SECONDS)
+        await self._say(membership.FollowRequest(beat=membership.Beat()))
 
     async def _renew(self, introduced: Introduced) -> None:
         """Lets the stream outlive every certificate that this gateway renews."""
@@ -181,3 +205,8 @@ class Watch:
         async with self._writing:
             if self._call is not None:
                 await write_first(self._call, message)
+
+
+def _give_up(call: Any) -> None:
+    log.warning("coordinator_silent", hint="another stream is opened, maybe to another of its addresses")
+    call.cancel()

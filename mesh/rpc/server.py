@@ -25,6 +25,14 @@ from sealring.mesh.system.addresses import listen_error, parse_address, require_
 MAX_MESSAGE = 16 << 20
 
 
+CALL_SECONDS = 2.0
+"""Between gRPC's pings on connections that have calls only under work: clients' to a gateway."""
+
+REST_SECONDS = 20.0
+"""Between gRPC's pings on connections that stand day and night. Each ping wakes a dozen times threads of gRPC
+at both ends. Under work the ends find each other silent sooner, by what they say (`mesh/rpc/silence.py`)."""
+
+
 @dataclass(frozen=True)
 class Port:
     """The limits of a server's port, for any caller.
@@ -33,8 +41,8 @@ class Port:
     caller with a certificate has called (`mesh/rpc/connections.py`). A connection has at most `streams` at
     once; clients queue further calls by themselves. A message has at most `message` bytes and, with
     `counting`, at most as many fields as `mesh/rpc/wire.py` allows. A connection ends after `idle` seconds
-    without a call, and after `age` seconds with calls; 0: never. With `reflects`, callers may list the
-    services.
+    without a call, and after `age` seconds with calls; 0: never. After `ping` seconds without a byte the
+    server pings. With `reflects`, callers may list the services.
     """
 
     connections: int = 2048
@@ -44,17 +52,22 @@ class Port:
     counting: bool = False
     idle: float = 0.0
     age: float = 0.0
+    ping: float = REST_SECONDS
     reflects: bool = True
 
     @property
     def options(self) -> list[tuple[str, Any]]:
         """The limits as gRPC's channel arguments."""
-        ends = {"grpc.max_connection_idle_ms": self.idle, "grpc.max_connection_age_ms": self.age}
+        times = {
+            "grpc.max_connection_idle_ms": self.idle,
+            "grpc.max_connection_age_ms": self.age,
+            "grpc.keepalive_time_ms": self.ping,
+        }
         return [
             ("grpc.max_allowed_incoming_connections", self.connections),
             ("grpc.max_concurrent_streams", self.streams),
             ("grpc.max_receive_message_length", self.message),
-            *((name, int(seconds * 1000)) for name, seconds in ends.items() if seconds),
+            *((name, int(seconds * 1000)) for name, seconds in times.items() if seconds),
             *([("grpc.max_connection_age_grace_ms", int(self.age * 1000))] if self.age else []),
         ]
 
@@ -63,7 +76,12 @@ JOINING = Port(share=16, streams=4, message=1 << 18, counting=True, idle=10.0, a
 """Open to strangers, for two calls within seconds: machines join and renew certificates here."""
 
 INFERENCE = Port(
-    connections=4096, share=1024, streams=256, message=MAX_ENVELOPE_BYTES + (1 << 16), counting=True
+    connections=4096,
+    share=1024,
+    streams=256,
+    message=MAX_ENVELOPE_BYTES + (1 << 16),
+    counting=True,
+    ping=CALL_SECONDS,
 )
 """The port for clients with many requests at once."""
 
@@ -74,20 +92,19 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.settings_timeout", 10_000),
     ("grpc.max_metadata_size", 2048),
     ("grpc.absolute_max_metadata_size", 4096),  # of each frame; one call's headers may take several
-    ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 8),
 ]
-"""Clients ping every two seconds, and once more while gRPC measures their receive bandwidth. A peer that
-sends eight early pings, and no data between them, is no client of ours."""
+"""Clients ping every two seconds at most, and once more while gRPC measures their receive bandwidth. A peer
+that sends eight early pings, and no data between them, is no client of ours."""
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", INFERENCE.message),
-    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_time_ms", int(CALL_SECONDS * 1000)),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -96,6 +113,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5000),
 ]
+"""Of channels to a gateway."""
 
 
 class Server:

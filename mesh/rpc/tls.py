@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.mesh.errors import Unauthenticated
 from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial, key_hash, role_server_name, to_pem
 from sealring.mesh.rpc.interceptor import Context
-from sealring.mesh.rpc.server import CHANNEL_OPTIONS
+from sealring.mesh.rpc.server import CHANNEL_OPTIONS, REST_SECONDS
 
 _UNTIL_THEY_END = 3e8
 """Grace period, in seconds, of a retired channel, whose streams end by themselves: ten years."""
@@ -110,7 +110,7 @@ IDLE_MILLISECONDS = 10_000
 def channel_options(server_name: str) -> list[tuple[str, int | str]]:
     """Client options for a peer that has to prove `server_name` at any address."""
     return [
-        *CHANNEL_OPTIONS,
+        *(dict(CHANNEL_OPTIONS) | {"grpc.keepalive_time_ms": int(REST_SECONDS * 1000)}).items(),
         ("grpc.ssl_target_name_override", server_name),
         ("grpc.default_authority", server_name),
         ("grpc.enable_retries", 0),

@@ -38,6 +38,7 @@ from sealring.mesh.ring.prefix_names import MAX_CHAIN_BYTES, clear_scope, sealed
 from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.pieces import MAX_WHOLE, Joiner, Outgoing
 from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.silence import ANSWER_SECONDS, Silence
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
 from sealring.node.daemon.epoch import MemberEpoch
 from sealring.node.daemon.receipts import ReceiptKey, ReceiptRows
@@ -154,6 +155,8 @@ class GatewayStream:
         self._ended = False
         self._taken_back: dict[int, dict[int, None]] = {}  # by guest, while this gateway is behind
         self._looking: asyncio.Task[None] | None = None
+        self._silence = Silence(self._gateway_silent)
+        self._writing: asyncio.Timeout | None = None
         self._over = False
 
     def row_event(self, event: bytes) -> None:
@@ -186,6 +189,7 @@ class GatewayStream:
     def close(self) -> None:
         """Stops answering pings and signing receipts."""
         self._receipts.close()
+        self._silence.heard()
         if self._looking is not None:
             self._looking.cancel()
 
@@ -225,7 +229,12 @@ class GatewayStream:
                 del self._taken_back[guest]
 
     async def answer(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Writes everything that is queued, until the stream is finished."""
+        """Writes everything that is queued, until the stream is finished or its gateway silent."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as self._writing:
+                await self._write_all(write)
+
+    async def _write_all(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         while True:
             while self._waiting:
                 message, written = self._waiting.take()
@@ -291,6 +300,8 @@ class GatewayStream:
             self._receipts.forget(message.discard.row)
             self._work(reframe(request, _COMMAND_DISCARD))
         elif what == "ping":
+            if message.ping.next_ms and not self._over:
+                self._silence.expect(message.ping.next_ms / 1000 + ANSWER_SECONDS)
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.get_running_loop().create_task(self._pong(message.ping))
         elif what == "recall":
@@ -316,6 +327,12 @@ class GatewayStream:
         else:
             raise InvalidInput("a schedule message is not allowed here", reason="BAD_MESSAGE")
         return True
+
+    def _gateway_silent(self) -> None:
+        """Ends the stream of a gateway that stands still or is gone, as gRPC ends one whose pings fail."""
+        log.warning("gateway_silent", gateway=self.id)
+        if self._writing is not None:
+            self._writing.reschedule(asyncio.get_running_loop().time())
 
     def _work(self, command: bytes) -> None:
         engine = self._epoch.engine

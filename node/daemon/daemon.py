@@ -93,6 +93,7 @@ class Daemon:
             self._engines,
             self._disks,
             self._report,
+            lambda: self._session.stir(),
         )
         self.seats = Seats(own_id, lambda ring: Seat(ring, around), self._background)
         self.measuring = Measuring(
@@ -176,7 +177,12 @@ class Daemon:
             lambda: self._rosters.root,
             self._certificates.renew,
         )
-        self._session = CoordinatorSession(self._coordinators, introduction, handler)
+        self._session = CoordinatorSession(
+            self._coordinators,
+            introduction,
+            handler,
+            working=lambda: any(not seat.quiet for seat in self.seats),
+        )
 
     async def run(self, addresses: Callable[[], tuple[str, ...]], stop: asyncio.Event) -> None:
         """Works until `stop` is set. `addresses` says at which addresses others reach this daemon now.

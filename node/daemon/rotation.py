@@ -53,6 +53,8 @@ class StepGate:
         self._open = asyncio.Event()
         self._open.set()
         self._knocked = asyncio.Event()
+        self.on_step: Callable[[], None] = lambda: None
+        """Called with the first step after a rest."""
 
     async def pass_step(self) -> None:
         """Waits while the gate is held."""
@@ -62,8 +64,11 @@ class StepGate:
 
     def passed(self, step: int) -> None:
         """Notes that a step was given to the engine."""
+        rested = self.resting
         self.last = step
         self._last_at = self._clock()
+        if rested:
+            self.on_step()
 
     @property
     def resting(self) -> bool:

@@ -62,6 +62,8 @@ class Surroundings:
     engines: EngineKeeper
     disks: PrefixDisks
     report: Callable[[membership_pb2.MemberMessage], None]
+    on_step: Callable[[], None]
+    """Called with the first step after a rest."""
 
 
 class Seat:
@@ -107,6 +109,7 @@ class Seat:
         if previous is not None:
             previous.end("superseded")
         self.epoch, self._prepared = self._make_epoch(plan, self, after=previous), prepared
+        self.epoch.gate.on_step = self._around.on_step
         self.epoch.prepare()
 
     def named(self, number: int) -> MemberEpoch | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -27,13 +28,20 @@ from sealring.mesh.member.introduction import (
 from sealring.mesh.roster.difference import whole_roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
+from sealring.mesh.rpc.silence import ANSWER_SECONDS, Silence
 from sealring.mesh.rpc.tls import is_own_cancellation
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 log = structlog.get_logger()
 
 HEARTBEAT_SECONDS = 2.0
+"""Between heartbeats while this node works, or somebody looks at the cluster."""
+
+REST_SECONDS = 5.0
+"""Between heartbeats at other times. Each wakes threads in both processes a dozen times."""
+
 _MAX_OUTBOX = 256
+_MOST_LOOKED_SECONDS = 60.0
 _GOODBYE_SECONDS = 1.0
 
 
@@ -61,10 +69,13 @@ class CoordinatorSession:
         introduction: Introduction,
         listener: Listener,
         *,
+        working: Callable[[], bool] = lambda: True,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
+        """`working` says whether a ring of this node forms or answers; call `stir` when that begins."""
         self._coordinators = coordinators
+        self._working = working
         self._heartbeat_seconds = heartbeat_seconds
         self._backoff = backoff
         self.connected = False
@@ -78,6 +89,9 @@ class CoordinatorSession:
         self._dismissed = False  # the coordinator said goodbye; it reads until this node has ended its side
         self._greeted = False  # a hello was sent on this stream, so a goodbye may follow
         self._left = asyncio.Event()
+        self._looked_until = 0.0  # on the event loop's clock
+        self._beaten = -math.inf  # when the last heartbeat was sent, on that clock
+        self._hears = False  # the coordinator of this stream answers heartbeats
 
     @property
     def waiting(self) -> tuple[membership_pb2.MemberMessage, ...]:
@@ -96,6 +110,10 @@ class CoordinatorSession:
         self._lost += 1
         if self._lost & (self._lost - 1) == 0:  # 1, 2, 4, 8...: the coordinator may be away for hours
             log.warning("coordinator_message_lost", kind=message.WhichOneof("message"), lost=self._lost)
+
+    def stir(self) -> None:
+        """This node may work now: ends a rest."""
+        self._wake.set()
 
     async def run(self) -> None:
         """Connects, exchanges messages, and connects again."""
@@ -116,18 +134,23 @@ class CoordinatorSession:
         call: Any = None
         believed = self._dismissed = False
         roster = b""
+        silence = Silence(lambda: _give_up(call))
         try:
             call = membership_pb2_grpc.MembershipStub(self._coordinators.channel.get()).Session()
             introduced = await self._introduction.exchange(call, membership_pb2.MemberMessage)
             believed = True
             renewing = asyncio.get_running_loop().create_task(self._renew(introduced))
             while (message := await call.read()) is not grpc.aio.EOF:
+                silence.heard()
                 if message.HasField("roster"):
                     roster = whole_roster(message.roster, roster)
                     message.roster.CopyFrom(membership_pb2.RosterUpdate(envelope=roster))
                 if message.HasField("accepted") and writer is None:
-                    writer = asyncio.get_running_loop().create_task(self._write(call))
+                    self._hears = message.accepted.hears
+                    writer = asyncio.get_running_loop().create_task(self._write(call, silence))
                     writer.add_done_callback(lambda _: None if self._leaving else call.cancel())
+                elif message.HasField("heard"):
+                    self._look(message.heard)
                 else:
                     await self._hear(message)
                 if message.HasField("goodbye"):
@@ -151,6 +174,7 @@ class CoordinatorSession:
                     if not task.cancelled() and (failure := task.exception()) is not None:
                         log.error("coordinator_not_told", exc_info=failure)
             self._renewal = None
+            silence.heard()
             if call is not None:
                 call.cancel()
             self.connected = False
@@ -158,7 +182,7 @@ class CoordinatorSession:
                 self._greeted = False
                 self._left.set()
 
-    async def _write(self, call: Any) -> None:
+    async def _write(self, call: Any, silence: Silence) -> None:
         """Writes messages until the stream ends. A message leaves the outbox once it is written."""
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             self._greeted = True
@@ -170,10 +194,9 @@ class CoordinatorSession:
                 await self._end_side(call)
                 return
             await call.write(membership_pb2.MemberMessage(hello=hello))
+            self._beaten = -math.inf
             while True:
-                await call.write(membership_pb2.MemberMessage(heartbeat=self._listener.heartbeat()))
-                due = asyncio.get_running_loop().time() + self._heartbeat_seconds
-                while await self._something_before(due):
+                while await self._something_before_heartbeat():
                     await self._write_outbox(call)
                     if self._leaving and (self._dismissed or not self._outbox):
                         await call.done_writing()
@@ -182,6 +205,30 @@ class CoordinatorSession:
                     if self._dismissed:
                         await self._end_side(call)
                         return
+                await self._beat(call, silence)
+
+    @property
+    def _interval(self) -> float:
+        """Seconds between two heartbeats, as things are."""
+        looked_at = asyncio.get_running_loop().time() < self._looked_until
+        return self._heartbeat_seconds if looked_at or self._working() else REST_SECONDS
+
+    async def _beat(self, call: Any, silence: Silence) -> None:
+        """Sends a heartbeat. A coordinator that does not answer one under work is given up."""
+        self._beaten = asyncio.get_running_loop().time()
+        heartbeat = self._listener.heartbeat()
+        heartbeat.next_ms = int(self._interval * 1000)
+        heartbeat.answer = self._hears and self._working()
+        if heartbeat.answer and not silence.expecting:
+            silence.expect(ANSWER_SECONDS)
+        await call.write(membership_pb2.MemberMessage(heartbeat=heartbeat))
+
+    def _look(self, heard: membership_pb2.Heard) -> None:
+        """Somebody looks at the cluster, if the message says so."""
+        if heard.look_ms:
+            until = asyncio.get_running_loop().time() + min(heard.look_ms / 1000, _MOST_LOOKED_SECONDS)
+            self._looked_until = max(self._looked_until, until)
+            self._wake.set()
 
     async def _end_side(self, call: Any) -> None:
         """Half-closes the stream; the coordinator then ends it with a reason."""
@@ -206,17 +253,15 @@ class CoordinatorSession:
             if self._outbox and self._outbox[0] is message:
                 self._outbox.popleft()
 
-    async def _something_before(self, due: float) -> bool:
-        """Waits for a message to send. False once a heartbeat is due, at `due` on the event loop's clock."""
-        if asyncio.get_running_loop().time() >= due:
-            return False
-        if self._outbox:
-            return True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(due):
-                await self._wake.wait()
-            self._wake.clear()
-            return True
+    async def _something_before_heartbeat(self) -> bool:
+        """Waits for a message to send. False once a heartbeat is due, which may be sooner if a rest ends."""
+        while asyncio.get_running_loop().time() < (due := self._beaten + self._interval):
+            if self._outbox or self._renewal is not None or self._dismissed:
+                return True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._wake.wait()
+                self._wake.clear()
         return False
 
     async def _hear(self, message: membership_pb2.CoordinatorMessage) -> None:
@@ -228,3 +273,8 @@ class CoordinatorSession:
         except SealringError as error:
             kind = message.WhichOneof("message")
             log.warning("coordinator_message_refused", kind=kind, reason=error.reason)
+
+
+def _give_up(call: Any) -> None:
+    log.warning("coordinator_silent", hint="another stream is opened, maybe to another of its addresses")
+    call.cancel()

@@ -518,6 +518,7 @@ class CoordinatorMessage(_message.Message):
     DIAGNOSE_FIELD_NUMBER: _builtins.int
     CHANGE_MODEL_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
+    HEARD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
@@ -550,6 +551,8 @@ class CoordinatorMessage(_message.Message):
     def measure(self) -> Global___MeasureQuestion:
         """only to nodes whose hello says `measures`"""
 
+    @_builtins.property
+    def heard(self) -> Global___Heard: ...
     def __init__(
         self,
         *,
@@ -566,16 +569,39 @@ class CoordinatorMessage(_message.Message):
         diagnose: Global___DiagnosisQuestion | None = ...,
         change_model: Global___ChangeModel | None = ...,
         measure: Global___MeasureQuestion | None = ...,
+        heard: Global___Heard | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "change_model", b"change_model", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "measure", b"measure", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "change_model", b"change_model", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "heard", b"heard", "measure", b"measure", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "change_model", b"change_model", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "measure", b"measure", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "challenge", b"challenge", "change_model", b"change_model", "commit", b"commit", "diagnose", b"diagnose", "end", b"end", "goodbye", b"goodbye", "heard", b"heard", "measure", b"measure", "message", b"message", "prepare", b"prepare", "profile", b"profile", "proof", b"proof", "roster", b"roster", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace", "proof", "accepted", "diagnose", "change_model", "measure"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["roster", "profile", "prepare", "commit", "end", "goodbye", "challenge", "trace", "proof", "accepted", "diagnose", "change_model", "measure", "heard"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___CoordinatorMessage: _TypeAlias = CoordinatorMessage  # noqa: Y015
+
+@_typing.final
+class Heard(_message.Message):
+    """Answers a heartbeat, or a gateway's beat. To nodes also while somebody looks at the cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOOK_MS_FIELD_NUMBER: _builtins.int
+    look_ms: _builtins.int
+    """heartbeats come as often as under work for this time"""
+    def __init__(
+        self,
+        *,
+        look_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["look_ms", b"look_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Heard: _TypeAlias = Heard  # noqa: Y015
 
 @_typing.final
 class Challenge(_message.Message):
@@ -924,6 +950,8 @@ class Heartbeat(_message.Message):
     STORED_BLOCKS_FIELD_NUMBER: _builtins.int
     STORED_DAMAGED_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     memory_total: _builtins.int
     memory_usable: _builtins.int
     """for weights and KV caches, what is loaded now included"""
@@ -945,6 +973,10 @@ class Heartbeat(_message.Message):
     stored_blocks: _builtins.int
     stored_damaged: _builtins.int
     """blocks that did not open as what they should have been, and were removed"""
+    next_ms: _builtins.int
+    """the next one comes within this time; 0: within two seconds, by earlier releases"""
+    answer: _builtins.bool
+    """the coordinator answers it"""
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingHealth]: ...
     @_builtins.property
@@ -973,10 +1005,12 @@ class Heartbeat(_message.Message):
         stored_blocks: _builtins.int = ...,
         stored_damaged: _builtins.int = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        next_ms: _builtins.int = ...,
+        answer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "load", b"load", "longest_chunk", b"longest_chunk", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "rings", b"rings", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "answer", b"answer", "load", b"load", "longest_chunk", b"longest_chunk", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "next_ms", b"next_ms", "rings", b"rings", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1819,6 +1853,7 @@ class FollowRequest(_message.Message):
     RENEWAL_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     DEMAND_FIELD_NUMBER: _builtins.int
+    BEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> _proof_pb2.ProofOffer:
         """first"""
@@ -1839,6 +1874,10 @@ class FollowRequest(_message.Message):
     def demand(self) -> Global___Demand:
         """or this, once the coordinator has named a model on demand"""
 
+    @_builtins.property
+    def beat(self) -> Global___Beat:
+        """or this, once the coordinator has said that it hears: it answers with Heard"""
+
     def __init__(
         self,
         *,
@@ -1847,16 +1886,34 @@ class FollowRequest(_message.Message):
         renewal: _proof_pb2.ProofRenewal | None = ...,
         trouble: Global___Problem | None = ...,
         demand: Global___Demand | None = ...,
+        beat: Global___Beat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["demand", b"demand", "message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "demand", b"demand", "message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["demand", b"demand", "message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "demand", b"demand", "message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof", "renewal", "trouble", "demand"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof", "renewal", "trouble", "demand", "beat"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
+class Beat(_message.Message):
+    """Only a gateway with requests asks whether the coordinator is still there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Beat: _TypeAlias = Beat  # noqa: Y015
 
 @_typing.final
 class Demand(_message.Message):
@@ -1936,6 +1993,7 @@ class WatchResponse(_message.Message):
     ALL_TOLD_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     MODEL_GONE_FIELD_NUMBER: _builtins.int
+    HEARD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def roster(self) -> Global___RosterUpdate: ...
     @_builtins.property
@@ -1956,6 +2014,8 @@ class WatchResponse(_message.Message):
 
     @_builtins.property
     def model_gone(self) -> Global___ModelGone: ...
+    @_builtins.property
+    def heard(self) -> Global___Heard: ...
     def __init__(
         self,
         *,
@@ -1966,12 +2026,13 @@ class WatchResponse(_message.Message):
         all_told: Global___AllTold | None = ...,
         model: Global___ModelState | None = ...,
         model_gone: Global___ModelGone | None = ...,
+        heard: Global___Heard | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["all_told", b"all_told", "event", b"event", "gone", b"gone", "model", b"model", "model_gone", b"model_gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["all_told", b"all_told", "event", b"event", "gone", b"gone", "heard", b"heard", "model", b"model", "model_gone", b"model_gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_told", b"all_told", "event", b"event", "gone", b"gone", "model", b"model", "model_gone", b"model_gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_told", b"all_told", "event", b"event", "gone", b"gone", "heard", b"heard", "model", b"model", "model_gone", b"model_gone", "proof", b"proof", "ring", b"ring", "roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["roster", "ring", "gone", "proof", "all_told", "model", "model_gone"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["roster", "ring", "gone", "proof", "all_told", "model", "model_gone", "heard"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1981,12 +2042,17 @@ Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
 class AllTold(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    HEARS_FIELD_NUMBER: _builtins.int
+    hears: _builtins.bool
+    """the coordinator answers beats; false by earlier releases"""
     def __init__(
         self,
+        *,
+        hears: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hears", b"hears"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -178,12 +178,17 @@ class ProofAccepted(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    HEARS_FIELD_NUMBER: _builtins.int
+    hears: _builtins.bool
+    """the coordinator answers heartbeats that ask for it; false by earlier releases"""
     def __init__(
         self,
+        *,
+        hears: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hears", b"hears"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

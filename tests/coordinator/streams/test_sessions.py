@@ -194,3 +194,32 @@ async def test_who_was_sent_the_roster_before_is_sent_what_is_new() -> None:
             held = whole_roster(update, held)
             assert held == roster.envelope
     assert whole[1] is whole[2], "a thousand members that come at once take the memory of one roster"
+
+
+async def test_a_node_that_rests_may_be_silent_for_longer_until_somebody_looks() -> None:
+    """A look is a second, and a node that works is silent after six."""
+    sessions, works, rests = Sessions(), session("works"), session("rests")
+    for one, pause in ((works, 2000), (rests, 5000)):
+        sessions.open(one)
+        one.beat(Heartbeat(next_ms=pause))
+
+    def look(times: int) -> list[str]:
+        for _ in range(times):
+            sessions.look(6.0)
+        return [one.member for one in sessions]
+
+    assert look(6) == ["works", "rests"]
+    assert look(1) == ["rests"]
+    sessions.attend()
+    assert look(3) == ["rests"]
+    assert look(1) == []
+    assert (await anext(rests.outbox.messages())).heard.look_ms > 0
+
+
+def test_no_node_puts_off_its_silence_without_end() -> None:
+    sessions, one = Sessions(), session("sly")
+    sessions.open(one)
+    one.beat(Heartbeat(next_ms=(1 << 32) - 1))
+    for _ in range(100):
+        sessions.look(6.0)
+    assert list(sessions) == []

@@ -239,11 +239,11 @@ class Time:
         return self.now
 
 
-def played(*calls: Call) -> tuple[ControlStreams, Time]:
+def played(*calls: Call, **options: Any) -> tuple[ControlStreams, Time]:
     """Control streams that are such calls."""
     clock, nobody = Time(), None
     targets = [MemberTarget(f"m{rank}", b"", ()) for rank in range(len(calls))]
-    streams = ControlStreams("ring-0", 4, targets, nobody, nobody, clock=clock)  # type: ignore[arg-type]
+    streams = ControlStreams("ring-0", 4, targets, nobody, nobody, clock=clock, **options)  # type: ignore[arg-type]
     for stream, call in zip(streams.streams, calls, strict=True):
         stream.call, stream.introduced = call, NEVER_RENEWED
     return streams, clock
@@ -582,3 +582,56 @@ def test_messages_of_members_are_bounded_before_they_are_parsed() -> None:
         message = control_pb2.ScheduleResponse(done=refused).SerializeToString()
         assert parse_response(message) == control_pb2.ScheduleResponse()
     assert parse_response(b"\xff") == control_pb2.ScheduleResponse()
+
+
+class Pinged(Call):
+    """Answers pings and notes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pings: asyncio.Queue[control_pb2.Ping] = asyncio.Queue()
+
+    async def write(self, message: bytes) -> None:
+        request = control_pb2.ScheduleRequest.FromString(message)
+        if request.HasField("ping"):
+            self.pings.put_nowait(request.ping)
+            self.says.put_nowait(PONG)
+
+
+@pytest.mark.parametrize("guest", [False, True])
+async def test_a_ring_for_which_nobody_waits_is_pinged_seldom_until_somebody_does(
+    monkeypatch: pytest.MonkeyPatch, guest: bool
+) -> None:
+    """A guest is owed nothing by the members, but its clients wait as well."""
+    monkeypatch.setattr(control, "REST_SECONDS", 1000.0)
+    call, waiting = Pinged(), False
+    streams, _ = played(call, busy=lambda: waiting)
+    running = asyncio.ensure_future(streams.run(lambda response: None))
+    async with asyncio.timeout(200):
+        assert (await call.pings.get()).next_ms == 1_000_000
+        if guest:
+            waiting = True
+            streams.stir()
+        else:
+            streams.expect()
+        assert (await call.pings.get()).next_ms == 1000 * control.PING_SECONDS
+    running.cancel()
+    await asyncio.wait((running,))
+
+
+async def test_a_member_has_its_whole_time_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first ping of work it was not asked for longer than a silent member is borne."""
+    monkeypatch.setattr(control, "REST_SECONDS", 1000.0)
+    monkeypatch.setattr(control, "PING_SECONDS", 0.0)
+    call = Pinged()
+    streams, clock = played(call)
+    running = asyncio.ensure_future(streams.run(lambda response: None))
+    async with asyncio.timeout(200):
+        await call.pings.get()
+        clock.now += 1000
+        streams.expect()
+        for _ in range(10):
+            await call.pings.get()
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait((running,))

@@ -63,6 +63,9 @@ class Members:
     def withdraw(self, key: str) -> bool:
         return False
 
+    def stir(self) -> None:
+        pass
+
     def expect(self) -> None:
         self.owed += 1
 
@@ -441,7 +444,9 @@ class Epochs(Serving):
         self.guest = False
         self._sleep = asyncio.sleep
 
-    def session(self, ring: str, epoch: int, *given: Any, clear_links: bool, yields: bool) -> Streams:
+    def session(
+        self, ring: str, epoch: int, *given: Any, clear_links: bool, yields: bool, busy: Any
+    ) -> Streams:
         self.members = made = Streams(epoch, self.ends, self.held)
         made.guest = self.guest
         self.made.append(made)

@@ -15,6 +15,7 @@ from sealring.gateway.rings import watch as watch_module
 from sealring.gateway.rings.watch import Watch
 from sealring.mesh.errors import HandshakeError, PermissionDenied, RosterError, SealringError, Unavailable
 from sealring.mesh.member.coordinators import Coordinators
+from sealring.mesh.rpc import silence
 from sealring.mesh.rpc.reach import Backoff
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import to_status
@@ -28,6 +29,7 @@ class Coordinator(membership_grpc.SchedulingServicer):
         self.watched: asyncio.Queue[None] = asyncio.Queue()
         self.renewed: asyncio.Queue[bytes] = asyncio.Queue()
         self.troubles: asyncio.Queue[str] = asyncio.Queue()
+        self.beats: asyncio.Queue[None] = asyncio.Queue()
         self.demands: asyncio.Queue[membership.Demand] = asyncio.Queue()
         self.refusal: Exception | None = None
         self.events: asyncio.Queue[membership.WatchResponse | None] = asyncio.Queue()
@@ -49,6 +51,8 @@ class Coordinator(membership_grpc.SchedulingServicer):
         async for request in requests:
             if request.HasField("trouble"):
                 self.troubles.put_nowait(request.trouble.reason)
+            elif request.HasField("beat"):
+                self.beats.put_nowait(None)
             elif request.HasField("demand"):
                 self.demands.put_nowait(request.demand)
             else:
@@ -65,6 +69,7 @@ class Rings:
         self.on_tick: Callable[[], None] = lambda: None
         self.wanted = asyncio.Event()
         self.wishes: membership.Demand | None = None
+        self.asked = False
 
     def demand(self) -> membership.Demand | None:
         return self.wishes
@@ -89,6 +94,9 @@ class Rings:
 
     def ring_gone(self, ring: str) -> None:
         self.states.put_nowait(f"without {ring}")
+
+    def all_told(self) -> None:
+        self.states.put_nowait("all")
 
     def tick(self) -> None:
         self.on_tick()
@@ -352,3 +360,25 @@ async def test_wishes_are_reported_when_they_change_and_models_are_passed_on(wat
     ):
         watching.coordinator.events.put_nowait(event)
     assert [await watching.rings.states.get() for _ in range(2)] == ["big", "without big"]
+
+
+async def test_a_coordinator_is_asked_whether_it_is_there_only_while_clients_wait(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not answer then is called anew."""
+    monkeypatch.setattr(watch_module, "_BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(watch_module, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(silence, "GRACE_SECONDS", 0.0)
+    await serving(watching)
+    ticked = asyncio.Event()
+    told = membership.WatchResponse(all_told=membership.AllTold(hears=True))
+    watching.coordinator.events.put_nowait(told)
+    assert await watching.rings.states.get() == "all"
+    watching.rings.on_tick = ticked.set
+    for _ in range(2):
+        ticked.clear()
+        await ticked.wait()
+    assert watching.coordinator.beats.empty()
+    watching.rings.asked = True
+    await watching.coordinator.beats.get()
+    await serving(watching)

@@ -22,6 +22,7 @@ from sealring.mesh.receipt.digests import request_digest
 from sealring.mesh.receipt.statement import TailStatement, parse_statement
 from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.roster.model import RingMember
+from sealring.mesh.rpc import silence
 from sealring.mesh.rpc.interceptor import Lease
 from sealring.mesh.rpc.pieces import PIECE_BYTES, Outgoing
 from sealring.mesh.rpc.server import Server
@@ -893,3 +894,15 @@ async def test_a_gateway_that_is_thrown_out_before_it_attaches_is_refused(cluste
         await serving
     attaching.cancel()
     assert desk.epoch.gateway is None
+
+
+async def test_a_gateway_that_has_said_when_it_pings_and_does_not_is_gone(
+    connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(silence, "GRACE_SECONDS", 0.0)
+    desk, stream = await connect()
+    await stream.send(ping=control_pb2.Ping(sequence=1, next_ms=1))
+    while await stream.next() is not None:  # a pong may come first
+        pass
+    await until(lambda: desk.epoch.gateway is None)

@@ -12,6 +12,7 @@ from sealring.mesh.errors import ConfigError, Conflict
 from sealring.mesh.system.networks import own_addresses
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import Phase
+from sealring.node.daemon.rotation import StepGate
 from sealring.node.daemon.seat import Seat
 from sealring.v1 import membership_pb2
 
@@ -24,6 +25,7 @@ class Epoch:
         self.phase, self.links = Phase.PREPARING, [membership_pb2.LinkInfo(from_rank=1)]
         self.engine: Any = None
         self.gateway: Any = None
+        self.gate = StepGate()
         self.done: list[str] = []
 
     def prepare(self) -> None:
@@ -40,6 +42,7 @@ def around(tmp_path: Path) -> Any:
         run_folder=tmp_path / "run",
         ring_host="127.0.0.1",
         measure_links=False,
+        on_step=lambda: None,
     )
 
 
@@ -129,3 +132,12 @@ def test_a_ring_host_that_cannot_be_listened_on_is_a_clear_error(seat: Any, arou
     with pytest.raises(ConfigError) as raised:
         seat.listener(object())
     assert raised.value.reason == "CANNOT_LISTEN"
+
+
+def test_the_first_step_after_a_rest_ends_the_rest_of_the_node(seat: Any, around: Any) -> None:
+    begun: list[int] = []
+    around.on_step = lambda: begun.append(seat.epoch.gate.last)
+    seat.prepare(SimpleNamespace(epoch=3), membership_pb2.PrepareEpoch(ring="r", epoch=3))
+    for step in (1, 2, 3):
+        seat.epoch.gate.passed(step)
+    assert begun == [1]

@@ -17,10 +17,12 @@ from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_id
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.codec import PAYLOAD_TYPE
 from sealring.mesh.roster.difference import roster_update
+from sealring.mesh.rpc import silence
 from sealring.mesh.rpc.reach import Backoff
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port
+from sealring.node.daemon import session as session_module
 from sealring.node.daemon.session import CoordinatorSession
 from sealring.v1 import membership_pb2, membership_pb2_grpc, proof_pb2
 
@@ -36,6 +38,7 @@ class Coordinator(membership_pb2_grpc.MembershipServicer):
         self.heard: asyncio.Queue[membership_pb2.MemberMessage] = asyncio.Queue()
         self.say: asyncio.Queue[membership_pb2.CoordinatorMessage | None] = asyncio.Queue()
         self.refusal: Exception | None = None
+        self.answers = False
 
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[membership_pb2.CoordinatorMessage]:
         proof, answer = await answer_offer(requests, context, Purpose.SESSION, self.sign)
@@ -48,7 +51,7 @@ class Coordinator(membership_pb2_grpc.MembershipServicer):
         proof.check((await anext(requests)).proof, of_identity(self.member))
         if self.refusal is not None:
             raise self.refusal
-        yield membership_pb2.CoordinatorMessage(accepted=proof_pb2.ProofAccepted())
+        yield membership_pb2.CoordinatorMessage(accepted=proof_pb2.ProofAccepted(hears=self.answers))
 
         async def read() -> None:
             async for message in requests:
@@ -83,6 +86,7 @@ class Listener:
         self.heard: asyncio.Queue[str] = asyncio.Queue()
         self.rosters: list[bytes] = []
         self.out = asyncio.Event()
+        self.working = True
 
     def hello(self) -> membership_pb2.Hello:
         return membership_pb2.Hello(software_version="1")
@@ -130,6 +134,7 @@ async def talk(cluster: Any) -> AsyncIterator[Any]:
         coordinators,
         introduction,
         listener,
+        working=lambda: listener.working,
         heartbeat_seconds=0.2,
         backoff=partial(Backoff, 0.01, 0.1),
     )
@@ -332,3 +337,40 @@ async def test_messages_without_end_hold_up_no_heartbeat(talk: Any) -> None:
             await coordinator.hears("fault")
     finally:
         talking.cancel()
+
+
+@pytest.mark.parametrize("looks", [False, True])
+async def test_a_rest_ends_with_work_or_when_somebody_looks(
+    talk: Any, monkeypatch: pytest.MonkeyPatch, looks: bool
+) -> None:
+    coordinator, listener, node, _ = talk
+    monkeypatch.setattr(session_module, "REST_SECONDS", 1000.0)
+    listener.working = False
+    coordinator.say.put_nowait(None)  # the next stream begins at rest
+    while (await coordinator.hears("heartbeat")).heartbeat.next_ms != 1_000_000:
+        pass
+    if looks:
+        heard = membership_pb2.Heard(look_ms=60_000)
+        coordinator.say.put_nowait(membership_pb2.CoordinatorMessage(heard=heard))
+    else:
+        listener.working = True
+        node.stir()
+    assert (await coordinator.hears("heartbeat")).heartbeat.next_ms == 200
+
+
+@pytest.mark.parametrize("working", [False, True])
+async def test_a_coordinator_that_answers_no_heartbeat_under_work_is_called_anew(
+    talk: Any, monkeypatch: pytest.MonkeyPatch, working: bool
+) -> None:
+    """gRPC finds it as well, later."""
+    coordinator, listener, _, _ = talk
+    monkeypatch.setattr(session_module, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(silence, "GRACE_SECONDS", 0.0)
+    await coordinator.hears("heartbeat")
+    listener.working, coordinator.answers = working, True
+    coordinator.say.put_nowait(None)
+    if working:
+        await coordinator.offered(3)  # each of them is given up
+        return
+    await coordinator.hears("hello")
+    assert not (await coordinator.hears("heartbeat")).heartbeat.answer
