@@ -252,7 +252,7 @@ class Sessions:
             self.look(silence)
 
     def look(self, silence: float) -> None:
-        """Ends the sessions that have been silent for more looks than there are in `silence` and their rest."""
+        """Ends the sessions that have been silent for longer than `silence` and their rest, in looks."""
         for session in self:
             session.silent_looks += 1
             if session.silent_looks > _LOOKS + math.ceil(session.rests * _LOOKS / silence):

@@ -113,7 +113,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5000),
 ]
-"""Of channels to a gateway."""
+"""For channels to a gateway."""
 
 
 class Server:

@@ -14,7 +14,7 @@ GRACE_SECONDS = 1.0
 """The last part of a silence. A process that stood still reads in it what was said meanwhile."""
 
 ANSWER_SECONDS = 2.0
-"""In which an answer comes from a machine that is there, as with gRPC's pings under work before."""
+"""An answer of a machine that is there takes no longer."""
 
 
 class Silence:
