@@ -190,6 +190,12 @@ class ReceiptError(PermissionDenied):
     default_reason = "RECEIPT_REFUSED"
 
 
+class ReceiptUndecided(ReceiptError):
+    """Nothing in a receipt is wrong, and what it was compared with cannot decide whether it holds."""
+
+    default_reason = "RECEIPT_UNDECIDED"
+
+
 class CertificateError(PermissionDenied):
     """A certificate or signing request failed a check."""
 

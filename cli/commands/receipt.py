@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sealring.cli.terminal.command import command
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, read_file
 from sealring.cli.terminal.output import moment, print_data, print_json, say
 from sealring.mesh.errors import InvalidInput
@@ -28,6 +28,7 @@ _MAX_ROSTER = 2 << 20
 
 @command(app, example="sealring receipt verify answer.json --request body.json --root-sha256 HEX")
 def verify(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="an answer with its receipt, as JSON")],
     pin: Annotated[str, typer.Option("--root-sha256", metavar="HEX", help="hash of the first root key")],
     request: Annotated[
@@ -61,6 +62,7 @@ def verify(
 ) -> None:
     """Check an answer's receipt from files and a root key's hash alone, and say what it proves.
 
+    Exits with 14 where --roster does not show whether a member was evicted before the answer ended.
     FILE is the whole answer of the API that --api names, or what a stream's last event has in
     `sealring_receipt`.
     """
@@ -69,7 +71,7 @@ def verify(
     from sealring.mesh.receipt.verify import check_distinct, verify_receipt
 
     root_hash = parse_root_sha256(pin)
-    newer = _newer_roster(later, root, root_hash)
+    newer = _newer_roster(later, root, root_hash, host_of(context).now())
     body = None if request is None else parse_body(read_file(request, max_bytes=_MAX_FILE), "the request")
     answered = read_answer(parse_body(read_file(file, max_bytes=_MAX_FILE), "the answer"), api, body)
     if text is not None:
@@ -95,7 +97,7 @@ def verify(
         print_json([_described(one) | {"compared": against.parts} | more for one, against in pairs])
         return
     for one, against in pairs:
-        for line in in_words(one, against, named, api, answered.unsigned):
+        for line in in_words(one, against, named, api, answered.unsigned, newer):
             print_data(line)
     say("the receipt holds")
 
@@ -168,7 +170,7 @@ def _check_model(statement: Statement, named: str, answered: str | None) -> None
         )
 
 
-def _newer_roster(file: Path | None, root: Path | None, root_hash: bytes) -> Roster | None:
+def _newer_roster(file: Path | None, root: Path | None, root_hash: bytes, now: float) -> Roster | None:
     """The roster in a file, verified by the root metadata in another; None if neither was given."""
     from sealring.mesh.pki.root import decode_chain, verify_root_chain
     from sealring.mesh.roster.codec import issued_unverified
@@ -185,7 +187,7 @@ def _newer_roster(file: Path | None, root: Path | None, root_hash: bytes) -> Ros
         )
     envelope = read_file(file, max_bytes=_MAX_ROSTER)
     chain = decode_chain(read_file(root, max_bytes=_MAX_ROSTER))
-    metadata = verify_root_chain(chain, root_hash, now=time.time())
+    metadata = verify_root_chain(chain, root_hash, now=now)
     return check_roster(envelope, metadata, now=issued_unverified(envelope))
 
 
@@ -236,10 +238,15 @@ def _described(proven: Proven) -> dict[str, Any]:
 
 
 def in_words(
-    proven: Proven, compared: Compared, model: str, api: str, unsigned: tuple[str, ...] = ()
+    proven: Proven,
+    compared: Compared,
+    model: str,
+    api: str,
+    unsigned: tuple[str, ...] = (),
+    later: Roster | None = None,
 ) -> list[str]:
     """What a receipt proves, a sentence a line. `model` is the one that was asked for, "" where none was
-    compared; `unsigned` are parts of the answer that were not."""
+    compared; `unsigned` are parts of the answer that were not, `later` the newer roster."""
     statement, levels = proven.statement, proven.levels
     head, tail = statement.members[0], statement.members[-1]
     both = "The head has" if head == tail else "The head and the tail have"
@@ -278,6 +285,11 @@ def in_words(
         lines.append(f"Not compared: its {' and '.join(other)}.")
     if unsigned:
         lines.append(f"Signed by nobody: the answer's {', '.join(unsigned)}.")
+    lines.append(
+        "Not compared: whether a member was evicted before the answer ended (--roster)."
+        if later is None
+        else f"No member was evicted before the answer ended, by roster {later.version}."
+    )
     if "nonce" not in parts:
         lines.append("The nonce was not compared (--nonce): whoever has the receipt can show it.")
     lines.append(

@@ -16,6 +16,7 @@
 | 11 | it took too long |
 | 12 | cancelled |
 | 13 | the command ran and its check failed, or found a problem (`model check`, `doctor`) |
+| 14 | neither proved nor refuted by what was given (`receipt verify --roster`) |
 | 130 | interrupted by Ctrl-C |
 | 143 | ended by SIGTERM |
 """
@@ -25,12 +26,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import ReceiptUndecided, SealringError
 
 OK = 0
 FAULT = 1
 USAGE = 2
 CHECK_FAILED = 13
+UNDECIDED = 14
 INTERRUPTED = 130
 
 BY_CODE: Mapping[str, int] = MappingProxyType(
@@ -54,4 +56,4 @@ BY_CODE: Mapping[str, int] = MappingProxyType(
 
 def exit_code(error: SealringError) -> int:
     """The exit status that stands for an error of the tree."""
-    return BY_CODE.get(error.code, FAULT)
+    return UNDECIDED if isinstance(error, ReceiptUndecided) else BY_CODE.get(error.code, FAULT)

@@ -180,7 +180,9 @@ class RosterPublisher:
             rings=tuple(self._rings({member.id: member.trust for member in members})),
             gateways=tuple(Gateway(gateway.id, gateway.identity_key) for gateway in gateways),
             coordinators=(*self.addresses, *([self._settings.standby] if self._settings.standby else [])),
-            revoked=tuple(Revoked(entry.id, entry.identity_key, entry.at) for entry in revocations),
+            revoked=tuple(
+                Revoked(entry.id, entry.identity_key, entry.enrolled_at, entry.at) for entry in revocations
+            ),
         )
 
     def _rings(self, trust: dict[str, int]) -> Iterator[Ring]:
@@ -208,6 +210,7 @@ class RosterPublisher:
             challenged_at=min(member.challenged_at, now),
             manifest_hash=member.manifest_hash,
             addresses=member.addresses,
+            enrolled=member.enrolled_at,
         )
 
 

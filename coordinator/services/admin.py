@@ -234,7 +234,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 admin_pb2.RevokedIdentity(
                     id=one.id, name=one.name, role=PROTO_ROLES[one.role], at=one.at, banned=one.banned
                 )
-                for one in self._store.members.revocations(since=0, limit=MAX_REVOKED_SHOWN)
+                for one in self._store.members.gone(limit=MAX_REVOKED_SHOWN)
             ],
         )
 

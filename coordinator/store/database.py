@@ -15,7 +15,7 @@ import structlog
 from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
 from sealring.mesh.system.files import UNWRITABLE_HINT, sync, sync_folder, unwritable
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 RESTORE_HINT = "move the folder aside, then: sealring coordinator restore FILE (a backup)"
 log = structlog.get_logger()
 _APPLICATION_ID = 0x73726331  # "src1"
@@ -34,8 +34,9 @@ CREATE TABLE members (
   draining INTEGER NOT NULL, enrolled_at INTEGER NOT NULL,
   evidence BLOB NOT NULL, device_chain BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE revocations (
-  id TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, identity_key BLOB NOT NULL,
-  at INTEGER NOT NULL, banned INTEGER NOT NULL) WITHOUT ROWID;
+  id TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL, identity_key BLOB NOT NULL,
+  enrolled_at INTEGER NOT NULL, at INTEGER NOT NULL, banned INTEGER NOT NULL,
+  PRIMARY KEY (id, enrolled_at)) WITHOUT ROWID;
 CREATE TABLE operators (
   name TEXT PRIMARY KEY, role TEXT NOT NULL, key_hash BLOB NOT NULL, added INTEGER NOT NULL,
   expires INTEGER NOT NULL) WITHOUT ROWID;
@@ -50,7 +51,17 @@ CREATE TABLE audit (
 CREATE INDEX enrolments ON audit (subject) WHERE action = 'enrol';
 """
 
-_MIGRATIONS = {6: "CREATE INDEX enrolments ON audit (subject) WHERE action = 'enrol';"}
+_MIGRATIONS = {
+    6: "CREATE INDEX enrolments ON audit (subject) WHERE action = 'enrol';",
+    7: """
+ALTER TABLE revocations RENAME TO earlier;
+CREATE TABLE revocations (
+  id TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL, identity_key BLOB NOT NULL,
+  enrolled_at INTEGER NOT NULL, at INTEGER NOT NULL, banned INTEGER NOT NULL,
+  PRIMARY KEY (id, enrolled_at)) WITHOUT ROWID;
+INSERT INTO revocations SELECT id, role, name, identity_key, 0, at, banned FROM earlier;
+DROP TABLE earlier;""",
+}
 """What makes the schema of one version that of the next. Before 6 there was no release. Whoever raises
 SCHEMA_VERSION keeps the schema before as `tests/coordinator/store/schemas/N.sql`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sqlite3 import Row
 from typing import Self
 
@@ -15,6 +15,9 @@ from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import NotFound
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.trust.levels import TrustLevel
+
+_KEPT_OF_IDENTITY = 100
+"""Evictions of one identity that are remembered; a roster lists no more of all together."""
 
 
 @dataclass(frozen=True)
@@ -54,32 +57,51 @@ class StoredMember:
 
 @dataclass(frozen=True)
 class Revocation:
-    """An identity that was evicted (it may come back with a token) or banned (it may not)."""
+    """The end of an enrolment: who was evicted may come back with a token, and who was banned may not.
+
+    It was a member from `enrolled_at` until `at`. Enrolments of one identity do not overlap.
+    """
 
     id: str
     role: Role
     name: str
     identity_key: bytes
+    enrolled_at: int
     at: int
     banned: bool
 
     @classmethod
     def of(cls, who: StoredMember | Revocation, at: int, *, banned: bool) -> Self:
         """The revocation of a member, or of one that was revoked already."""
-        return cls(who.id, who.role, who.name, who.identity_key, at, banned)
+        return cls(
+            who.id, who.role, who.name, who.identity_key, who.enrolled_at, max(at, who.enrolled_at), banned
+        )
 
 
 class Members:
-    """Enrolled identities and revoked ones; one identity is never both."""
+    """Enrolled identities, and enrolments that were ended. A banned identity is never enrolled."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def enrol(self, member: StoredMember) -> None:
-        """Add a member, or replace what is known of it; an earlier eviction is forgotten."""
+        """Add a member, or replace what is known of it.
+
+        A node's latest evictions stay known, because receipts are checked by them. Its enrolment begins after
+        the last of them, whatever a clock says.
+        """
+        kept = _KEPT_OF_IDENTITY if member.role is Role.MEMBER else 0
+        known = self.find(member.id)
         with self._database.transaction() as connection:
-            connection.execute("DELETE FROM revocations WHERE id = ? AND NOT banned", (member.id,))
-        self.save(member)
+            connection.execute(
+                "DELETE FROM revocations WHERE id = :id AND NOT banned AND enrolled_at NOT IN"
+                " (SELECT enrolled_at FROM revocations WHERE id = :id ORDER BY enrolled_at DESC LIMIT :kept)",
+                {"id": member.id, "kept": kept},
+            )
+            last = connection.execute("SELECT max(at) FROM revocations WHERE id = ?", (member.id,))
+            ((ended,),) = last.fetchall()
+            since = known.enrolled_at if known is not None else max(member.enrolled_at, (ended or 0) + 1)
+            self.save(replace(member, enrolled_at=since))
 
     def save(self, member: StoredMember) -> None:
         """Store every field of a member."""
@@ -110,12 +132,13 @@ class Members:
         return member
 
     def revoke(self, revocation: Revocation) -> None:
-        """Removes an identity. A ban is never weakened to an eviction."""
+        """Removes an identity. A ban is never weakened to an eviction, and no end is made later."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM members WHERE id = ?", (revocation.id,))
             connection.execute(
-                "INSERT INTO revocations VALUES (:id, :role, :name, :identity_key, :at, :banned)"
-                " ON CONFLICT (id) DO UPDATE SET at = excluded.at, banned = max(banned, excluded.banned)",
+                "INSERT INTO revocations VALUES"
+                " (:id, :role, :name, :identity_key, :enrolled_at, :at, :banned)"
+                " ON CONFLICT DO UPDATE SET banned = max(banned, excluded.banned)",
                 vars(revocation),
             )
 
@@ -125,16 +148,24 @@ class Members:
         return row is not None
 
     def revocations(self, *, since: float, limit: int) -> list[Revocation]:
-        """The newest revocations after a moment."""
+        """The newest revocations after a moment, also of members that are back."""
         rows: Iterable[Row] = self._database.rows(
             "SELECT * FROM revocations WHERE at >= ? ORDER BY at DESC, id LIMIT ?", since, limit
         )
         return [_revocation(row) for row in rows]
 
+    def gone(self, *, limit: int) -> list[Revocation]:
+        """The latest revocation of each identity that is not back, the newest first."""
+        rows: Iterable[Row] = self._database.rows(
+            "SELECT * FROM revocations AS one WHERE id NOT IN (SELECT id FROM members) AND enrolled_at ="
+            " (SELECT max(enrolled_at) FROM revocations WHERE id = one.id) ORDER BY at DESC, id LIMIT ?",
+            limit,
+        )
+        return [_revocation(row) for row in rows]
+
     def find_revocation(self, identifier: str) -> Revocation | None:
-        """The revocation of an identity, if there is one."""
-        row = self._database.row("SELECT * FROM revocations WHERE id = ?", identifier)
-        return None if row is None else _revocation(row)
+        """The latest revocation of an identity, if there is one and it is not enrolled again."""
+        return next((one for one in self.gone(limit=-1) if one.id == identifier), None)
 
 
 def unknown_node(identifier: str) -> NotFound:

@@ -169,7 +169,8 @@ class RosterKeeper:
 
     def _learn(self, roster: Roster, envelope: bytes) -> None:
         self._envelope = envelope
-        self._revoked = frozenset(entry.id for entry in roster.revoked)
+        members = {member.id for member in roster.members}  # some were evicted, and are back
+        self._revoked = frozenset(entry.id for entry in roster.revoked if entry.id not in members)
         self.coordinators = roster.coordinators
 
     def _check_removed(self, error: RosterError) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto.identity import verify
 from sealring.mesh.crypto.keys import Label
-from sealring.mesh.errors import ReceiptError, RosterError, SealringError
+from sealring.mesh.errors import ReceiptError, ReceiptUndecided, RosterError, SealringError
 from sealring.mesh.pki.root import decode_chain, follow_chain
 from sealring.mesh.receipt.statement import Place, Statement, parse_statement, tail_statement
 from sealring.mesh.roster.model import Ring, Roster
@@ -66,14 +66,14 @@ def verify_receipt(
 ) -> Proven:
     """Checks everything in a receipt, its roster and root metadata too, and returns what it proves.
 
-    `later` is a newer verified roster of the cluster: members that it lists as revoked before the answer
-    ended are not believed. Raises ReceiptError (RECEIPT_*).
+    `later` is a newer verified roster of the cluster: it has to show of every member that nobody revoked it
+    before the answer ended. Raises ReceiptError (RECEIPT_*), ReceiptUndecided where it does not show that.
     """
     _require(receipt.head, "head")
     statement = parse_statement(receipt.head.statement)
     proven = check_receipt(receipt, _roster(receipt, statement, root_sha256), known)
     if later is not None:
-        _check_revoked(statement, later)
+        _check_revoked(statement, proven.roster, later)
     return proven
 
 
@@ -167,7 +167,11 @@ def _check_signature(roster: Roster, member: str, statement: bytes, signature: b
         raise _refused(f"the {who}'s signature does not verify", "RECEIPT_SIGNATURE") from None
 
 
-def _check_revoked(statement: Statement, later: Roster) -> None:
+def _check_revoked(statement: Statement, roster: Roster, later: Roster) -> None:
+    """A member counts by its enrolment: it may have been evicted, and joined again.
+
+    A roster lists few revocations, and for a while. So a member that it lists neither way is undecided.
+    """
     if later.cluster != statement.cluster or later.version < statement.roster_version:
         raise ReceiptError(
             "the later roster is of another cluster, or older",
@@ -176,12 +180,26 @@ def _check_revoked(statement: Statement, later: Roster) -> None:
         )
     if later.version == statement.roster_version and later.hash != statement.roster_hash:
         raise _refused("two rosters of one version were signed", "RECEIPT_ROSTER")
-    members = {place.id for place in statement.members}
-    for entry in later.revoked:
-        if entry.id in members and entry.at * 1000 <= statement.finished:
+    ended = {(entry.id, entry.enrolled): entry.at for entry in later.revoked}
+    there = {(member.id, member.enrolled) for member in later.members}
+    undecided = ""
+    for place in statement.members:
+        enrolment = place.id, roster.member(place.id).enrolled
+        at = ended.get(enrolment)
+        if at is not None and at * 1000 <= statement.finished:
             raise _refused(
-                "a member of the ring was revoked before the answer ended", "RECEIPT_REVOKED", member=entry.id
+                "a member of the ring was revoked before the answer ended", "RECEIPT_REVOKED", member=place.id
             )
+        if at is None and (enrolment not in there or later.issued * 1000 < statement.finished):
+            undecided = place.id
+    if undecided:
+        raise ReceiptUndecided(
+            f"undecided: the newer roster does not show whether {undecided} was revoked before the answer "
+            "ended",
+            hint="give one that was signed after the answer ended, and soon: it names revocations while "
+            "their certificates are valid, and no more than 100",
+            member=undecided,
+        )
 
 
 _WHAT = {

@@ -166,7 +166,7 @@ def complete_roster(draft: Roster) -> Roster:
         rings=rings,
         min_trust=cluster_min_trust(rings, members),
         gateways=tuple(sorted(draft.gateways, key=lambda gateway: gateway.id)),
-        revoked=tuple(sorted(draft.revoked, key=lambda entry: entry.id)),
+        revoked=tuple(sorted(draft.revoked, key=lambda entry: (entry.id, entry.enrolled))),
     )
 
 
@@ -184,6 +184,7 @@ def _member(item: Json) -> RosterMember:
         challenged_at=fields.integer("challenged_at"),
         manifest_hash=fields.binary("manifest_hash", sizes=(HASH_BYTES,)),
         addresses=tuple(_address(text) for text in _texts(fields, "addresses", _MAX_ADDRESSES)),
+        enrolled=fields.integer("enrolled"),
     )
 
 
@@ -223,7 +224,7 @@ def _gateway(item: Json) -> Gateway:
 def _revoked(item: Json) -> Revoked:
     fields = Fields(item, field_names(Revoked))
     key = fields.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,))
-    return Revoked(fields.text("id"), key, fields.integer("at"))
+    return Revoked(fields.text("id"), key, fields.integer("enrolled"), fields.integer("at"))
 
 
 def _level(name: str) -> TrustLevel:

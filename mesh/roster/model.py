@@ -29,7 +29,10 @@ begins the next term, so readers that know it refuse further rosters of its pred
 
 @dataclass(frozen=True)
 class RosterMember:
-    """An enrolled node. Hashes are SHA-256, times seconds since 1970, addresses `host:port`."""
+    """An enrolled node. Hashes are SHA-256, times seconds since 1970, addresses `host:port`.
+
+    It is a member since `enrolled`. No two enrolments of one identity have the same.
+    """
 
     id: str
     identity_key: bytes
@@ -42,6 +45,7 @@ class RosterMember:
     challenged_at: int
     manifest_hash: bytes
     addresses: tuple[str, ...]
+    enrolled: int
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,12 @@ class Gateway:
 
 @dataclass(frozen=True)
 class Revoked:
-    """A member or gateway that was evicted or banned, and when (seconds since 1970)."""
+    """The end of an enrolment: when it began, and when the member or gateway was evicted or banned (seconds
+    since 1970). The identity may have joined again since."""
 
     id: str
     identity_key: bytes
+    enrolled: int
     at: int
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto.identity import member_id
@@ -91,7 +92,7 @@ def _check_parties(roster: Roster) -> None:
             raise RosterError("an id is not that of its key", reason="ROSTER_MEMBERS")
     _check_sorted([member.id for member in roster.members], "ROSTER_MEMBERS")
     _check_sorted([gateway.id for gateway in roster.gateways], "ROSTER_MEMBERS")
-    _check_sorted([entry.id for entry in roster.revoked], "ROSTER_REVOKED")
+    _check_sorted([(entry.id, entry.enrolled) for entry in roster.revoked], "ROSTER_REVOKED")
     if any(
         max(member.attested_at, member.challenged_at) > roster.issued + SKEW_SECONDS
         for member in roster.members
@@ -104,8 +105,9 @@ def _check_parties(roster: Roster) -> None:
     gateways = {gateway.id for gateway in roster.gateways}
     if members & gateways:
         raise RosterError("a key is both member and gateway", reason="ROSTER_MEMBERS")
-    if {entry.id for entry in roster.revoked} & (members | gateways):
-        raise RosterError("a revoked key is listed", reason="ROSTER_REVOKED")
+    since = {member.id: member.enrolled for member in roster.members}
+    if any(entry.id in gateways or entry.at >= since.get(entry.id, entry.at + 1) for entry in roster.revoked):
+        raise RosterError("a revoked key is listed, and has not joined since", reason="ROSTER_REVOKED")
 
 
 def _check_ring(ring: Ring, roster: Roster) -> None:
@@ -139,6 +141,6 @@ def _check_places(roster: Roster) -> None:
         raise RosterError("a member serves in too many rings", reason="ROSTER_RINGS")
 
 
-def _check_sorted(identifiers: list[str], reason: str) -> None:
-    if any(low >= high for low, high in itertools.pairwise(identifiers)):
+def _check_sorted(identifiers: Sequence[str] | Sequence[tuple[str, int]], reason: str) -> None:
+    if any(low >= high for low, high in itertools.pairwise(identifiers)):  # type: ignore[operator]
         raise RosterError("entries are not unique and sorted by id", reason=reason)

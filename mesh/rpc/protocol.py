@@ -16,12 +16,12 @@ from importlib import metadata
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.v1 import proof_pb2
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """The newest that this release speaks. Raised with every change that old and new machines cannot share."""
 
-OLDEST_PROTOCOL = 10
+OLDEST_PROTOCOL = 11
 """The oldest that it speaks, which the previous release spoke: machines can be updated one after the other.
-Protocol 10 is the first release's. A member of 9 signs no receipts, and refuses rows that ask for one."""
+Protocol 11 is the first release's. Rosters of 10 do not say when a member has joined."""
 
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,64}")
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sealring.coordinator.store import (
     Revocation,
@@ -196,11 +199,56 @@ def test_an_evicted_member_may_come_back_and_a_banned_one_may_not(store: Store) 
     assert not store.members.banned(MEMBER.id)
     assert len(store.members.revocations(since=NOW, limit=10)) == 1
     store.members.enrol(MEMBER)
-    assert store.members.revocations(since=0, limit=10) == []
-    store.members.revoke(Revocation.of(MEMBER, NOW, banned=True))
-    store.members.revoke(Revocation.of(MEMBER, NOW + 1, banned=False))
+    assert store.members.gone(limit=10) == []
+    assert store.members.find_revocation(MEMBER.id) is None
+    again = store.members.get(MEMBER.id)
+    store.members.revoke(Revocation.of(again, NOW + 5, banned=True))
+    store.members.revoke(Revocation.of(again, NOW + 9, banned=False))
     assert store.members.banned(MEMBER.id)
-    assert store.members.find_revocation(MEMBER.id) == Revocation.of(MEMBER, NOW + 1, banned=True)
+    (gone,) = store.members.gone(limit=10)
+    assert gone == store.members.find_revocation(MEMBER.id) == Revocation.of(again, NOW + 5, banned=True)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["enrol", "evict", "ban"]), st.integers(-9, 9)), max_size=12)
+
+
+@given(steps=STEPS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_enrolments_of_an_identity_follow_each_other_whatever_a_clock_says(
+    store: Store, steps: list[tuple[str, int]]
+) -> None:
+    """What is revoked is one enrolment, and its end stays where it was."""
+    mine = dataclasses.replace(MEMBER, id=secrets.token_hex(8))
+    now, ends = NOW, dict[int, int]()
+    for step, later in steps:
+        now += later
+        member = store.members.find(mine.id)
+        if step == "enrol" and not store.members.banned(mine.id):
+            store.members.enrol(dataclasses.replace(mine, enrolled_at=now))
+            since = store.members.get(mine.id).enrolled_at
+            assert since == member.enrolled_at if member else all(since > end for end in ends.values())
+        elif step != "enrol" and (who := member or store.members.find_revocation(mine.id)) is not None:
+            store.members.revoke(Revocation.of(who, now, banned=step == "ban"))
+            ends.setdefault(who.enrolled_at, max(now, who.enrolled_at))
+        found = store.members.revocations(since=0, limit=-1)
+        assert {one.enrolled_at: one.at for one in found if one.id == mine.id} == ends
+
+
+def test_the_evictions_of_one_identity_that_are_remembered_are_bounded(store: Store) -> None:
+    for _ in range(130):
+        store.members.enrol(MEMBER)
+        store.members.revoke(Revocation.of(store.members.get(MEMBER.id), NOW, banned=False))
+    found = store.members.revocations(since=0, limit=1000)
+    assert len(found) == 101
+    assert min(one.enrolled_at for one in found) == NOW + 29, "the oldest are forgotten"
+
+
+def test_a_gateway_that_is_back_is_no_longer_revoked(store: Store) -> None:
+    gateway = dataclasses.replace(MEMBER, role=Role.GATEWAY)
+    store.members.enrol(gateway)
+    store.members.revoke(Revocation.of(gateway, NOW, banned=False))
+    store.members.enrol(gateway)
+    assert store.members.revocations(since=0, limit=10) == []
 
 
 def deployment(name: str = "demo") -> StoredDeployment:

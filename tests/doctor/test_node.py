@@ -37,6 +37,7 @@ def member(name: str, address: str, **fields: Any) -> RosterMember:
         "level": TrustLevel.SOFTWARE,
         "trust": 10,
         "attestation_hash": b"",
+        "enrolled": 1,
         "attested_at": NOW,
         "challenged_at": NOW,
         "manifest_hash": b"",

@@ -368,6 +368,7 @@ class ActedCluster:
                 level=TrustLevel.SOFTWARE,
                 trust=10,
                 attestation_hash=b"\x11" * 32,
+                enrolled=1,
                 attested_at=now - 10,
                 challenged_at=now - 5,
                 manifest_hash=b"\x22" * 32,

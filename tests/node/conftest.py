@@ -109,7 +109,7 @@ class Cluster:
             members=tuple(map(_member, ring if members is None else members)),
             rings=rings if ring else (),
             gateways=tuple(Gateway(party.id, party.signer.public_key) for party in gateways),
-            revoked=tuple(Revoked(party.id, party.signer.public_key, now) for party in revoked),
+            revoked=tuple(Revoked(party.id, party.signer.public_key, 1, now) for party in revoked),
         )
         envelope = sign_roster(complete_roster(draft), [self.roster_key])
         roster = check_roster(envelope, self.root, now=now)
@@ -137,6 +137,7 @@ def _member(party: Party) -> RosterMember:
         level=TrustLevel.SOFTWARE,
         trust=10,
         attestation_hash=bytes(32),
+        enrolled=1,
         attested_at=0,
         challenged_at=0,
         manifest_hash=bytes(32),

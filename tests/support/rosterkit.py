@@ -102,6 +102,7 @@ def make_member(signer: SoftwareSigner | None = None, **changes: object) -> Rost
         level=TrustLevel.SOFTWARE,
         trust=10,
         attestation_hash=b"\x11" * 32,
+        enrolled=1,
         attested_at=NOW - 10,
         challenged_at=NOW - 5,
         manifest_hash=b"\x22" * 32,

@@ -128,6 +128,7 @@ def _member(level: TrustLevel, now: int) -> RosterMember:
         level=level,
         trust=SCORES[level],
         attestation_hash=b"\x11" * 32,
+        enrolled=1,
         attested_at=now - 10,
         challenged_at=now - 5,
         manifest_hash=b"\x22" * 32,

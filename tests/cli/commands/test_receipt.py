@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Any
 
 import pytest
 from receiptkit import NONCE, signed, statement_of
+from rosterkit import NOW, make_member, make_ring
 
 from sealring.api.chat import ask_chat
+from sealring.mesh.pki.root import encode_chain
 from sealring.mesh.receipt.digests import AnswerHash, request_digest
 from sealring.mesh.receipt.form import NAME, receipts_json
 from sealring.mesh.receipt.statement import Earlier
+from sealring.mesh.roster.model import Revoked
 
 Sealring = Callable[..., Any]
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
@@ -214,6 +218,50 @@ def test_a_receipt_of_something_else_is_refused(
     done = here(*verify(pin, "answer.json", "--request", "body.json"))
     assert done.status != 0
     assert any(one in done.err for one in reason.split("|")), done.err
+
+
+@pytest.mark.parametrize(
+    ("status", "word", "changes"),
+    [
+        (0, "No member was evicted before the answer ended, by roster 2.", {}),
+        (6, "RECEIPT_REVOKED", {"at": NOW - 5}),
+        (6, "RECEIPT_REVOKED", {"at": NOW}),
+        (0, "the receipt holds", {"at": NOW + 1}),
+        (14, "undecided: the newer roster does not show whether", {"at": None}),
+        (14, "undecided", {"at": None, "back": True}),
+        (6, "RECEIPT_REVOKED", {"at": NOW - 5, "back": True}),
+        (14, "undecided", {"issued": NOW}),
+        (6, "RECEIPT_ROSTER", {"version": 0}),
+    ],
+)
+def test_whether_a_member_was_evicted_is_said_only_as_far_as_a_roster_shows_it(
+    here: Sealring,
+    pin: str,
+    home: Path,
+    made: Any,
+    host: Any,
+    status: int,
+    word: str,
+    changes: dict[str, Any],
+) -> None:
+    """A roster names the end of an evicted member for a while. It may have joined again since."""
+    host.now = lambda: NOW + 60.0
+    members = [make_member(signer) for signer in made.signers]
+    tail, asked = members[-1], dict(changes)
+    named: dict[str, Any] = {"version": 1 + asked.pop("version", 1), "issued": asked.pop("issued", NOW + 1)}
+    if asked:
+        at, back = asked["at"], asked.get("back", False)
+        kept = [*members[:-1], *([dataclasses.replace(tail, enrolled=NOW + 9)] if back else [])]
+        ended = () if at is None else (Revoked(tail.id, tail.identity_key, tail.enrolled, at),)
+        named |= {"members": tuple(kept), "rings": (make_ring(members[:-1]),), "revoked": ended}
+    (home / "roster.dsse").write_bytes(made.sign(expires=NOW + 60, **named))
+    (home / "root.dsse").write_bytes(encode_chain(made.authority.root.chain))
+    newer = ("--roster", "roster.dsse", "--root-chain", "root.dsse")
+    done = here(*verify(pin, "answer.json", *newer))
+    assert done.status == status, done.err
+    assert word in " ".join((done.out + done.err).split())
+    assert "BAD_OPTION" in here(*verify(pin, "answer.json", *newer[:2])).err
+    assert "Not compared: whether a member was evicted" in here(*verify(pin, "answer.json")).out
 
 
 def test_another_root_is_refused(here: Sealring, pin: str) -> None:

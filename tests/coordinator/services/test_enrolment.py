@@ -105,7 +105,10 @@ async def test_joining_again_keeps_the_rollback_memory(cluster: Cluster) -> None
     again = await cluster.join("alpha")
     assert again.state.peer == first.state.peer
     assert again.roster.version > first.roster.version
-    assert first.state.peer.id not in {one.id for one in again.roster.revoked}
+    (ended,) = again.roster.revoked
+    before, since = (one.roster.member(first.state.peer.id).enrolled for one in (first, again))
+    assert (ended.id, ended.enrolled) == (first.state.peer.id, before)
+    assert before <= ended.at < since, "its first enrolment has ended, and its second has not"
 
 
 async def test_one_identity_has_one_role(cluster: Cluster) -> None:

@@ -112,6 +112,7 @@ class LyingCoordinator(membership_pb2_grpc.EnrolmentServicer):
             level=TrustLevel.SOFTWARE,
             trust=10,
             attestation_hash=bytes(32),
+            enrolled=1,
             attested_at=issued,
             challenged_at=issued,
             manifest_hash=bytes(32),

@@ -251,12 +251,14 @@ async def test_the_revoked_stay_revoked_after_the_end_of_the_roster(
     keeper: RosterKeeper, paper: PaperCluster, wall: Wall
 ) -> None:
     key = SoftwareSigner.generate().public_key
-    paper.publish(revoked=(Revoked(member_id(key), key, int(time.time())),))
+    back = paper.draft.members[0]
+    ends = Revoked(member_id(key), key, 1, int(time.time())), Revoked(back.id, back.identity_key, 0, 0)
+    paper.publish(revoked=ends)
     await keeper.accept(paper.envelope, no_newer_root)
     wall.ahead = 3600
     assert keeper.expired
     assert keeper.revoked(member_id(key))
-    assert not keeper.revoked(paper.draft.members[0].id)
+    assert not keeper.revoked(back.id), "it has joined again"
 
 
 async def test_only_gateways_of_the_roster_and_the_cluster(keeper: RosterKeeper, paper: PaperCluster) -> None:

@@ -237,26 +237,88 @@ def test_rosters_of_other_clusters_and_of_other_times_are_refused(
             verify_receipt(replaced, pin(cluster), known())
 
 
-def test_a_member_that_was_revoked_meanwhile_is_not_believed(cluster: Any) -> None:
+def test_two_rosters_of_one_version_are_refused_and_so_are_older_and_foreign_ones(cluster: Any) -> None:
+    envelope = cluster.sign(version=2)
+    receipt = signed(cluster, envelope, statement_of(cluster, envelope))
+    two, old, new = (cluster.verified(version=version, issued=NOW - 1) for version in (2, 1, 3))
+    for later in (two, old, dataclasses.replace(new, cluster="other")):
+        with refused("RECEIPT_ROSTER", ReceiptError):
+            verify_receipt(receipt, pin(cluster), known(), later=later)
+
+
+ENDED = NOW + 30
+"""When the answer ended, by the statement."""
+
+JOINED = 1
+"""When its members had joined."""
+
+
+@pytest.mark.parametrize(
+    ("reason", "ends", "back", "issued"),
+    [
+        # it was evicted, before the answer, during it, at its end, after it
+        ("RECEIPT_REVOKED", {JOINED: NOW - 5}, None, ENDED + 20),
+        ("RECEIPT_REVOKED", {JOINED: NOW + 10}, None, ENDED + 20),
+        ("RECEIPT_REVOKED", {JOINED: ENDED}, None, ENDED + 20),
+        ("", {JOINED: ENDED + 1}, None, ENDED + 20),
+        # and has joined again
+        ("RECEIPT_REVOKED", {JOINED: NOW + 10}, NOW + 11, ENDED + 20),
+        ("", {JOINED: ENDED + 1}, ENDED + 2, ENDED + 20),
+        # and was evicted again
+        ("RECEIPT_REVOKED", {JOINED: NOW + 10, NOW + 11: ENDED + 1}, None, ENDED + 20),
+        ("", {JOINED: ENDED + 1, ENDED + 2: ENDED + 3}, None, ENDED + 20),
+        # the roster does not name that end any more
+        ("RECEIPT_UNDECIDED", {}, None, ENDED + 20),
+        ("RECEIPT_UNDECIDED", {}, NOW + 11, ENDED + 20),
+        ("RECEIPT_UNDECIDED", {NOW + 11: ENDED + 1}, None, ENDED + 20),
+        # it has been a member all the time, or since it was evicted earlier, or until the answer ended
+        ("", {}, JOINED, ENDED + 20),
+        ("", {0: 0}, JOINED, ENDED + 20),
+        ("", {}, JOINED, ENDED),
+        ("RECEIPT_UNDECIDED", {}, JOINED, ENDED - 1),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_member_that_was_revoked_before_the_answer_ended_is_not_believed(
+    cluster: Any, reason: str, ends: dict[int, int], back: int | None, issued: int, place: int
+) -> None:
+    """A list of revocations is bounded: what it does not say is undecided, and does not hold."""
     envelope = cluster.sign()
-    statement = statement_of(cluster, envelope)
-    receipt, tail = signed(cluster, envelope, statement), cluster.draft.members[-1]
-    again = cluster.verified(issued=NOW - 1)
-    with refused("RECEIPT_ROSTER", ReceiptError):  # the coordinator has signed two of one version
-        verify_receipt(receipt, pin(cluster), known(), later=again)
-    kept = [make_member(signer) for signer in cluster.signers[:2]]
-    for at, believed in ((NOW - 5, False), (NOW + 100, True)):
+    statement = statement_of(cluster, envelope, opened=NOW * 1000, finished=ENDED * 1000)
+    receipt = signed(cluster, envelope, statement)
+    verify_receipt(receipt, pin(cluster), known())
+    signer = cluster.signers[place]
+    others = [make_member(one) for one in cluster.signers if one is not signer]
+    who = make_member(signer)
+    later = cluster.verified(
+        version=2,
+        issued=issued,
+        expires=issued + 60,
+        members=(*others, *([dataclasses.replace(who, enrolled=back)] if back is not None else [])),
+        rings=(make_ring(others),),
+        revoked=tuple(Revoked(who.id, who.identity_key, since, at) for since, at in ends.items()),
+    )
+    if not reason:
+        assert verify_receipt(receipt, pin(cluster), known(), later=later).statement == statement
+        return
+    with refused(reason, ReceiptError):
+        verify_receipt(receipt, pin(cluster), known(), later=later)
+
+
+def test_a_member_that_was_revoked_counts_before_one_that_is_undecided(cluster: Any) -> None:
+    envelope = cluster.sign()
+    receipt = signed(cluster, envelope, statement_of(cluster, envelope))
+    head, middle, tail = (make_member(one) for one in cluster.signers)
+    for who, ended in ((head, tail), (tail, head)):
         later = cluster.verified(
             version=2,
-            members=tuple(kept),
-            rings=(make_ring(kept),),
-            revoked=(Revoked(tail.id, tail.identity_key, at),),
+            members=(middle,),
+            rings=(make_ring([middle]),),
+            revoked=(Revoked(ended.id, ended.identity_key, ended.enrolled, NOW),),
         )
-        if believed:
+        with refused("RECEIPT_REVOKED", ReceiptError):
             verify_receipt(receipt, pin(cluster), known(), later=later)
-        else:
-            with refused("RECEIPT_REVOKED", ReceiptError):
-                verify_receipt(receipt, pin(cluster), known(), later=later)
+        assert who.id not in {one.id for one in later.revoked}
 
 
 @pytest.fixture

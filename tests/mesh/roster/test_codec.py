@@ -132,10 +132,16 @@ def test_revoked_but_listed(cluster: Any) -> None:
     member = complete_roster(cluster.draft).members[1]
     gateway = cluster.draft.gateways[0]
     for party in (member, gateway):
-        entry = Revoked(party.id, party.identity_key, NOW)
+        entry = Revoked(party.id, party.identity_key, 1, NOW)
         assert refused_alike(cluster, revoked=(entry,)) == "ROSTER_REVOKED"
+    for at, taken in ((member.enrolled - 1, True), (member.enrolled, False)):  # it has joined again since
+        entry = Revoked(member.id, member.identity_key, 0, at)
+        if taken:
+            assert cluster.verified(revoked=(entry,)).revoked == (entry,)
+        else:
+            assert refused_alike(cluster, revoked=(entry,)) == "ROSTER_REVOKED"
     stranger = SoftwareSigner.generate().public_key
-    entry = Revoked(member_id(stranger), stranger, NOW)
+    entry = Revoked(member_id(stranger), stranger, 1, NOW)
     assert refused_alike(cluster, revoked=(entry, entry)) == "ROSTER_REVOKED"
     roster = cluster.verified(revoked=(entry,))
     assert entry.id in {one.id for one in roster.revoked}
@@ -403,7 +409,7 @@ def test_size_cap(cluster: Any, make_cluster: Callable[..., Any]) -> None:
 
 def revoked_strangers(count: int) -> tuple[Revoked, ...]:
     keys = [SoftwareSigner.generate().public_key for _ in range(count)]
-    return tuple(sorted((Revoked(member_id(key), key, 1) for key in keys), key=lambda one: one.id))
+    return tuple(sorted((Revoked(member_id(key), key, 1, 2) for key in keys), key=lambda one: one.id))
 
 
 def test_too_much_for_the_cap_is_not_signed(cluster: Any) -> None:
