@@ -162,7 +162,7 @@ class OneRing:
     def loading(self, name: str) -> None:
         return None
 
-    async def load(self, name: str, keep_alive: int | None) -> None: ...
+    async def load(self, name: str, keep_alive: int | None, tenant: str) -> None: ...
 
     def signed_roster(self) -> inference.GetRosterResponse:
         return inference.GetRosterResponse()

@@ -56,7 +56,7 @@ class Router(Protocol):
 
     def loading(self, name: str) -> Unavailable | None: ...
 
-    async def load(self, name: str, keep_alive: int | None) -> None: ...
+    async def load(self, name: str, keep_alive: int | None, tenant: str) -> None: ...
 
     @property
     def rosters(self) -> RecentRosters:
@@ -154,11 +154,11 @@ class RingBackend:
         known = await self._model(name)
         return next(model for model in await self.list_models() if model.name == known)
 
-    async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
+    async def load_model(self, name: str, keep_alive: int | None, *, tenant: str = "") -> inference.Model:
         if self._draining:
             raise _stopping()
         known = await self._model(name)
-        await self._rings.load(known, keep_alive)
+        await self._rings.load(known, keep_alive, tenant)
         return await self.get_model(known)
 
     async def get_roster(self) -> inference.GetRosterResponse:

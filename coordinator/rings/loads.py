@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from sealring.mesh.errors import SealringError, Unavailable
 
 TURN_SECONDS = 60.0
-"""Shortest time for which a model stays loaded before it is unloaded to make room.
+"""Shortest time for which a model stays loaded before it is unloaded to make room, or at a client's wish.
 
 Policy: a Mac reads 16 to 128 GB of weights in 5 to 60 s. So two models that do not fit together and are asked
 for by turns answer for at least half of the time, and each waits for about two minutes at most.
@@ -60,8 +60,8 @@ class Heard:
     """What gateways and nodes report of a model.
 
     `active`: requests are under way. `waiting`: requests that no ring has begun. `used`: it was asked for
-    since the last report. `holding`: every gateway holds back the waiting ones. `keep_alive` is the newest
-    request's, if it named one.
+    since the last report. `holding`: every gateway holds back the waiting ones. `keep_alive` are the seconds
+    from the last use on for which a client wants it, if any has named a time.
     """
 
     active: bool = False
@@ -99,6 +99,10 @@ class Load:
         """Seconds without a request until it is unloaded."""
         named = self.heard.keep_alive
         return self.policy.keep_alive if named is None else named
+
+    def until(self, turn: float) -> float:
+        """The time until which it stays though nobody uses it: it has its turn at least."""
+        return max(self.used + self.keep_alive, self.loaded + turn)
 
     @property
     def wanted(self) -> bool:
@@ -168,7 +172,7 @@ class Loads:
         ones whose rings have not formed for a turn."""
         due = []
         for name, load in self.models.items():
-            idle = not load.wanted and now >= load.used + load.keep_alive
+            idle = not load.wanted and now >= load.until(self.turn)
             if load.phase is Phase.LOADED and idle:
                 load.enter(Phase.YIELDING, now)
             elif load.phase is Phase.YIELDING and not load.yields_to and not idle:
@@ -297,7 +301,7 @@ class Loads:
         load = self.models[name]
         if load.phase is Phase.YIELDING:
             return load.since
-        return load.used + load.keep_alive if load.phase in (Phase.LOADING, Phase.LOADED) else math.inf
+        return load.until(self.turn) if load.phase in (Phase.LOADING, Phase.LOADED) else math.inf
 
     def keep_all(self, name: str, now: float) -> None:
         """Nobody has to make room for this model any more."""

@@ -25,6 +25,7 @@ from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import Conflict, NotFound, SealringError
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.ring.wishes import Wishes
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import ModelGone, ModelState, WatchResponse
@@ -85,7 +86,7 @@ class OnDemand:
         self._known: list[StoredDeployment] = []
         self._stale = True  # `_known` is older than what is stored
         self._asked: dict[str, dict[Outbox[WatchResponse], int]] = {}  # by model and stream
-        self._newest: dict[str, Outbox[WatchResponse]] = {}  # the stream of each model's newest request
+        self._wishes: dict[str, Wishes[Outbox[WatchResponse]]] = {}  # by model, of streams
         self._placed: dict[str, float] = {}  # since when a load of this run has missed no member
         self._sent: dict[str, ModelState] = {}
         self._began = awake()
@@ -178,7 +179,7 @@ class OnDemand:
         self.loads.sync(self._deployed(), now)
         for name in self._asked.keys() - self.loads.models.keys():
             del self._asked[name]
-            self._newest.pop(name, None)
+            self._wishes.pop(name, None)
             self._placed.pop(name, None)
 
     def _deployed(self) -> dict[str, tuple[Policy, bool]]:
@@ -202,23 +203,22 @@ class OnDemand:
         known = {stream: one for stream, one in reports.items() if one is not None}
         before = self._asked.get(name, {})
         self._asked[name] = {stream: one.asked if one else 0 for stream, one in reports.items()}
-        newer = [stream for stream, one in known.items() if one.asked > before.get(stream, one.asked)]
-        if newer:
-            self._newest[name] = newer[-1]
-        newest = known.get(self._newest[name]) if name in self._newest else None
-        if newest is None:
-            self._newest.pop(name, None)  # its gateway has gone
-        keep_alive: float | None = None
-        if newest is not None and newest.HasField("keep_alive"):
-            keep_alive = float(newest.keep_alive) if newest.keep_alive >= 0 else math.inf
+        if self.loads.models[name].phase is Phase.NOT_LOADED:
+            self._wishes.pop(name, None)  # they held for that load
+        used, wishes = False, self._wishes.setdefault(name, Wishes())
+        wishes.keep(known)  # a gateway that goes takes its clients' along
+        for stream, one in known.items():
+            if one.asked > before.get(stream, 0):
+                wishes.ask(stream, _keep_alive(one), now)
+            used |= one.asked > before.get(stream, one.asked)
         holding = all(one is not None and one.holding for one in reports.values())
         stepping = not all(map(self._is_idle, self._rings(name)))
         heard = Heard(
             active=stepping or any(one.active for one in known.values()),
             waiting=sum(one.waiting for one in known.values()),
-            used=bool(newer),
+            used=used,
             holding=holding,
-            keep_alive=keep_alive,
+            keep_alive=wishes.longest(self.loads.models[name].policy.keep_alive),
         )
         self.loads.hear(name, heard, now)
 
@@ -391,6 +391,8 @@ class OnDemand:
 
     def _add_load(self, state: ModelState, load: Load) -> None:
         state.phase, state.reason = _PHASES[load.phase], load.reason
+        keep_alive = load.policy.keep_alive
+        state.keep_alive = round(keep_alive) if math.isfinite(keep_alive) else -1
         if load.error is not None:
             state.problem.CopyFrom(to_problem(load.error))
         seconds = self.loads.seconds(state.deployment, self._awake())
@@ -403,6 +405,12 @@ class OnDemand:
         if not math.isfinite(left):
             return 0
         return round((self._clock() + left) / _SHOWN_SECONDS) * _SHOWN_SECONDS
+
+
+def _keep_alive(demand: membership_pb2.ModelDemand) -> float | None:
+    if not demand.HasField("keep_alive"):
+        return None
+    return float(demand.keep_alive) if demand.keep_alive >= 0 else math.inf
 
 
 def policy_of(spec: admin_pb2.DeploymentSpec) -> Policy:

@@ -146,7 +146,7 @@ class Edge:
             for one in (asked.request, *asked.others):
                 one.receipt.nonce = nonce_of(request.headers[RECEIPT])
         request.state.caller.claim(asked.choices)
-        return asked, self._load(asked.request) if asked.loads else self._answer(request, asked, body)
+        return asked, self._load(request, asked) if asked.loads else self._answer(request, asked, body)
 
     async def _answered(
         self, request: Request, asked: Asked, events: AsyncGenerator[inference.GenerateResponse, None]
@@ -181,13 +181,12 @@ class Edge:
         ]
         return together(parts, asked.request.choices) if asked.others else parts[0]
 
-    async def _load(
-        self, asked: inference.GenerateRequest
-    ) -> AsyncGenerator[inference.GenerateResponse, None]:
+    async def _load(self, request: Request, asked: Asked) -> AsyncGenerator[inference.GenerateResponse, None]:
         """The answer to a request that asks for no more than the model: it begins when the model is there."""
-        keep_alive = asked.keep_alive if asked.HasField("keep_alive") else None
-        await self._backend.load_model(asked.model, keep_alive)
-        begin = inference.Started(request_id=asked.request_id, model=asked.model)
+        wish, tenant = asked.request, request.state.caller.key_id or ""
+        keep_alive = wish.keep_alive if wish.HasField("keep_alive") else None
+        await self._backend.load_model(wish.model, keep_alive, tenant=tenant)
+        begin = inference.Started(request_id=wish.request_id, model=wish.model)
         yield inference.GenerateResponse(started=begin)
         yield inference.GenerateResponse(finished=inference.Finished())
 

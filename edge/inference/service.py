@@ -47,9 +47,9 @@ class InferenceBackend(Protocol):
         """One of these. Raises NotFound (MODEL_NOT_FOUND), Unavailable (RING_DOWN) before all are known."""
         ...
 
-    async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
-        """Loads a model on demand and waits until it serves, or with `keep_alive` 0 unloads it. Any other
-        model stays as it is. `keep_alive` is GenerateRequest's, or None.
+    async def load_model(self, name: str, keep_alive: int | None, *, tenant: str = "") -> inference.Model:
+        """Loads a model on demand and waits until it serves, or with `keep_alive` 0 unloads it unless another
+        `tenant` wants it. Any other model stays as it is. `keep_alive` is GenerateRequest's, or None.
 
         Raises NotFound (MODEL_NOT_FOUND), Unavailable, and the reason why it cannot be loaded.
         """
@@ -111,7 +111,8 @@ class InferenceService(inference_grpc.InferenceServicer):
         self, request: inference.LoadModelRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference.LoadModelResponse:
         keep_alive = request.keep_alive if request.HasField("keep_alive") else None
-        return inference.LoadModelResponse(model=await self._backend.load_model(request.model, keep_alive))
+        model = await self._backend.load_model(request.model, keep_alive, tenant=KEY_ID.get())
+        return inference.LoadModelResponse(model=model)
 
     async def GetRoster(  # noqa: N802
         self, request: inference.GetRosterRequest, context: grpc.aio.ServicerContext[Any, Any]

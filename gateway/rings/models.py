@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 from sealring.gateway.scheduler.queue import retry_after
+from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import NotFound, SealringError, Unavailable
 from sealring.mesh.ring.limits import MAX_KEEP_ALIVE
+from sealring.mesh.ring.wishes import Wishes
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
@@ -38,11 +41,13 @@ model has just lost its ring: it forms anew, or the coordinator is about to repo
 class Models:
     """States of models by deployment, and what this gateway's clients want of those on demand."""
 
-    def __init__(self) -> None:
+    def __init__(self, awake: Clock = awake_clock) -> None:
+        """`awake` counts seconds without those in which this machine slept."""
+        self._awake = awake
         self._states: dict[str, ModelState] = {}
         self._asked: Counter[str] = Counter()
         self._loading: Counter[str] = Counter()  # clients that wait for a model and have sent no request
-        self._keep_alive: dict[str, int] = {}  # of the newest request, if it named one
+        self._wishes: dict[str, Wishes[str]] = {}  # of tenants, while a model is loaded
         self._changed = asyncio.Event()
         self.wanted = asyncio.Event()
         """Set when the coordinator should hear of a change at once."""
@@ -60,7 +65,7 @@ class Models:
             return False
         self._states[name] = state
         if state.phase == membership.LOAD_PHASE_NOT_LOADED and not self._loading[name]:
-            self._keep_alive.pop(name, None)
+            self._wishes.pop(name, None)
         self.look()
         self.wanted.set()
         return True
@@ -68,7 +73,7 @@ class Models:
     def remove(self, name: str) -> None:
         """Forgets a model."""
         self._states.pop(name, None)
-        self._keep_alive.pop(name, None)
+        self._wishes.pop(name, None)
         self.look()
 
     def on_demand(self, name: str) -> bool:
@@ -95,15 +100,13 @@ class Models:
         state = self._states.get(name)
         return from_problem(state.problem) if state is not None and state.problem.code else None
 
-    def ask(self, name: str, keep_alive: int | None) -> None:
-        """Counts a request for a model."""
+    def ask(self, name: str, keep_alive: int | None, tenant: str) -> None:
+        """Counts a tenant's request for a model."""
         if not self.on_demand(name):
             return
         self._asked[name] += 1
-        if keep_alive is None:
-            self._keep_alive.pop(name, None)
-        else:
-            self._keep_alive[name] = max(-1, min(keep_alive, MAX_KEEP_ALIVE))
+        seconds = None if keep_alive is None else _seconds(min(keep_alive, MAX_KEEP_ALIVE))
+        self._wishes.setdefault(name, Wishes()).ask(tenant, seconds, self._awake())
         self.wanted.set()
 
     def check(self, name: str, patience: float) -> None:
@@ -164,8 +167,9 @@ class Models:
                 asked=self._asked[name],
                 holding=self.holding(name),
             )
-            if name in self._keep_alive:
-                one.keep_alive = self._keep_alive[name]
+            deployed = _seconds(self._states[name].keep_alive)
+            if name in self._wishes and (longest := self._wishes[name].longest(deployed)) is not None:
+                one.keep_alive = math.ceil(longest) if math.isfinite(longest) else -1
             found.append(one)
         return Demand(models=found) if found else None
 
@@ -187,3 +191,7 @@ class Models:
         model.model_type = model.model_type or state.model_type
         if not self.absent(model.name):
             model.expires = state.expires
+
+
+def _seconds(keep_alive: int) -> float:
+    return math.inf if keep_alive < 0 else float(keep_alive)

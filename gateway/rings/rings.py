@@ -61,7 +61,7 @@ class Rings:
         self._announced: set[str] = set()  # rings that the coordinator has named on this connection
         self._models_announced: set[str] = set()
         self.complete = asyncio.Event()  # it has named all rings
-        self._table = RingTable(wall)
+        self._table = RingTable(wall, awake)
         self._models = self._table.models_named
         self._choice = Choice(self._table, metrics)
         self._ring_of: dict[str, Ring] = {}  # by request
@@ -95,7 +95,7 @@ class Rings:
 
         Raises as `Choice.ring_for` and `Models.check`.
         """
-        self._models.ask(request.deployment, request.keep_alive)
+        self._models.ask(request.deployment, request.keep_alive, request.tenant)
         self._models.check(request.deployment, request.patience)
         ring = self._choice.ring_for(request)
         if request.routing_key:
@@ -203,12 +203,13 @@ class Rings:
         """The error for a request that could not wait until its model was loaded; None if it is loaded."""
         return self._models.loading_error(name) if self._models.absent(name) else None
 
-    async def load(self, name: str, keep_alive: int | None) -> None:
-        """Loads a model on demand and waits until a ring of it serves; with `keep_alive` 0 unloads it.
+    async def load(self, name: str, keep_alive: int | None, tenant: str) -> None:
+        """Loads a model on demand and waits until a ring of it serves; with `keep_alive` 0 unloads it, once
+        no other tenant wants it.
 
         Raises what keeps it from being loaded.
         """
-        self._models.ask(name, keep_alive)
+        self._models.ask(name, keep_alive, tenant)
         if keep_alive != 0 and self._models.on_demand(name):
             await self._models.loaded(name, lambda: any(ring.attached for ring in self._table.of(name)))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from sealring.edge.metrics import ModelLoad
 from sealring.gateway.rings.models import Models
 from sealring.gateway.rings.ring import Ring
+from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.roster import model as rosters
 from sealring.v1 import inference_pb2 as inference
@@ -23,7 +24,7 @@ class RingTable:
     A ring may be here that no roster holds at the moment: it is being planned anew.
     """
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, wall: Callable[[], float] = time.time, awake: Clock = awake_clock) -> None:
         self._wall = wall
         self._rings: dict[str, Ring] = {}
         self._by_deployment: dict[str, list[Ring]] = {}
@@ -32,7 +33,7 @@ class RingTable:
         self._in_clear: set[str] = set()
         self.roster: rosters.Roster | None = None
         self.states: dict[str, membership.RingState] = {}
-        self.models_named = Models()
+        self.models_named = Models(awake)
 
     def __iter__(self) -> Iterator[Ring]:
         return iter(list(self._rings.values()))

@@ -107,7 +107,7 @@ class SealingBackend:
                 return model
         raise model_not_found(name, [model.name for model in models])
 
-    async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
+    async def load_model(self, name: str, keep_alive: int | None, *, tenant: str = "") -> inference.Model:
         """Has the gateway load or unload a model. Raises NotFound (MODEL_NOT_FOUND), Unavailable."""
         model = await self.get_model(name)
         loaded = model.availability == inference.MODEL_AVAILABILITY_LOADED

@@ -1957,8 +1957,8 @@ class ModelDemand(_message.Message):
     asked: _builtins.int
     """requests since the gateway started: a change is a use"""
     keep_alive: _builtins.int
-    """Seconds without a request after which it is unloaded, by the newest request: 0 at once, below 0 never. Unset: as
-    deployed.
+    """Seconds without a request after which it is unloaded: 0 at once, below 0 never. Each key's newest request has a
+    wish, and this is the time from the newest of all until none holds any more. Unset: as deployed.
     """
     holding: _builtins.bool
     """the gateway begins no waiting request: it has seen LOAD_PHASE_YIELDING"""
@@ -2157,6 +2157,7 @@ class ModelState(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: _builtins.int
     deployment: _builtins.str
     phase: Global___LoadPhase.ValueType
     reason: _builtins.str
@@ -2177,6 +2178,8 @@ class ModelState(_message.Message):
     """as in ModelProfile"""
     precision: _builtins.str
     """as in ModelProfile"""
+    keep_alive: _builtins.int
+    """of a model on demand, as deployed: seconds, below 0 for ever"""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -2205,12 +2208,15 @@ class ModelState(_message.Message):
         progress: _builtins.int = ...,
         parameters: _builtins.int = ...,
         precision: _builtins.str = ...,
+        keep_alive: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "keep_alive", b"keep_alive", "problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "context", b"context", "deployment", b"deployment", "digest", b"digest", "expires", b"expires", "memory", b"memory", "model_type", b"model_type", "parameters", b"parameters", "phase", b"phase", "precision", b"precision", "problem", b"problem", "progress", b"progress", "reason", b"reason", "rings", b"rings", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "aliases", b"aliases", "context", b"context", "deployment", b"deployment", "digest", b"digest", "expires", b"expires", "keep_alive", b"keep_alive", "memory", b"memory", "model_type", b"model_type", "parameters", b"parameters", "phase", b"phase", "precision", b"precision", "problem", b"problem", "progress", b"progress", "reason", b"reason", "rings", b"rings", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
+    _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_alive) -> _WhichOneofReturnType__keep_alive | None: ...
 
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 

@@ -29,7 +29,7 @@ class OneRing:
         self.complete = asyncio.Event()
         self.complete.set()
         self.absent = ""
-        self.loads: list[tuple[str, int | None]] = []
+        self.loads: list[tuple[str, int | None, str]] = []
         self.able: dict[str, list[str]] = {}
         self.lacking: set[str] = set()
 
@@ -42,8 +42,8 @@ class OneRing:
     def loading(self, name: str) -> Unavailable | None:
         return Unavailable("it is being loaded", reason="MODEL_LOADING") if name == self.absent else None
 
-    async def load(self, name: str, keep_alive: int | None) -> None:
-        self.loads.append((name, keep_alive))
+    async def load(self, name: str, keep_alive: int | None, tenant: str) -> None:
+        self.loads.append((name, keep_alive, tenant))
 
     def models(self) -> list[inference.Model]:
         return [
@@ -361,8 +361,8 @@ async def test_a_deadline_that_passes_while_a_model_is_loaded_says_so() -> None:
 async def test_models_are_loaded_by_their_names_and_aliases_until_the_gateway_stops() -> None:
     rings = OneRing()
     backend = RingBackend(rings, Metrics())  # type: ignore[arg-type]
-    assert (await backend.load_model("gpt-4o", 0)).name == "model"
-    assert rings.loads == [("model", 0)]
+    assert (await backend.load_model("gpt-4o", 0, tenant="me")).name == "model"
+    assert rings.loads == [("model", 0, "me")]
     await backend.drain(0)
     with pytest.raises(Unavailable) as caught:
         await backend.load_model("model", None)

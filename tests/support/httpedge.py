@@ -51,7 +51,8 @@ class ScriptedBackend:
     keys: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     models: list[inference.Model] = field(default_factory=lambda: [MODEL])
-    loads: list[tuple[str, int | None]] = field(default_factory=list)
+    loads: list[tuple[str, int | None, str]] = field(default_factory=list)
+    """Models, with `keep_alive` and the tenant."""
 
     async def generate(
         self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
@@ -109,8 +110,8 @@ class ScriptedBackend:
             raise model_not_found(name, [one.name for one in self.models])
         return found
 
-    async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
-        self.loads.append((name, keep_alive))
+    async def load_model(self, name: str, keep_alive: int | None, *, tenant: str = "") -> inference.Model:
+        self.loads.append((name, keep_alive, tenant))
         if self.held is not None:
             await self.held.wait()
         return await self.get_model(name)

@@ -82,11 +82,13 @@ def test_a_use_while_it_is_about_to_be_unloaded_keeps_it() -> None:
     assert loads.models["a"].phase is Phase.LOADED
 
 
-def test_the_newest_requests_keep_alive_takes_the_place_of_the_operators() -> None:
+def test_a_clients_keep_alive_takes_the_place_of_the_operators_after_the_models_turn() -> None:
     loads = deployed(a=Policy(900.0))
     load(loads, "a", 0.0)
     loads.hear("a", Heard(used=True, holding=True, keep_alive=0.0), 10.0)
-    assert loads.tick(10.0) == ["a"]
+    assert loads.tick(10.0) == [], "it would be loaded again and again"
+    assert loads.expires("a") == TURN
+    assert loads.tick(TURN) == ["a"]
 
 
 def test_the_longest_idle_unpinned_model_makes_room() -> None:

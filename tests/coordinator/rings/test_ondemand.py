@@ -296,6 +296,23 @@ async def test_a_request_may_say_how_long_its_model_stays(house: Any) -> None:
     await gateway.phase("one", NOT_LOADED)
 
 
+async def test_a_client_of_one_gateway_unloads_no_model_of_anothers(house: Any) -> None:
+    cluster, gateway = house
+    other = await gate(cluster, "other")
+    await gateway.want("one", waiting=1)
+    await gateway.phase("one", LOADED)
+    await gateway.rest("one")
+    load = cluster.coordinator.on_demand.loads.models["one"]
+    await other.want("one", keep_alive=0)
+    async with asyncio.timeout(200):
+        while load.heard.keep_alive is None:
+            await asyncio.sleep(0.05)
+    assert 0 < load.keep_alive <= 900, "the first gateway's client named no time"
+    await gateway.want("one", keep_alive=0)
+    await gateway.phase("one", NOT_LOADED)
+    await other.close()
+
+
 async def test_a_model_without_room_fails_what_waits_for_it(cluster: Cluster) -> None:
     await cluster.node("alpha", memory=ONE_FITS)
     await deploy(cluster, "two")

@@ -50,7 +50,8 @@ class Backend:
     async def get_model(self, name: str) -> inference.Model:
         return inference.Model(name=name)
 
-    async def load_model(self, name: str, keep_alive: int | None) -> inference.Model:
+    async def load_model(self, name: str, keep_alive: int | None, *, tenant: str = "") -> inference.Model:
+        self.keys.append(tenant)
         return inference.Model(name=name)
 
     async def get_roster(self) -> inference.GetRosterResponse:
@@ -148,6 +149,9 @@ async def test_keys_and_scopes(backend: Backend, keys: KeyFile) -> None:
         events = [event async for event in stub.Generate(ASK, timeout=200, metadata=twice)]
         assert len(events) == 2
         assert backend.keys == [record.id]
+        load = inference.LoadModelRequest(model="demo")
+        await stub.LoadModel(load, timeout=200, metadata=bearer(inference_key))
+        assert backend.keys == [record.id] * 2
         denied = await problem(stub.Generate(ASK, timeout=200, metadata=bearer(read_key)))
         assert (denied.code, denied.reason) == ("PERMISSION_DENIED", "SCOPE_DENIED")
         answer = await stub.GetRoster(inference.GetRosterRequest(), timeout=200, metadata=bearer(read_key))

@@ -597,7 +597,7 @@ async def test_a_model_is_loaded_and_unloaded_through_ollamas_api(port: int, bac
         for body in ({"model": "demo", "keep_alive": "5m"}, {"model": "demo", "keep_alive": 0}):
             answer = await http.post("/api/generate", json=body)
             assert answer.status_code == 200
-        assert backend.loads == [("demo", 300), ("demo", 0)]
+        assert backend.loads == [("demo", 300, ""), ("demo", 0, "")]
         assert [one["name"] for one in (await http.get("/api/ps")).json()["models"]] == ["demo"]
         loadable = inference.Model(name="big", availability=inference.MODEL_AVAILABILITY_NOT_LOADED)
         backend.models = [loadable]

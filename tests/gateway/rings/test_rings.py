@@ -781,7 +781,7 @@ async def test_loading_waits_for_a_ring_and_unloading_does_not() -> None:
     bed = Bed(1)
     bed.rings.model_state(on_demand(NOT_LOADED))
     big(bed).attached = False
-    loading = asyncio.ensure_future(bed.rings.load("big", 60))
+    loading = asyncio.ensure_future(bed.rings.load("big", 60, "key"))
     await asyncio.sleep(0)
     assert (wishes(bed).waiting, wishes(bed).keep_alive) == (1, 60)
     bed.rings.model_state(on_demand(LOADED))
@@ -789,17 +789,31 @@ async def test_loading_waits_for_a_ring_and_unloading_does_not() -> None:
     bed.rings.tick()
     await loading
     assert wishes(bed).waiting == 0
-    await bed.rings.load("big", 0)
+    await bed.rings.load("big", 0, "key")
     assert wishes(bed).keep_alive == 0
     bed.rings.model_state(on_demand(NOT_LOADED))
     assert not wishes(bed).HasField("keep_alive"), "it held for that load"
+
+
+async def test_a_tenants_wish_for_a_model_ends_no_other_tenants() -> None:
+    bed = Bed(1)
+    bed.rings.model_state(on_demand(LOADED, keep_alive=900))
+    ask(bed.rings, 1, model="big")
+    assert not wishes(bed).HasField("keep_alive"), "as deployed"
+    await bed.rings.load("big", 0, "another")
+    assert wishes(bed).keep_alive in (899, 900), "from now on, for the tenant that named no time"
+    await bed.rings.load("big", -1, "another")
+    assert wishes(bed).keep_alive == -1
+    await bed.rings.load("big", 0, "another")
+    await bed.rings.load("big", 0, "")
+    assert wishes(bed).keep_alive == 0, "nobody wants it any more"
 
 
 @pytest.mark.parametrize("how", ["deleted", "refused"])
 async def test_who_waits_for_a_model_hears_why_it_does_not_come(how: str) -> None:
     bed = Bed(1)
     bed.rings.model_state(on_demand(NOT_LOADED))
-    loading = asyncio.ensure_future(bed.rings.load("big", None))
+    loading = asyncio.ensure_future(bed.rings.load("big", None, "key"))
     await asyncio.sleep(0)
     if how == "deleted":
         bed.rings.model_gone("big")
