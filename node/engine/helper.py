@@ -1,8 +1,9 @@
 """Processes of our own that answer an engine's questions within limits, and may be killed at any moment.
 
-What runs there may run or grow without end: a template that came with a model, a schema or an image that
-came with a request, a parser over what a model wrote. A thread cannot be ended, and memory that is gone is
-the engine's.
+They run a template that came with a model, and read schemas and images of requests.
+Such work may go on or grow without end, and its input may take it over. A thread cannot be ended, and memory
+that is gone is the engine's. So such a process is confined (node/engine/confining.py) before its input comes,
+and its answers are checked before they are used.
 
 Questions and answers are JSON objects, each on a line of its own. A message may have bytes under `data`: then
 the line holds their number there, and they follow it.
@@ -11,11 +12,13 @@ the line holds their number there, and they follow it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
 import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -23,10 +26,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from sealring.mesh.errors import Unavailable
+from sealring.mesh.errors import FailedPrecondition, SealringError, Unavailable
 from sealring.mesh.system.starting import starting
+from sealring.node.engine.confining import confine
+
+T = TypeVar("T")
 
 WALL_SECONDS = 20.0
 """For each answer, however busy the machine is: a process that is stopped, or waits, needs no processor."""
@@ -36,22 +42,57 @@ START_SECONDS = 60.0
 meanwhile, and a model whose viewer does not start sees no images until it is loaded again."""
 
 MEMORY_BYTES = 256 << 20
-"""Resident, of a process: a head's plan leaves as much. Looked at from outside, for macOS holds no process to
-RLIMIT_AS."""
+"""A process has as much at most, as `memory_of` counts: a head's plan leaves it. Looked at from outside, for
+macOS holds no process to RLIMIT_AS."""
+
+LINE_BYTES = 1 << 20
+"""An answer without its data has as much at most. Parsed, it takes forty times as much of the engine."""
 
 _LOOK_SECONDS = 0.02
-_ANSWER_BYTES = 24 << 20
 _PART_BYTES = 1 << 16
+_REAP_SECONDS = 1.0
+_OUT_OF_MEMORY = 77
+"""The status with which a process ends that was refused memory."""
+
+BROKEN = frozenset(
+    (
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGABRT,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    )
+)
+"""Signals that a process gets for what it does itself."""
 
 _Process = subprocess.Popen[bytes]
 
 
+class OverLimitsError(Exception):
+    """A question takes more of a processor or of memory than it may, or has broken two processes. The fault
+    is the client's."""
+
+
+class _LostError(Exception):
+    """No answer has come, and the process is ended: somebody else has ended it, it was late, or, if it is
+    `broken`, it crashed or answered what is no answer."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        super().__init__()
+        self.broken = broken
+
+
 class Helpers:
     """Processes of one kind, at most `most` at once: started when they are first asked, and anew once one has
-    come to its limits. Any thread.
+    ended. Any thread.
 
-    Each start begins with the question `first`, whose answer is given to `begun`, which may raise. The
-    processes end with `close`, and with this object where nobody has closed it.
+    Each start begins with the question `first`, whose answer is given to `begun`. The processes end with
+    `close`, and with this object where nobody has closed it.
+
+    Functions that read answers check them, which may be anything. They raise ValueError, TypeError or
+    KeyError for what is no answer, and may raise a SealringError for one that refuses.
     """
 
     def __init__(
@@ -64,7 +105,7 @@ class Helpers:
         memory: int = MEMORY_BYTES,
         data: int = 0,
     ) -> None:
-        """`memory` bounds the resident bytes of a process, `data` the bytes of an answer behind its line."""
+        """`memory` bounds the bytes that a process takes, `data` those of an answer behind its line."""
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._first = first
         self._begun = begun
@@ -73,46 +114,99 @@ class Helpers:
         self._idle: deque[_Process] = deque()
         self._closing = weakref.finalize(self, _end_all, self._idle)
 
-    def ask(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer; None where the process came to its limits. Waits while `most` others are asked.
+    def ask(self, question: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
+        """What `read` makes of the answer. Waits while `most` others are asked.
 
-        The bytes of an answer are a memoryview.
-
-        Raises what `begun` raises, and Unavailable (NO_PROCESS) where the system lets none begin.
+        The bytes of an answer are a memoryview. Where a process is ended by others or late, another one is
+        asked, once. Raises OverLimitsError, what `begun` and `read` raise, FailedPrecondition (NOT_CONFINED),
+        and Unavailable: NO_PROCESS where the system lets none begin, NO_ANSWER where both were lost.
         """
+
+        def put(process: _Process | None) -> T:
+            if process is None:
+                try:
+                    process = self._begin()
+                except OverLimitsError:  # no question has come yet, so this is nobody's fault
+                    raise _LostError from None
+            try:
+                answer = self._exchange(process, question, WALL_SECONDS, read)
+            except SealringError:
+                self._keep(process)
+                raise
+            self._keep(process)
+            return answer
+
         with self._turn:
-            return self._ask([question])
+            return self._twice(put)
 
     def prepare(self) -> None:
-        """Starts a process where none is idle, and waits for none that is asked. Raises as `ask`."""
+        """Starts a process where none is idle, and waits for none that is asked. Raises as `ask`;
+        OverLimitsError is about the first question."""
         if self._turn.acquire(blocking=False):
             try:
-                self._ask([])
+                self._twice(lambda process: self._keep(process or self._begin()))
             finally:
                 self._turn.release()
 
-    def _ask(self, questions: list[Mapping[str, Any]]) -> dict[str, Any] | None:
-        answer: dict[str, Any] | None = {}
-        process = self._take_idle()
-        begins = process is None
-        process = process or _start(self._command)
-        whole = False
+    def _twice(self, work: Callable[[_Process | None], T]) -> T:
+        """With a process that is idle, if any is, and again with a new one if it is lost."""
+        broken = True
+        for process in (self._take_idle(), None):
+            try:
+                return work(process)
+            except _LostError as error:
+                broken = broken and error.broken
+        if broken:
+            raise OverLimitsError
+        raise no_answer()
+
+    def _begin(self) -> _Process:
+        process = start_process(self._command)
         try:
-            if begins:
-                self._begun(_exchange(process, self._first, START_SECONDS, *self._bounds))
-            for question in questions:
-                answer = _exchange(process, question, WALL_SECONDS, *self._bounds)
-            whole = True
-        except (OSError, ValueError):
-            answer = None
-        finally:
-            if whole:
-                self._idle.append(process)
-            else:
-                _end(process)
+            self._exchange(process, self._first, START_SECONDS, self._check_begun)
+        except SealringError:
+            _end(process)
+            raise
+        return process
+
+    def _check_begun(self, answer: dict[str, Any]) -> None:
+        if "unconfined" in answer:
+            raise not_confined(answer["unconfined"])
+        self._begun(answer)
+
+    def _exchange(
+        self,
+        process: _Process,
+        question: Mapping[str, Any],
+        seconds: float,
+        read: Callable[[dict[str, Any]], T],
+    ) -> T:
+        """Ends the process unless it answers. Raises OverLimitsError, _LostError, and what `read` raises."""
+        try:
+            return read(_exchange(process, question, seconds, *self._bounds))
+        except SealringError:
+            raise
+        except (ValueError, TypeError, KeyError, RecursionError):
+            _end(process)
+            raise _LostError(broken=True) from None
+        except TimeoutError:
+            _end(process)
+            raise _LostError from None
+        except (EOFError, OSError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_REAP_SECONDS)  # its status says why
+            status = _end(process)
+            if status in (-signal.SIGPROF, _OUT_OF_MEMORY):
+                raise OverLimitsError from None
+            raise _LostError(broken=-status in BROKEN) from None
+        except BaseException:
+            _end(process)
+            raise
+
+    def _keep(self, process: _Process) -> None:
+        self._idle.append(process)
         if not self._closing.alive:  # closed meanwhile
             _end_all(self._idle)
-        return answer
 
     def _take_idle(self) -> _Process | None:
         """One that has not been ended from outside while it was idle."""
@@ -127,7 +221,7 @@ class Helpers:
         self._closing()
 
 
-def _start(command: list[str]) -> _Process:
+def start_process(command: list[str]) -> _Process:
     """Raises Unavailable (NO_PROCESS)."""
     try:
         with starting():
@@ -155,13 +249,31 @@ def no_process() -> Unavailable:
     )
 
 
-def _end(process: _Process) -> None:
-    """Ends the process, and those that it has forked."""
+def no_answer() -> Unavailable:
+    """The error of a request about which two processes were asked that were ended or stood still."""
+    return Unavailable(
+        "the head's process that looks at such requests was ended, or stood still, and so did the next one",
+        hint="try again; if it lasts, the head's machine has no memory left, or something ends its processes",
+        reason="NO_ANSWER",
+    )
+
+
+def not_confined(why: object) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"a process that reads what strangers send cannot be confined on this machine: {str(why)[:200]}",
+        hint="a container's policy must let processes give up rights: seccomp(2) with a filter of their own",
+        reason="NOT_CONFINED",
+    )
+
+
+def _end(process: _Process) -> int:
+    """Ends the process, and those that it has forked; its status."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except OSError:  # its group has no member any more
         process.kill()
     process.communicate()
+    return process.returncode
 
 
 def _end_all(processes: deque[_Process]) -> None:
@@ -173,7 +285,8 @@ def _end_all(processes: deque[_Process]) -> None:
 def _exchange(
     process: _Process, question: Mapping[str, Any], seconds: float, memory: int, data: int
 ) -> dict[str, Any]:
-    """Raises ValueError or OSError where the process ends or is at its limits.
+    """Raises OverLimitsError, TimeoutError, EOFError or OSError where the process ends, and ValueError for
+    what is no answer.
 
     No thread keeps the time: at the end of memory Python waits for ever for one that could not begin.
     """
@@ -183,30 +296,34 @@ def _exchange(
     for part in _packed(question):
         unsent = memoryview(part).cast("B")
         while unsent:
-            _wait(process.stdin.fileno(), select.POLLOUT, until, process.pid, memory)
+            wait_for(process.stdin.fileno(), select.POLLOUT, until, process.pid, memory)
             unsent = unsent[os.write(process.stdin.fileno(), unsent[:_PART_BYTES]) :]
     output = process.stdout.fileno()
     line = bytearray()
     while b"\n" not in line[-_PART_BYTES:]:
-        _wait(output, select.POLLIN, until, process.pid, memory)
+        wait_for(output, select.POLLIN, until, process.pid, memory)
         part = os.read(output, _PART_BYTES)
         line += part
-        if not part or len(line) > _ANSWER_BYTES:
+        if not part:
+            raise EOFError
+        if len(line) > LINE_BYTES + data:
             raise ValueError
     head, _, begun = line.partition(b"\n")
-    answer: dict[str, Any] = json.loads(head)
+    answer = json.loads(head) if len(head) <= LINE_BYTES else None
+    if not isinstance(answer, dict):
+        raise ValueError
     size = answer.get("data", 0)
-    if not len(begun) <= size <= data:
+    if type(size) is not int or not len(begun) <= size <= data:
         raise ValueError
     if "data" in answer:
         content = memoryview(bytearray(size))
         content[: len(begun)] = begun
         at = len(begun)
         while at < size:
-            _wait(output, select.POLLIN, until, process.pid, memory)
+            wait_for(output, select.POLLIN, until, process.pid, memory)
             read = os.readv(output, [content[at : at + _PART_BYTES]])
             if not read:
-                raise ValueError
+                raise EOFError
             at += read
         answer["data"] = content
     return answer
@@ -221,19 +338,34 @@ def _packed(message: Mapping[str, Any]) -> Sequence[Any]:
     return [json.dumps(message).encode() + b"\n", *buffers]
 
 
-def _wait(descriptor: int, event: int, until: float, process: int, memory: int) -> None:
-    """Raises TimeoutError, an OSError, and ValueError where the process has grown too large."""
+def wait_for(descriptor: int, event: int, until: float, process: int, memory: int) -> None:
+    """Raises TimeoutError, and OverLimitsError where the process has grown too large."""
     poll = select.poll()
     poll.register(descriptor, event)
     while not poll.poll(_LOOK_SECONDS * 1000):
-        if _resident(process) > memory:
-            raise ValueError
+        if memory_of(process) > memory:
+            raise OverLimitsError
         if time.monotonic() > until:
             raise TimeoutError
 
 
+_RUSAGE = struct.Struct("=16x7Q Q 2Q")
+"""rusage_info_v0 (sys/resource.h of macOS): a UUID, seven numbers, ri_phys_footprint, two more."""
+
+
+def memory_of(process: int) -> int:
+    """Bytes of a process in memory; 0 of a process that has ended. macOS compresses pages, which are no
+    longer resident and count all the same."""
+    return {"darwin": _footprint}.get(sys.platform, _resident)(process)
+
+
+def _footprint(process: int) -> int:
+    found = ctypes.create_string_buffer(_RUSAGE.size)
+    failed = ctypes.CDLL("/usr/lib/libproc.dylib").proc_pid_rusage(process, 0, found)
+    return 0 if failed else int(_RUSAGE.unpack(found)[7])
+
+
 def _resident(process: int) -> int:
-    """Bytes; 0 of a process that has ended."""
     import psutil  # type: ignore[import-untyped]  # for who waits long, and never in such a process itself
 
     try:
@@ -248,19 +380,50 @@ def hold_to(address: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (address, address))
 
 
-def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]], seconds: float) -> None:
+def serve(
+    answer: Callable[[dict[str, Any]], Mapping[str, Any]],
+    seconds: float,
+    *,
+    confined_first: bool = False,
+    forks: bool = False,
+) -> None:
     """The loop of such a process: answers messages with messages until its input ends.
 
     The `data` of a question are bytes, those of an answer bytes or a sequence of buffers. A signal ends the
-    process where one answer takes more than `seconds` of a processor.
+    process where one answer takes more than `seconds` of a processor. It is confined once the first question
+    is answered, for which it may read files and import code, or before that if it is `confined_first`. Where
+    it cannot be, it says so instead, and ends. `forks` is as `confine` has it.
     """
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
+    begins = True
     for line in questions:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         question: dict[str, Any] = json.loads(line)
         if "data" in question:
             question["data"] = questions.read(question["data"])
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        for part in _packed(answer(question)):
-            answers.write(part)
+        refused: Mapping[str, Any] = {}
+        try:
+            if begins and confined_first:
+                refused = _confine(forks)
+            said = refused or answer(question)
+            if begins and not confined_first:
+                refused = _confine(forks)
+            for part in _packed(refused or said):
+                answers.write(part)
+        except MemoryError:
+            os._exit(_OUT_OF_MEMORY)
         answers.flush()
         signal.setitimer(signal.ITIMER_PROF, 0)
+        if refused:
+            return
+        begins = False
+        del question, said, part  # an image's arrays, beside which the next one's would be made
+
+
+def _confine(forks: bool) -> Mapping[str, Any]:
+    """What there is to say where this process cannot be confined."""
+    try:
+        confine(forks=forks)
+    except OSError as error:
+        return {"unconfined": str(error)}
+    return {}

@@ -9,6 +9,7 @@ trial: a costly schema takes the same time within a tenth with 151,936 tokens, a
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import resource
@@ -18,7 +19,8 @@ from typing import Any
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.start import forbid_core_files
-from sealring.node.engine.helper import Helpers, no_process, serve
+from sealring.node.engine.answers import text_in
+from sealring.node.engine.helper import BROKEN, Helpers, OverLimitsError, no_answer, no_process, serve
 
 SECONDS = 0.15
 """Processor time to compile a grammar and make its first mask, for which a tail's step may have to wait. An
@@ -43,6 +45,8 @@ _SPECIAL = 256
 """Special tokens that a grammar may name; the markers of calls and thoughts are ten or so."""
 
 _SERVE_SECONDS = 5.0
+ERROR_BYTES = 4096
+"""The library's words have as much at most."""
 
 
 def compiled(library: Any, grammar: str) -> Any:
@@ -70,23 +74,34 @@ class Trial:
 
     def run(self, grammar: str) -> None:
         """Raises InvalidInput (BAD_GRAMMAR) for one that cannot be compiled or costs too much, and
-        Unavailable (NO_PROCESS) where it cannot be tried.
+        Unavailable (NO_PROCESS, NO_ANSWER) where it cannot be tried.
 
-        Each fork has limits of its own, so a process that does not answer is this machine's fault.
+        Each fork has limits of its own, so a process that does not answer is this machine's fault, and so is
+        a fork that somebody has ended.
         """
-        answer = self._process.ask({"grammar": _renumbered(grammar)})
-        if answer is None or answer.get("not_begun"):
-            raise no_process()
-        if answer.get("ended"):
-            raise bad_grammar(
-                f"to compile it takes more than {SECONDS:g} s or {MEMORY_BYTES >> 20} MiB", limit=SECONDS
-            )
-        if "error" in answer:
-            raise bad_grammar(answer["error"])
+        question = {"grammar": _renumbered(grammar)}
+        try:
+            if not (self._process.ask(question, _read) or self._process.ask(question, _read)):
+                raise no_answer()
+        except OverLimitsError:
+            raise no_answer() from None
 
     def close(self) -> None:
         """Ends the process."""
         self._process.close()
+
+
+def _read(answer: dict[str, Any]) -> bool:
+    """Whether the grammar has been tried: not, where its fork was ended."""
+    if answer.get("not_begun"):
+        raise no_process()
+    if answer.get("ended"):
+        raise bad_grammar(
+            f"to compile it takes more than {SECONDS:g} s or {MEMORY_BYTES >> 20} MiB", limit=SECONDS
+        )
+    if "error" in answer:
+        raise bad_grammar(text_in(answer, "error", ERROR_BYTES))
+    return not answer.get("lost")
 
 
 def _renumbered(grammar: str) -> str:
@@ -140,6 +155,8 @@ class _Bytes:
 class _Trials:
     def __init__(self) -> None:
         self._library: Any = None
+        self._words = mmap.mmap(-1, ERROR_BYTES)
+        """A fork writes its words here, in shared memory: a confined process can make no pipe."""
 
     def answer(self, told: dict[str, Any]) -> dict[str, Any]:
         if self._library is None:
@@ -147,32 +164,31 @@ class _Trials:
 
             wrapped = llguidance.TokenizerWrapper(_Bytes())
             self._library = llguidance.LLTokenizer(wrapped, eos_token=[_BYTES])
+            _make(self._library, "start: /a/")  # the first one reads code from disk, which is not counted
             return {}
-        ends: tuple[int, ...] = ()
+        self._words[:] = bytes(ERROR_BYTES)
         try:
-            ends = reading, writing = os.pipe()
             if (child := os.fork()) == 0:
-                self._compile(told["grammar"], writing)
+                self._compile(told["grammar"])
         except OSError:
-            for end in ends:
-                os.close(end)
             return {"not_begun": True}
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            said = pipe.read().decode(errors="replace")
         _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            ended = os.WTERMSIG(status)
+            return {"ended": True} if ended == signal.SIGPROF or ended in BROKEN else {"lost": True}
+        said = self._words[:].rstrip(b"\0").decode(errors="replace")
         return {"ended": True} if status else {"error": said} if said else {}
 
-    def _compile(self, grammar: str, writing: int) -> None:
+    def _compile(self, grammar: str) -> None:
         """In a fork, which this ends: with 0, and without a word where the grammar can be used."""
         status = 1
         try:
-            _make(self._library, "start: /a/")  # the first one reads code from disk, which is not counted
             before = _peak()
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             made = _make(self._library, grammar)
             if made.is_error():
-                os.write(writing, (made.get_error() or "it cannot be compiled").encode()[:4096])
+                said = (made.get_error() or "it cannot be compiled").encode()[:ERROR_BYTES]
+                self._words[: len(said)] = said
             else:
                 made.compute_bitmask()
             status = int(_peak() - before > MEMORY_BYTES)
@@ -187,7 +203,7 @@ def _peak() -> int:
 
 def main() -> None:
     forbid_core_files()
-    serve(_Trials().answer, _SERVE_SECONDS)
+    serve(_Trials().answer, _SERVE_SECONDS, forks=True)
 
 
 if __name__ == "__main__":

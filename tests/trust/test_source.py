@@ -36,6 +36,7 @@ REVIEWED_READERS = {
     "node/engine/metal.py",  # likewise
     "node/engine/nvidia.py",  # likewise
     "node/engine/staging/shards.py",  # likewise
+    "node/engine/text/template.py",  # sets what the C library reads
     "node/main.py",  # likewise
     "node/scratch.py",  # likewise
     "node/models/folders.py",  # where the Hugging Face library keeps models

@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.node.engine.helper import Helpers
+from sealring.node.engine.answers import text_in
+from sealring.node.engine.helper import Helpers, OverLimitsError
+
+MOST_BYTES = 24 << 20
+"""A rendered chat has as much at most. The gateway takes prompts of 4 MiB."""
+
+_MOST_CHARACTERS = 200
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -41,44 +47,47 @@ class RenderingProcess:
             first={"source": source, "variables": dict(variables)},
             most=MOST,
             begun=_check,
+            data=MOST_BYTES,
         )
-        with contextlib.suppress(InvalidInput):
-            if self._ask({"messages": [{"role": "user", "content": "x"}]}) is None:
-                raise ModelError(
-                    f"the chat template does not come to an end in {SECONDS} s, or takes too much memory",
-                    reason="CHAT_TEMPLATE_ENDLESS",
-                    hint="look at the chat template in the model's folder",
-                )
+        try:
+            self._children.prepare()
+            with contextlib.suppress(InvalidInput):
+                self._ask({"messages": [{"role": "user", "content": "x"}]})
+        except OverLimitsError:
+            raise ModelError(
+                f"the chat template does not come to an end in {SECONDS} s, or takes too much memory",
+                reason="CHAT_TEMPLATE_ENDLESS",
+                hint="look at the chat template in the model's folder",
+            ) from None
 
     def render(
         self, messages: Messages, tools: Tools = (), arguments: Mapping[str, Any] | None = None
     ) -> str:
         """Raises InvalidInput (CHAT_TEMPLATE_REFUSED), without the template's own words, which may quote, and
-        Unavailable (NO_PROCESS)."""
-        text = self._ask({"messages": messages, "tools": tools, "arguments": arguments})
-        if text is None:
-            raise refused(f"rendering took more than {SECONDS} s or more than its memory")
-        return text
+        Unavailable (NO_PROCESS, NO_ANSWER)."""
+        try:
+            return self._ask({"messages": messages, "tools": tools, "arguments": arguments})
+        except OverLimitsError:
+            raise refused(f"rendering took more than {SECONDS} s or more than its memory") from None
 
     def close(self) -> None:
         """Ends the children that are idle, and each other one when it has answered."""
         self._children.close()
 
-    def _ask(self, chat: Mapping[str, Any]) -> str | None:
-        """The child's answer; None if it came to its limits."""
-        answer = self._children.ask(chat)
-        if answer is None:
-            return None
-        if "refused" in answer:
-            raise refused()
-        text: str = answer["text"]
-        return text
+    def _ask(self, chat: Mapping[str, Any]) -> str:
+        return self._children.ask(chat, _read)
+
+
+def _read(answer: Mapping[str, Any]) -> str:
+    if answer.get("refused") is True:
+        raise refused()
+    return str(answer["data"], "utf-8", "surrogatepass")
 
 
 def _check(answer: Mapping[str, Any]) -> None:
     if "corrupt" in answer:
         raise ModelError(
-            answer["corrupt"],
+            text_in(answer, "corrupt", _MOST_CHARACTERS),
             reason="CHAT_TEMPLATE_CORRUPT",
             hint="download or convert the model again",
         )

@@ -8,8 +8,11 @@ costs two seconds and 0.2 GiB.
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
+import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -23,6 +26,9 @@ from sealring.mesh.errors import ModelError, SealringError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.helper import hold_to, serve
 from sealring.node.engine.text.rendering import Messages, Tools, refused
+
+_LATER = ("jinja2.constants", "jinja2.debug", "encodings.unicode_escape", "html", "pprint", "textwrap")
+"""What is imported within functions there."""
 
 
 class ChatTemplate:
@@ -103,6 +109,16 @@ def _now(pattern: str) -> str:
     return datetime.datetime.now().astimezone().strftime(pattern)
 
 
+def _import_all() -> None:
+    """Reads what Jinja and a template would read later, when this process is confined."""
+    for name in _LATER:
+        importlib.import_module(name)
+    # glibc reads the zone again at each look at it, but for one that TZ names
+    os.environ.setdefault("TZ", ":/etc/localtime")
+    time.tzset()
+    datetime.datetime.now().astimezone()
+
+
 def main() -> None:
     """Answers until standard input ends; a signal ends the process where one answer takes too long.
 
@@ -111,6 +127,7 @@ def main() -> None:
     """
     forbid_core_files()
     seconds, address = map(int, sys.argv[1:])
+    _import_all()
     hold_to(address)
     template: ChatTemplate | None = None
 
@@ -120,13 +137,13 @@ def main() -> None:
             if template is None:
                 template = ChatTemplate(told["source"], told["variables"])
                 return {}
-            return {"text": template.render(**told)}
+            return {"data": template.render(**told).encode("utf-8", "surrogatepass")}
         except ModelError as error:
             return {"corrupt": error.message}
         except SealringError:
             return {"refused": True}
 
-    serve(answer, seconds)
+    serve(answer, seconds, confined_first=True)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 `node/engine/vision/viewing.py` starts for the images of one prompt.
 
 A file may come from anybody, and decoders are large programs in C. So nothing but the files of that prompt is
-ever in this process, and a file that takes it over learns nothing of others.
+ever in this process. It is confined before the first of them comes (node/engine/confining.py). A file that
+takes it over reads no other file, and reaches nobody but the engine, which checks the answers.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
-import os
 import sys
 import warnings
 from typing import Any
@@ -29,6 +30,17 @@ PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
 """Imported here, so that Pillow looks for no others."""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+
+_LATER = (
+    "ExifTags",
+    "ImageColor",
+    "ImageFile",
+    "ImagePalette",
+    "MpoImagePlugin",
+    "TiffImagePlugin",
+    "TiffTags",
+)
+"""What is imported within functions there."""
 
 MAX_PIXELS = 50_000_000
 """By a file's header, before anything is decoded. A telephone's photo of 48 megapixels has fewer."""
@@ -98,9 +110,7 @@ def _plain(image: Image.Image, side: int) -> Image.Image:
         orientation = None
     transparent = image.has_transparency_data
     if image.mode.startswith("I;16"):  # Pillow would make white of all that 8 bits do not hold
-        import numpy as np  # for images that are rare
-
-        found = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        found = image.convert("I").point([value >> 8 for value in range(1 << 16)], "L").convert("RGB")
     else:
         mode = "RGBA" if transparent else "RGB"
         found = image if image.mode == mode else image.convert(mode)  # a copy may be 200 MB
@@ -111,6 +121,13 @@ def _plain(image: Image.Image, side: int) -> Image.Image:
         found = white.convert("RGB")
     turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return found.copy() if turn is None else found.transpose(turn)
+
+
+def _import_all() -> None:
+    """Reads what Pillow would read later, when this process is confined."""
+    for name in _LATER:
+        importlib.import_module(f"PIL.{name}")
+    Image.preinit()
 
 
 def main() -> None:
@@ -125,6 +142,7 @@ def main() -> None:
 
     def answer(asked: dict[str, Any]) -> dict[str, Any]:
         if "data" not in asked:
+            _import_all()
             return {}
         try:
             image = decode(asked["data"], asked["side"])
@@ -132,8 +150,6 @@ def main() -> None:
             return {"bad": str(error)}
         except LargeImageError as error:
             return {"large": [error.pixels, MAX_PIXELS]}
-        except MemoryError:
-            os._exit(1)
         return {"size": image.size, "data": image.tobytes()}
 
     serve(answer, seconds)

@@ -13,12 +13,12 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 from huggingface_hub import constants
@@ -258,7 +258,7 @@ def main() -> None:
         except RefusedError as error:
             return {"bad": str(error)}
         except MemoryError:
-            os._exit(1)
+            raise
         except Exception as error:  # a library's, whose words may quote what it was given
             return {"failed": error.reason if isinstance(error, SealringError) else type(error).__name__}
         ordered = sorted(arrays.items(), key=lambda one: -one[1].itemsize)  # so that each is aligned
@@ -278,6 +278,9 @@ def main() -> None:
 def _begin(asked: Mapping[str, Any]) -> Processor:
     """Nothing that a library prints may come between answers."""
     printed, sys.stdout = sys.stdout, sys.stderr
+    # where there is a GPU, MLX keeps what was freed, up to the bound at which this process is ended
+    mx.set_default_device(mx.cpu)
+    mx.set_cache_limit(0)
     try:
         made = Processor(Path(asked["folder"]), asked["special"])
         for placeholder in made.placeholders:  # libraries load parts with the first image

@@ -21,12 +21,13 @@ import numpy as np
 import structlog
 
 from sealring.mesh.clock import Clock, monotonic_clock
-from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.images import cannot_see, vision_not_installed
 from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
-from sealring.node.engine.helper import Helpers
+from sealring.node.engine.answers import list_in, text_in, whole
+from sealring.node.engine.helper import Helpers, OverLimitsError
 from sealring.node.engine.text.showing import Shown
-from sealring.node.engine.vision.picture import Picture
+from sealring.node.engine.vision.picture import Arrays, Picture
 from sealring.node.engine.vision.sizes import (
     DECODER_BYTES,
     HIGH_SIDE,
@@ -34,7 +35,7 @@ from sealring.node.engine.vision.sizes import (
     PROCESSOR_BYTES,
     lacks_vision,
 )
-from sealring.node.engine.vision.waiting import Shape, Size, Waiting, answered
+from sealring.node.engine.vision.waiting import Shape, Size, Waiting, answered, arrays_of
 from sealring.v1 import inference_pb2 as inference
 
 log = structlog.get_logger()
@@ -61,6 +62,8 @@ which take 24 bytes for each pixel. Those of further images are made when their 
 _SIZES, _SHAPES = 4096, 256
 """Images whose sizes are remembered, and sizes of which it is remembered what becomes of them."""
 
+_WORD, _MANY, _NO_TOKEN = 256, 64, 1 << 31
+
 _TRIES = 6
 """Sizes in which an image is tried that has too many tokens. Four are too few where the processor makes a
 large image smaller by itself, and then rounds twice to a size just above."""
@@ -82,7 +85,7 @@ class Seen(NamedTuple):
 class Viewer:
     """Prepares images for one model. Any thread; the images of one prompt are read at a time.
 
-    Raises ViewerError where the family's processor cannot be made of the folder.
+    Raises ViewerError where the family's processor cannot be made of the folder, and as `Helpers.prepare`.
     """
 
     def __init__(
@@ -113,9 +116,10 @@ class Viewer:
             memory=memory or PROCESSOR_BYTES,
             data=MAX_ARRAY_BYTES,
         )
-        self._processes.prepare()
-        if not self._described:
-            raise ViewerError("the process ended")
+        try:
+            self._processes.prepare()
+        except OverLimitsError:
+            raise ViewerError("the process takes too long to start, or too much memory") from None
         if self.row_tokens[0] not in special:
             raise ViewerError("no special token stands for images")
         self.placeholder = ""
@@ -148,17 +152,9 @@ class Viewer:
 
         In a `scope`, that of prefixes, images that were shown there before are not decoded. An image of more
         than `longest` tokens is made smaller. Raises InvalidInput (BAD_IMAGE, IMAGE_TOO_LARGE,
-        TOO_MANY_IMAGES), whose `param` names the image, and Unavailable (NO_PROCESS).
+        TOO_MANY_IMAGES), whose `param` names the image, and Unavailable (NO_PROCESS, NO_ANSWER).
         """
-        decoder = Helpers(
-            "sealring.node.engine.vision.decoding",
-            str(self._seconds),
-            str(ADDRESS_BYTES),
-            first={},
-            most=1,
-            memory=self._memory or DECODER_BYTES,
-            data=3 * HIGH_SIDE**2,
-        )
+        decoder = decoder_of(self._seconds, self._memory or DECODER_BYTES)
         reading = Reading(self, decoder, scope, longest)
         try:
             for number, message in enumerate(messages):
@@ -170,10 +166,10 @@ class Viewer:
             raise
         return reading
 
-    def prepare(self, pixels: memoryview, size: Size, target: Size, param: str) -> Mapping[str, Any]:
+    def prepare(self, pixels: memoryview, size: Size, target: Size, param: str) -> tuple[Arrays, Shape]:
         """As `waiting.Preparing`."""
         asked = {"size": size, "target": target, "data": [pixels], "placeholder": self.placeholder}
-        return answered(self._processes.ask(asked), param)
+        return answered(self._processes, asked, lambda answer: arrays_of(answer, target), param)
 
     def close(self) -> None:
         """Ends the process."""
@@ -181,8 +177,26 @@ class Viewer:
 
     def _begun(self, answer: Mapping[str, Any]) -> None:
         if "failed" in answer:
-            raise ViewerError(answer["failed"])
-        self._described = answer
+            raise ViewerError(text_in(answer, "failed", _WORD))
+        placeholders = list_in(answer, "placeholders", _MANY, 1)
+        self._described = {
+            "placeholders": [text_in({"": one}, "", _WORD, 1) for one in placeholders],
+            "row_tokens": [whole(one, _NO_TOKEN) for one in list_in(answer, "row_tokens", _NO_TOKEN, 1)],
+            "identity": text_in(answer, "identity", _WORD),
+        }
+
+
+def decoder_of(seconds: int = SECONDS, memory: int = DECODER_BYTES) -> Helpers:
+    """A process for the images of one prompt, which is started with the first of them."""
+    return Helpers(
+        "sealring.node.engine.vision.decoding",
+        str(seconds),
+        str(ADDRESS_BYTES),
+        first={},
+        most=1,
+        memory=memory,
+        data=3 * HIGH_SIDE**2,
+    )
 
 
 class Reading:
@@ -314,7 +328,7 @@ def viewer_of(folder: Path, tokenizer: Names) -> Viewer | None:
     images, so that prompts without images are served all the same."""
     try:
         viewer = Viewer(folder, tokenizer.special)
-    except (ViewerError, Unavailable) as error:
+    except (ViewerError, Unavailable, FailedPrecondition) as error:
         log.warning("images_unreadable", model=folder.name, why=str(error))
         return None
     viewer.placeholder = tokenizer.placeholder(viewer.placeholders)

@@ -11,9 +11,9 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.node.engine import helper
 from sealring.node.engine.text import rendering
 from sealring.node.engine.text.rendering import RenderingProcess
+from sealring.node.engine.text.template import ChatTemplate
 
 LOOP = (
     "{% set many = range(99999) | list %}{% for one in many %}{% for two in many %}{% endfor %}{% endfor %}"
@@ -69,22 +69,6 @@ def test_a_chat_is_rendered_without_another_thread(
     """Python waits for ever for a thread that had no memory to begin."""
     template = start(ECHO)
     monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread was started"))
-    assert template.render(chat("x")) == "<x"
-
-
-def test_a_child_that_stands_still_is_ended_and_the_next_chat_is_answered(
-    start: Callable[[str], RenderingProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It uses no processor, which has a limit of its own."""
-    before = children()
-    template = start(ECHO)
-    (child,) = children() - before
-    child.suspend()
-    monkeypatch.setattr(helper, "WALL_SECONDS", 0.1)
-    with pytest.raises(InvalidInput) as caught:
-        template.render(chat("x"))
-    assert caught.value.reason == "CHAT_TEMPLATE_REFUSED"
-    monkeypatch.undo()
     assert template.render(chat("x")) == "<x"
 
 
@@ -146,3 +130,49 @@ def test_a_template_that_does_not_compile_is_told(start: Callable[[str], Renderi
     with pytest.raises(ModelError) as caught:
         start("{% if %}")
     assert caught.value.reason == "CHAT_TEMPLATE_CORRUPT"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(
+            "{{ 'a\\n\\u00e9' ~ \"b\" }}",
+            "{{ lipsum(1) | length > 9 }}",
+            "{{ messages | pprint }}",
+            "{{ '<b>&amp;' | striptags }}",
+        ),
+        *(
+            "{{ 'a b c' | wordwrap(3) }}",
+            "{{ 'ä b' | urlencode }}",
+            "{{ {'a': '<'} | xmlattr }}",
+            "{{ [3, 1] | sort | tojson }}",
+        ),
+        *(
+            "{{ strftime_now('%Y %z') }}",
+            "{{ 'x'.encode('ascii') }}",
+            "{{ '%.2f' | format(1.5) }}",
+            "{{ nothing.at.all }}",
+        ),
+        *(
+            "{{ raise_exception('no') }}",
+            "{{ 1 // 0 }}",
+            "{{ messages | groupby('role') | list }}",
+            "{{ 'ß' | upper | title }}",
+        ),
+        *(
+            "{% for one in messages recursive %}{{ loop.index }}{% endfor %}",
+            "{% macro m(x) %}{{ x }}{% endmacro %}{{ m(1) }}",
+        ),
+    ],
+)
+def test_a_confined_template_renders_as_it_does_elsewhere(
+    start: Callable[[str], RenderingProcess], source: str
+) -> None:
+    """It reads no file and imports nothing once it is confined."""
+    found: list[str] = []
+    for render in (ChatTemplate(source, {"start": "<"}).render, start(source).render):
+        try:
+            found.append(render(chat("x")))
+        except InvalidInput as error:
+            found.append(error.reason)
+    assert found[0] == found[1]
