@@ -16,8 +16,8 @@ OPEN, CLOSE = "\ufdd0", "\ufdd1"
 MARKS = re.compile(f"[{OPEN}{CLOSE}]")
 NAME = r"[^\s<>{}()\[\]\"'=" + OPEN + CLOSE + r"]{1,256}"
 KEY = r"[^\n<>\"" + OPEN + CLOSE + r"]{1,256}"
-LONGEST = 1024
-"""Characters of the longest mark with a name in it."""
+LONGEST = 400
+"""Characters of the longest marker with a name in it."""
 
 
 @dataclass(frozen=True)

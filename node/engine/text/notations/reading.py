@@ -69,6 +69,8 @@ class Reader:
         self.call_end = re.compile(rf"\s*{self._pattern(notation.call_end.strip(), None)}")
         self.opens, self.closes = "", _JSON_END
         """What begins and ends a part of a call in which no marker counts."""
+        self.longest = 2 * max(map(len, (self.begin, self.end, self._prefix, self.bare_end)), default=0) + 16
+        """Characters of the longest marker."""
 
     def begins(self, text: str) -> bool:
         """Whether a call may begin like this."""
@@ -184,6 +186,7 @@ class PieceReader(Reader):
     def __init__(self, notation: Pieces, special: frozenset[str]) -> None:
         super().__init__(notation, special)
         self._notation = notation
+        self.longest = LONGEST
         forms = (
             [(notation.text, "string"), (notation.value, "json")]
             if notation.kinds
@@ -426,7 +429,7 @@ class Ending:
             f"(?P<{kind}>{'|'.join(map(re.escape, texts))})" for kind, texts in kinds.items() if any(texts)
         ]
         self._marks = re.compile("|".join([*filter(None, [reader.opens]), *marks]))
-        self._closes = reader.closes
+        self._closes, self._longest = reader.closes, max(reader.longest, 2 * len(over))
         self._inside = False
 
     def find(self, held: str) -> tuple[int, re.Match[str] | None]:
@@ -439,4 +442,4 @@ class Ending:
             if found.lastgroup is not None:
                 self._inside = not self._inside
             at = found.end()
-        return max(at, len(held) - LONGEST), None
+        return max(at, len(held) - self._longest), None

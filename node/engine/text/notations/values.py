@@ -74,8 +74,9 @@ def _typed(value: Raw, schema: Any, root: Any) -> str:
         fits = [kind for kind in empty if kind in parts.kinds and not may_be_text]
         return empty[fits[0]] if fits else dumped(text)
     numbers = {"integer", "number"}
-    fits_kind = kind in parts.kinds or (kind in numbers and parts.kinds & numbers)
-    return dumped(text) if may_be_text and not fits_kind else found
+    fits_kind = kind in parts.kinds - {"string"} or (kind in numbers and parts.kinds & numbers)
+    quoted = kind == "string" and not (said or parts.kinds)
+    return dumped(text) if quoted or (may_be_text and not fits_kind) else found
 
 
 class Allowed:

@@ -37,6 +37,8 @@ def test_a_text_keeps_every_byte(text: str) -> None:
         ("null", {"type": ["string", "null"]}, None),
         ("null", {"type": "string", "nullable": True}, None),
         ("maybe", {"type": "boolean"}, "maybe"),
+        ('"a"', {"type": ["string", "null"]}, '"a"'),
+        ('"a"', {}, '"a"'),
         (" true\n", {"type": "boolean"}, True),
         ("True", {"type": "boolean"}, True),
         ("True", {}, "True"),
