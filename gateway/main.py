@@ -64,6 +64,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event, *, clock: Clock 
         identity,
         Members(state.peer.cluster, store),
         queue_limit=settings.queue_limit,
+        idle_prefill=settings.idle_prefill,
         metrics=metrics,
         signed_roster=keeper.signed,
     )

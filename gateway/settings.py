@@ -62,6 +62,10 @@ class GatewaySettings(BaseModel):
     queue_limit: int = Field(
         default=256, ge=1, le=100_000, description="requests that may wait for each ring"
     )
+    idle_prefill: bool = Field(
+        default=True,
+        description="compute what a conversation begins with next while its ring is idle and on mains power",
+    )
     drain_timeout: Seconds = Field(
         default=30.0, ge=0, le=600, description="how long answers under way may take when the gateway stops"
     )

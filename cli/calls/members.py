@@ -124,6 +124,8 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
     for one in nodes:
         if one.get("idle"):
             print_data(f"{one['name']} is in no ring: {one['idle']}")
+    if battery := [one["name"] for one in nodes if one.get("on_battery")]:
+        print_data(f"on battery: {', '.join(battery)}")
     for one in nodes:
         if one.get("stored_bytes") or one.get("stored_broken"):
             print_data(f"{one['name']} stores {_stored(one)}")

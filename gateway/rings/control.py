@@ -301,6 +301,7 @@ class ControlStreams:
         self._waiting_since: float | None = None
         self._clock = clock
         self._losses = LossWatch(len(targets))
+        self._on_battery: dict[int, bool] = {}  # by rank
         self.streams = [
             MemberStream(
                 target,
@@ -423,8 +424,14 @@ class ControlStreams:
         for stream in self.streams:
             stream.cancel()
 
+    @property
+    def on_battery(self) -> bool:
+        """Whether a member has said that it runs on battery."""
+        return any(self._on_battery.values())
+
     def pong(self, rank: int, pong: control.Pong) -> None:
         """Raises EpochEnded (RECORD_LOST)."""
+        self._on_battery[rank] = pong.on_battery
         lost = self._losses.heard(
             rank,
             sent=pong.records_sent,

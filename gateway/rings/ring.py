@@ -119,6 +119,7 @@ class Ring:
         identity: Credentials,
         members: Members,
         queue_limit: int,
+        idle_prefill: bool = True,
         metrics: Metrics,
         on_lost: Callable[[Ring], None],
         refused: Refused | None = None,
@@ -140,6 +141,7 @@ class Ring:
         self._receipts = Receipts()
         self._sent = Sent()  # while another gateway schedules
         self._idle = IdlePrefills()
+        self._idle_prefill = idle_prefill
         self._context = 0  # of the epoch that is attached
         self.capabilities: Sequence[str] = ()
         """Abilities of the model beside answering, as the head reports them; empty before the first epoch."""
@@ -252,7 +254,7 @@ class Ring:
     def submit(self, request: Request, answer: AnswerWriter) -> None:
         self._push_aside()
         self.answers[request.id] = answer
-        if THINKING in self.capabilities:
+        if THINKING in self.capabilities and self._idle_prefill:
             self._idle.begun(request)
         answer.timings.routed = time.perf_counter()
         answer.timings.loaded = answer.timings.routed if self.attached else 0.0
@@ -285,7 +287,8 @@ class Ring:
         self.perform(self.scheduler.expire(self._clock()))
         self._finish_all(self._receipts.late(self._clock()))
         self._idle.forget_but(self.answers)
-        schedules = self._streams is not None and not self._streams.guest
+        streams = self._streams
+        schedules = streams is not None and not streams.guest and not streams.on_battery
         idle = schedules and not self._holding and not self.answers
         if idle and (request := self._idle.take()) is not None:
             self.answers[request.id] = Answer()  # which nobody reads

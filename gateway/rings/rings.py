@@ -44,6 +44,7 @@ class Rings:
         members: Members,
         *,
         queue_limit: int,
+        idle_prefill: bool = True,
         metrics: Metrics,
         signed_roster: Callable[[], tuple[bytes, bytes]],
         awake: Clock = awake_clock,
@@ -55,6 +56,7 @@ class Rings:
         self._identity = identity
         self._members = members
         self._queue_limit = queue_limit
+        self._idle_prefill = idle_prefill
         self._metrics = metrics
         self._signed = signed_roster
         self._make_ring = make_ring
@@ -271,6 +273,7 @@ class Rings:
             identity=self._identity,
             members=self._members,
             queue_limit=self._queue_limit,
+            idle_prefill=self._idle_prefill,
             metrics=self._metrics,
             on_lost=self._hand_over,
             refused=self._refused,

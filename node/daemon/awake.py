@@ -1,15 +1,20 @@
-"""Keeps a Mac awake while its node is in a ring: an idle Mac sleeps after minutes, and its ring is lost."""
+"""Keeps a Mac awake while its node is in a ring: an idle Mac sleeps after minutes, and its ring is lost.
+
+On battery only while rows are computed or an epoch forms: a MacBook that nobody asks may sleep.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
 from sealring.mesh.system.starting import starting
+from sealring.node.wire.waiting import on_battery
 
 log = structlog.get_logger()
 
@@ -21,8 +26,18 @@ On machines without it, nothing is done."""
 class Awake:
     """Runs at most one `caffeinate`. Use it from one event loop."""
 
-    def __init__(self, program: Path = CAFFEINATE) -> None:
-        self._program = program
+    def __init__(
+        self,
+        quiet: Callable[[], bool],
+        *,
+        on_battery: Callable[[], bool] = on_battery,
+        program: Path = CAFFEINATE,
+    ) -> None:
+        """`quiet` says whether none of the node's rings does anything."""
+        self._serves = False
+        self._quiet = quiet
+        self._on_battery = on_battery
+        self._program = program if program.exists() else None
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
@@ -32,8 +47,18 @@ class Awake:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
-    async def hold(self, wanted: bool) -> None:
-        """Holds off idle sleep, and on mains power all sleep, while `wanted`. May be repeated."""
+    async def follow(self, serves: bool) -> None:
+        """Takes in whether the node is in a ring."""
+        self._serves = serves
+        await self.look()
+
+    async def look(self) -> None:
+        """Holds off idle sleep, and on mains power all sleep, if that is wanted now. Call it regularly."""
+        await self._hold(self._serves and not (self._quiet() and self._on_battery()))
+
+    async def _hold(self, wanted: bool) -> None:
+        if self._program is None:  # not a Mac
+            return
         async with self._turn:
             if not wanted:
                 await self._end()
@@ -41,6 +66,7 @@ class Awake:
                 await self._begin()
 
     async def _begin(self) -> None:
+        assert self._program is not None
         try:
             with starting():
                 self._process = await asyncio.create_subprocess_exec(
@@ -52,8 +78,6 @@ class Awake:
                     process_group=0,
                     env={},
                 )
-        except FileNotFoundError:  # not a Mac
-            return
         except OSError as error:
             log.warning("sleep_not_prevented", why=error.strerror)
             return

@@ -59,7 +59,6 @@ class Daemon:
         self._removed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._run_folder = settings.state_dir / "run"
         self._background = Background()
-        self._awake = Awake()
         self._rosters = RosterKeeper(settings.state_dir, state)
         self._coordinators = Coordinators(
             state.coordinator,
@@ -96,12 +95,13 @@ class Daemon:
             lambda: self._session.stir(),
         )
         self.seats = Seats(own_id, lambda ring: Seat(ring, around), self._background)
+        self._awake = Awake(self.seats.quiet)
         self.measuring = Measuring(
             cluster,
             self.store,
             settings.ring_host,
             lambda: self._rosters.valid,
-            lambda: all(seat.quiet for seat in self.seats),
+            self.seats.quiet,
             everywhere=settings.measure_links,
         )
         self._models = ModelKeeper(self._fetcher, self._engines, self.seats, self._disks.forget)
@@ -137,7 +137,12 @@ class Daemon:
             awake=self._awake,
         )
         self._watch = Watch(
-            settings.state_dir, lambda: self._session.connected, self._rosters, intake, self.seats
+            settings.state_dir,
+            lambda: self._session.connected,
+            self._rosters,
+            intake,
+            self.seats,
+            self._awake,
         )
         handler = CoordinatorHandler(
             own_id,
@@ -247,6 +252,6 @@ class Daemon:
         await self._engines.stop()
         if reason == "removed":
             await self._disks.forget()
-        await self._awake.hold(False)
+        await self._awake.follow(False)
         with contextlib.suppress(OSError):
             shutil.rmtree(self._run_folder, ignore_errors=True)

@@ -25,6 +25,7 @@ from sealring.mesh.errors import (
     Unavailable,
 )
 from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.system.backups import leave_out
 from sealring.mesh.system.files import write_atomic
 from sealring.node.daemon.supervisor import Child, variables
 from sealring.node.models.asking import NOT_GIVEN, ModelAsker, Needs
@@ -295,6 +296,7 @@ class Fetcher:
                 return found
             partial = await asyncio.to_thread(PartialModel, self._home, name)
             await asyncio.to_thread(partial.prepare)
+            await asyncio.to_thread(leave_out, self._home)  # it may be larger than a disk of backups
 
             def progress(done: int, size: int) -> None:
                 pull.done, pull.size = done, size

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.roster_keeper import RosterKeeper
-from sealring.mesh.roster.model import Roster
 from sealring.node.daemon.awake import Awake
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.daemon.seats import Seats
@@ -77,16 +76,13 @@ class RosterIntake:
         self._handshakes.close_revoked()
         self._report_seen(roster.version, roster.hash)
         self._seats.follow(roster)
-        await self._awake.hold(self._serves(roster))
+        await self._awake.follow(bool(roster.rings_of(self._own_id)))
 
     async def retry(self) -> None:
         """Accepts the roster that waits, if the disk has space for it by now."""
         if self._waiting is not None:
             with contextlib.suppress(SealringError):
                 await self.accept(self._waiting[0])
-
-    def _serves(self, roster: Roster) -> bool:
-        return bool(roster.rings_of(self._own_id))
 
     def _report_equivocation(self) -> None:
         """Reports which roster this node holds of a version that was signed twice."""

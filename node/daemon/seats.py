@@ -62,6 +62,10 @@ class Seats:
         self._background = background
         self._seats: dict[str, Seat] = {}
 
+    def quiet(self) -> bool:
+        """Whether no epoch forms here, and none has had a step lately."""
+        return all(seat.quiet for seat in self)
+
     def __iter__(self) -> Iterator[Seat]:
         return iter(tuple(self._seats.values()))
 

@@ -15,6 +15,7 @@ from sealring.mesh.system.files import read_bounded, write_atomic
 
 if TYPE_CHECKING:  # `sealring join` reads the state file without the daemon's modules
     from sealring.mesh.member.roster_keeper import RosterKeeper
+    from sealring.node.daemon.awake import Awake
     from sealring.node.daemon.roster_intake import RosterIntake
     from sealring.node.daemon.seats import Seats
 
@@ -57,6 +58,7 @@ class Watch:
         rosters: RosterKeeper,
         intake: RosterIntake,
         seats: Seats,
+        awake: Awake,
     ) -> None:
         """`connected` says whether the session with the coordinator is open."""
         self._state_dir = state_dir
@@ -64,6 +66,7 @@ class Watch:
         self._rosters = rosters
         self._intake = intake
         self._seats = seats
+        self._awake = awake
         self._noted: Doing | None = None
 
     async def run(self) -> None:
@@ -78,6 +81,7 @@ class Watch:
         An expired roster closes open links also while the coordinator is away.
         """
         await self._intake.retry()
+        await self._awake.look()
         doing = Doing(self._connected(), {seat.ring: seat.phase.value for seat in self._seats})
         if doing != self._noted:
             self._noted = doing

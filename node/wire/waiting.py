@@ -88,7 +88,12 @@ def polled(poll: select.poll, seconds: float | None) -> list[tuple[int, int]]:
 
 def may_be_awake(clock: Clock = monotonic_clock) -> bool:
     """Whether this process may wait awake now: cores are plenty, and the machine does not run on battery."""
-    return full_speed_cores() >= PLENTY and not _battery_in(int(clock() / _POWER_SECONDS))
+    return full_speed_cores() >= PLENTY and not lately_on_battery(clock)
+
+
+def lately_on_battery(clock: Clock = monotonic_clock) -> bool:
+    """As `on_battery`, of a minute at most ago."""
+    return _battery_in(int(clock() / _POWER_SECONDS))
 
 
 @lru_cache(maxsize=1)

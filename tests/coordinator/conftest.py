@@ -289,6 +289,7 @@ class FakeNode:
             memory_overhead=1,
             load=0.5,
             rings=rings,
+            on_battery=True,
         )
         await self.send(heartbeat=heartbeat)
 

@@ -507,6 +507,16 @@ async def test_a_record_that_is_lost_ends_the_epoch_and_names_its_sender() -> No
     assert (caught.value.reason, caught.value.metadata["member"]) == ("RECORD_LOST", "m1")
 
 
+async def test_a_member_on_battery_is_known_by_its_newest_pong() -> None:
+    streams, _ = played(Call(), Call())
+    assert not streams.on_battery
+    streams.pong(1, control_pb2.Pong(on_battery=True))
+    streams.pong(0, control_pb2.Pong())
+    assert streams.on_battery
+    streams.pong(1, control_pb2.Pong())
+    assert not streams.on_battery
+
+
 def look(watch: LossWatch, rank: int, now: float, sent: int = 0, received: int = 0, waiting: float = 0.0):
     return watch.heard(rank, sent=sent, received=received, waiting_seconds=waiting, now=now)
 

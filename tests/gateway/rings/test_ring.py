@@ -44,7 +44,7 @@ class Members:
     epoch = 4
 
     def __init__(self) -> None:
-        self.guest = False
+        self.guest = self.on_battery = False
         self.steps: list[control.Step] = []
         self.head: list[control.ScheduleRequest] = []
         self.owed = self.heard = 0
@@ -76,7 +76,13 @@ class Members:
 class Serving:
     """A ring that serves, or with `serving` None is down. With `elsewhere` another takes what waits here."""
 
-    def __init__(self, serving: ServingEpoch | None = SERVING, *, elsewhere: bool = False) -> None:
+    def __init__(
+        self,
+        serving: ServingEpoch | None = SERVING,
+        *,
+        elsewhere: bool = False,
+        idle_prefill: bool = True,
+    ) -> None:
         self.elsewhere = elsewhere
         self.now = 1000.0
         self.lost = 0
@@ -89,6 +95,7 @@ class Serving:
             identity=None,  # type: ignore[arg-type]
             members=None,  # type: ignore[arg-type]
             queue_limit=9,
+            idle_prefill=idle_prefill,
             metrics=self.metrics,
             on_lost=self._lost,
             clock=lambda: self.now,
@@ -895,8 +902,8 @@ def test_a_head_that_brings_guests_and_takes_no_answer_ends_the_epoch() -> None:
 class Thinking(Serving):
     """A ring whose model thinks, with one question of a user that waits for its answer."""
 
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(None)
+    def __init__(self, *, idle_prefill: bool = True, **fields: Any) -> None:
+        super().__init__(None, idle_prefill=idle_prefill)
         attached = control.Attached(
             kv_bytes_per_token=1,
             kv_budget=4096,
@@ -941,6 +948,18 @@ def test_an_idle_ring_prefills_what_the_users_next_question_begins_with() -> Non
     assert (ring.ring.load(), ring.ring.counts()) == (Load(0, 0, ring.ring.load().kv_usage), (0, 0))
     assert ring.counted("prefix_cache_queries") == 100, "nobody's request"
     assert ring.counted("idle_prefill_tokens") > 0
+
+
+def test_idle_prefill_waits_while_a_member_is_on_battery_and_can_be_switched_off() -> None:
+    ring = Thinking()
+    ring.answered()
+    ring.members.on_battery = True
+    assert ring.tick() is None
+    ring.members.on_battery = False
+    assert ring.tick() is not None
+    off = Thinking(idle_prefill=False)
+    off.answered()
+    assert off.tick() is None
 
 
 def test_any_request_pushes_idle_prefill_aside() -> None:

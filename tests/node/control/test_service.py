@@ -34,6 +34,7 @@ from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MemberEpoch, Phase
 from sealring.node.daemon.receipts import ReceiptKey
 from sealring.node.daemon.sealed_rows import Unsealer
+from sealring.node.wire.waiting import lately_on_battery
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
 
 
@@ -227,7 +228,9 @@ async def test_what_passes_through(connect) -> None:
     assert (await stream.next()).refused.row == 2
     assert (await stream.next()).done == done
     await stream.send(ping=control_pb2.Ping(sequence=3))
-    assert (await stream.next()).pong == control_pb2.Pong(sequence=3, steps=5, engine_memory=77)
+    power = lately_on_battery()
+    pong = control_pb2.Pong(sequence=3, steps=5, engine_memory=77, on_battery=power)
+    assert (await stream.next()).pong == pong
     assert desk.faults == []
 
 

@@ -24,9 +24,9 @@ def program(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def awake(program: Path):
-    made = Awake(program)
+    made = Awake(lambda: False, on_battery=lambda: False, program=program)
     yield made
-    await made.hold(False)
+    await made.follow(False)
 
 
 async def ended(awake: Awake) -> None:
@@ -36,25 +36,25 @@ async def ended(awake: Awake) -> None:
 
 
 async def test_one_program_runs_for_as_long_as_it_is_wanted(awake: Awake) -> None:
-    await asyncio.gather(awake.hold(True), awake.hold(True))
+    await asyncio.gather(awake.follow(True), awake.follow(True))
     first = awake.pid
     assert first is not None
-    await awake.hold(True)
+    await awake.follow(True)
     assert awake.pid == first
-    await awake.hold(False)
+    await awake.follow(False)
     assert not psutil.pid_exists(first)
-    await awake.hold(False)
-    await awake.hold(True)
+    await awake.follow(False)
+    await awake.follow(True)
     assert awake.pid != first
 
 
 async def test_a_program_that_was_ended_is_started_again(awake: Awake) -> None:
-    await awake.hold(True)
+    await awake.follow(True)
     first = awake.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
     await ended(awake)
-    await awake.hold(True)
+    await awake.follow(True)
     assert awake.pid != first
 
 
@@ -62,11 +62,11 @@ async def test_it_ends_with_this_process_and_holds_off_idle_sleep(tmp_path: Path
     program, told = tmp_path / "caffeinate", tmp_path / "told"
     program.write_text(f'#!/bin/sh\necho "$@" > {told}\n')
     program.chmod(0o700)
-    awake = Awake(program)
-    await awake.hold(True)
+    awake = Awake(lambda: False, on_battery=lambda: False, program=program)
+    await awake.follow(True)
     await ended(awake)
     assert told.read_text().split() == ["-i", "-s", "-w", str(os.getpid())]
-    await awake.hold(False)
+    await awake.follow(False)
 
 
 @pytest.mark.parametrize("mode", [None, 0o600])
@@ -75,7 +75,30 @@ async def test_where_there_is_no_such_program_nothing_happens(tmp_path: Path, mo
     if mode is not None:
         program.write_text("")
         program.chmod(mode)
-    awake = Awake(program)
-    await awake.hold(True)
-    await awake.hold(False)
+    awake = Awake(lambda: False, on_battery=lambda: False, program=program)
+    await awake.follow(True)
+    await awake.follow(False)
     assert awake.pid is None
+
+
+async def test_on_battery_a_machine_that_nobody_asks_may_sleep(program: Path) -> None:
+    quiet, battery = True, True
+    awake = Awake(lambda: quiet, on_battery=lambda: battery, program=program)
+    await awake.follow(True)
+    assert awake.pid is None
+    quiet = False
+    await awake.look()
+    assert awake.pid is not None, "rows are computed"
+    quiet = True
+    await awake.look()
+    assert awake.pid is None
+    battery = False
+    await awake.look()
+    assert awake.pid is not None, "on mains"
+    battery = True
+    await awake.look()
+    assert awake.pid is None
+    await awake.follow(False)
+    quiet = False
+    await awake.look()
+    assert awake.pid is None, "in no ring"

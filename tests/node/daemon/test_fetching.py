@@ -81,6 +81,9 @@ async def test_what_no_member_has_comes_from_the_hub(hub: LocalHub, tmp_path: Pa
     found = await fetcher.fetch("org/model")
     assert {path.name for path in found.iterdir()} == {"config.json", "model.safetensors", NOTE}
     assert not PartialModel(tmp_path / "fetched", "org/model").path.exists()
+    assert (tmp_path / "fetched" / ".metadata_never_index").exists(), "backups leave it out"
+    await fetcher.look()
+    assert [one.name for one in fetcher.messages()] == ["org/model"]
 
 
 async def test_what_members_have_and_do_not_give_comes_from_the_hub(hub: LocalHub, tmp_path: Path) -> None:

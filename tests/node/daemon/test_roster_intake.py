@@ -34,7 +34,7 @@ class World:
                 close_revoked=lambda: self.done.append(f"close, {len(self.sent)} sent")
             ),
             seats=SimpleNamespace(follow=lambda roster: self.done.append("follow")),  # type: ignore[arg-type]
-            awake=SimpleNamespace(hold=self.hold),  # type: ignore[arg-type]
+            awake=SimpleNamespace(follow=self.hold),  # type: ignore[arg-type]
         )
 
     async def newer_root(self) -> None: ...

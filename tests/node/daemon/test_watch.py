@@ -21,7 +21,12 @@ class World:
             expired=False, lapse=lambda: FailedPrecondition("expired", reason="ROSTER_EXPIRED")
         )
         self.intake: Any = SimpleNamespace(error=None, retry=self.retry)
-        self.watch = Watch(folder, lambda: self.connected, self.rosters, self.intake, self.seats)
+        self.looks = 0
+        awake: Any = SimpleNamespace(look=self.look)
+        self.watch = Watch(folder, lambda: self.connected, self.rosters, self.intake, self.seats, awake)
+
+    async def look(self) -> None:
+        self.looks += 1
 
     async def retry(self) -> None:
         self.retries += 1
@@ -47,6 +52,7 @@ async def test_the_terminal_reads_what_the_daemon_does(world: World, tmp_path: P
     assert read_doing(tmp_path) is None
     await world.watch.check()
     assert read_doing(tmp_path) == Doing(coordinator=False, phases={})
+    assert world.looks == 1, "whether the machine may sleep changes without a message"
     world.connected = True
     world.seats[:] = [SimpleNamespace(ring="a", phase=Phase.UP), SimpleNamespace(ring="b", phase=Phase.ENDED)]
     await world.watch.check()
