@@ -68,7 +68,7 @@ def verify(
     """
     from sealring.api.receipts import parse_body, read_answer, text_digests
     from sealring.client.trust import parse_root_sha256
-    from sealring.mesh.receipt.verify import check_distinct, verify_receipt
+    from sealring.mesh.receipt.verify import check_together, verify_receipt
 
     root_hash = parse_root_sha256(pin)
     newer = _newer_roster(later, root, root_hash, host_of(context).now())
@@ -90,7 +90,7 @@ def verify(
         one = verify_receipt(receipt, root_hash, against.known, later=newer)
         _check_model(one.statement, named, answered.model)
         proven.append(one)
-    check_distinct(proven)
+    check_together(proven)
     pairs = list(zip(proven, compared, strict=True))
     if as_json:
         more = {"api": api, "unsigned": list(answered.unsigned)}

@@ -101,12 +101,20 @@ def check_receipt(receipt: inference.Receipt, roster: Roster, known: Known) -> P
     return Proven(statement, roster, ring)
 
 
-def check_distinct(proven: Sequence[Proven]) -> None:
-    """Requires that each receipt of an answer is of another one: a gateway could show one answer twice.
+def check_together(proven: Sequence[Proven]) -> None:
+    """Requires that each receipt is of another choice, and that the head has opened them at once.
 
-    Raises ReceiptError (RECEIPT_TWICE).
+    A gateway could show one choice twice, or a choice of another run that it likes better.
+
+    Raises ReceiptError (RECEIPT_TWICE, RECEIPT_MIXED).
     """
-    rows = {(one.statement.ring, one.statement.epoch, one.statement.row) for one in proven}
+    rows, openings = set(), dict[tuple[bytes, bytes], tuple[str, int, int, int]]()
+    for statement in (one.statement for one in proven):
+        rows.add((statement.ring, statement.epoch, statement.row))
+        first = statement.row - statement.choice
+        opening = statement.ring, statement.epoch, first, statement.opened
+        if openings.setdefault((statement.nonce, statement.request), opening) != opening:
+            raise _refused("two choices of the answer are of different runs", "RECEIPT_MIXED")
     if len(rows) < len(proven):
         raise _refused("two answers have the same receipt", "RECEIPT_TWICE")
 

@@ -146,7 +146,7 @@ class GatewayStream:
         self._max_waiting = max_waiting
         self._max_guest = max_guest
         self._sealed = SealedRows()
-        self._receipts = ReceiptRows(receipt_key, epoch.plan, self._send_receipt)
+        self._receipts = ReceiptRows(receipt_key, epoch.plan, epoch.signed_once, self._send_receipt)
         self._epoch = epoch
         self._head = epoch.plan.rank == 0
         self._waiting = Outgoing(lambda piece: control_pb2.ScheduleResponse(piece=piece).SerializeToString())

@@ -30,6 +30,7 @@ from sealring.mesh.system.addresses import parse_address
 from sealring.node.daemon.carrier_process import LinkFigures
 from sealring.node.daemon.engine_process import EngineFigures, EngineSink
 from sealring.node.daemon.plan import EpochPlan
+from sealring.node.daemon.receipts import SignedOnce
 from sealring.node.daemon.rotation import KeyTaker, StepGate
 from sealring.node.wire.channel import ChannelEnds
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2, trace_pb2
@@ -231,6 +232,7 @@ class MemberEpoch:
         self._after = after
         self.phase = Phase.PREPARING
         self.gate = StepGate()
+        self.signed_once = SignedOnce()
         self.gateway: GatewayStream | None = None
         self.guests: dict[int, GatewayStream] = {}
         self._guests = 0  # since the epoch started: each has a number of its own

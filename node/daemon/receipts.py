@@ -7,13 +7,16 @@ receipt cannot be signed has one that says why: the answer itself is not taken b
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
 
 from sealring.mesh.clock import Clock
+from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import InvalidInput, NotFound, SealringError
@@ -65,9 +68,42 @@ class ReceiptKey:
         return await asyncio.to_thread(self.signer.sign, Label.RECEIPT, statement)
 
 
+class SignedOnce:
+    """The answers in clear that one epoch's head signs for, each once.
+
+    Otherwise a gateway could ask again with one body and nonce until it likes the answer. Claims stand
+    in a Bloom filter, whose size is fixed: at most one new answer in 100,000 is taken for an old one.
+    Beyond MAX_CLAIMS nothing is signed in clear until the next epoch. Sealed requests have ReplayGuard.
+    """
+
+    MAX_CLAIMS = 1 << 20
+    _BITS = 1 << 25
+
+    def __init__(self) -> None:
+        self._claims = 0
+        self._filter = bytearray()
+
+    def claim(self, nonce: bytes, request: bytes, choice: int) -> str:
+        """Takes an answer, and returns why it is not to be signed for, or nothing."""
+        if self._claims >= self.MAX_CLAIMS:
+            return "EPOCH_HAS_SIGNED_ENOUGH"
+        self._filter = self._filter or bytearray(self._BITS // 8)
+        hashed = hashlib.sha256(pack_fields(nonce, request, choice.to_bytes(4, "big"))).digest()
+        places = [place % self._BITS for place in struct.unpack(">8I", hashed)]
+        if all(self._filter[place // 8] >> place % 8 & 1 for place in places):
+            return "SIGNED_BEFORE"
+        for place in places:
+            self._filter[place // 8] |= 1 << place % 8
+        self._claims += 1
+        return ""
+
+
 @dataclass(frozen=True)
 class Asked:
-    """A request that asks for receipts, as the head has read it. `reply` seals them; None in clear."""
+    """A request that asks for receipts, as the head has read it. `reply` seals them; None in clear.
+
+    `unsigned` says why a choice is not signed for.
+    """
 
     nonce: bytes
     request: bytes
@@ -77,15 +113,20 @@ class Asked:
     first_row: int
     opened: int
     reply: SealedReply | None
+    unsigned: Mapping[int, str]
 
 
 class ReceiptRows:
     """The rows of one gateway's stream that ask for receipts."""
 
     def __init__(
-        self, key: ReceiptKey, plan: EpochPlan, send: Callable[[control_pb2.RowReceipt], None]
+        self,
+        key: ReceiptKey,
+        plan: EpochPlan,
+        signed_once: SignedOnce,
+        send: Callable[[control_pb2.RowReceipt], None],
     ) -> None:
-        self._key, self._plan, self._send = key, plan, send
+        self._key, self._plan, self._signed_once, self._send = key, plan, signed_once, send
         self._asked: OrderedDict[int, Asked] = OrderedDict()
         self._signing: set[asyncio.Task[None]] = set()
 
@@ -99,22 +140,25 @@ class ReceiptRows:
     ) -> bytes:
         """What binds the receipts of the row and its copies, 32 bytes. Raises InvalidInput (BAD_NONCE)."""
         check_nonce(nonce)
-        resume = prompt.resume
+        resume, request = prompt.resume, request_digest(prompt, open_row.max_tokens)
+        choices = range(resume.choice, resume.choice + (open_row.choices or 1))
+        claims = {one: self._signed_once.claim(nonce, request, one) for one in choices if reply is None}
         asked = Asked(
             nonce,
-            request_digest(prompt, open_row.max_tokens),
+            request,
             roster,
             tuple(Earlier(one.ring, one.epoch, one.tokens) for one in resume.earlier[-MAX_EARLIER:]),
             resume.choice,
             open_row.row,
             self._key.now(),
             reply,
+            claims,
         )
-        for row in range(open_row.row, open_row.row + (open_row.choices or 1)):
+        for row in range(open_row.row, open_row.row + len(choices)):
             self._asked[row] = asked
         while len(self._asked) > MAX_ROWS:
             self._asked.popitem(last=False)
-        return binding(nonce, asked.request, roster.hash, self._plan.ring, self._plan.epoch)
+        return binding(nonce, request, roster.hash, self._plan.ring, self._plan.epoch)
 
     def forget(self, row: int) -> None:
         """The row is refused or discarded."""
@@ -146,6 +190,8 @@ class ReceiptRows:
         self._send(receipt)
 
     async def _head(self, digests: engine_pb2.RowDigests, asked: Asked) -> inference_pb2.HeadReceipt:
+        if why := asked.unsigned.get(asked.choice + digests.row - asked.first_row):
+            return inference_pb2.HeadReceipt(missing=why)
         try:
             statement = self._statement(digests, asked).encode()
             return inference_pb2.HeadReceipt(statement=statement, signature=await self._signature(statement))

@@ -19,7 +19,7 @@ from sealring.mesh.errors import ReceiptError
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
 from sealring.mesh.receipt.form import receipts_json, receipts_of
 from sealring.mesh.receipt.statement import Earlier, parse_statement
-from sealring.mesh.receipt.verify import Known, check_distinct, verify_receipt
+from sealring.mesh.receipt.verify import Known, check_together, verify_receipt
 from sealring.mesh.roster.model import Revoked
 from sealring.v1 import inference_pb2 as inference
 
@@ -94,9 +94,16 @@ def test_one_receipt_is_not_shown_for_two_answers(cluster: Any) -> None:
         )
         for changes, found in (({}, known()), ({"row": 10, "choice": 1}, known(choice=1)))
     )
-    check_distinct([one, other])
+    check_together([one, other])
+    for changes in ({"row": 11}, {"row": 11, "epoch": 5}, {"opened": NOW * 1000 + 1}):
+        run = {"row": 10, "choice": 1} | changes
+        mixed = verify_receipt(
+            signed(cluster, envelope, statement_of(cluster, envelope, **run)), pin(cluster), known(choice=1)
+        )
+        with refused("RECEIPT_MIXED", ReceiptError):
+            check_together([one, mixed])
     with refused("RECEIPT_TWICE", ReceiptError):
-        check_distinct([one, other, one])
+        check_together([one, other, one])
 
 
 def test_two_requests_with_one_nonce_have_receipts_that_do_not_mix(cluster: Any) -> None:

@@ -32,7 +32,7 @@ from sealring.node.control import service as control
 from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MemberEpoch, Phase
-from sealring.node.daemon.receipts import ReceiptKey
+from sealring.node.daemon.receipts import ReceiptKey, SignedOnce
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.wire.waiting import lately_on_battery
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
@@ -254,6 +254,40 @@ async def test_a_head_signs_for_what_its_engine_has_sent(connect) -> None:
     desk.epoch.row_digests(digests)  # it was signed for already, so nothing more comes
     await stream.send(open=open_row(row=9, receipt=inference_pb2.ReceiptRequest(nonce=b"short")))
     assert (await stream.next()).refused.problem.reason == "BAD_NONCE"
+
+
+async def test_a_head_signs_once_an_epoch_for_a_nonce_and_a_request(connect, monkeypatch) -> None:
+    """A gateway that asks again with them, until it likes the answer, gets no receipt for the others."""
+    monkeypatch.setattr(SignedOnce, "MAX_CLAIMS", 5)
+    desk, stream = await connect()
+
+    async def signed(row: int, nonce: bytes, *, choices: int = 1, **more: Any) -> list[str]:
+        asked = inference_pb2.ReceiptRequest(nonce=nonce, roster_hash=desk.roster.hash)
+        await stream.send(open=open_row(row=row, choices=choices, receipt=asked, **more))
+        await until(lambda: any(one.open_row.row == row for one in desk.engine.work))
+        bound = desk.engine.work[-1].open_row.receipt
+        found = []
+        for number in range(row, row + choices):
+            digests = engine_pb2.RowDigests(row=number, binding=bound, tokens=9, sampled=bytes(32), finish=1)
+            for name in ("text", "reasoning", "calls"):
+                setattr(digests, name, bytes(32))
+            desk.epoch.row_digests(digests)
+            found.append((await stream.next()).receipt.head.missing)
+        return found
+
+    one, other = bytes(range(16)), bytes(range(1, 17))
+    assert await signed(1, one) == [""]
+    assert await signed(2, one) == ["SIGNED_BEFORE"]
+    assert await signed(3, one, choices=3) == ["SIGNED_BEFORE", "", ""]
+    assert await signed(6, one, choices=3) == ["SIGNED_BEFORE"] * 3
+    assert await signed(9, one, max_tokens=8) == [""], "for another request"
+    assert await signed(10, other) == [""], "with another nonce"
+    assert await signed(11, bytes(16)) == ["EPOCH_HAS_SIGNED_ENOUGH"], "what cannot be remembered"
+
+
+def test_claims_that_were_never_made_are_seldom_taken_for_old_ones() -> None:
+    once = SignedOnce()
+    assert {once.claim(number.to_bytes(16, "big"), bytes(32), 0) for number in range(2000)} == {""}
 
 
 async def test_a_tail_signs_for_what_its_engine_has_sampled(connect) -> None:
