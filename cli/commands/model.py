@@ -132,6 +132,9 @@ def check(
         answers = [report[name] for name in ("exact", "tokens_equal", "alone_equal")]
         outcome = [_yes(answers[0]), difference, *map(_yes, answers[1:])]
         print_table(columns, [[report["model_type"], report["layers"], ranges, report["weights"], *outcome]])
+        if (template := report["template"]) is not None:
+            say(f"chat template: {', '.join(template['changes']) or 'takes messages as they are'}")
+            say(f"it does not show: {', '.join(template['lost']) or 'nothing is lost'}")
     if report["right"]:
         return
     if report["exact"] and report["tokens_equal"]:

@@ -36,6 +36,7 @@ from sealring.node.engine.check_runs import (
 from sealring.node.engine.staging import Stage, random_model, random_stage
 from sealring.node.engine.staging.anatomy import dissect, not_runnable
 from sealring.node.engine.staging.skeleton import build_skeleton
+from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.weights import load_lazily, load_stage
 
 _MAX_ROWS = 64
@@ -160,9 +161,20 @@ def main() -> int:
 
     def report() -> dict[str, Any]:
         found = check(path, **json.loads(options))
-        return dataclasses.asdict(found) | {"right": found.right}
+        return dataclasses.asdict(found) | {"right": found.right, "template": template_of(Path(path))}
 
     return answer(report)
+
+
+def template_of(path: Path) -> dict[str, Any] | None:
+    """What is done for the chat template of a model folder, and what it shows in no shape; None for a folder
+    without a template, and for no folder."""
+    if not path.is_dir():
+        return None
+    tokenizer = load_tokenizer(path)
+    tokenizer.close()
+    shape = tokenizer.shape
+    return {"changes": shape.changes, "lost": list(shape.lost)} if shape.asked else None
 
 
 @dataclass(frozen=True)

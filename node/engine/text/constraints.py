@@ -14,7 +14,8 @@ from collections.abc import Callable, Container, Mapping
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import check_schema, parse_json_object
 from sealring.node.engine.text.piecewise import BREAK, PIECES, Arguments, Pieces, as_json
-from sealring.node.engine.text.sections import Format, parameters
+from sealring.node.engine.text.sections import Format
+from sealring.node.engine.text.shapes import parameters
 from sealring.v1 import inference_pb2 as inference
 
 _SYNTAX = {

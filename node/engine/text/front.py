@@ -64,6 +64,7 @@ from sealring.node.engine.receipts import Delivered
 from sealring.node.engine.text.chat import encode_chat, sections_of
 from sealring.node.engine.text.constraints import grammar_of, may_be_held
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
+from sealring.node.engine.text.marked import TOOLS
 from sealring.node.engine.text.plaintext import too_long
 from sealring.node.engine.text.sections import Sections
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -374,9 +375,9 @@ class Front:
     @property
     def capabilities(self) -> list[str]:
         """The model's abilities beside answering, by its template (mesh.prompt.tools.CAPABILITIES)."""
-        form = self.tokenizer().format
+        form, shape = self.tokenizer().format, self.tokenizer().shape
         return (
-            ["tools"] * (form.call is not None)
+            ["tools"] * (form.call is not None and TOOLS not in shape.lost)
             + ["thinking"] * (form.thinking is not None)
             + [VISION] * (self._viewer is not None)
         )

@@ -7,6 +7,7 @@ seconds and memory, and takes nothing with it.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,12 +40,12 @@ class RenderingProcess:
     Raises ModelError: CHAT_TEMPLATE_CORRUPT, or CHAT_TEMPLATE_ENDLESS where the shortest chat is too much.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, variables: Mapping[str, Any], with_tools: str = "") -> None:
         self._children = Helpers(
             "sealring.node.engine.text.template",
             str(SECONDS),
             str(ADDRESS_BYTES),
-            first={"source": source, "variables": dict(variables)},
+            first={"source": source, "variables": dict(variables), "with_tools": with_tools},
             most=MOST,
             begun=_check,
             data=MOST_BYTES,
@@ -69,6 +70,20 @@ class RenderingProcess:
             return self._ask({"messages": messages, "tools": tools, "arguments": arguments})
         except OverLimitsError:
             raise refused(f"rendering took more than {SECONDS} s or more than its memory") from None
+
+    def render_all(self, chats: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
+        """The texts of several short chats, in the time of one; None for each that is refused."""
+
+        def read(answer: Mapping[str, Any]) -> list[str | None]:
+            texts = json.loads(bytes(answer["data"]))
+            if len(texts) != len(chats):
+                raise ValueError
+            return [None if text is None else str(text) for text in texts]
+
+        try:
+            return self._children.ask({"chats": chats}, read)
+        except OverLimitsError:
+            return [None] * len(chats)
 
     def close(self) -> None:
         """Ends the children that are idle, and each other one when it has answered."""

@@ -12,13 +12,13 @@ from functools import lru_cache
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.prompt.tools import parse_json_object
 from sealring.node.engine.text.calls import calls_of, read_calls
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
 from sealring.node.engine.text.families import family_of, thinking_of
 from sealring.node.engine.text.notations.notation import CLOSE, LONGEST, NOTATIONS, OPEN, spelt, unmarked
 from sealring.node.engine.text.notations.reading import Ending, reader_of
 from sealring.node.engine.text.notations.values import Raw, Written
+from sealring.node.engine.text.shapes import parameters
 from sealring.v1 import inference_pb2 as inference
 
 _NAMED = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}")
@@ -349,11 +349,6 @@ def section_of(header: str, schemas: Collection[str]) -> tuple[str, str]:
     if called is not None and schemas and (called[1] or called[2] in schemas):
         return "call", called[2]
     return ("reasoning" if "<|channel|>analysis" in header else "text"), ""
-
-
-def parameters(tool: inference.Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments; empty where it takes none."""
-    return parse_json_object(tool.parameters, "tools")
 
 
 def no_tool_calls() -> InvalidInput:

@@ -38,9 +38,11 @@ class ChatTemplate:
     CHAT_TEMPLATE_CORRUPT) for a template that does not compile.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, variables: Mapping[str, Any], with_tools: str = "") -> None:
+        """`with_tools` is the source for chats with tools, where it is another one."""
         try:
             self._template = _environment().from_string(source)
+            self._with_tools = _environment().from_string(with_tools) if with_tools else self._template
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(
                 f"the chat template cannot be compiled ({type(error).__name__})",
@@ -57,7 +59,7 @@ class ChatTemplate:
         Raises InvalidInput (CHAT_TEMPLATE_REFUSED) without the template's own words, which may quote.
         """
         try:
-            return self._template.render(
+            return (self._with_tools if tools else self._template).render(
                 messages=[dict(message) for message in messages],
                 tools=list(tools) or None,
                 documents=None,
@@ -119,6 +121,13 @@ def _import_all() -> None:
     datetime.datetime.now().astimezone()
 
 
+def _rendered(template: ChatTemplate, chat: Mapping[str, Any]) -> str | None:
+    try:
+        return template.render(**chat)
+    except SealringError:
+        return None
+
+
 def main() -> None:
     """Answers until standard input ends; a signal ends the process where one answer takes too long.
 
@@ -135,8 +144,10 @@ def main() -> None:
         nonlocal template
         try:
             if template is None:
-                template = ChatTemplate(told["source"], told["variables"])
+                template = ChatTemplate(**told)
                 return {}
+            if "chats" in told:
+                return {"data": json.dumps([_rendered(template, chat) for chat in told["chats"]]).encode()}
             return {"data": template.render(**told).encode("utf-8", "surrogatepass")}
         except ModelError as error:
             return {"corrupt": error.message}

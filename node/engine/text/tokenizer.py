@@ -26,9 +26,11 @@ from sealring.node.engine.text.detokenizer import (
     WindowDetokenizer,
 )
 from sealring.node.engine.text.families import THINK
+from sealring.node.engine.text.marked import shape_of
 from sealring.node.engine.text.plaintext import PlainText, Write
 from sealring.node.engine.text.rendering import refused
 from sealring.node.engine.text.sections import Format, SpeltDetokenizer, format_of
+from sealring.node.engine.text.shapes import Shape
 from sealring.node.engine.text.showing import Shown, placeholder
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ class Tokenizer(Protocol):
 
     special: Mapping[int, str]
     """Tokens without a text, by id, and their names."""
+
+    shape: Shape
+    """What the chat template wants of messages and tools."""
 
     def encode_chat(
         self,
@@ -131,13 +136,14 @@ class FileTokenizer:
         special = _special_tokens(path, settings)
         end = self._backend.token_to_id(special.get("eos_token", ""))
         self.end_tokens = frozenset(_end_tokens(path) | ({end} if end is not None else set()))
-        source = _template_source(path, settings)
+        default, with_tools = _template_sources(path, settings)
+        source = default + with_tools
         parser = settings.get("tool_parser_type")
         names = backend.get_vocab(with_added_tokens=True)
         self.format = format_of(source, names, parser if isinstance(parser, str) else "", _kind(path))
-        wanted = bool(source) and chats
-        thinks = self.format.thinking is not None
-        self._template = _template(source, special | {"enable_thinking": thinks}) if wanted else None
+        variables = special | {"enable_thinking": self.format.thinking is not None}
+        self._template = _template(default, variables, with_tools) if default and chats else None
+        self.shape = shape_of(self._template.render_all) if self._template else Shape()
         controls = _controls(backend.get_added_tokens_decoder(), source, special)
         self._plain = PlainText(self._encode, controls, _normalizer(backend), context)
         self.special: Mapping[int, str] = self._spelling.special
@@ -210,18 +216,15 @@ class LoadedTokenizer:
         self._encoding = threading.Lock()  # transformers sets and resets what all calls share
         self._spelling = None if backend is None else Spelling(backend)
         self.size = len(self._wrapper)
-        source = self._wrapper.chat_template
-        controls = _controls(
-            self._wrapper.added_tokens_decoder,
-            source if isinstance(source, str) else "",
-            self._wrapper.special_tokens_map,
-        )
+        default, with_tools = _named(self._wrapper.chat_template)
+        source = default + with_tools
+        controls = _controls(self._wrapper.added_tokens_decoder, source, self._wrapper.special_tokens_map)
         normalizer = None if backend is None else _normalizer(backend)
         self._plain = PlainText(self._encode, controls, normalizer, context)
 
         parser = getattr(self._wrapper.tool_parser, "__module__", "").rpartition(".")[2]
         names = self._wrapper.get_vocab()
-        self.format = format_of(source if isinstance(source, str) else "", names, parser, _kind(path))
+        self.format = format_of(source, names, parser, _kind(path))
         self.special: Mapping[int, str] = {
             token: self._wrapper.decode([token]) for token in self._wrapper.all_special_ids
         }
@@ -231,8 +234,13 @@ class LoadedTokenizer:
         named = {
             name: value for name, value in self._wrapper.special_tokens_map.items() if isinstance(value, str)
         }
-        wanted = isinstance(source, str) and not own and chats
-        self._template = _template(source, named | variables) if wanted else None
+        wanted = default and not own and chats
+        self._template = _template(default, named | variables, with_tools) if wanted else None
+        self.shape = Shape()
+        if self._template is not None:
+            self.shape = shape_of(self._template.render_all)
+        elif own and chats:
+            self.shape = shape_of(self._render_all)
 
     def encode_chat(
         self,
@@ -268,6 +276,15 @@ class LoadedTokenizer:
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         with self._encoding:
             return list(self._wrapper.encode(text, add_special_tokens=add_special_tokens))
+
+    def _render_all(self, chats: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
+        texts: list[str | None] = []
+        for chat in chats:
+            try:
+                texts.append(self._render(**chat))
+            except InvalidInput:
+                texts.append(None)
+        return texts
 
     def _render(self, messages: Messages, tools: Tools, arguments: Mapping[str, Any]) -> str:
         try:
@@ -471,25 +488,39 @@ def _end_tokens(path: Path) -> set[int]:
     return {token for token in listed if isinstance(token, int)}
 
 
-def _template(source: str, variables: Mapping[str, Any]) -> RenderingProcess:
+def _template(source: str, variables: Mapping[str, Any], with_tools: str) -> RenderingProcess:
     from sealring.node.engine.text.rendering import RenderingProcess  # for heads only
 
-    return RenderingProcess(source, variables)
+    return RenderingProcess(source, variables, with_tools)
 
 
-def _template_source(path: Path, settings: dict[str, Any]) -> str:
-    """The default chat template; empty when the folder has none."""
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text("utf-8")
-        except (OSError, ValueError):
-            raise _corrupt(path, file.name) from None
-    source = settings.get("chat_template") or _read_json(path / "chat_template.json").get("chat_template")
+def _template_sources(path: Path, settings: dict[str, Any]) -> tuple[str, str]:
+    """The default chat template and the one for chats with tools, as transformers finds them; empty when the
+    folder has none."""
+    told = settings.get("chat_template") or _read_json(path / "chat_template.json").get("chat_template")
+    default, with_tools = _named(told)
+    files = [path / folder / "tool_use.jinja" for folder in ("chat_templates", "additional_chat_templates")]
+    return (
+        _text_of(path / "chat_template.jinja") or default,
+        next((text for file in files if (text := _text_of(file))), with_tools),
+    )
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text("utf-8") if file.is_file() else ""
+    except (OSError, ValueError):
+        raise _corrupt(file.parent, file.name) from None
+
+
+def _named(source: Any) -> tuple[str, str]:
+    """The templates named `default` and `tool_use`; a text is the default one."""
     if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
-    return source if isinstance(source, str) else ""
+        source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+    if not isinstance(source, Mapping):
+        source = {"default": source}
+    default, with_tools = (source.get(name) for name in ("default", "tool_use"))
+    return default if isinstance(default, str) else "", with_tools if isinstance(with_tools, str) else ""
 
 
 def _decoder_kind(backend: Any) -> str | None:

@@ -21,6 +21,7 @@ REPORT = {
     "alone_equal": True,
     "right": True,
     "max_abs_diff": 0.0,
+    "template": None,
 }
 
 
@@ -47,6 +48,21 @@ def test_a_check_passes_when_all_of_it_is_right(
     assert done.err.splitlines()[1:] == ([done.err.splitlines()[-1]] if said else [])
     assert said in done.err
     assert here("model", "check", "config.json", "--json").data == REPORT | changes
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ({"changes": [], "lost": []}, ["takes messages as they are", "nothing is lost"]),
+        ({"changes": ["null", "texts"], "lost": ["thoughts"]}, ["null, texts", "not show: thoughts"]),
+    ],
+)
+def test_a_check_says_what_the_chat_template_wants(
+    here: Any, host: Any, template: dict[str, Any], said: list[str]
+) -> None:
+    host.reports["check"] = REPORT | {"template": template}
+    done = here("model", "check", "folder")
+    assert all(text in line for text, line in zip(said, done.err.splitlines()[-2:], strict=True))
 
 
 def test_what_a_check_asks_for_by_itself_and_within_which_bounds(here: Any, host: Any) -> None:

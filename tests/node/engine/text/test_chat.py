@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.chat import behind_tools, encode_chat, in_turns, sections_of
+from sealring.node.engine.text.chat import encode_chat, sections_of
 from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.sections import Format
+from sealring.node.engine.text.shapes import Shape, behind_tools, in_turns
 from sealring.node.engine.text.template import ChatTemplate
 from sealring.v1 import inference_pb2 as inference
 
@@ -23,6 +24,7 @@ class Template:
 
     def __init__(self, form: Format, turn: str = "") -> None:
         self.format = form
+        self.shape = Shape()
         self.special: dict[str, int] = {}
         self.given: list[Any] = []
         self._turn = turn

@@ -46,7 +46,12 @@ def folder(tmp_path: Path) -> Path:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<end>"])
     backend.save(str(tmp_path / "tokenizer.json"))
-    template = "{% for message in messages %}{{ message.content }}{% endfor %}:"
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }}{{ tool.function.description }}"
+        "{{ (tool.function.parameters.properties or {}) | join }}{% endfor %}"
+        "{% for message in messages %}{{ message.content }}{% for call in message.tool_calls or [] %}"
+        "{{ call.function | tojson }}{% endfor %}{% endfor %}:"
+    )
     settings = {"eos_token": "<end>", "chat_template": template}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "config.json").write_text("{}")

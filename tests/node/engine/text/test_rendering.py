@@ -176,3 +176,11 @@ def test_a_confined_template_renders_as_it_does_elsewhere(
         except InvalidInput as error:
             found.append(error.reason)
     assert found[0] == found[1]
+
+
+def test_several_chats_are_rendered_in_the_time_of_one(start: Callable[[str], RenderingProcess]) -> None:
+    """One that is refused costs the others nothing; one without end costs all."""
+    template = start(ON_DEMAND)
+    chats: list[dict[str, Any]] = [{"messages": chat("a")}, {"messages": []}, {"messages": chat("b")}]
+    assert template.render_all(chats) == ["<a", None, "<b"]
+    assert template.render_all([chats[0], {"messages": chat("loop")}]) == [None, None]

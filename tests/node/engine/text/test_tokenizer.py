@@ -245,6 +245,45 @@ def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
     assert loaded.encode_chat([{"role": "user", "content": "x"}]) == loaded.encode_text("the cat")
 
 
+@pytest.mark.parametrize("folder", ["", "chat_templates", "additional_chat_templates"])
+def test_a_template_named_tool_use_is_for_chats_with_tools(tmp_path: Path, folder: str) -> None:
+    """Wherever transformers reads it, and whatever its marks are: the default one shows no tools."""
+    default = "{% for message in messages %}<|user|>{{ message.content }}{% endfor %}"
+    named = {"default": default, "tool_use": default + CALLED}
+    listed = [
+        {"name": name, "template": source}
+        for name, source in named.items()
+        if not folder or name == "default"
+    ]
+    model = write(tmp_path / "model", byte_level(), chat_template=listed)
+    if folder:
+        (model / folder).mkdir()
+        (model / folder / "tool_use.jinja").write_text(named["tool_use"])
+    loaded = load_tokenizer(model)
+    assert loaded.shape.changes == ["told_without"]
+    chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="the cat")])
+    assert spelt(loaded, chat) == "<|user|>the cat"
+    chat.tools.add(name="look")
+    chat.messages.add(role="assistant", tool_calls=[inference.ToolCall(name="look", arguments='{"a": 1}')])
+    chat.messages.add(role="tool", content="mat")
+    shown = '[{"name": "look", "arguments": {"a": 1}}]'
+    assert spelt(loaded, chat).startswith("<|user|>the cat<|user|><|user|>mat")
+    assert shown in spelt(loaded, chat)
+    del chat.tools[:]
+    assert spelt(loaded, chat) == '<|user|>the cat<|user|>look({"a": 1}):\nmat'
+
+
+CALLED = (
+    "{% for message in messages %}"
+    "{{ message.tool_calls | default([]) | map(attribute='function') | list | tojson }}{% endfor %}"
+    "{{ tools | tojson }}"
+)
+
+
+def spelt(tokenizer: FileTokenizer | LoadedTokenizer, chat: inference.Chat) -> str:
+    return b"".join(map(tokenizer.spelling, encode_chat(tokenizer, chat))).decode()
+
+
 def test_a_template_that_refuses_does_not_quote(tmp_path: Path) -> None:
     loaded = load_tokenizer(write(tmp_path / "model", byte_level()))
     with pytest.raises(InvalidInput) as caught:
