@@ -16,12 +16,13 @@ import structlog
 
 from sealring.client import AsyncClient, Ring
 from sealring.client.sealing import SealingBackend
-from sealring.edge.access.gate import Caller
+from sealring.edge.access.gate import ATTEMPTS_AT_ONCE, ATTEMPTS_PER_SECOND, Caller
 from sealring.edge.access.keys import ApiKey, Scope, new_key, parse_key
 from sealring.edge.http.app import create_app
 from sealring.edge.http.server import HttpServer
 from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import ConfigError, Unauthenticated
+from sealring.mesh.rpc.limits import Buckets
 from sealring.mesh.system.files import create_exclusive, read_secret, unwritable
 from sealring.mesh.system.lock import require_own_state
 from sealring.mesh.system.processes import stop_on_signals
@@ -34,13 +35,15 @@ class OwnGate:
     """Lets in the programs that have the one key (edge.access.gate.Door).
 
     It has 256 random bits: nobody guesses it, so attempts are neither counted nor made slow. A program that
-    has no key, or an old one, keeps no other out.
+    has no key, or an old one, keeps no other out. Its calls that need no key are few: some ask the gateway,
+    with the API key of the proxy's owner.
     """
 
     required = True
 
     def __init__(self, key: ApiKey) -> None:
         self._key = key.text.encode()
+        self._strangers = Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE)
 
     @asynccontextmanager
     async def admit(
@@ -48,19 +51,19 @@ class OwnGate:
     ) -> AsyncIterator[Caller]:
         """Lets a request in if one of its keys is right: some programs also send that of another service.
 
-        Raises Unauthenticated (INVALID_API_KEY).
+        Raises Unauthenticated (INVALID_API_KEY), ResourceExhausted (RATE_LIMITED).
         """
-        if scopes is None:
-            yield Caller(known=False)
-            return
         given = [one.rpartition(" ")[2].encode() for one in (authorization or "").split(", ")]
-        if not any(hmac.compare_digest(one, self._key) for one in given):
+        known = any(hmac.compare_digest(one, self._key) for one in given)
+        if not known and scopes is None:
+            self._strangers.check(peer)
+        elif not known:
             raise Unauthenticated(
                 "the proxy's key is missing or not the right one",
                 hint="`sealring connect NAME --write` puts it into a program's settings",
                 reason="INVALID_API_KEY",
             )
-        yield Caller()
+        yield Caller(known=known)
 
 
 def own_key(file: Path) -> ApiKey:

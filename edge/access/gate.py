@@ -1,10 +1,13 @@
-"""Lets requests in: limits first, then the API key, then its scope, then the limits of the key.
+"""Lets requests in: the API key first, then its scope, then the limits of the key.
 
 Without any key ever made, loopback is open. After the first key, every call but those for liveness needs one,
-until the gateway starts again without the file. A right key is remembered for `REMEMBER_SECONDS`, by a MAC
-under a key of this process, and is hashed again only after that. Every request looks the key up in the file's
-records, so a revocation counts at once. Refused attempts share one small bucket per peer, which is checked
-before anything is hashed.
+until the gateway starts again without the file. A right key is remembered until `REMEMBER_SECONDS` after its
+last use, by a MAC under a key of this process, and is hashed again only after that. Every request looks the
+key up in the file's records, so a revocation counts at once.
+
+A refused key is charged to its address if its id is unknown, else to this id at this address. Hashes take
+turns by id. So a flood of bad keys refuses no right one behind the same proxy, unless it guesses that very
+key while the right one is not remembered.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import structlog
 
 from sealring.edge.access.keyfile import KeyFile, KeyRecord
 from sealring.edge.access.keys import ApiKey, Scope, matches, parse_key
+from sealring.edge.access.turns import Turns
 from sealring.mesh.clock import Clock, monotonic_clock, wall_clock
 from sealring.mesh.errors import (
     ConfigError,
@@ -34,7 +38,7 @@ from sealring.mesh.errors import (
     SealringError,
     Unauthenticated,
 )
-from sealring.mesh.rpc.limits import Buckets, too_fast
+from sealring.mesh.rpc.limits import Buckets
 
 log = structlog.get_logger()
 
@@ -44,11 +48,15 @@ ATTEMPTS_AT_ONCE = 20
 BURST_SECONDS = 4.0
 """How many seconds' worth of requests may come at once."""
 
+STRANGERS_AT_ONCE = 64
+"""Calls that need no key, of one address, while others need one."""
+
 USE_SECONDS = 60.0
 
 _REMEMBERED = 4096
-_HASHES_AT_ONCE = 2
-_HASHES_WAITING = 64
+HASHES_AT_ONCE = 2
+HASHES_OF_ID = 8
+"""Keys of one id that are hashed or wait for it, one after the other."""
 
 ANY = frozenset(Scope)
 USE = frozenset({Scope.INFERENCE})
@@ -58,7 +66,7 @@ WATCH = frozenset({Scope.READ})
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Requests per second and at once. A peer is a network address."""
+    """Requests per second and at once. A peer is a network address, for requests that need no key."""
 
     key_per_second: float = 100.0
     key_at_once: int = 512
@@ -87,7 +95,7 @@ class Caller:
 class _Remembered:
     key_id: str
     hash: str
-    until: float
+    used: float
 
 
 class Door(Protocol):
@@ -168,12 +176,16 @@ class Gate:
         self._mac_key = secrets.token_bytes(32)
         self.remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
         self.checks: dict[bytes, asyncio.Task[None]] = {}
-        self._turns = asyncio.Semaphore(_HASHES_AT_ONCE)
+        self._turns = Turns(HASHES_AT_ONCE)
+        self._hashes = UnderWay(HASHES_OF_ID)
         self.used: dict[str, int] = {}
         self._peers = _buckets(limits.peer_per_second, clock)
         self._keys = _buckets(limits.key_per_second, clock)
-        self._attempts = Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE, clock=clock)
+        self._unknown, self._guesses = (
+            Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE, clock=clock) for _ in range(2)
+        )
         self._under_way = UnderWay(limits.key_at_once)
+        self._strangers = UnderWay(STRANGERS_AT_ONCE)
         self._read()
 
     @property
@@ -205,6 +217,8 @@ class Gate:
             if caller.key_id:
                 under_way.enter_context(self._under_way.more(caller.key_id))
                 caller = replace(caller, claim=partial(self._claim, caller.key_id, under_way))
+            elif not caller.known:
+                under_way.enter_context(self._strangers.more(peer))
         except SealringError as error:
             self._on_refused(error.reason)
             raise
@@ -237,9 +251,9 @@ class Gate:
                 log.warning("key_use_not_recorded", error=error)
 
     async def _caller(self, peer: str, authorization: str | None, scopes: Collection[Scope] | None) -> Caller:
-        self._peers.check(peer)
         self._refresh()
         if scopes is None or not self._required:
+            self._peers.check(peer)
             return Caller(known=not self._required)
         record = await self._authenticate(peer, authorization or "")
         if not record.allows(scopes):
@@ -260,16 +274,19 @@ class Gate:
             return record
         check = self.checks.get(tag)
         if check is None:
-            # Before the key is parsed or hashed: hashing is slow on purpose, and guesses must not make the
-            # gateway do it without bound.
-            self._attempts.check(peer)
             key = parse_key(_bearer(authorization))
             if key is None or (record := self.records.get(key.id)) is None or not record.usable(self._wall()):
+                self._unknown.check(peer)
                 raise self._refuse(peer, several="," in authorization)
-            if len(self.checks) >= _HASHES_WAITING:
-                raise too_fast(1.0)
-            check = asyncio.ensure_future(self._check(key, record, tag, peer))
+            # Before it is hashed, which is slow on purpose: guesses must not make the gateway do it without
+            # bound.
+            guess = f"{key.id} {peer}"
+            self._guesses.check(guess)
+            waiting = contextlib.ExitStack()
+            waiting.enter_context(self._hashes.more(key.id))
+            check = asyncio.ensure_future(self._check(key, record, tag, guess))
             self.checks[tag] = check
+            check.add_done_callback(lambda _: waiting.close())
             check.add_done_callback(lambda _: self.checks.pop(tag))
         # Shielded: requests with the same key wait for one check, and whoever leaves must not cancel it for
         # the others.
@@ -281,18 +298,18 @@ class Gate:
             raise self._refuse(peer)
         return record
 
-    async def _check(self, key: ApiKey, record: KeyRecord, tag: bytes, peer: str) -> None:
+    async def _check(self, key: ApiKey, record: KeyRecord, tag: bytes, guess: str) -> None:
         """Makes the hash, which takes long, beside the event loop. A key that is right is remembered."""
-        async with self._turns:
+        async with self._turns.turn(key.id):
             right = await asyncio.to_thread(matches, key, record.hash)
         if right:
-            self._attempts.give_back(peer)
-            self.remembered[tag] = _Remembered(record.id, record.hash, self._clock() + REMEMBER_SECONDS)
+            self._guesses.give_back(guess)
+            self.remembered[tag] = _Remembered(record.id, record.hash, self._clock())
             if len(self.remembered) > _REMEMBERED:
                 self.remembered.popitem(last=False)
 
     def _recall(self, tag: bytes) -> KeyRecord | None:
-        """The record of a key that was right not long ago, if it still stands as it did."""
+        """The record of a key that was used not long ago, if it still stands as it did."""
         known = self.remembered.get(tag)
         if known is None:
             return None
@@ -301,10 +318,12 @@ class Gate:
             record is None
             or not record.usable(self._wall())
             or not hmac.compare_digest(record.hash, known.hash)
-            or self._clock() >= known.until
+            or self._clock() >= known.used + REMEMBER_SECONDS
         ):
             del self.remembered[tag]
             return None
+        self.remembered[tag] = replace(known, used=self._clock())
+        self.remembered.move_to_end(tag)
         return record
 
     def _refuse(self, peer: str, *, several: bool = False) -> Unauthenticated:

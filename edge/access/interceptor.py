@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, aclosing
@@ -13,12 +14,15 @@ import grpc.aio
 
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Caller, Gate, presented
 from sealring.edge.access.keys import Scope
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import DeadlineExceeded, InvalidInput
 from sealring.mesh.rpc.interceptor import arity, welcome_caller
 from sealring.mesh.rpc.limits import grpc_peer_name
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+MESSAGE_SECONDS = 300.0
+"""The time for the message of a call that was let in by its headers, about that of HTTP's longest body."""
 
 KEY_ID: ContextVar[str] = ContextVar("key_id", default="")
 """The id of the API key of the call that is being served, or nothing."""
@@ -99,8 +103,15 @@ def _let_in(caller: Caller) -> None:
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:
-    async for request in requests:
-        return request
+    """Raises InvalidInput (BAD_MESSAGE), DeadlineExceeded (BODY_TOO_SLOW)."""
+    try:
+        async with asyncio.timeout(MESSAGE_SECONDS):
+            async for request in requests:
+                return request
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"the message did not arrive within {MESSAGE_SECONDS:g} s", reason="BODY_TOO_SLOW"
+        ) from None
     raise InvalidInput("the call has no message", reason="BAD_MESSAGE")
 
 

@@ -30,14 +30,15 @@ from sealring.api.responses import ask_responses
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, Gate
 from sealring.edge.http.answers import EventStream, collect, started, together, unless_disconnected
 from sealring.edge.http.body import MAX_TEXT, BodyTurns, parse_object, read_body
-from sealring.edge.http.conversation import MAX_KEPT, Conversation
+from sealring.edge.http.conversation import MAX_KEPT, MAX_SOCKETS, RECEIPT, Conversation
+from sealring.edge.http.crowd import Crowd
 from sealring.edge.http.guard import Guard, credential
 from sealring.edge.http.paths import Path, Paths
 from sealring.edge.inference.holding import Holding
 from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.service import InferenceBackend
 from sealring.edge.inference.timings import CURRENT, HEADER
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.receipt.statement import check_nonce
 from sealring.mesh.rpc.protocol import software_version
 from sealring.v1 import inference_pb2 as inference
@@ -79,10 +80,6 @@ def _pass_on(request: Request, error: Exception) -> Response:
     raise error
 
 
-RECEIPT = "sealring-receipt"
-"""The header that asks for receipts; its value is the client's nonce in hexadecimal digits."""
-
-
 def nonce_of(value: str) -> bytes:
     """Raises InvalidInput (BAD_NONCE)."""
     try:
@@ -117,11 +114,12 @@ class Edge:
         self._kept = kept
         self._turns = BodyTurns()
         self._conversations = Holding(MAX_KEPT)
+        self._sockets = Crowd(MAX_SOCKETS)
 
     async def _read(self, request: Request, read: Callable[[dict[str, Any], str], T]) -> T:
         """What `read` makes of the body's JSON object and the request's id. Raises SealringError."""
         data = await read_body(request)
-        async with self._turns.turn_of(data):
+        async with self._turns.turn_of(data, request.state.charged):
             value = parse_object(data)
             if len(data) > MAX_TEXT:  # to decode images takes as long again
                 await asyncio.sleep(0)
@@ -212,8 +210,15 @@ class Edge:
         return await self.ask(request, functools.partial(ask_compact, summaries=_summaries(request)))
 
     async def converse(self, socket: WebSocket) -> None:
-        """Answers requests for responses over a WebSocket."""
-        await Conversation(socket, self._conversations, self._turns).run()
+        """Answers requests for responses over a WebSocket. Raises InvalidInput (BAD_NONCE)."""
+        if RECEIPT in socket.headers:
+            raise InvalidInput(
+                "the handshake has a nonce, which would be that of all requests",
+                hint=f"send one of its own as {RECEIPT} in each response.create",
+                reason="BAD_NONCE",
+                param=RECEIPT,
+            )
+        await Conversation(socket, self._conversations, self._sockets, self._turns).run()
 
     async def page(self, request: Request) -> Response:
         return Response(PAGE, media_type="text/html; charset=utf-8")
@@ -300,7 +305,7 @@ PATHS: Paths[Edge] = Paths(
         Path("GET", "/ping", Edge.health, ANY, described.HEALTH),  # SageMaker's and vLLM's
         Path("GET", "/version", Edge.software, ANY, described.VERSION),  # vLLM's
         Path("GET", "/health", Edge.health, None, described.HEALTH),
-        Path("GET", "/health/live", Edge.live, None, described.LIVE),
+        Path("GET", "/health/live", Edge.live, None, described.LIVE, apart=True),
         Path("GET", "/metrics", Edge.metrics, WATCH, described.METRICS),
     )
 )

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
+from sealring.edge.access.turns import Turns
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
 from sealring.mesh.prompt.images import MAX_IMAGES_BYTES
@@ -58,18 +59,18 @@ LONG_BODY = 64 << 10
 
 class BodyTurns:
     """Turns of long bodies: their parsing and translation, some 20 ms for a prompt of 100,000 tokens in 400
-    messages, is never twice in one turn of the event loop."""
+    messages, is never twice in one turn of the event loop. Keys take turns, or without keys addresses."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self._turns = Turns(1)
 
     @asynccontextmanager
-    async def turn_of(self, body: bytes) -> AsyncIterator[None]:
-        """Waits for the turn of a long body."""
+    async def turn_of(self, body: bytes, name: str) -> AsyncIterator[None]:
+        """Waits for the turn of a long body, charged to `name`."""
         if len(body) < LONG_BODY:
             yield
             return
-        async with self._lock:
+        async with self._turns.turn(name):
             await asyncio.sleep(0)
             yield
 

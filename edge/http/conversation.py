@@ -20,6 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from sealring.api.errors import error_body, error_status
 from sealring.api.fields import bad
 from sealring.edge.http.body import BodyTurns, parse_object
+from sealring.edge.http.crowd import Crowd
 from sealring.edge.inference.holding import Holding, Share
 from sealring.edge.inference.timers import SEND_SECONDS
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, SealringError
@@ -28,8 +29,16 @@ MAX_KEPT = 64 << 20
 """Bytes of the conversations of all connections together. One that finds no room is not kept, and its client
 sends it whole again."""
 
+MAX_SOCKETS = 1024
+"""Connections that ask for nothing. One too many ends the oldest of the key (without keys: address) that has
+most of them."""
+
 CONNECTION_SECONDS = 3600.0
 """How long a connection takes requests, as with OpenAI."""
+
+RECEIPT = "sealring-receipt"
+"""The header that asks for receipts, and the member of a message that does. Its value is the client's nonce
+in hexadecimal digits."""
 
 _OF_HANDSHAKE = frozenset(
     {b"connection", b"expect", b"idempotency-key", b"origin", b"te", b"trailer", b"upgrade"}
@@ -55,12 +64,14 @@ class _Kept:
 class Conversation:
     """One connection. Its requests are answered one after another."""
 
-    def __init__(self, socket: WebSocket, holding: Holding, turns: BodyTurns) -> None:
-        """`holding` counts what is kept for all connections."""
+    def __init__(self, socket: WebSocket, holding: Holding, sockets: Crowd, turns: BodyTurns) -> None:
+        """`holding` counts what is kept for all connections, `sockets` are those that ask for nothing."""
         self._socket = socket
         self._turns = turns
+        self._sockets = sockets
         self._share: Share = socket.state.share
-        self._room = Share(holding, socket.state.caller.key_id)
+        self._charged: str = socket.state.charged
+        self._room = Share(holding, self._charged)
         self._kept: _Kept | None = None
         self._messages: asyncio.Queue[str | None] = asyncio.Queue(1)
         self._gone = asyncio.Event()
@@ -73,7 +84,8 @@ class Conversation:
         await self._socket.accept()
         reader = asyncio.create_task(self._read())
         try:
-            with self._room:
+            leave = protocol.send_away if protocol is not None else self._gone.set
+            with self._room, self._sockets.enter(self._charged, leave) as self._place:
                 await self._answer_all(asyncio.get_running_loop().time() + seconds)
         except (ClientDisconnect, WebSocketDisconnect, OSError):
             if protocol is not None and not self._gone.is_set():
@@ -116,7 +128,8 @@ class Conversation:
             if text is None:
                 return
             try:
-                await self._answer(text)
+                with self._place.let_in(self._charged):
+                    await self._answer(text)
             except SealringError as error:
                 await self._refuse(error)
 
@@ -141,9 +154,9 @@ class Conversation:
             self._share.give_back(size)
         if asked is None:
             return
-        body, turn = asked
+        body, turn, nonce = asked
         relay = _Relay(self._socket, body, self._gone)
-        await self._socket.app(self._scope(body, turn), relay.receive, relay.send)
+        await self._socket.app(self._scope(body, turn, nonce), relay.receive, relay.send)
         if relay.error is not None:
             await self._send_error(*relay.error)
         if relay.last is None and relay.error is None:
@@ -154,7 +167,7 @@ class Conversation:
         elif turn.response_id:
             self._forget()
 
-    def _scope(self, body: bytes, turn: _Kept) -> Scope:
+    def _scope(self, body: bytes, turn: _Kept, nonce: str | None) -> Scope:
         """The request by HTTP that a message is."""
         opened = self._socket.scope
         headers = [
@@ -163,6 +176,8 @@ class Conversation:
             if name not in _OF_HANDSHAKE and not name.startswith(_OF_HANDSHAKE_BEGIN)
         ]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if nonce is not None:
+            headers.append((RECEIPT.encode(), nonce.encode("latin-1", "replace")))
         kept = ("asgi", "http_version", "server", "client", "root_path", "path", "raw_path")
         return {
             **{name: opened[name] for name in kept},
@@ -174,21 +189,25 @@ class Conversation:
             "state": {"continued": turn.response_id or None},
         }
 
-    async def _asked(self, message: bytes) -> tuple[bytes, _Kept] | None:
-        """The body of the request that a message is, and the conversation that it goes on with.
+    async def _asked(self, message: bytes) -> tuple[bytes, _Kept, str | None] | None:
+        """The body of the request that a message is, the conversation that it goes on with, and the nonce of
+        its receipt.
 
         None for a message that asks for nothing. Raises InvalidInput.
         """
-        async with self._turns.turn_of(message):
+        async with self._turns.turn_of(message, self._charged):
             event = parse_object(message)
             kind = event.pop("type", None)
             if kind == "response.processed":  # Codex has got the answer
                 return None
             if kind != "response.create":
                 raise bad("type", "it is not response.create")
+            nonce = event.pop(RECEIPT, None)
+            if not isinstance(nonce, str | None):
+                raise bad(RECEIPT, "it is not a text")
             before = self._before(event.pop("previous_response_id", None))
             try:
-                return _joined(before, event)
+                return *_joined(before, event), nonce
             except SealringError:
                 if before.response_id:
                     self._forget()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -11,10 +12,12 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sealring.edge.access.gate import Door, presented
+from sealring.edge.access.gate import Caller, Door, presented
 from sealring.edge.http.answers import error_response
+from sealring.edge.http.crowd import Crowd
 from sealring.edge.http.paths import Paths
 from sealring.edge.inference.holding import Holding, Share
 from sealring.mesh.errors import (
@@ -33,15 +36,19 @@ from sealring.mesh.system.addresses import is_loopback
 log = structlog.get_logger()
 
 MAX_REQUESTS = 4096
-"""HTTP requests under way at once."""
+"""Requests that were let in and are under way. No key (without keys: address) has more of them than are left
+for the others."""
 
 MAX_HELD = 256 << 20
 """Bytes of all their bodies together, and of answers that are collected to be sent whole, each for as long as
 its request is under way. No key has more of them than are left for the others."""
 
+MAX_DRAINS = 64
+"""Bodies that are read after their request was refused. One too many ends the oldest of the address that has
+most of them."""
+
 DRAIN_BYTES = 64 << 20
 _DRAIN_SECONDS = 10.0
-
 
 SMALL_BODY = 1 << 16
 """Bytes of a body that uvicorn may read and forget when it was not asked for."""
@@ -60,14 +67,16 @@ class Guard:
         self._origins = origins
         self._app = app
         self._gate = gate
-        self.under_way = 0
+        self.under_way = Holding(MAX_REQUESTS, _too_many)
         self.held = Holding(MAX_HELD)
+        self.drains = Crowd(MAX_DRAINS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return
         request_id = secrets.token_hex(12)
         begun = admitted = False
+        name = _peer(scope)
         scope.setdefault("state", {}).update(request_id=request_id, send=send)
 
         async def tagged_send(message: Message) -> None:
@@ -83,25 +92,38 @@ class Guard:
                 ]
             await send(message)
 
-        self.under_way += 1
         try:
-            if self.under_way > MAX_REQUESTS:
-                raise _too_many()
             request = HTTPConnection(scope)
             if not self._gate.required:
                 _check_host(request)
+            if self._paths.apart(scope["path"]):
+                await self._app(scope, receive, tagged_send)
+                return
             if scope["type"] == "websocket":
                 self._check_socket(request)
             scopes = self._paths.scopes(scope["path"])
-            async with self._gate.admit(_peer(scope), credential(request), scopes) as caller:
-                admitted = True
-                with Share(self.held, caller.key_id) as share:
-                    scope["state"].update(caller=caller, share=share)
-                    await self._app(scope, receive, tagged_send)
+            async with contextlib.AsyncExitStack() as stack:
+                admission = self._gate.admit(name, credential(request), scopes)
+                caller = await stack.enter_async_context(admission)
+                name, admitted = caller.key_id or name, True
+                if scope["type"] == "websocket":  # which asks for nothing yet
+                    await stack.aclose()
+                await self._serve(scope, receive, tagged_send, caller, name)
         except Exception as error:
-            await self._fail(error, scope, receive, None if begun else tagged_send, admitted=admitted)
-        finally:
-            self.under_way -= 1
+            send_to = None if begun else tagged_send
+            await self._fail(error, scope, receive, send_to, name, admitted=admitted)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, caller: Caller, name: str) -> None:
+        """Has a request answered that was let in, charged to a name."""
+        state = scope["state"]
+        with contextlib.ExitStack() as stack:
+            if scope["type"] == "http" and caller.known:
+                stack.enter_context(Share(self.under_way, name)).take(1)
+            if (place := state.get("place")) is not None and caller.known:
+                stack.enter_context(place.let_in(name))
+            share = stack.enter_context(Share(self.held, name))
+            state.update(caller=caller, charged=name, share=share)
+            await self._app(scope, receive, send)
 
     def _check_socket(self, request: HTTPConnection) -> None:
         path, origin = request.scope["path"], request.headers.get("origin")
@@ -115,7 +137,14 @@ class Guard:
             )
 
     async def _fail(
-        self, error: Exception, scope: Scope, receive: Receive, send: Send | None, *, admitted: bool
+        self,
+        error: Exception,
+        scope: Scope,
+        receive: Receive,
+        send: Send | None,
+        name: str,
+        *,
+        admitted: bool,
     ) -> None:
         """Logs an unknown error; answers with the error unless an answer has begun (`send` is None)."""
         known = known_error(error, scope["path"], self._paths.usable())
@@ -125,40 +154,33 @@ class Guard:
         if send is not None:
             cut_off = known.reason in ("BODY_TOO_LARGE", "TOO_MANY_BYTES")
             unread = scope["type"] == "http" and (cut_off or not (admitted or _has_small_body(scope)))
-            await _answer(known, scope, receive, send, unread=unread)
+            response = error_response(known, scope["path"])
+            if unread:
+                await self._answer_unread(response, receive, send, name)
+            elif not isinstance(known, Cancelled):
+                await response(scope, receive, send)
 
-
-async def _answer(error: SealringError, scope: Scope, receive: Receive, send: Send, *, unread: bool) -> None:
-    response = error_response(error, scope["path"])
-    if unread:
-        # closing a connection with unread input resets it, and the client would never see the answer
+    async def _answer_unread(self, response: Response, receive: Receive, send: Send, name: str) -> None:
+        """Reads on behind the answer: closing a connection with unread input resets it, and the client would
+        never see the answer."""
         response.headers["connection"] = "close"
-        await send(
-            {
-                "type": "http.response.start",
-                "status": response.status_code,
-                "headers": response.raw_headers,
-            }
-        )
+        status, headers = response.status_code, response.raw_headers
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body, "more_body": True})
-        await _drain(receive)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS) as limit:
+                with self.drains.enter(name, lambda: limit.reschedule(0.0)):
+                    await _drain(receive)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-        return
-    if not isinstance(error, Cancelled):
-        await response(scope, receive, send)
 
 
 async def _drain(receive: Receive) -> None:
     left = DRAIN_BYTES
-    try:
-        async with asyncio.timeout(_DRAIN_SECONDS):
-            while left > 0:
-                message = await receive()
-                if not message.get("more_body"):  # nor has the end of the connection
-                    return
-                left -= len(message.get("body", b""))
-    except TimeoutError:
-        return
+    while left > 0:
+        message = await receive()
+        if not message.get("more_body"):  # nor has the end of the connection
+            return
+        left -= len(message.get("body", b""))
 
 
 def known_error(error: Exception, path: str, usable: Sequence[str] = ()) -> SealringError:
@@ -206,7 +228,7 @@ def _has_small_body(scope: Scope) -> bool:
 
 def _too_many() -> ResourceExhausted:
     return ResourceExhausted(
-        f"{MAX_REQUESTS} requests are under way",
+        f"{MAX_REQUESTS} requests are under way, or half of what others leave of them",
         hint="try again later",
         reason="TOO_MANY_REQUESTS",
         retry_after=1,
@@ -216,7 +238,9 @@ def _too_many() -> ResourceExhausted:
 def _check_host(request: HTTPConnection) -> None:
     host = request.headers.get("host", "")
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    if not is_loopback(name.strip("[]")):
+    if name.startswith("[") and name.endswith("]") and ":" in name:  # an address of IPv6, and nothing else
+        name = name[1:-1]
+    if not is_loopback(name):
         raise PermissionDenied(
             "the host that was asked for is not this machine",
             hint="use http://127.0.0.1 or http://localhost",

@@ -37,6 +37,9 @@ class Path(Generic[Edge]):
     socket: Callable[[Edge, WebSocket], Awaitable[None]] | None = None
     """The handler of the same path over WebSocket, where it has one."""
 
+    apart: bool = False
+    """Whether it is answered beside all limits: it waits for nothing and holds nothing."""
+
     def routes(self, edge: Edge) -> Iterator[BaseRoute]:
         """The path with its handlers bound to `edge`."""
 
@@ -54,10 +57,15 @@ class Paths(Generic[Edge]):
     def __init__(self, paths: Iterable[Path[Edge]]) -> None:
         self._paths = tuple(paths)
         self._scopes = {one.path: one.scopes for one in self._paths if "{" not in one.path}
+        self._apart = {one.path for one in self._paths if one.apart}
         self._open = [(one.path.partition("{")[0], one.scopes) for one in self._paths if "{" in one.path]
 
     def routes(self, edge: Edge) -> list[BaseRoute]:
         return [route for one in self._paths for route in one.routes(edge)]
+
+    def apart(self, path: str) -> bool:
+        """Whether the path is answered beside all limits."""
+        return path in self._apart
 
     def has_socket(self, path: str) -> bool:
         """Whether the path is served over WebSocket."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 import h11
@@ -13,6 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sealring.api.errors import error_status
 from sealring.edge.http.answers import error_response
+from sealring.edge.http.crowd import Place
+from sealring.edge.http.pieces import InPieces
 from sealring.mesh.errors import InvalidInput
 
 HEADER_SECONDS = 10.0
@@ -73,8 +76,11 @@ def _keep_alive(connection: socket.socket | None) -> None:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class EdgeProtocol(H11Protocol):
+class EdgeProtocol(H11Protocol, InPieces):
     """One connection. A client that takes too long over its headers is cut off without an answer."""
+
+    places: Mapping[Any, Place] = {}
+    """The places of the listener's connections, by their clients' addresses. The guard has one in `state`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -85,17 +91,17 @@ class EdgeProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        place = self.places.get(transport.get_extra_info("peername"))
+        self.app_state = {**self.app_state, "place": place}
         _keep_alive(transport.get_extra_info("socket"))
         self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Feeds data in pieces: h11 checks the size of headers only while they are incomplete."""
+        """Feeds a piece: h11 checks the size of headers only while they are incomplete."""
         if self.conn.their_state is h11.IDLE:
             self._watch_headers()
-        for start in range(0, len(data), MAX_HEADER_BYTES):
-            if self._refused:
-                return
-            super().data_received(data[start : start + MAX_HEADER_BYTES])
+        if not self._refused:
+            super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()

@@ -5,81 +5,87 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import Counter
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http.body import MAX_BODY
+from sealring.edge.http.crowd import Crowd, Place
 from sealring.edge.http.protocol import EdgeProtocol
 from sealring.edge.http.websocket import PING_SECONDS, WebSocketProtocol
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.rpc.limits import peer_name
-from sealring.mesh.system.addresses import is_loopback, listen_error, parse_address, require_loopback
+from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
 
 KEEP_ALIVE_SECONDS = 75
 HANDSHAKE_SECONDS = 10.0
 MAX_CONNECTIONS = 8192
-SHARE = MAX_CONNECTIONS // 4
-"""Connections that one address may have of a port that the network reaches: far more than a proxy for a
-household has open, and three others like it find room. On loopback one proxy may speak for everybody, so an
-address may have all there."""
+"""Connections of a port, more than requests can be under way. One too many ends the oldest idle one of the
+address or API key that has most of these."""
+
+ACCEPTS = 16
+"""Connections that are accepted in one turn of the event loop."""
 
 _BACKLOG = 1024
 
-log = structlog.get_logger()
-
 
 class Listener(socket.socket):
-    """A listening socket that bounds its connections, those of one address, and TLS handshakes with them.
+    """A listening socket that bounds its connections, unfinished TLS handshakes included."""
 
-    A connection beyond a bound is closed as soon as it is accepted, before any of it is read.
-    """
-
-    def __init__(self, family: int, *, most: int = MAX_CONNECTIONS, share: int = SHARE) -> None:
-        """`share`: the most connections of one IPv4 address, or IPv6 network of 64 bits."""
+    def __init__(self, family: int, *, most: int = MAX_CONNECTIONS) -> None:
         super().__init__(family, socket.SOCK_STREAM)
         self._most = most
-        self._share = share
-        self._open: Counter[str] = Counter()
-        self._crowded: set[str] = set()
+        self._accepted = 0
+        self.crowd = Crowd(sys.maxsize)  # `most` counts others too
+        self.places: dict[Any, Place] = {}
+        """The places of open connections, by the addresses of their clients."""
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """As that of any socket, for the next connection within the bounds."""
-        while True:
-            accepted, address = super().accept()
-            peer = peer_name(address[0])
-            if self._open.total() < self._most and self._open[peer] < self._share:
-                self._open[peer] += 1
-                return _Accepted(accepted, partial(self._release, peer)), address
-            accepted.close()
-            if peer not in self._crowded:
-                self._crowded.add(peer)
-                log.warning("connections_refused", peer=peer, most=self._most, share=self._share)
+        """As that of any socket. Raises BlockingIOError after `ACCEPTS` in a turn; the next one goes on."""
+        if self._accepted == ACCEPTS:
+            raise BlockingIOError
+        accepted, address = super().accept()
+        if not self._accepted:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._accepted += 1
+        connection = _Accepted(accepted)
+        place = self.places[address] = self.crowd.enter(peer_name(address[0]), connection.end)
+        connection.closed = partial(self._release, address, place)
+        if len(self.places) > self._most:
+            self.crowd.send_away()
+        return connection, address
 
-    def _release(self, peer: str) -> None:
-        self._open[peer] -= 1
-        if not self._open[peer]:
-            del self._open[peer]
-            self._crowded.discard(peer)
+    def _turn(self) -> None:
+        self._accepted = 0
+
+    def _release(self, address: Any, place: Place) -> None:
+        place.close()
+        if self.places.get(address) is place:  # and not of the next connection of the same client
+            del self.places[address]
 
 
 class _Accepted(socket.socket):
     """A connection that says when it is closed."""
 
-    def __init__(self, accepted: socket.socket, closed: Callable[[], None]) -> None:
+    closed: Callable[[], None] | None = None
+
+    def __init__(self, accepted: socket.socket) -> None:
         super().__init__(fileno=accepted.detach())
-        self._tell: Callable[[], None] | None = closed
+
+    def end(self) -> None:
+        """Has the event loop close it, as if its client had."""
+        with contextlib.suppress(OSError):  # its client has
+            self.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         super().close()
-        if self._tell is not None:
-            tell, self._tell = self._tell, None
+        if self.closed is not None:
+            tell, self.closed = self.closed, None
             tell()
 
 
@@ -96,7 +102,7 @@ class _Server(uvicorn.Server):
         timeout = None if self.config.ssl is None else HANDSHAKE_SECONDS
         for one in sockets or []:
             server = await loop.create_server(
-                self._protocol,
+                partial(self._protocol, getattr(one, "places", {})),
                 sock=one,
                 ssl=self.config.ssl,
                 ssl_handshake_timeout=timeout,
@@ -105,8 +111,10 @@ class _Server(uvicorn.Server):
             self.servers.append(server)
         self.begun.set()
 
-    def _protocol(self) -> EdgeProtocol:
-        return EdgeProtocol(self.config, self.server_state, self.lifespan.state)
+    def _protocol(self, places: Mapping[Any, Place]) -> EdgeProtocol:
+        protocol = EdgeProtocol(self.config, self.server_state, self.lifespan.state)
+        protocol.places = places
+        return protocol
 
     async def main_loop(self) -> None:
         """Ticks once a second instead of ten times, and ends at once."""
@@ -154,7 +162,7 @@ class HttpServer:
             require_loopback(address)
         host, port = parse_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = Listener(family, share=MAX_CONNECTIONS if is_loopback(host) else SHARE)
+        bound = Listener(family)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind((host, port))

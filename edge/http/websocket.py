@@ -6,24 +6,55 @@ import logging
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import CloseCode, Frame
+from websockets.exceptions import ProtocolError
+from websockets.frames import CTRL_OPCODES, CloseCode, Frame
 from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
 
+from sealring.edge.http.pieces import InPieces
 from sealring.edge.inference.holding import Share
 from sealring.mesh.errors import ResourceExhausted
+from sealring.mesh.rpc.limits import Buckets
 
 MIN_FRAME_BYTES = 64
-"""The least average size of the frames of a message, once it has this number of them."""
+"""The least size of a frame that is not counted as a small one. To parse a frame costs as much as to read
+thousands of bytes, whatever it carries."""
+
+FRAMES_AT_ONCE = 128
+FRAMES_PER_SECOND = 16.0
+"""Small frames of a connection, and those that control it: pings, pongs, and the end."""
 
 PING_SECONDS = 20.0
 """How often a silent connection is sent something, for the proxies between."""
+
+SILENT_PINGS = 30
+"""Pings after which a client that sends nothing at all has left: ten minutes, as with HTTP (`protocol.py`).
+They are counted, and not the time, in which this machine may have slept."""
 
 _LOGGER = logging.getLogger("uvicorn.websocket")
 _LOGGER.setLevel(logging.CRITICAL)
 """uvicorn and websockets log each connection, and each mistake of a client."""
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
+class _Connection(ServerProtocol):
+    """A parser that takes no more small frames than it should."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.small = Buckets(FRAMES_PER_SECOND, FRAMES_AT_ONCE, size=1)
+
+    def recv_frame(self, frame: Frame) -> None:
+        """As websockets', but it ends the connection at one small frame too many, whatever comes behind."""
+        small = frame.opcode in CTRL_OPCODES or len(frame.data) < MIN_FRAME_BYTES
+        if small and self.small.take("frames"):
+            self.parser_exc = ProtocolError("too many small frames")
+            self.fail(CloseCode.POLICY_VIOLATION, str(self.parser_exc))
+        else:
+            super().recv_frame(frame)
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol, InPieces):
     """One connection after its upgrade. It reads nothing until it is admitted, nor while its client does not
     read: it would have to keep the answers to pings."""
 
@@ -32,8 +63,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.logger = self.conn.logger = _LOGGER
-        self._counted = self._message = 0
+        self.logger = _LOGGER
+        self.conn = _Connection(max_size=self.config.ws_max_size, logger=_LOGGER)
+        self._counted = self._unheard = 0
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -43,6 +75,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
+        self._unheard = 0
         if self.share is not None:
             try:
                 self.share.take(len(data))
@@ -53,20 +86,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         self._discount()
 
-    def handle_text(self, event: Frame) -> None:
-        self._message = len(event.data)
-        super().handle_text(event)
-
-    def handle_bytes(self, event: Frame) -> None:
-        self._message = len(event.data)
-        super().handle_bytes(event)
-
-    def handle_cont(self, event: Frame) -> None:
-        self._message += len(event.data)
-        if len(self.frames) > MIN_FRAME_BYTES + self._message // MIN_FRAME_BYTES:
-            self._fail(CloseCode.POLICY_VIOLATION, "too many small frames")
-        elif not self.close_sent:
-            super().handle_cont(event)
+    def send_keepalive_ping(self) -> None:
+        """Ends the connection of a client that has left; while nothing is read, nothing can be heard."""
+        self._unheard += not self.read_paused
+        if self._unheard > SILENT_PINGS:
+            self.transport.abort()
+        else:
+            super().send_keepalive_ping()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -83,6 +109,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.pause_reading()
         self._discount()
         return message
+
+    def send_away(self) -> None:
+        """Ends a connection that asks for nothing, for others that come."""
+        if self.conn.state is State.OPEN:
+            self._fail(CloseCode.TRY_AGAIN_LATER, "too many connections ask for nothing")
+        if self.conn.state is not State.CLOSING or self.transport.get_write_buffer_size():
+            self.transport.abort()  # to close it would wait until the client reads
 
     def _discount(self) -> None:
         """Counts nothing once the application has taken all messages and none has begun."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import until
 
 from sealring.edge.access import gate as gate_module
 from sealring.edge.access import keyfile
@@ -171,10 +173,11 @@ async def test_a_hash_is_made_once_in_a_while(keys: KeyFile, checks: Checks) -> 
     gate = Gate(keys, clock=clock)
     await asyncio.gather(*(enter(gate, text) for _ in range(100)))
     assert checks.count == 1
-    clock.now += gate_module.REMEMBER_SECONDS - 1
-    await enter(gate, text)
-    assert checks.count == 1
-    clock.now += 1
+    for _ in range(3):
+        clock.now += gate_module.REMEMBER_SECONDS - 1
+        await enter(gate, text)
+        assert checks.count == 1, "a key in use is remembered"
+    clock.now += gate_module.REMEMBER_SECONDS
     await enter(gate, text)
     assert checks.count == 2
 
@@ -273,17 +276,78 @@ async def test_right_keys_use_no_attempts_up(keys: KeyFile, checks: Checks) -> N
         await enter(gate, text)
 
 
-async def test_too_many_hashes_at_once(
+class Slow(Checks):
+    """Hashes that are made when the test lets them be; `order` has the ids in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+        self.go = threading.Event()
+
+    def __call__(self, key: ApiKey, stored: str) -> bool:
+        self.order.append(key.id)
+        assert self.go.wait(200)
+        return super().__call__(key, stored)
+
+
+async def test_of_one_id_so_many_wait_for_a_hash_and_ids_take_turns(
     keys: KeyFile, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate_module, "_HASHES_WAITING", 3)
-    texts = [keys.create([Scope.INFERENCE])[0] for _ in range(8)]
-    gate = Gate(keys, clock=Time())
-    done = await asyncio.gather(*(enter(gate, text) for text in texts), return_exceptions=True)
-    refusals = [each for each in done if isinstance(each, ResourceExhausted)]
-    assert [each.metadata["retry_after"] for each in refusals] == ["2"] * 5
+    """A guesser with an id and many addresses delays nobody but those with that id."""
+    slow = Slow()
+    monkeypatch.setattr(gate_module, "matches", slow)
+    monkeypatch.setattr(gate_module, "HASHES_AT_ONCE", 1)
+    texts, gate = [keys.create([Scope.INFERENCE])[0] for _ in range(20)], Gate(keys, clock=Time())
+    learnt = texts[0][:20]
+    guesses = [f"{learnt}_{new_key().text.rpartition('_')[2]}" for _ in range(40)]
+    guessing = [
+        asyncio.create_task(refused(gate, guess, peer=f"198.51.100.{number}"))
+        for number, guess in enumerate(guesses)
+    ]
+    await until(lambda: slow.order)
+    honest = [asyncio.create_task(enter(gate, text)) for text in texts[1:]]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    slow.go.set()
+    assert await asyncio.gather(*honest) == [text[4:20] for text in texts[1:]]
+    reasons = [(await one).reason for one in guessing]
+    assert reasons.count("INVALID_API_KEY") == gate_module.HASHES_OF_ID
+    assert set(reasons) == {"INVALID_API_KEY", "TOO_MANY_AT_ONCE"}
+    ahead = slow.order[: slow.order.index(texts[-1][4:20])]
+    assert ahead.count(texts[0][4:20]) <= 2, "the hash that was being made, and one in its turn"
     assert not gate.checks
-    assert all([await enter(gate, text) for text in texts])
+
+
+async def test_bad_keys_of_an_address_refuse_no_right_one(keys: KeyFile, checks: Checks) -> None:
+    """All come through one proxy, and none is remembered: keys of ids that nobody has, none at all, and of
+    an id that was learnt. They refuse no key of another id."""
+    texts, gate = [keys.create([Scope.INFERENCE])[0] for _ in range(30)], Gate(keys, clock=Time())
+    learnt = texts[0][:20]
+    for number in range(290):
+        await refused(gate, new_key().text)
+        await refused(gate, None)
+        await refused(gate, f"{learnt}_{new_key().text.rpartition('_')[2]}")
+        with contextlib.suppress(ResourceExhausted):
+            async with gate.admit("192.0.2.1", None, None):
+                pass
+        if number % 10 == 5:
+            await enter(gate, texts[1 + number // 10])
+    assert checks.count == gate_module.ATTEMPTS_AT_ONCE + 29
+    assert (await refused(gate, texts[0])).reason == "RATE_LIMITED"
+    await enter(gate, texts[0], peer="192.0.2.2")
+    await enter(gate, texts[0])
+
+
+async def test_strangers_of_an_address_are_few_at_once(
+    keys: KeyFile, checks: Checks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "STRANGERS_AT_ONCE", 1)
+    text, gate = keys.create([Scope.INFERENCE])[0], Gate(keys, clock=Time())
+    async with gate.admit("192.0.2.1", None, None):
+        assert (await refused(gate, None, None)).reason == "TOO_MANY_AT_ONCE"
+        await enter(gate, text)
+        await enter(gate, None, None, peer="192.0.2.2")
+    await enter(gate, None, None)
 
 
 async def test_limits_per_peer_and_key(keys: KeyFile, checks: Checks) -> None:
@@ -297,9 +361,8 @@ async def test_limits_per_peer_and_key(keys: KeyFile, checks: Checks) -> None:
     error = await refused(gate, text, peer="192.0.2.2")
     assert error.metadata["retry_after"] == "2"
     await enter(gate, other, peer="192.0.2.2")
-    for _ in range(4):
-        with_peer_left = gate.admit("192.0.2.1", None, None)
-        async with with_peer_left:
+    for _ in range(8):
+        async with gate.admit("192.0.2.1", None, None):
             pass
     assert (await refused(gate, None, None, peer="192.0.2.1")).reason == "RATE_LIMITED"
     assert counted == ["RATE_LIMITED", "RATE_LIMITED"]
@@ -356,13 +419,13 @@ def capture_logs() -> Any:
         yield lambda: repr(events)
 
 
-async def test_so_many_keys_are_remembered_and_the_oldest_goes_first(
+async def test_so_many_keys_are_remembered_and_what_was_not_used_longest_goes_first(
     keys: KeyFile, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate_module, "_REMEMBERED", 2)
     made = [f"Bearer {keys.create([Scope.INFERENCE])[0]}" for _ in range(3)]
     gate = Gate(keys)
-    for which, count in ((0, 1), (1, 2), (0, 2), (2, 3), (1, 3), (2, 3), (0, 4)):
+    for which, count in ((0, 1), (1, 2), (0, 2), (2, 3), (0, 3), (1, 4), (2, 5)):
         async with gate.admit("peer", made[which], USE):
             assert checks.count == count
 

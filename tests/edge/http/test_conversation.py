@@ -18,8 +18,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from sealring.edge.access.gate import Caller, Gate
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
+from sealring.edge.http import app
 from sealring.edge.http.body import MAX_BODY, BodyTurns
 from sealring.edge.http.conversation import Conversation
+from sealring.edge.http.crowd import Crowd
 from sealring.edge.inference.holding import Holding, Share
 from sealring.mesh.errors import EpochEnded
 from sealring.v1 import inference_pb2 as inference
@@ -184,6 +186,8 @@ async def test_pages_and_paths_that_are_not_listed_open_no_socket(backend: Any) 
     async with served(backend, cors_origins=["https://a.example"]) as port:
         for path, origin, status in (
             ("/v1/responses", "https://b.example", 403),
+            ("/v1/responses", "http://[::1]", 403),
+            ("/v1/responses", "http://localhost:8080", 403),
             ("/v1/chat/completions", None, 404),
             ("/v1/models", "https://a.example", 404),
         ):
@@ -195,17 +199,30 @@ async def test_pages_and_paths_that_are_not_listed_open_no_socket(backend: Any) 
             assert (await last(socket, input="hello"))["type"] == "response.completed"
 
 
-async def test_long_messages_and_many_small_frames_end_the_connection(port: int) -> None:
-    for message, told in (("x" * (MAX_BODY + 1), 1009), (["xy"] * 1000, 1008)):
-        async with opened(port) as socket:
-            with pytest.raises(ConnectionClosed) as caught:
-                await socket.send(message)
-                await socket.recv()
-        assert caught.value.rcvd is not None
-        assert caught.value.rcvd.code == told
+async def test_long_messages_end_the_connection_and_frames_make_one(port: int) -> None:
+    async with opened(port) as socket:
+        with pytest.raises(ConnectionClosed) as caught:
+            await socket.send("x" * (MAX_BODY + 1))
+            await socket.recv()
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1009
     async with opened(port) as socket:
         await socket.send(iter([json.dumps(ASK)[:-1], ', "input": "hello"}']))
         assert json.loads(await socket.recv())["type"] == "response.created"
+
+
+async def test_each_request_has_a_nonce_of_its_own(port: int, backend: Any) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        async with opened(port, additional_headers={"sealring-receipt": "00" * 16}):
+            pass
+    assert (caught.value.response.status_code, b"bad_nonce" in caught.value.response.body) == (400, True)
+    async with opened(port) as socket:
+        for nonce in ("01" * 16, "02" * 16, None):
+            fields = {"sealring-receipt": nonce} if nonce else {}
+            assert (await last(socket, input="hello", **fields))["type"] == "response.completed"
+            assert backend.requests[-1].receipt.nonce.hex() == (nonce or "")
+        for wrong, told in (("x", "bad_nonce"), (5, "bad_field"), ("\u2603", "bad_nonce")):
+            assert code(await last(socket, input="hello", **{"sealring-receipt": wrong}))[1] == told
 
 
 class Scripted(WebSocket):
@@ -214,7 +231,7 @@ class Scripted(WebSocket):
     def __init__(self, *messages: dict[str, Any]) -> None:
         self.told: list[Any] = []
         self.bodies: list[Any] = []
-        state = {"share": Share(Holding(1 << 20), ""), "caller": Caller()}
+        state = {"share": Share(Holding(1 << 20), ""), "caller": Caller(), "charged": "a"}
         scope = {"type": "websocket", "headers": [], "state": state, "app": self.answer, "scheme": "ws"}
         scope |= dict.fromkeys(("asgi", "http_version", "server", "client", "root_path", "path", "raw_path"))
         self.left = [json.dumps({**ASK, **one}) for one in messages]
@@ -245,7 +262,7 @@ class Scripted(WebSocket):
 @pytest.mark.parametrize(("room", "kept"), [(1000, True), (8, False)])
 async def test_a_conversation_without_room_is_not_kept(room: int, kept: bool) -> None:
     holding, socket = Holding(room), Scripted({"input": "a"}, {"input": "b", "previous_response_id": "r"})
-    await Conversation(socket, holding, BodyTurns()).run()
+    await Conversation(socket, holding, Crowd(1), BodyTurns()).run()
     assert len(socket.bodies) == 1 + kept
     if kept:
         assert [one if one == "o" else one["content"] for one in socket.bodies[1]["input"]] == ["a", "o", "b"]
@@ -254,9 +271,28 @@ async def test_a_conversation_without_room_is_not_kept(room: int, kept: bool) ->
     assert len(holding) == 0, "the room is given back with the connection"
 
 
+async def test_of_sockets_that_ask_nothing_the_oldest_of_who_has_most_goes(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is being answered stays, and one that comes is let in."""
+    monkeypatch.setattr(app, "MAX_SOCKETS", 2)
+    backend.held = asyncio.Event()
+    async with served(backend) as port, opened(port) as asking:
+        await asking.send(json.dumps({**ASK, "input": "hello"}))
+        await until(lambda: backend.requests)
+        async with opened(port) as first, opened(port), opened(port):
+            with pytest.raises(ConnectionClosed) as caught:
+                await first.recv()
+            assert caught.value.rcvd is not None
+            assert caught.value.rcvd.code == 1013
+            backend.held.set()
+            while json.loads(await asking.recv())["type"] != "response.completed":
+                pass
+
+
 async def test_an_old_connection_begins_no_answers() -> None:
     socket = Scripted()
-    await Conversation(socket, Holding(0), BodyTurns()).run(seconds=0)
+    await Conversation(socket, Holding(0), Crowd(1), BodyTurns()).run(seconds=0)
     assert code(socket.told[0])[:2] == (400, "websocket_connection_limit_reached")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
 
-from sealring.edge.access.gate import Gate
+from sealring.edge.access.gate import Gate, Limits
+from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.access.keys import Scope
 from sealring.edge.http import guard
 from sealring.edge.http.app import PATHS
 from sealring.edge.http.guard import Guard, _drain, _has_small_body, known_error
@@ -41,26 +44,57 @@ class Sent(list[Any]):
         return int(next(one["status"] for one in self if one["type"] == "http.response.start"))
 
 
-async def test_so_many_requests_are_under_way_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "MAX_REQUESTS", 2)
+def address(number: int) -> dict[str, Any]:
+    return {"client": (f"192.0.2.{number}", 5)}
+
+
+async def test_so_many_requests_are_under_way_and_none_has_those_that_are_left_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "MAX_REQUESTS", 4)
     held = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await held.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    outer, sent = Guard(app, Gate(None), PATHS), [Sent() for _ in range(3)]
-    tasks = [asyncio.create_task(outer(scope(), nothing, one)) for one in sent[:2]]
-    await asyncio.sleep(0)
-    await outer(scope(), nothing, sent[2])
-    assert sent[2].status == 429
-    assert (b"retry-after", b"1") in sent[2][0]["headers"]
+    outer = Guard(app, Gate(None), PATHS)
+    tasks = []
+    for number, status in ((1, 200), (1, 200), (1, 429), (2, 200), (2, 429), (3, 429)):
+        sent = Sent()
+        tasks.append((asyncio.create_task(outer(scope(**address(number)), nothing, sent)), sent, status))
+        await asyncio.sleep(0)
+    refused = tasks[2][1]
+    assert (b"retry-after", b"1") in refused[0]["headers"]
     held.set()
-    await asyncio.gather(*tasks)
-    assert [one.status for one in sent[:2]] == [200, 200]
+    for task, sent, status in tasks:
+        await task
+        assert sent.status == status
     await outer(scope(), nothing, again := Sent())
     assert again.status == 200
-    assert (outer.under_way, len(outer.held)) == (0, 0)
+    assert (len(outer.under_way), len(outer.held)) == (0, 0)
+
+
+async def test_what_strangers_ask_and_a_socket_that_asks_nothing_are_not_under_way(tmp_path: Path) -> None:
+    """They find no room beside each other, and take none from those with keys. Liveness asks nobody."""
+    keys = KeyFile(tmp_path / "state")
+    text = keys.create([Scope.INFERENCE])[0]
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope["path"], len(outer.under_way)))
+
+    gate = Gate(keys, Limits(key_at_once=1, peer_per_second=1e-6))
+    outer = Guard(app, gate, PATHS)
+    for path, kind in (("/health", "http"), ("/v1/responses", "websocket"), ("/v1/models", "http")):
+        key = {} if path == "/health" else {"authorization": f"Bearer {text}"}
+        await outer(scope(type=kind, path=path, headers=key), nothing, Sent())
+    for _ in range(3):
+        await outer(scope(path="/health/live"), nothing, Sent())
+        await outer(scope(path="/health"), nothing, refused := Sent())
+        assert refused.status == 429
+    live = [("/health/live", 0)] * 3
+    assert seen == [("/health", 0), ("/v1/responses", 0), ("/v1/models", 1), *live]
 
 
 async def test_every_answer_has_an_id_and_its_type_is_not_guessed() -> None:
@@ -120,11 +154,33 @@ async def test_of_who_is_refused_so_much_is_read_and_no_more(monkeypatch: pytest
         await _drain(receive)
         assert messages == [None]
 
+
+async def test_of_bodies_that_are_read_on_the_oldest_of_who_has_most_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "MAX_DRAINS", 3)
+    outer, tasks = Guard(None, Gate(None), PATHS), list[asyncio.Task[None]]()  # type: ignore[arg-type]
+
     async def silent() -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(guard, "_DRAIN_SECONDS", 0.01)
-    await _drain(silent)
+    async def come(number: int) -> None:
+        foreign = scope(headers={"host": "x", "content-length": "1000000"}, **address(number))
+        tasks.append(asyncio.create_task(outer(foreign, silent, Sent())))
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    for number in (2, 1, 1, 1):
+        await come(number)
+    assert [task.done() for task in tasks] == [False, True, False, False]
+    await come(3)
+    assert [task.done() for task in tasks] == [False, True, True, False, False]
+    assert (len(outer.drains), len(outer.under_way)) == (3, 0)
+    monkeypatch.setattr(guard, "_DRAIN_SECONDS", 0.0)
+    await come(2)
+    assert tasks[-1].done(), "its time is over"
+    for task in tasks:
+        task.cancel()
 
 
 @pytest.mark.parametrize(
@@ -181,6 +237,8 @@ async def test_a_failure_of_ours_is_masked_and_one_after_the_start_ends_the_answ
         ("127.0.0.1", 200),
         ("[::1]", 200),
         ("[::1]:8080", 200),
+        ("[localhost]", 403),
+        ("[127.0.0.1]:8080", 403),
         ("evil.example", 403),
         ("evil.example:80", 403),
         ("", 403),

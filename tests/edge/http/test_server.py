@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from edgecert import write_edge_certificate
+from patience import until
 
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http import server as module
@@ -130,38 +130,54 @@ async def test_what_is_no_http_or_asks_for_another_protocol_writes_no_log(
     assert not [record.getMessage() for record in caplog.records]
 
 
-async def test_one_address_has_a_share_of_the_connections_and_all_have_a_bound(tmp_path: Path) -> None:
-    """Also while they have not begun TLS. What is closed makes room."""
+async def test_who_comes_finds_a_place_and_who_waits_without_a_request_makes_it(tmp_path: Path) -> None:
+    """Also while they have not begun TLS. The oldest of the address that has most goes."""
 
     class Greeting(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
             transport.write(b"hello")
 
-    async def answer(host: str, **how: Any) -> bytes:
-        reader, writer = await asyncio.open_connection(host, port, **how)
-        writers.append(writer)
-        return await reader.read(5)
-
     certificate, key = write_edge_certificate(tmp_path)
-    listener, writers = Listener(socket.AF_INET6, most=3, share=2), list[asyncio.StreamWriter]()
+    listener = Listener(socket.AF_INET6, most=3)
     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     listener.bind(("::", 0))
     port = listener.getsockname()[1]
-    tls = {"ssl": ssl.create_default_context(cafile=str(certificate)), "server_hostname": "localhost"}
+    tls: Any = {"ssl": ssl.create_default_context(cafile=str(certificate)), "server_hostname": "localhost"}
     context = EdgeTls(certificate, key).context
     async with (
         asyncio.timeout(200),
         await asyncio.get_running_loop().create_server(Greeting, sock=listener, ssl=context),
     ):
-        silent = [(await asyncio.open_connection("::1", port))[1] for _ in range(2)]
-        assert await answer("::1") == b"", "beyond the share of an address"
-        assert await answer("127.0.0.1", **tls) == b"hello", "another has its own"
-        assert await answer("127.0.0.1") == b"", "beyond the bound of all"
-        for writer in silent:
+        silent = [await asyncio.open_connection("::1", port) for _ in range(3)]
+        reader, other = await asyncio.open_connection("127.0.0.1", port, **tls)
+        assert await reader.read(5) == b"hello"
+        assert await silent[0][0].read() == b"", "the oldest of the address that has most"
+        await until(lambda: len(listener.places) == 3)
+        own = other.get_extra_info("sockname")
+        place = next(place for at, place in listener.places.items() if at[1] == own[1])
+        with place.let_in("key"):
+            for ended in silent[1:]:
+                silent.append(await asyncio.open_connection("::1", port))
+                assert await ended[0].read() == b""
+            assert len(listener.crowd) == 2
+        for _, writer in (*silent, (reader, other)):
             writer.close()
-        found = b""
-        while found != b"hello":  # once the server has seen the end of both
-            with contextlib.suppress(OSError):
-                found = await answer("::1", **tls)
-        for writer in writers:
-            writer.close()
+        await until(lambda: not listener.places)
+        assert not len(listener.crowd)
+
+
+async def test_so_many_connections_are_accepted_in_a_turn() -> None:
+    listener = Listener(socket.AF_INET)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(100)
+    listener.setblocking(False)
+    made = [socket.create_connection(listener.getsockname()) for _ in range(2 * module.ACCEPTS)]
+    for _ in range(2):
+        accepted = [listener.accept()[0] for _ in range(module.ACCEPTS)]
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        await asyncio.sleep(0)
+        for one in accepted:
+            one.close()
+    for one in (*made, listener):
+        one.close()

@@ -10,8 +10,16 @@ import uvicorn
 from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
-from sealring.edge.http.websocket import WebSocketProtocol
+from sealring.edge.http.pieces import TURN_BYTES
+from sealring.edge.http.websocket import (
+    FRAMES_AT_ONCE,
+    FRAMES_PER_SECOND,
+    MIN_FRAME_BYTES,
+    SILENT_PINGS,
+    WebSocketProtocol,
+)
 from sealring.edge.inference.holding import Holding, Share
+from sealring.mesh.rpc.limits import Buckets
 
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
@@ -40,6 +48,11 @@ class Noting(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    abort = close
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
 
 class Opened:
     """A protocol after its handshake, whose application leaves the events to the test."""
@@ -48,7 +61,7 @@ class Opened:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await asyncio.Event().wait()
 
-        config = uvicorn.Config(app, ws_ping_interval=None, ws_per_message_deflate=False)
+        config = uvicorn.Config(app, ws_ping_interval=1e9, ws_per_message_deflate=False)
         config.load()
         self.protocol = WebSocketProtocol(config, ServerState(), {})
         self.transport, self.holding = Noting(), Holding(2 * room)
@@ -101,3 +114,61 @@ async def test_nothing_is_read_from_a_client_that_does_not_read(opened: Opened) 
     assert opened.transport.paused, "although the application waits for a message"
     opened.protocol.resume_writing()
     assert not opened.transport.paused
+
+
+@pytest.mark.parametrize(
+    ("opcode", "size", "pieces"),
+    [(Opcode.PING, 0, 1), (Opcode.PONG, 125, 20), (Opcode.TEXT, 63, 20), (Opcode.CONT, 1, 2)],
+)
+async def test_frames_that_cost_more_than_their_bytes_are_few(opcode: Opcode, size: int, pieces: int) -> None:
+    """The parser counts frames of any kind, and stops at the last one, however many lie ready."""
+    opened, taken = Opened(10 * TURN_BYTES), list[Opcode]()
+    await opened.accept()
+    opened.protocol.conn.small = Buckets(FRAMES_PER_SECOND, FRAMES_AT_ONCE, clock=lambda: 0.0)
+    take = opened.protocol.conn.recv_frame
+    opened.protocol.conn.recv_frame = lambda frame: (taken.append(frame.opcode), take(frame))
+    if opcode == Opcode.CONT:
+        opened.get(b"x", fin=False)
+    packed = Frame(opcode, b"x" * size, fin=opcode != Opcode.CONT).serialize(mask=True)
+    many = packed * (TURN_BYTES // len(packed))
+    while not opened.transport.closed and pieces:
+        opened.protocol.data_received(many)
+        pieces -= 1
+    assert opened.transport.closed
+    assert len(taken) == FRAMES_AT_ONCE + 1
+    assert b"\x03\xf0too many small frames" in opened.transport.written, "1008, policy violation"
+
+
+async def test_large_frames_are_as_many_as_come(opened: Opened) -> None:
+    opened.protocol.share = None
+    for _ in range(2 * FRAMES_AT_ONCE):
+        opened.get(b"x" * MIN_FRAME_BYTES)
+    assert not opened.transport.closed
+
+
+async def test_a_client_that_sends_nothing_has_left_after_so_many_pings(opened: Opened) -> None:
+    """A pong is a sign, and nothing is expected while the connection is not read."""
+    for _ in range(3):
+        for _ in range(SILENT_PINGS):
+            opened.protocol.send_keepalive_ping()
+        opened.get(opened.protocol.pending_ping_payload, Opcode.PONG)
+    opened.get(b"one more, for which the application has no time")
+    for _ in range(2 * SILENT_PINGS):
+        opened.protocol.send_keepalive_ping()
+    assert not opened.transport.closed
+    await opened.protocol.receive()
+    for _ in range(SILENT_PINGS + 1):
+        assert not opened.transport.closed
+        opened.protocol.send_keepalive_ping()
+    assert opened.transport.closed
+
+
+async def test_who_is_sent_away_is_told_or_cut() -> None:
+    before = Opened()
+    before.protocol.send_away()
+    assert before.transport.closed
+    opened = Opened()
+    await opened.accept()
+    opened.protocol.send_away()
+    assert opened.transport.closed
+    assert b"\x03\xf5too many connections" in opened.transport.written
