@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,7 @@ from sealring.cli.local.children import Children
 from sealring.cli.local.leftovers import PORTS
 from sealring.cli.setup.settings_files import as_toml, settings_file_of
 from sealring.cli.terminal.command import settings_model
-from sealring.cli.terminal.host import Host
+from sealring.cli.terminal.host import SLOW_SECONDS, SLOW_START, START_SECONDS, Host
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.system.addresses import format_address, free_port, parse_address
 from sealring.mesh.system.files import write_atomic
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 MAX_NODES = 64
 _HOST = "127.0.0.1"
 _ADMIN_SECONDS = 60.0
-_START_SECONDS = 60.0
+_OFFER_SECONDS = 60.0
+_LOAD_SECONDS = 600.0
 _PLAN_SECONDS = 180.0
 _MIN_MEMORY = 64 << 20
 _MEMORY_FRACTION = 0.75
@@ -144,7 +145,21 @@ class Cluster:
         await self.children.or_failure(self.enrol_all())
         self._say("starting the nodes and the gateway")
         await asyncio.gather(*(self.start_one(name) for name in (*self.node_names, "gateway")))
-        await self.children.or_failure(self.wait_for_nodes())
+        await self.begun(self.wait_for_nodes())
+
+    async def begun(self, waiting: Coroutine[Any, Any, None]) -> None:
+        """Returns once what `waiting` waits for has begun; on a Mac it says why that may take minutes.
+
+        Raises Unavailable (COMPONENT_ENDED), and what `waiting` raises.
+        """
+        slow: asyncio.TimerHandle | None = None
+        if self._host.platform == "darwin":
+            slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, self._say, SLOW_START)
+        try:
+            await self.children.or_failure(waiting)
+        finally:
+            if slow is not None:
+                slow.cancel()
 
     async def start_one(self, name: str) -> None:
         """Starts an enrolled component, also one that has ended."""
@@ -170,12 +185,12 @@ class Cluster:
             await asyncio.to_thread(make_whole, settings, init)
         await self.start_one("coordinator")
         address = settings.main_address()
-        waiting = wait_for_bundle(self.operator_bundle, address, seconds=_START_SECONDS)
-        await self.children.or_failure(waiting)
+        waiting = wait_for_bundle(self.operator_bundle, address, seconds=START_SECONDS)
+        await self.begun(waiting)
         host, port = parse_address(settings.listen)
         beside = format_address(_HOST, port) if host == ANY_HOST else None  # which never changes
         await self.administer(self.operator_bundle, beside)
-        await self.children.or_failure(self.wait_for_coordinator())
+        await self.begun(self.wait_for_coordinator())
 
     async def administer(self, bundle: Path, address: str | None = None) -> None:
         """Connects `admin` to the coordinator of an operator bundle, at `address` instead of the bundle's."""
@@ -223,7 +238,7 @@ class Cluster:
 
         wanted = {load_machine_state(self._state_dir(name)).peer.id: name for name in self.node_names}
         hint = f"see the logs in {self.state_dir / 'logs'}"
-        await wait_until_online(self.admin, wanted, seconds=_START_SECONDS, hint=hint, say=self._say)
+        await wait_until_online(self.admin, wanted, seconds=START_SECONDS, hint=hint, say=self._say)
 
     def write_configs(self) -> None:
         """Writes what each component is set to, which it reads when it starts."""
@@ -318,7 +333,7 @@ class LocalCluster(Cluster):
                 self.admin.call("CreateDeployment", spec=wanted | spec, seconds=_PLAN_SECONDS)
             )
         serving = await self.children.or_failure(
-            wait_until_serving(self.admin, name, seconds=_START_SECONDS * 10, say=self._say)
+            wait_until_serving(self.admin, name, seconds=_LOAD_SECONDS, say=self._say)
         )
         self._say("waiting for the gateway")
         await self.children.or_failure(self.wait_for_gateway(name))
@@ -335,7 +350,7 @@ class LocalCluster(Cluster):
         """
         hint = f"see {self.logs['gateway']}"
         async with inference(self.grpc_address) as client:
-            await wait_until_offered(client, name or self.name, seconds=_START_SECONDS, hint=hint)
+            await wait_until_offered(client, name or self.name, seconds=_OFFER_SECONDS, hint=hint)
 
     def _environment(self, name: str) -> dict[str, str]:
         if not self._gpus or name not in self.node_names:

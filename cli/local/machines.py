@@ -11,7 +11,7 @@ from typing import Any
 from sealring.cli.local.cluster import Cluster
 from sealring.cli.local.leftovers import PORTS
 from sealring.cli.setup.finding import JOIN_PORT
-from sealring.cli.terminal.host import Host
+from sealring.cli.terminal.host import START_SECONDS, Host
 from sealring.coordinator.settings import MOST_ADDRESSES, CoordinatorSettings
 from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.state import ROSTER, load_machine_state
@@ -23,7 +23,6 @@ from sealring.node.daemon.watch import DOING, read_doing
 
 NOTHING = "this node serves nothing now"
 
-_START_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _OWN_NOTE = "sealring up"
 
@@ -111,7 +110,7 @@ class OtherMachine(Machine):
         self.write_configs()
         (self._state_dir("node") / DOING).unlink(missing_ok=True)  # of the last time
         await self.start_one("node")
-        await self.children.or_failure(self.wait_until_it_listens())
+        await self.begun(self.wait_until_it_listens())
 
     def look(self) -> tuple[str, str]:
         """Words on whether the coordinator answers (empty at first), and on what the node serves. Blocks."""
@@ -136,11 +135,11 @@ class OtherMachine(Machine):
         """Raises DeadlineExceeded (NODE_NOT_STARTED)."""
         address = parse_address(self.settings_of("node")["listen"])
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _START_SECONDS
+        deadline = loop.time() + START_SECONDS
         while not await asyncio.to_thread(self._host.listens, *address):
             if loop.time() > deadline:
                 raise DeadlineExceeded(
-                    f"the node did not start within {_START_SECONDS:g} s",
+                    f"the node did not start within {START_SECONDS:g} s",
                     hint=f"see {self.state_dir / 'logs' / 'node.log'}",
                     reason="NODE_NOT_STARTED",
                 )

@@ -24,7 +24,8 @@ from sealring.cli.service.launchd import (
 from sealring.cli.service.places import folder_of_root, make_places, needs_root, require_of_root, under
 from sealring.cli.setup.settings_files import as_toml, read_settings, settings_file_of
 from sealring.cli.terminal.command import settings_model
-from sealring.cli.terminal.host import Host
+from sealring.cli.terminal.host import SLOW_SECONDS, SLOW_START, START_SECONDS, Host
+from sealring.cli.terminal.output import say
 from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
 from sealring.mesh.settings.config import load
 from sealring.mesh.system.addresses import parse_address
@@ -33,7 +34,6 @@ from sealring.mesh.system.paths import LAUNCH_DAEMONS, is_enrolled
 from sealring.mesh.system.starting import starting
 from sealring.node.models.folders import unreadable
 
-_START_SECONDS = 60.0
 _READ_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _ROLE_ACCOUNTS = range(200, 401)
@@ -189,8 +189,9 @@ class Installation:
 
     def _wait_until_up(self, address: tuple[str, int], log: Path) -> None:
         """Returns once the service's process runs and somebody listens where it should."""
-        label, deadline = self.service.label, self._host.monotonic() + _START_SECONDS
-        why = f"it did not listen at {address[0]}:{address[1]} within {_START_SECONDS:g} s"
+        label, begun, slow = self.service.label, self._host.monotonic(), False
+        deadline = begun + START_SECONDS
+        why = f"it did not listen at {address[0]}:{address[1]} within {START_SECONDS:g} s"
         while self._host.monotonic() < deadline:
             status = self._control.status(label)
             if status.last_exit[:1].isdigit():
@@ -199,6 +200,9 @@ class Installation:
             if status.pid is not None and self._host.listens(*address):
                 return
             self._host.pause(_POLL_SECONDS)
+            if not slow and self._host.monotonic() - begun > SLOW_SECONDS:
+                slow = True
+                say(SLOW_START)
         raise FailedPrecondition(
             f"{label} does not come up: {why}; the end of {log}:\n{tail(log)}",
             hint="everything was put back as it was",

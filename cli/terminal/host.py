@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from sealring.node.identity.choice import IdentityChoice
     from sealring.node.settings import NodeSettings
 
+START_SECONDS = 300.0
+"""How long a component may take to begin. One that ends is noticed at once."""
+
+SLOW_SECONDS, SLOW_START = (
+    15.0,
+    "still starting: macOS checks each library of a new installation when it is first loaded, which can "
+    "take minutes",
+)
+"""What is said on a Mac, and after how long."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

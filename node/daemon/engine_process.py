@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import structlog
 
@@ -22,6 +22,9 @@ ENGINE_MODULE = "sealring.node.engine.main"
 
 _TIMEOUT = "ENGINE_TIMEOUT"
 _START_SECONDS = 60.0
+_FIRST_START_SECONDS = 300.0
+"""For a daemon's first engine: macOS checks each library of a new installation when it is first loaded."""
+
 _PROFILE_SECONDS = 120.0
 _LOAD_SECONDS = 1800.0
 _EPOCH_SECONDS = 30.0
@@ -99,6 +102,8 @@ class EngineSink(Protocol):
 class EngineProcess:
     """One engine process. It loads at most one stage in its life."""
 
+    _one_was_ready: ClassVar[bool] = False
+
     def __init__(self, on_end: Callable[[EngineProcess], None]) -> None:
         self.memory_limit = self.overhead = self.longest_chunk = 0
         self.figures = EngineFigures()
@@ -146,7 +151,9 @@ class EngineProcess:
                 )
             engine._liveness = watch(engine._child, _ping, engine._frozen)
             engine._liveness.look()
-            await within(engine._ready, _START_SECONDS, "the start of an engine", _TIMEOUT)
+            seconds = _START_SECONDS if cls._one_was_ready else _FIRST_START_SECONDS
+            await within(engine._ready, seconds, "the start of an engine", _TIMEOUT)
+            cls._one_was_ready = True
         except BaseException:
             await engine.stop()
             raise

@@ -16,9 +16,10 @@ from commands import Coordinator, FakeHost
 
 from sealring.cli.local.cluster import LocalCluster, is_member, make_whole, redirect
 from sealring.cli.local.leftovers import PORTS
+from sealring.cli.terminal.host import SLOW_START
 from sealring.coordinator.init import init
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
+from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput, Unavailable
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.system.paths import is_enrolled
@@ -209,3 +210,29 @@ async def test_a_model_is_deployed_once(tmp_path: Path, here: object, host: Fake
     asked = [(one.spec.name, one.spec.model, one.spec.stages) for one in admin.calls("CreateDeployment")]
     assert asked == ([] if there else [("mine", "/models/m", 1)])
     assert said == [*([] if there else ["planning mine over one node"]), "waiting for the gateway", "offered"]
+
+
+@pytest.mark.parametrize(("platform", "said"), [("darwin", 1), ("linux", 0)])
+async def test_a_mac_says_what_a_first_start_may_take_minutes_for(
+    tmp_path: Path, host: FakeHost, monkeypatch: pytest.MonkeyPatch, platform: str, said: int
+) -> None:
+    """A wait is over when its component ends, so it can be long."""
+    monkeypatch.setattr("sealring.cli.local.cluster.SLOW_SECONDS", 0.0)
+    host.platform = platform
+    host.components = ("/bin/sh", "-c", "exec sleep 60")
+    heard: list[str] = []
+    begun = asyncio.Event()
+
+    async def wait() -> None:
+        await asyncio.sleep(0.01)  # for what comes after no time
+        begun.set()
+
+    async with LocalCluster(tmp_path, "m", nodes=1, say=heard.append, host=host) as cluster:
+        await cluster.begun(wait())
+        assert begun.is_set()
+        assert heard == [SLOW_START] * said
+        host.components = cluster.children.command = ("/bin/sh", "-c", "exit 3")
+        await cluster.children.start("node-0", [])
+        with pytest.raises(Unavailable) as ended:
+            await cluster.begun(asyncio.sleep(200))
+    assert ended.value.reason == "COMPONENT_ENDED"

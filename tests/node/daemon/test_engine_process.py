@@ -59,6 +59,10 @@ class Script:
 
     async def drained(self) -> None: ...
 
+    def stop(self, *_: object, **__: object) -> Any:
+        """As the process, whose end is awaited, and as its liveness, which ends at once."""
+        return asyncio.ensure_future(self.drained())
+
 
 class Sink:
     """An epoch that keeps the events that it gets."""
@@ -210,6 +214,22 @@ async def test_an_end_is_told_to_the_epoch_once_and_to_all_who_wait(
         await waiting
     assert ended.value.reason == "CHILD_ENDED"
     assert (bench.sink.told, bench.ended) == ([reason], [bench.engine])
+
+
+async def test_the_first_engine_of_a_daemon_may_take_longer_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only then are the libraries new to macOS."""
+    silent = Script()
+    monkeypatch.setattr(silent, "says", lambda **_: None)
+    monkeypatch.setattr(EngineProcess, "_one_was_ready", False)
+    for script, usual, first in ((silent, 200.0, 0.0), (Script(), 0.0, 200.0), (silent, 0.0, 200.0)):
+        monkeypatch.setattr(engine_process, "_START_SECONDS", usual)
+        monkeypatch.setattr(engine_process, "_FIRST_START_SECONDS", first)
+        starting = EngineProcess.start(on_end=lambda _: None, spawn=script.spawn, watch=script.liveness)
+        if script is silent:
+            with pytest.raises(DeadlineExceeded, match="took longer than 0 s"):
+                await starting
+        else:
+            await (await starting).stop()
 
 
 async def test_a_fault_of_an_epoch_is_the_engines_own_word(bench: Bench) -> None:
