@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import combinations
@@ -64,10 +65,13 @@ class LinkSurvey:
         self._table = table
         self._clock = clock
         self._next: dict[frozenset[str], _Next] = {}
+        self._places: dict[str, frozenset[str]] = {}
+        self._none_before = -math.inf  # no pair is due before, as long as nodes and `_places` stay
 
     async def run(self) -> None:
-        """Never returns."""
+        """Looks after heartbeats, once a second at most: they say whether rings are quiet. Never returns."""
         while True:
+            await self._sessions.next_beat()
             await self.look()
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -97,6 +101,8 @@ class LinkSurvey:
         able = sorted((one for one in self._sessions if one.measures), key=lambda one: one.member)
         able = able[:MOST_NODES]
         places = {one.member: frozenset(self._addresses_of(one.member)) for one in able}
+        if places == self._places and self._clock() < self._none_before:
+            return None
         pairs = {frozenset((one.member, other.member)): (one, other) for one, other in combinations(able, 2)}
         self._next = {pair: following for pair, following in self._next.items() if pair in pairs}
         due = []
@@ -107,6 +113,10 @@ class LinkSurvey:
             elif last.at <= self._clock() or last.addresses != places[one.member] | places[other.member]:
                 due.append((last.at, *((other, one) if last.caller == one.member else (one, other))))
         found = min(due, key=lambda each: each[0], default=None)
+        self._places = places
+        self._none_before = -math.inf
+        if found is None:
+            self._none_before = min((each.at for each in self._next.values()), default=math.inf)
         return found and found[1:]
 
     async def _measure(self, caller: NodeSession, called: NodeSession) -> None:

@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from sealring.mesh.errors import ConfigError
+from sealring.mesh.rpc.connections import announce
 from sealring.mesh.system.files import read_bounded, read_secret
 
 log = structlog.get_logger()
@@ -41,6 +42,7 @@ class EdgeTls:
         served = [self._read]
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
+            announce()
             if self._read == served[0]:
                 return None
             served[0] = self._read

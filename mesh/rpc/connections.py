@@ -8,15 +8,15 @@ address's connections beyond its share. To gRPC this looks as if the peer had en
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import socket
-import stat
 import urllib.parse
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import structlog
 
@@ -25,8 +25,11 @@ from sealring.mesh.rpc.limits import peer_name
 
 QUIET_SECONDS = 1.0
 BUSY_SECONDS = 0.1
-"""The time between two looks, while no address exceeds its share and while one does. A look costs about 10 us
-per descriptor. A port's 2,048 connections cannot be opened again within the shorter time."""
+"""The least time between two looks, while no address exceeds its share and while one does. A look costs about
+10 us per descriptor. A port's 2,048 connections cannot be opened again within the shorter time."""
+
+UNANNOUNCED_SECONDS = 20.0
+"""The longest time between two looks at a port whose connections are announced (`announce`)."""
 
 LATE_SECONDS = 3.0
 """The time after which an honest caller has finished its handshake and a call, on a slow machine too."""
@@ -44,8 +47,17 @@ _End: TypeAlias = tuple[str, int]
 """Address and port."""
 
 
+def announce() -> None:
+    """A connection was opened to a port with TLS. gRPC's threads call this before each handshake."""
+    for watch in ConnectionWatch.running:
+        watch.stir()
+
+
 class ConnectionWatch:
     """Watches the connections of one listening port."""
+
+    running: ClassVar[frozenset[ConnectionWatch]] = frozenset()
+    """The watches of this process: replaced as a whole, since other threads read it."""
 
     def __init__(self, share: int, *, clock: Clock = monotonic_clock) -> None:
         """`share`: connections of one IPv4 address, or IPv6 network of 64 bits, without a caller's
@@ -57,6 +69,8 @@ class ConnectionWatch:
         self._gone: set[_End] = set()  # shut down here, not yet closed by gRPC
         self._seen: dict[_End, float] = {}
         self._crowded: set[str] = set()
+        self._stirred = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Opened in advance: a crowd may have taken all other descriptors when one is needed.
         self._copy, self._nothing = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
         for descriptor in (self._copy, self._nothing):
@@ -78,15 +92,34 @@ class ConnectionWatch:
         if end is not None:
             self._welcome.add(end)
 
-    async def watch(self, port: int) -> None:
-        """Looks until it is cancelled."""
-        while True:  # no event announces a connection
+    async def watch(self, port: int, *, announced: bool = False) -> None:
+        """Looks until it is cancelled: whenever a connection may have come, if they are `announced`."""
+        self._loop = asyncio.get_running_loop()
+        ConnectionWatch.running |= {self}
+        try:
+            await self._watch(port, announced)
+        finally:
+            ConnectionWatch.running -= {self}
+
+    async def _watch(self, port: int, announced: bool) -> None:
+        while True:
+            self._stirred.clear()
             try:
                 busy = self.look(port) > 0
             except Exception:  # goes on after a defect: without the watch, every connection would stay
                 log.exception("connections_not_counted", port=port)
                 busy = False
             await asyncio.sleep(BUSY_SECONDS if busy else QUIET_SECONDS)
+            if announced and not busy:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(UNANNOUNCED_SECONDS):
+                        await self._stirred.wait()
+
+    def stir(self) -> None:
+        """A connection may have come. Safe to call from any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._stirred.set)
 
     def look(self, port: int) -> int:
         """Shuts down the connections beyond an address's share, and returns their number.
@@ -167,18 +200,17 @@ def _connections(port: int) -> Iterator[tuple[_End, int]]:
 
 def _peer_of(descriptor: int, port: int) -> _End | None:
     """The other end of a connection to the port; None for any other descriptor, or one closed meanwhile."""
-    try:
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return None
-        own = socket.socket(fileno=descriptor)
+    try:  # Python asks for neither family nor kind if it is told; an address of IPv4 is shorter than of IPv6
+        own = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
     except OSError:
         return None
     try:
-        if own.family not in (socket.AF_INET, socket.AF_INET6) or own.getsockname()[1] != port:
+        here = own.getsockname()
+        if not isinstance(here, tuple) or len(here) < 2 or here[1] != port:
             return None
         peer = own.getpeername()
         return _plain(peer[0]), peer[1]
-    except OSError:
+    except OSError:  # without another end
         return None
     finally:
         own.detach()  # gRPC's descriptor stays open

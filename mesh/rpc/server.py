@@ -133,6 +133,7 @@ class Server:
         bound_heads()
         self._watch = watch = ConnectionWatch(port.share)
         self._port = 0
+        self._announced = False
         self._watching: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
             interceptors=[
@@ -164,6 +165,7 @@ class Server:
                 self._port = self._server.add_insecure_port(address)
             else:
                 self._port = self._server.add_secure_port(address, credentials)
+                self._announced = True  # by `server_credentials` and `EdgeTls`
         except RuntimeError:
             raise listen_error(address) from None
         return self._port
@@ -177,7 +179,7 @@ class Server:
             await starting
             await self._server.stop(None)
             raise
-        self._watching = asyncio.create_task(self._watch.watch(self._port))
+        self._watching = asyncio.create_task(self._watch.watch(self._port, announced=self._announced))
         await self.set_serving(True)
 
     async def set_serving(self, serving: bool) -> None:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.mesh.errors import Unauthenticated
 from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial, key_hash, role_server_name, to_pem
+from sealring.mesh.rpc.connections import announce
 from sealring.mesh.rpc.interceptor import Context
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS, REST_SECONDS
 
@@ -80,6 +81,7 @@ class _Served:
         self._generation = -1
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        announce()
         return None if self._store.current()[0] == self._generation else self.newest()
 
     def newest(self) -> grpc.ServerCertificateConfiguration:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,3 +159,25 @@ async def test_of_very_many_nodes_not_all_are_measured(bed: Bed) -> None:
         bed.come(f"{number:03}")
     pairs = MOST_NODES * (MOST_NODES - 1) // 2
     assert len(await bed.look(pairs + 5)) == pairs
+
+
+async def test_pairs_of_which_none_is_due_are_not_built_again_until_something_changes(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Any] = []
+
+    def counted(nodes: list[NodeSession], size: int) -> Any:
+        built.append(nodes)
+        return combinations(nodes, size)
+
+    monkeypatch.setattr("sealring.coordinator.rings.link_survey.combinations", counted)
+    for name in "abc":
+        bed.come(name)
+    assert len(await bed.look(4)) == 3
+    built.clear()
+    assert await bed.look(100) == []
+    assert not built
+    bed.addresses["b"] = ["169.254.7.7:7"]
+    assert len(await bed.look(3)) == 2
+    bed.now = FRESH_SECONDS
+    assert len(await bed.look(4)) == 3

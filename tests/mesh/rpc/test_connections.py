@@ -20,6 +20,7 @@ from leaftest import MEMBER, material
 from patience import PATIENCE_SECONDS
 
 from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.rpc import connections
 from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.connections import LATE_SECONDS, ConnectionWatch
 from sealring.mesh.rpc.server import Port, Server
@@ -208,3 +209,57 @@ async def test_an_idle_connection_ends() -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
     await server.stop(0)
+
+
+@pytest.fixture
+def paced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The looks of all watches; they follow each other at once, and nothing but an announcement makes one."""
+    looks: list[int] = []
+    monkeypatch.setattr(connections, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(connections, "UNANNOUNCED_SECONDS", 1000.0)
+    look = ConnectionWatch.look
+
+    def noted(watch: ConnectionWatch, port: int) -> int:
+        looks.append(port)
+        return look(watch, port)
+
+    monkeypatch.setattr(ConnectionWatch, "look", noted)
+    return looks
+
+
+async def test_a_port_with_tls_is_looked_at_when_a_connection_is_opened_and_not_in_between(
+    tmp_path: Path, paced: list[int]
+) -> None:
+    """One is enough that says nothing: its handshake has begun, as far as gRPC knows."""
+    credentials = server_credentials(TlsStore(material(ClusterCA.create(tmp_path, "demo", now=time.time()))))
+    server = Server([], port=Port(share=SHARE))
+    port = server.listen("127.0.0.1:0", credentials)
+    await server.start()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not paced:
+            await asyncio.sleep(0)
+        for _ in range(2):
+            before = len(paced)
+            (_, stranger) = await asyncio.open_connection("127.0.0.1", port)
+            while len(paced) == before:
+                await asyncio.sleep(0.001)
+            stranger.close()
+    await server.stop(0)
+    assert set(paced) == {port}
+    assert len(paced) < 10, "nothing else made it look"
+    assert not ConnectionWatch.running
+
+
+def test_connections_over_both_protocols_are_found_and_no_other_descriptor_is(tmp_path: Path) -> None:
+    """All addresses are read by the rules of one family."""
+    with contextlib.ExitStack() as stack:
+        both = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+        listening = stack.enter_context(socket.create_server(("::", 0), **both))  # type: ignore[arg-type]
+        ends, port = [], listening.getsockname()[1]
+        for host in ("127.0.0.1", "::1"):
+            ends.append(stack.enter_context(socket.create_connection((host, port))))
+            stack.enter_context(listening.accept()[0])
+        pair = [stack.enter_context(one) for one in socket.socketpair()]
+        stack.enter_context((tmp_path / "file").open("w"))
+        assert ConnectionWatch(0).look(port) == 2
+        assert [is_open(one) for one in (*ends, *pair)] == [False, False, True, True]
