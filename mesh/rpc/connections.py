@@ -200,7 +200,7 @@ def _connections(port: int) -> Iterator[tuple[_End, int]]:
 
 def _peer_of(descriptor: int, port: int) -> _End | None:
     """The other end of a connection to the port; None for any other descriptor, or one closed meanwhile."""
-    try:  # Python asks for neither family nor kind if it is told; an address of IPv4 is shorter than of IPv6
+    try:  # given a family and a kind, Python need not ask; a name of IPv4 is shorter than one of IPv6
         own = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
     except OSError:
         return None
