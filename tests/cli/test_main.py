@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guarded import modules
 
 from sealring.cli.main import Commands
 from sealring.cli.terminal import exit_codes
@@ -17,16 +18,18 @@ from sealring.mesh import errors
 from sealring.mesh.errors import ConfigError, SealringError
 
 UNUSABLE = "(hint: check its permissions, the free space, and how it is spelled) [FILE_UNUSABLE]"
-HEAVY = (
-    "grpc",
-    "pydantic",
-    "cryptography",
-    "structlog",
-    "rich",
-    "mlx",
-    "numpy",
-    "starlette",
-    "google.protobuf",
+HEAVY = sorted(
+    modules(
+        "grpc",
+        "pydantic",
+        "cryptography",
+        "structlog",
+        "rich",
+        "mlx",
+        "numpy",
+        "starlette",
+        "google.protobuf",
+    )
 )
 
 
@@ -47,7 +50,8 @@ def test_keys_are_listed_without_cryptography(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.argv = ['sealring', 'key', 'list', '--state-dir', {str(tmp_path)!r}]\n"
         "try:\n    from sealring.cli.main import main; main()\nexcept SystemExit: pass\n"
-        "print([name for name in ('cryptography', 'grpc') if name in sys.modules], file=sys.stderr)"
+        f"print([name for name in {sorted(modules('cryptography', 'grpc'))} if name in sys.modules], "
+        "file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True

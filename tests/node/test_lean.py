@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from guarded import modules
 
 MODEL = Path(__file__).parents[2] / "examples" / "demo_model" / "model"
 PROGRAM = """
@@ -22,20 +23,19 @@ from sealring.v1 import engine_pb2
 folder.load(engine_pb2.LoadStage(path={path!r}, lo={lo}, hi={hi}, context=256), print)
 """
 
-NOBODYS = {
+NOBODYS = modules(
     "transformers",
     "huggingface_hub",
     "mlx_vlm",
     "PIL",
-    "torch",
     "typer",
     "click",
     "uvicorn",
-    "gateway",
-    "coordinator",
-    "cli",
-}
-CHILDRENS = NOBODYS | {
+    "sealring.gateway",
+    "sealring.coordinator",
+    "sealring.cli",
+)
+CHILDRENS = NOBODYS | modules(
     "jinja2",
     "grpc",
     "pydantic",
@@ -45,15 +45,15 @@ CHILDRENS = NOBODYS | {
     "asyncio.events",
     "sealring.mesh.roster",
     "sealring.mesh.crypto.identity",
-}
-COMPUTES = CHILDRENS | {"cryptography"}
+)
+COMPUTES = CHILDRENS | modules("cryptography")
 """Modules that no engine imports: its data is open, and only carriers have keys."""
-READERS = {"tokenizers"}
+READERS = modules("tokenizers")
 """A head reads prompts, and a tail the vocabulary, for grammars."""
-WATCHERS = {"psutil"}
+WATCHERS = modules("psutil")
 """A head watches the memory of the processes in which it renders chats and tries grammars out."""
-ENGINES = {"mlx.nn", "mlx_lm", "numpy"}
-DAEMONS_NEVER = NOBODYS | {
+ENGINES = modules("mlx.nn", "mlx_lm", "numpy")
+DAEMONS_NEVER = NOBODYS | modules(
     "mlx",
     "mlx_lm",
     "numpy",
@@ -61,7 +61,7 @@ DAEMONS_NEVER = NOBODYS | {
     "jinja2",
     "sealring.node.engine",
     "sealring.node.carrier.ring",
-}
+)
 
 
 def run(code: str) -> str:
@@ -94,7 +94,7 @@ def stage(lo: int, hi: int) -> str:
 def test_an_engine_has_what_its_layers_need(lo: int, hi: int, needs: set[str], may: set[str]) -> None:
     found = loaded("sealring.node.engine.main", stage(lo, hi))
     assert found >= needs | {"mlx_lm.models.llama"}
-    assert not found & ((COMPUTES | READERS | {"mlx_lm.generate"}) - needs - may)
+    assert not found & ((COMPUTES | READERS | modules("mlx_lm.generate")) - needs - may)
 
 
 def test_a_carrier_has_no_models_and_no_arrays_but_mlx() -> None:
@@ -115,7 +115,7 @@ def test_a_daemon_has_neither() -> None:
 def test_what_is_started_for_one_thing_has_nothing_for_terminals(name: str) -> None:
     found = loaded(name)
     assert "structlog" in found
-    assert not found & {"rich.console", "pygments"}
+    assert not found & modules("rich.console", "pygments")
 
 
 def test_whoever_imports_their_code_keeps_what_they_do_without() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from guarded import modules
+
 
 def run(code: str) -> str:
     result = subprocess.run(
@@ -13,8 +15,10 @@ def run(code: str) -> str:
 
 
 def test_models_and_loading_without_the_text_side() -> None:
-    code = """
+    text = sorted(modules("transformers", "huggingface_hub", "mlx_lm.generate", "numpy"))
+    code = f"""
 import sys
+
 from sealring.node.engine import mlx_lm_import
 from sealring.node.engine import weights
 from sealring.node.engine import staging
@@ -22,7 +26,7 @@ from sealring.node.engine import profile
 utils = mlx_lm_import.import_utils()
 import mlx_lm.models.llama, mlx_lm.models.cache
 assert utils.load_model and mlx_lm.models.llama.Model
-print(sorted({"transformers", "huggingface_hub", "mlx_lm.generate", "numpy"} & set(sys.modules)))
+print(sorted(set({text}) & set(sys.modules)))
 """
     assert run(code) == "[]"
 
