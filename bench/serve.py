@@ -70,9 +70,10 @@ async def send(
     path: str = "/v1/chat/completions",
     key: str = "",
     seconds: float = ANSWER_SECONDS,
+    goes_on: Sequence[dict[str, str]] = (),
 ) -> tuple[list[Reply], float]:
     """Sends prompts with their max_tokens, each at its time in seconds after the start, or as soon as fewer
-    than `concurrency` (0: no limit) are under way."""
+    than `concurrency` (0: no limit) are under way. The messages `goes_on` follow each in a chat."""
     limit = asyncio.Semaphore(concurrency or len(asked))
     begun = time.perf_counter()
 
@@ -85,7 +86,7 @@ async def send(
             "stream_options": {"include_usage": True},
         }
         if path.endswith("chat/completions"):
-            body["messages"] = [{"role": "user", "content": text}]
+            body["messages"] = [{"role": "user", "content": text}, *goes_on]
         else:
             body["prompt"] = text
         async with limit:

@@ -1,14 +1,14 @@
 """A long prompt's first token from memory and from disk against cold, and what writing prefixes costs.
 
-A round asks for a prompt that no member has seen, and then for the same with another last token: its prefix
-is in memory. Once the prefix is on disk, every process is ended and started again, and the prompt is asked
-for a third time.
+A round asks for a conversation that no member has seen, and then for the same with another last message: its
+prefix is in memory. Once the prefix is on disk, every process is ended and started again, and the third
+answer is timed.
 
-Tokens a second are those of closed loops of new prompts on one ring, which writes what it keeps to disk in
-every second loop. The folders are cleared before each other loop, after which an engine writes nothing until
-its next epoch. Two rings would not do: each plans by the times that it measured when its weights were loaded,
-and one may have lanes that are twice as fast. Other load has less influence on the CPU time of a ring's
-processes, which is measured as well. `--tokens 0` and `--requests 0` leave one half out.
+Tokens a second are those of closed loops of new conversations on one ring, which writes what it computes to
+disk in every second loop. The folders are cleared before each other loop, after which an engine writes
+nothing until its next epoch. Two rings would not do: each plans by the times that it measured when its
+weights were loaded, and one may have lanes that are twice as fast. Other load has less influence on the CPU
+time of a ring's processes, which is measured as well. `--tokens 0` and `--requests 0` leave one half out.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ LOOPS = 4
 
 _SIDES = ("writing", "not writing")
 _CONTEXT = 65_536
-_IDS = range(300, 1300)
-"""Ids of tokens that prompts are drawn of."""
+_WORD_TOKENS = 1.86
+_GOES_ON = ({"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."})
+"""Only of conversations is everything written when it is computed for the first time."""
 
 _SECONDS, _LOOK_SECONDS, _STILL = 900.0, 0.5, 4
 """A folder is written when its size has been the same for `_STILL` looks."""
@@ -68,24 +69,25 @@ async def run(options: argparse.Namespace) -> Result:
 
 async def _prompts(made: LocalCluster, options: argparse.Namespace, number: int) -> Result:
     drawn = random.Random(f"stored {options.seed} {number}")
-    tokens = drawn.choices(_IDS, k=options.tokens)
+    text = prompt(drawn, round(options.tokens / _WORD_TOKENS))
     body: dict[str, Any] = {"model": "bench", "max_tokens": 2, "temperature": 0}
     body["stream_options"] = {"include_usage": True}
 
     async def first(more: int) -> Reply:
-        asked = body | {"prompt": [*tokens, more]}
-        reply = await ask(made.http_url, asked, path="/v1/completions", seconds=_SECONDS)
+        last = {"role": "user", "content": str(more)}
+        asked = body | {"messages": [{"role": "user", "content": text}, *_GOES_ON[:1], last]}
+        reply = await ask(made.http_url, asked, seconds=_SECONDS)
         if not reply.ok:
             raise Unavailable(f"a prompt was not answered: {reply.error}", reason="BENCH_FAILED")
         return reply
 
     before = stored(made)
-    ways = {"cold": await first(_IDS[0]), "memory": await first(_IDS[1])}
+    ways = {"cold": await first(1), "memory": await first(2)}
     await _written(made, before)
     await restarted(made, "bench")
-    ways["disk"] = await first(_IDS[2])
+    ways["disk"] = await first(3)
     return {
-        "tokens": ways["cold"].prompt_tokens,
+        "tokens": round(ways["cold"].prompt_tokens, -3),
         **{f"{name}_s": round(each.ttft, 3) for name, each in ways.items()},
         **{f"{name}_cached": each.cached_tokens for name, each in ways.items()},
     }
@@ -143,7 +145,7 @@ async def _rate(
     processes = [one for pid in made.processes.values() for one in family(pid)]
     before = cpu_seconds(processes)
     replies, seconds = await send(
-        made.http_url, "bench", asked, [0.0] * len(asked), options.at_once, path="/v1/completions"
+        made.http_url, "bench", asked, [0.0] * len(asked), options.at_once, goes_on=_GOES_ON
     )
     if bad := [one.error for one in replies if not one.ok]:
         raise Unavailable(f"a request was not answered: {bad[0]}", reason="BENCH_FAILED")

@@ -45,11 +45,13 @@ class VirtualDisk:
             for name, (first, end) in zip(chain.names, itertools.pairwise([0, *chain.edges]), strict=True)
             if first >= self._seen.get(row, 0) and name not in self._stored
         ]
-        if self._waiting >= WAITING:
-            return
-        files = [(name, first, end) for name, first, end in files if end <= files[0][1] + PIECE]
-        self._put((name, (end - first) * self._times.token_bytes) for name, first, end in files)
-        self._seen[row] = files[-1][2] if files else chain.tokens
+        while files and self._waiting < WAITING:
+            piece = [(name, first, end) for name, first, end in files if end <= files[0][1] + PIECE]
+            self._put((name, (end - first) * self._times.token_bytes) for name, first, end in piece)
+            self._seen[row] = piece[-1][2]
+            files = files[len(piece) :]
+        if not files:
+            self._seen[row] = chain.tokens
 
     def marked(self, chain: Chain) -> None:
         """A row is marked at the end of a chain."""

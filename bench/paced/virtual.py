@@ -39,6 +39,7 @@ from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, PrefixNames, chain_of
 from sealring.node.engine.device import CHUNK, METAL_EDGES
 from sealring.node.engine.warm_up import LONG_ON_GPU, LONG_ROWS, TIMED_ROWS, TIMED_TOKENS
+from sealring.node.stored.policy import Sights
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -138,6 +139,8 @@ class VirtualMacs:
         self._events: list[tuple[float, int, Callable[[], list[Action]]]] = []
         self._sequence = itertools.count()
         self._chains: dict[int, Chain] = {}
+        self._once: set[str] = set()
+        self._sights = Sights()
         self._disk = VirtualDisk(disk, lambda: self.now) if disk else None
         costs = StepCosts.of([list(_timed(stage)) for stage in self._stages])
         member = MemberMemory(1024, 1024 * mark, 1024 * memory, 1024 * mark)
@@ -147,7 +150,7 @@ class VirtualMacs:
 
     def restart(self) -> None:
         """Every process is ended and started again, between two turns: what is on disk is left."""
-        self._head, self._ends = Head(), Ends()
+        self._head, self._ends, self._sights = Head(), Ends(), Sights()
         if self._disk:
             self._disk.end_epoch()
         self._events.clear()
@@ -155,8 +158,11 @@ class VirtualMacs:
         self._scheduler = Scheduler(queue_limit=1000)
         self._do(self._scheduler.attach(self._facts))
 
-    def ask(self, name: str, prompt: int, answer: int, tokens: bytes = b"") -> None:
-        """Sends a request. `tokens`, 4 bytes each, are of prompt and answer, which are then kept."""
+    def ask(self, name: str, prompt: int, answer: int, tokens: bytes = b"", *, returns: bool = True) -> None:
+        """Sends a request. `tokens`, 4 bytes each, are of prompt and answer, which are then kept. `returns`:
+        by its shape, the next prompt begins with this one."""
+        if not returns:
+            self._once.add(name)
         self.asked[name], self._prompts[name] = self.now, (prompt, tokens)
         self._do(self._scheduler.submit(Request(name, name, answer, inference.Envelope()), self.now))
 
@@ -231,7 +237,8 @@ class VirtualMacs:
             names = self._names[row] = PrefixNames(bytes(KEY_BYTES), b"c")
             opened.prefixes, opened.ends = self._ends.extend(names, tokens[: 4 * prompt])
         if tokens and self._disk:
-            chain = self._chains[row] = chain_of(bytes(KEY_BYTES), b"c", tokens[: 4 * prompt])
+            chain = chain_of(bytes(KEY_BYTES), b"c", tokens[: 4 * prompt])
+            self._chains[row] = self._sights.worth(chain, returns=request.id not in self._once)
             opened.stored = self._disk.held(chain).packed()
         return self._scheduler.row_opened(opened)
 
@@ -445,12 +452,14 @@ def sessions(
     rendered: bool = False,
     disk: DiskTime | None = None,
     restart: bool = False,
+    tools: bool = True,
 ) -> Result:
     """Agents as those of `bench.agents`, at once, without a pause between their turns.
 
     With `mark` the model has windows or states, which take as much memory as the keys and values of `mark`
     tokens, and its caches cannot be cut. If `rendered`, an answer has other tokens in the next prompt. With
-    `restart` every process is started again once each agent has had half of its turns.
+    `restart` every process is started again once each agent has had half of its turns. Without `tools` an
+    agent's first prompt looks like one that is asked once.
 
     The ring has memory for `room` rows of CONTEXT tokens, by default for one of each agent. `again` is the
     share of the tokens of each turn's last prompt that were computed again, and `answers` that of answers'
@@ -478,7 +487,8 @@ def sessions(
         said = prompt + f"{-1 - agent:4}".encode() * answer
         spelt[agent] = prompt + f"{-99 - agent:4}".encode() * answer if rendered else said
         prompts[agent, number] = len(prompt) // 4, answer
-        ring.ask(f"a{agent}.{number}", len(prompt) // 4, answer, said)
+        returns = tools or (agent, number) not in first
+        ring.ask(f"a{agent}.{number}", len(prompt) // 4, answer, said, returns=returns)
 
     def take(begin: int, end: int) -> None:
         for agent in range(count):

@@ -173,14 +173,17 @@ class Disk:
         """Writes the first blocks that are not stored of a row that has `tokens` tokens, behind the steps."""
         chain = self._chains.get(row, NO_CHAIN).first(tokens)
         begin = bisect_right(chain.edges, self._seen.get(row, 0))
-        if begin == len(chain.names) or not self._layout.bytes(1) or self._waiting >= WAITING:
+        if begin == len(chain.names) or not self._layout.bytes(1):
             return
-        units = [unit for unit in self._blocks(chain)[begin:] if self._wants(chain, unit)]
-        units = [unit for unit in units if unit.place.end <= units[0].place.first + PIECE]
-        if units:
+        wanted = [unit for unit in self._blocks(chain)[begin:] if self._wants(chain, unit)]
+        while wanted and self._waiting < WAITING:  # several pieces of what was asked again in memory
+            units = [unit for unit in wanted if unit.place.end <= wanted[0].place.first + PIECE]
             first, end = units[0].place.first, units[-1].place.end
             self._put(_Piece(chain, units, self._layout.views(cache, first, end), first, end))
-        self._seen[row] = units[-1].place.end if units else chain.tokens
+            self._seen[row] = end
+            wanted = wanted[len(units) :]
+        if not wanted:
+            self._seen[row] = chain.tokens
 
     def marked(self, row: int, tokens: int, cache: Cache) -> None:
         """Writes the snapshot of a row that has `tokens` tokens, if a block ends there."""

@@ -338,8 +338,10 @@ async def cache(place: Place, how: str, rank: str) -> str:
 
 
 def _long_prompt() -> list[dict[str, str]]:
-    """A prompt of several blocks that nobody has sent before."""
-    return [{"role": "user", "content": " ".join(secrets.token_hex(2) for _ in range(200))}]
+    """A prompt of several blocks that nobody has sent before, in the midst of a conversation."""
+    text = " ".join(secrets.token_hex(2) for _ in range(200))
+    asked = [("user", text), ("assistant", "Yes."), ("user", "Go on.")]
+    return [{"role": role, "content": content} for role, content in asked]
 
 
 def _blocks(place: Place, name: str) -> list[Path]:

@@ -77,13 +77,18 @@ def text_of(name: str, count: int = 300) -> str:
     return " ".join(words.choice(WORDS) for _ in range(count)) + f" marigold {name}"
 
 
+GOES_ON = [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Go on."}]
+"""Only of a conversation is everything written when it is computed for the first time."""
+
+
 def messages(name: str) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": text_of(name)}, {"role": "user", "content": "Hello!"}]
+    begins = [{"role": "system", "content": text_of(name)}, {"role": "user", "content": "Hello!"}]
+    return [*begins, *GOES_ON]
 
 
 def read_long(name: str) -> list[dict[str, Any]]:
     """A prompt of more than 1,024 tokens for the model with windows."""
-    return [{"role": "user", "content": text_of(name, LONG)}]
+    return [{"role": "user", "content": text_of(name, LONG)}, *GOES_ON]
 
 
 async def members(ring: Ring) -> list[str]:
@@ -105,7 +110,7 @@ def blocks(ring: Ring, node: str) -> set[tuple[Path, int]]:
 def looked_at(shape: tuple[int, int]) -> list[dict[str, Any]]:
     """A prompt of that length with a picture."""
     image = inference.Image(data=saved(picture(*shape), "PNG"))
-    return [{**read_long("looked at")[0], "images": [image]}]
+    return [{**read_long("looked at")[0], "images": [image]}, *GOES_ON]
 
 
 async def stored(ring: Ring, asked: list[dict[str, Any]], *, key: str = "", more: int = 1) -> Answered:

@@ -76,6 +76,7 @@ from sealring.node.engine.vision.picture import Picture, text_of, with_digests
 from sealring.node.engine.vision.sizes import MAX_WAITING_BYTES, lacks_vision
 from sealring.node.engine.vision.viewing import Reading, Viewer, no_viewer, viewer_of
 from sealring.node.engine.weights import read_config
+from sealring.node.stored.policy import Sights
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -336,6 +337,7 @@ class Front:
         self._ends = Ends()
         self._recalled: dict[int, tuple[PrefixNames, Chain]] = {}
         self._disk: StoredNames | None = None
+        self._sights = Sights()
         self._asking: dict[int, tuple[int, int]] = {}  # of open rows that ask for log-probabilities: of how
         # many tokens in each place, and of how many of the prompt
         self._unread = 0  # bytes of prompts that wait to be read
@@ -557,7 +559,8 @@ class Front:
         chain, disk = NO_CHAIN, self._disk
         if shares and disk is not None and is_clear(command.prefix_scope):
             chain = chain_of(disk.key, command.prefix_scope, words)
-        record = self._record(tokenizer, command, prompt, chain)
+        stored = self._sights.worth(chain, returns=_returns(command.prompt)) if chain.names else NO_CHAIN
+        record = self._record(tokenizer, command, prompt, stored)
         if len(record) > MAX_PARAMS_BYTES or len(prompt.answered) >= prompt.max_tokens:
             raise _bad_resume("the answer was longer than it may be")
         names = PrefixNames(self._prefix_key, command.prefix_scope) if shares else None
@@ -1035,6 +1038,13 @@ def refusal(row: int, error: BaseException) -> engine.EngineEvent:
             hint="check it for unusual characters",
         )
     return engine.EngineEvent(refused=control.RowRefused(row=row, problem=to_problem(error)))
+
+
+def _returns(prompt: inference.Prompt) -> bool:
+    """Whether a next prompt will begin with this one, by its shape: it is the middle of a conversation, or of
+    an agent's work."""
+    chat = prompt.chat
+    return bool(chat.tools) or any(message.role in ("assistant", "tool") for message in chat.messages)
 
 
 def _drafts(sampling: inference.Sampling) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sealring.mesh.ring.prefix_names import NAME_BYTES, NO_CHAIN, Chain
 from sealring.node.stored import policy
-from sealring.node.stored.policy import Entry, WriteBudget, bound, victims
+from sealring.node.stored.policy import Entry, Sights, WriteBudget, bound, victims
 
 NOW = 1e9
 ENTRIES = st.builds(
@@ -71,3 +75,27 @@ def test_no_more_is_written_than_the_rate_allows(steps: list[tuple[float, int]])
         now += wait
         written += size if budget.take(size) else 0
         assert written <= policy.BURST + now * policy.WRITE_RATE + 1
+
+
+def chain(*names: int) -> Chain:
+    return Chain(b"s" * NAME_BYTES, tuple(bytes([number]) * NAME_BYTES for number in names))
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True), max_size=12))
+def test_of_prompts_asked_once_only_what_was_seen_before_is_written(prompts: list[list[int]]) -> None:
+    sights, seen = Sights(), set[int]()
+    for names in prompts:
+        worth = sights.worth(chain(*names), returns=False)
+        known = list(itertools.takewhile(seen.__contains__, names))
+        assert worth == (chain(*known) if known else NO_CHAIN)
+        assert sights.worth(chain(*names), returns=True) == chain(*names)
+        seen.update(names)
+
+
+def test_what_was_seen_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "MOST_SEEN", 3)
+    sights = Sights()
+    for names in ((1, 2), (3,), (1, 2), (4,)):
+        sights.worth(chain(*names), returns=False)
+    assert sights.worth(chain(1, 2), returns=False) == chain(1, 2)
+    assert sights.worth(chain(3), returns=False) == NO_CHAIN

@@ -425,10 +425,41 @@ def on_disk(front: Front, key: bytes = b"k" * 32) -> None:
 
 
 def stored_of(desk: Desk, row: int, text: str, scope: bytes, **fields: object) -> Chain:
-    """The chain that gateway and members get of a row; both get the same."""
+    """The chain that the gateway gets of a row, and, of a prompt that was asked before, every member too."""
+    desk.open(1000 + row, text_prompt(text, **fields), scope=scope)
     stored = Chain.unpack(desk.open(row, text_prompt(text, **fields), scope=scope).opened.stored)
     assert params.chain_in(desk.front.parameters(row)) == stored
     return stored
+
+
+def written_of(desk: Desk, row: int, prompt: inference.Prompt) -> int:
+    """Tokens of a row that members are to write."""
+    desk.open(row, prompt, scope=b"ckey")
+    return params.chain_in(desk.front.parameters(row)).tokens
+
+
+def chat_prompt(*messages: tuple[str, str], tools: int = 0) -> inference.Prompt:
+    prompt = inference.Prompt()
+    for role, content in messages:
+        prompt.chat.messages.add(role=role, content=content)
+    for number in range(tools):
+        prompt.chat.tools.add(name=f"tool{number}", parameters="{}")
+    return prompt
+
+
+def test_a_prompt_is_written_once_it_comes_again_or_if_its_shape_says_that_it_will(folder: Path) -> None:
+    """Prompts that are asked once are written as far as they have a beginning in common."""
+    desk = Desk(folder, context=2000)
+    on_disk(desk.front)
+    common = "a" * 300
+    assert written_of(desk, 1, text_prompt(common + "b" * 300)) == 0
+    assert written_of(desk, 2, text_prompt(common + "c" * 300)) == 256
+    assert written_of(desk, 3, text_prompt(common + "b" * 300)) == 512
+    assert written_of(desk, 4, chat_prompt(("user", "d" * 600))) == 0
+    middle = chat_prompt(("user", "e" * 600), ("assistant", "f"), ("user", "g"))
+    assert written_of(desk, 5, middle) >= 512
+    assert written_of(desk, 6, chat_prompt(("user", "h" * 600), tools=1)) >= 512
+    desk.front.stop()
 
 
 def test_blocks_are_named_alike_in_every_epoch_for_prompts_in_clear_alone(long_desk: Desk) -> None:
