@@ -252,7 +252,8 @@ def _measure_share() -> dict[str, float]:
         def ours(file: bytes) -> None:
             messages = [inference.ChatMessage(role="user", images=[inference.Image(data=file)])]
             with contextlib.closing(viewer.read(messages)) as reading:
-                reading.make_ready(0)
+                for _ in (*reading.add_all(), *reading.make_ready(0)):
+                    pass
             ids = [viewer.row_tokens[0]] * reading.seen[0].shape.rows
             (picture,) = reading.pictures_in(ids)
             mx.eval(tower.rows(picture).embeddings)

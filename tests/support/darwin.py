@@ -259,11 +259,21 @@ def _without_fork_handlers(grpc: Any) -> None:
         raise ImportError("gRPC was imported with handlers of fork(), before the package sealring")
 
 
+def _confine_as_here(confining: Any) -> None:
+    confining._enter_sandbox = lambda forks: confining._filter_calls(confining.platform.machine(), forks)  # noqa: SLF001
+
+
+def _count_as_here(helper: Any) -> None:
+    helper._footprint = helper._resident  # noqa: SLF001 - macOS counts by a call that Linux lacks
+
+
 _AFTER: dict[str, Any] = {
     "subprocess": _fork,
     "mlx.core": _keep_freed_buffers,
     "grpc": _without_fork_handlers,
     "sysconfig": _know_its_build,
+    "sealring.node.engine.confining": _confine_as_here,
+    "sealring.node.engine.helper": _count_as_here,
 }
 _BUILT_FOR_LINUX = ("psutil", "urllib.request")
 """Modules that import what only a Mac's Python has, or that would look for it in this system."""

@@ -13,7 +13,7 @@ import dataclasses
 import hmac
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -69,7 +69,7 @@ from sealring.node.engine.text.plaintext import too_long
 from sealring.node.engine.text.sections import Sections
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
-from sealring.node.engine.text.turns import Turns
+from sealring.node.engine.text.turns import Turn, Turns
 from sealring.node.engine.trial import bad_grammar
 from sealring.node.engine.vision.grid import grids_of, needs_grids
 from sealring.node.engine.vision.picture import Picture, text_of, with_digests
@@ -112,12 +112,12 @@ MAX_TRIED_TOOLS = 8
 node.engine.trial's SECONDS."""
 
 LOAD_SECONDS = 120.0
-STUCK_SECONDS = 360.0
+STUCK_SECONDS = 600.0
 """No prompt takes as long to read. Its images take a minute, and processes for them a minute each to start.
 A chat is rendered twice, in a process that has 20 s for each and a minute to start; where images of tools
-have to move, twice more. Grammars are tried in another process, MAX_TRIED_TOOLS and two at most, until one
-costs too much: each has a part of a second of a processor. All else that a prompt costs is bounded in
-processor time."""
+have to move, twice more. Where a process is lost another is asked, which may take as long again. Grammars are tried in another process, MAX_TRIED_TOOLS and two at most, until one costs
+too much: each has a part of a second of a processor. All else that a prompt costs is bounded in processor
+time."""
 
 
 class StoredNames(NamedTuple):
@@ -341,7 +341,8 @@ class Front:
         self._asking: dict[int, tuple[int, int]] = {}  # of open rows that ask for log-probabilities: of how
         # many tokens in each place, and of how many of the prompt
         self._unread = 0  # bytes of prompts that wait to be read
-        self._turns: Turns[tuple[int, engine.OpenEngineRow]] = Turns()
+        self._turns: Turns[tuple[engine.OpenEngineRow, Generator[Reading]]] = Turns()
+        self._resting: dict[int, int] = {}  # rows whose images are half read, and what these hold
         self._reading: dict[int, float] = {}  # rows whose prompts are being read, and since when
         self._discarded: set[int] = set()  # of these
         self._generation = 0
@@ -430,7 +431,7 @@ class Front:
                 self._emit(refusal(command.row, full))
                 return
             self._unread += size
-            item = self._generation, command
+            item = command, self._open(command, self._generation)
             kind = "images" if has_images(command.prompt) else "long" if size > LONG_BYTES else ""
             self._turns.put(_client(command), command.row, item, kind)
 
@@ -439,7 +440,8 @@ class Front:
         with self._lock:
             waiting = self._turns.remove(row)
             if waiting is not None:
-                self._unread -= waiting[1].ByteSize()
+                self._unread -= waiting[0].ByteSize()
+                self._resting.pop(row, None)
             elif row in self._reading:
                 self._discarded.add(row)
         if waiting is not None:
@@ -450,7 +452,8 @@ class Front:
         """Forgets all rows, also those that wait to be opened."""
         with self._telling, self._lock:
             self._generation += 1
-            self._unread -= sum(command.ByteSize() for _, command in self._turns.clear())
+            self._unread -= sum(command.ByteSize() for command, _ in self._turns.clear())
+            self._resting.clear()
             self._rows.clear()
             self._asking.clear()
 
@@ -518,18 +521,40 @@ class Front:
     def _read(self) -> None:
         self._loaded.wait()
         while (turn := self._turns.take()) is not None:
-            generation, command = turn.item
+            command, steps = turn.item
             with self._lock:
                 self._unread -= command.ByteSize()
-                self._reading[command.row] = self._clock()
-            self._open(self.tokenizer(), command, generation)
-            self._turns.done(turn)
+                self._resting.pop(command.row, None)
+                begun = self._reading[command.row] = self._clock()
+            for images in steps:
+                with self._lock:
+                    now = self._clock()
+                    if self._turns.charge(turn, now - begun) and self._rest(turn, images):
+                        break
+                    begun = now
+            else:
+                self._turns.done(turn)
 
-    def _open(self, tokenizer: Tokenizer, command: engine.OpenEngineRow, generation: int) -> None:
+    def _rest(self, turn: Turn[tuple[engine.OpenEngineRow, Generator[Reading]]], images: Reading) -> bool:
+        """Has a prompt go on later, whose images are half read; whether there is memory for them until then.
+        Under the lock."""
+        command, _ = turn.item
+        size = images.nbytes
+        if self._picture_bytes() + sum(self._resting.values()) + size > self._most_picture_bytes:
+            return False
+        images.close()
+        self._resting[command.row] = size
+        del self._reading[command.row]
+        self._unread += command.ByteSize()
+        self._turns.put_back(turn, command.row)
+        return True
+
+    def _open(self, command: engine.OpenEngineRow, generation: int) -> Generator[Reading]:
+        """Reads a prompt. It may rest after each of its images, which are in what is yielded then."""
         rows: list[OpenRow] = []
         try:
             with contextlib.ExitStack() as reading:
-                opened, rows = self._prepare(tokenizer, command, reading)
+                opened, rows = yield from self._prepare(self.tokenizer(), command, reading)
             event = engine.EngineEvent(opened=opened)
         except Exception as error:
             event = refusal(command.row, error)
@@ -551,9 +576,9 @@ class Front:
 
     def _prepare(
         self, tokenizer: Tokenizer, command: engine.OpenEngineRow, reading: contextlib.ExitStack
-    ) -> tuple[control.RowOpened, list[OpenRow]]:
+    ) -> Generator[Reading, None, tuple[control.RowOpened, list[OpenRow]]]:
         """The row, and the copies that it will have. `reading` is closed once the prompt is read."""
-        prompt = self._read_prompt(tokenizer, command, reading)
+        prompt = yield from self._read_prompt(tokenizer, command, reading)
         words = with_digests(prompt.tokens, prompt.pictures).tobytes()
         shares = command.prefix_scope and not prompt.scored  # what is kept of a prompt has no logits
         chain, disk = NO_CHAIN, self._disk
@@ -567,7 +592,8 @@ class Front:
         prefixes, named = self._ends.extend(names, words) if names else (b"", b"")
         if prompt.images is not None:
             kept = self._kept_of(names) if names else 0
-            prompt.images.make_ready(sum(picture.end <= kept for picture in prompt.pictures))
+            for _ in prompt.images.make_ready(sum(picture.end <= kept for picture in prompt.pictures)):
+                yield prompt.images
         opened = control.RowOpened(
             row=command.row,
             prompt_tokens=len(prompt.tokens),
@@ -586,7 +612,7 @@ class Front:
 
     def _read_prompt(
         self, tokenizer: Tokenizer, command: engine.OpenEngineRow, reading: contextlib.ExitStack
-    ) -> _Prompt:
+    ) -> Generator[Reading, None, _Prompt]:
         """The prompt of a row as tokens, once everything that was asked for is known to be possible."""
         asked, sampling = command.prompt, command.prompt.sampling
         validate_prompt(asked)
@@ -599,6 +625,8 @@ class Front:
         if has_images(asked):
             images = self._read_images(command)
             reading.callback(images.close)
+            for _ in images.add_all():
+                yield images
         if asked.WhichOneof("input") == "chat":
             ids, pictures = self._encode_chat(tokenizer, asked.chat, images)
             param = "messages"

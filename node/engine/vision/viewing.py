@@ -10,10 +10,11 @@ are remembered. So only those images are decoded that are new, or whose rows are
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -47,7 +48,8 @@ SECONDS = 10
 """Processor time to decode an image, to prepare one, and to start a process."""
 
 PROMPT_SECONDS = 30.0
-"""For all images of a prompt but the last, however busy the machine is. Others with images wait meanwhile."""
+"""For all images of a prompt but the last, however busy the machine is. Prompts of other clients are read
+between two of them, and are not counted."""
 
 ADDRESS_BYTES = 4 << 30
 """Address space, where the system holds a process to it."""
@@ -148,23 +150,19 @@ class Viewer:
     def read(
         self, messages: Iterable[inference.ChatMessage], scope: bytes = b"", longest: int = MAX_PREFILL_CHUNK
     ) -> Reading:
-        """The images of a chat, in the order in which they stand there. `close` has to follow.
+        """Begins to read the images of a chat, in the order in which they stand there. `Reading.add_all` goes
+        on, and `close` has to follow.
 
         In a `scope`, that of prefixes, images that were shown there before are not decoded. An image of more
-        than `longest` tokens is made smaller. Raises InvalidInput (BAD_IMAGE, IMAGE_TOO_LARGE,
-        TOO_MANY_IMAGES), whose `param` names the image, and Unavailable (NO_PROCESS, NO_ANSWER).
+        than `longest` tokens is made smaller.
         """
         decoder = decoder_of(self._seconds, self._memory or DECODER_BYTES)
-        reading = Reading(self, decoder, scope, longest)
-        try:
-            for number, message in enumerate(messages):
-                for index, image in enumerate(message.images):
-                    param = f"messages[{number}].images[{index}]"
-                    reading.add(Waiting(image, param, decoder, self))
-        except BaseException:
-            reading.close()
-            raise
-        return reading
+        images = [
+            Waiting(image, f"messages[{number}].images[{index}]", decoder, self)
+            for number, message in enumerate(messages)
+            for index, image in enumerate(message.images)
+        ]
+        return Reading(self, decoder, images, scope, longest)
 
     def prepare(self, pixels: memoryview, size: Size, target: Size, param: str) -> tuple[Arrays, Shape]:
         """As `waiting.Preparing`."""
@@ -200,18 +198,33 @@ def decoder_of(seconds: int = SECONDS, memory: int = DECODER_BYTES) -> Helpers:
 
 
 class Reading:
-    """The images of one prompt, while it is read. What they take is bounded."""
+    """The images of one prompt, while it is read. What they take is bounded.
 
-    def __init__(self, viewer: Viewer, decoder: Helpers, scope: bytes, longest: int) -> None:
+    Its methods read an image for each step of their iterator, and raise InvalidInput (BAD_IMAGE,
+    IMAGE_TOO_LARGE, TOO_MANY_IMAGES), whose `param` names the image, and Unavailable (NO_PROCESS, NO_ANSWER).
+    """
+
+    def __init__(
+        self, viewer: Viewer, decoder: Helpers, images: Sequence[Waiting], scope: bytes, longest: int
+    ) -> None:
         self.seen: list[Seen] = []
-        self._viewer, self._decoder = viewer, decoder
+        self._viewer, self._decoder, self._images = viewer, decoder, images
         self._scope, self._longest = scope, longest
-        self._until = viewer.clock() + PROMPT_SECONDS
+        self._left = PROMPT_SECONDS
 
-    def add(self, image: Waiting) -> None:
-        """Finds out what becomes of an image, which is decoded unless that is known. Raises as
-        `Viewer.read`."""
-        self._check_time(image)
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its images hold now."""
+        return sum(seen.source.nbytes for seen in self.seen)
+
+    def add_all(self) -> Iterator[None]:
+        """Finds out what becomes of each image, which is decoded unless that is known."""
+        for image in self._images:
+            with self._timed(image):
+                self._add(image)
+            yield
+
+    def _add(self, image: Waiting) -> None:
         viewer, file = self._viewer, hashlib.sha256(image.file).digest()
         key = hashlib.sha256(b"%d %d " % (image.side, self._longest) + file + self._scope).digest()
         size = viewer.sizes.get(key) if self._scope else None
@@ -226,17 +239,18 @@ class Reading:
         self.seen.append(Seen(image.shape, digest, image))
         self._check_bytes(image)
 
-    def make_ready(self, first: int) -> None:
+    def make_ready(self, first: int) -> Iterator[None]:
         """Decodes the images from index `first` on, and has arrays made for the first of them: their rows are
-        going to be computed. Raises as `Viewer.read`."""
-        self._until = self._viewer.clock() + PROMPT_SECONDS
+        going to be computed."""
+        self._left = PROMPT_SECONDS
         for shape, _, image in self.seen[first:]:
-            self._check_time(image)
-            image.decode()
-            if not image.made and shape.nbytes <= self._room:
-                image.prepare(shape.size)
-                image.settle(shape.nbytes)
-            self._check_bytes(image)
+            with self._timed(image):
+                image.decode()
+                if not image.made and shape.nbytes <= self._room:
+                    image.prepare(shape.size)
+                    image.settle(shape.nbytes)
+                self._check_bytes(image)
+            yield
 
     @property
     def shown(self) -> Shown:
@@ -266,7 +280,7 @@ class Reading:
         return found
 
     def close(self) -> None:
-        """Ends the process that decodes."""
+        """Ends the process that decodes. Images that it has not decoded have one each."""
         self._decoder.close()
 
     @property
@@ -294,12 +308,16 @@ class Reading:
             param=image.param,
         )
 
-    def _check_time(self, image: Waiting) -> None:
-        if self._viewer.clock() > self._until:
+    @contextlib.contextmanager
+    def _timed(self, image: Waiting) -> Iterator[None]:
+        begun = self._viewer.clock()
+        if self._left < 0:
             raise _too_many(f"to read them takes more than {PROMPT_SECONDS:g} s", image.param)
+        yield
+        self._left -= self._viewer.clock() - begun
 
     def _check_bytes(self, image: Waiting) -> None:
-        if sum(seen.source.nbytes for seen in self.seen) > self._viewer.most:
+        if self.nbytes > self._viewer.most:
             raise _too_many(f"with this one they take more than {self._viewer.most >> 20} MiB", image.param)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from sealring.node.engine.text.turns import Turn, Turns
 
 
@@ -72,3 +75,51 @@ def test_what_waits_can_be_taken_back() -> None:
         waits = other.submit(turns.take)
         turns.close()
         assert waits.result(200) is None
+
+
+def test_a_client_that_has_held_a_costly_kind_for_longer_comes_behind() -> None:
+    """Between two parts of its prompt others with less have theirs, and it goes on where it was."""
+    turns = Turns[str]()
+    put(turns, "a1", "a2", kind="images")
+    slow = taken(turns)
+    assert not turns.charge(slow, 10)
+    put(turns, "b3", "b4", kind="images")
+    put(turns, "c5", kind="long")
+    assert taken(turns).item == "c5"
+    assert turns.charge(slow, 10)
+    turns.put_back(slow, 1)
+    quick = taken(turns)
+    assert (quick.item, turns.charge(quick, 1)) == ("b3", False)
+    turns.done(quick)
+    assert (taken(turns).item, turns.remove(1), turns.remove(2), len(turns)) == ("b4", "a1", "a2", 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 4)), min_size=1))
+def test_clients_hold_a_costly_kind_for_as_long_as_each_other(prompts: list[tuple[int, int, int]]) -> None:
+    """While several have prompts, none is ahead of another by more than one part, and all are read."""
+    turns, left, held = Turns[int](), {}, dict.fromkeys(range(4), 0)
+    waiting = dict.fromkeys(range(4), 0)
+    for number, (client, cost, parts) in enumerate(prompts):
+        turns.put(b"%d" % client, number, number, "images")
+        left[number] = [cost] * parts
+        waiting[client] += 1
+    while any(waiting.values()):
+        turn = turns.take()
+        assert turn is not None
+        client, parts = int(turn.client), left[turn.item]
+        others = [held[one] for one, count in waiting.items() if count and one != client]
+        assert all(held[client] <= other for other in others)
+        while parts:
+            cost = parts.pop()
+            held[client] += cost
+            yields = turns.charge(turn, cost)
+            assert yields == any(other < held[client] for other in others)
+            if yields and parts:
+                turns.put_back(turn, turn.item)
+                break
+        else:
+            waiting[client] -= 1
+            turns.done(turn)
+            if not waiting[client]:
+                held[client] = 1 << 30
+    assert len(turns) == 0

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hostileimages import HOSTILE, SOUND, frames, picture, png, saved
+from hostileimages import HOSTILE, SOUND, endless_scans, frames, picture, png, saved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from sealring.node.engine.vision.decoding import BadImageError, LargeImageError, decode
+from sealring.node.engine.vision.decoding import (
+    MAX_PIXELS,
+    MAX_SCANNED,
+    BadImageError,
+    LargeImageError,
+    decode,
+    scans,
+)
 
 FILES = {
     "png": saved(picture(), "PNG"),
@@ -96,3 +103,26 @@ def test_pixels_are_counted_by_the_header() -> None:
     with pytest.raises(LargeImageError) as caught:
         decode(png(10_000, 5_001), 2048)
     assert caught.value.pixels == 50_010_000
+
+
+def test_scans_are_counted_by_their_markers() -> None:
+    """Not those of a preview in a segment, nor bytes of a picture that look like one."""
+    plain, progressive = saved(picture(), "JPEG"), saved(picture(), "JPEG", progressive=True)
+    preview = b"\xff\xe1" + (len(plain) + 2).to_bytes(2, "big") + plain
+    assert (scans(plain), scans(progressive)) == (1, 10)
+    assert scans(plain[:2] + preview + plain[2:]) == 1
+    assert scans(endless_scans(64, 500)) == scans(endless_scans(64, 1)) + 499
+
+
+@pytest.mark.parametrize(("side", "count"), [(2000, 300), (6000, 60)])
+def test_scans_are_bounded_by_the_size_before_anything_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, side: int, count: int
+) -> None:
+    file = endless_scans(side, count)
+    monkeypatch.setattr(Image.Image, "draft", lambda *_: pytest.fail("it is decoded"), raising=False)
+    with pytest.raises(BadImageError, match="scans"):
+        decode(file, 2048)
+
+
+def test_a_telephones_largest_progressive_photo_has_few_scans_enough() -> None:
+    assert 12 * MAX_PIXELS < MAX_SCANNED

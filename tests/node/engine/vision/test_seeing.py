@@ -80,6 +80,7 @@ def test_a_tower_makes_as_many_rows_as_the_processor_says(tmp_path: Path, name: 
         viewer.placeholder = next(one for one in viewer.placeholders if one in family.image)
         image = inference.Image(data=saved(picture(220, 150), "PNG"))
         with contextlib.closing(viewer.read([inference.ChatMessage(images=[image])])) as reading:
+            list(reading.add_all())
             (shape, digest, source) = reading.seen[0]
             arrays = source.take()
     finally:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import darwin
 import numpy as np
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -16,6 +17,7 @@ from hostileimages import BAD, HOSTILE, endless_scans, picture, saved
 from visionmodels import FAMILIES, tokenizer, write_folder
 
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.node.engine.vision.picture import with_digests
 from sealring.node.engine.vision.viewing import Reading, Seen, Viewer, ViewerError
 from sealring.v1 import inference_pb2 as inference
@@ -89,9 +91,22 @@ def bounded(viewer: Viewer, **bounds: int) -> Iterator[None]:
 
 def read(viewer: Viewer, messages: list[inference.ChatMessage], scope: bytes = b"") -> Reading:
     """The images of a prompt, all of which are going to be computed."""
-    reading = viewer.read(messages, scope)
-    with contextlib.closing(reading):
-        reading.make_ready(0)
+    with contextlib.closing(begun(viewer, messages, scope)) as reading:
+        for _ in reading.make_ready(0):
+            pass
+    return reading
+
+
+def begun(
+    viewer: Viewer,
+    messages: list[inference.ChatMessage],
+    scope: bytes = b"",
+    longest: int = MAX_PREFILL_CHUNK,
+) -> Reading:
+    """The images of a prompt, of which it is known what becomes of them."""
+    reading = viewer.read(messages, scope, longest)
+    for _ in reading.add_all():
+        pass
     return reading
 
 
@@ -199,6 +214,16 @@ def test_a_file_that_takes_too_long_is_refused_and_the_next_one_is_read(
         made.close()
 
 
+def test_large_images_one_after_another_are_within_the_processors_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where MLX keeps all that was freed, and where the last image's arrays would be there still."""
+    monkeypatch.setattr(sys, "executable", str(darwin.make(tmp_path / "mac", pose=True)))
+    with contextlib.closing(viewer(tmp_path / "model", "qwen2_vl")) as made:
+        for side in (1424, 1592, 1760, 2048, 2048):
+            assert len(view(made, shown(saved(picture(side, side), "JPEG")))) == 1
+
+
 def test_an_image_takes_no_more_memory_than_it_may(tmp_path: Path) -> None:
     """The parent looks, since macOS holds no process to its address space."""
     file = saved(picture(5000, 5000, "RGBA"), "PNG", compress_level=1)
@@ -232,9 +257,10 @@ def test_the_images_of_a_prompt_are_bounded_together(gemma: Viewer) -> None:
 
 def decoded(viewer: Viewer, messages: list[inference.ChatMessage], scope: bytes, first: int) -> list[int]:
     """The images of a prompt that are decoded, if rows are computed from the image `first` on."""
-    reading = viewer.read(messages, scope)
+    reading = begun(viewer, messages, scope)
     with contextlib.closing(reading):
-        reading.make_ready(first)
+        for _ in reading.make_ready(first):
+            pass
     return [index for index, seen in enumerate(reading.seen) if not seen.source.file]
 
 
@@ -256,7 +282,7 @@ def test_nobody_learns_from_times_what_others_have_shown(gemma: Viewer) -> None:
 def test_what_was_not_decoded_has_the_same_places_and_arrays(gemma: Viewer) -> None:
     """Its rows are computed after all if the prefix that covers it is dropped."""
     messages = shown(saved(picture(42, 30), "PNG"), saved(picture(42, 31), "JPEG"))
-    before, again = gemma.read(messages, b"scope"), gemma.read(messages, b"scope")
+    before, again = begun(gemma, messages, b"scope"), begun(gemma, messages, b"scope")
     assert all(seen.source.file for seen in again.seen)
     assert [seen[:2] for seen in again.seen] == [seen[:2] for seen in before.seen]
     for reading in (before, again):
@@ -279,13 +305,14 @@ def test_only_the_first_images_wait_as_arrays(gemma: Viewer) -> None:
 
 def test_an_image_with_more_tokens_than_a_chunk_is_made_smaller(qwen: Viewer) -> None:
     messages = shown(saved(picture(280, 140), "PNG"))
-    with contextlib.closing(qwen.read(messages)) as reading:
+    with contextlib.closing(begun(qwen, messages)) as reading:
         (whole,) = reading.seen
-    with contextlib.closing(qwen.read(messages, longest=whole.shape.tokens // 2)) as reading:
+    with contextlib.closing(begun(qwen, messages, longest=whole.shape.tokens // 2)) as reading:
         (less,) = reading.seen
-    with contextlib.closing(qwen.read(messages, longest=whole.shape.tokens // 2)) as reading:
+    with contextlib.closing(begun(qwen, messages, longest=whole.shape.tokens // 2)) as reading:
         (again,) = reading.seen
-        reading.make_ready(0)
+        for _ in reading.make_ready(0):
+            pass
         arrays = again.source.take()
     assert whole.shape.size == (280, 140)
     width, height = less.shape.size
@@ -300,7 +327,9 @@ def test_an_image_that_its_processor_makes_smaller_too_is_made_smaller(tmp_path:
     """MiniMax's has 578 tokens in two sizes, and then 146 in two."""
     made = viewer(tmp_path, "minimax_m3_vl")
     try:
-        with contextlib.closing(made.read(shown(saved(picture(2000, 2000), "PNG")), longest=144)) as reading:
+        with contextlib.closing(
+            begun(made, shown(saved(picture(2000, 2000), "PNG")), longest=144)
+        ) as reading:
             (seen,) = reading.seen
     finally:
         made.close()
@@ -310,7 +339,7 @@ def test_an_image_that_its_processor_makes_smaller_too_is_made_smaller(tmp_path:
 def test_an_image_that_no_size_makes_short_enough_is_refused(gemma: Viewer) -> None:
     """Gemma's processor makes as many tokens of any."""
     with pytest.raises(InvalidInput) as caught:
-        gemma.read(shown(saved(picture(), "PNG")), longest=10)
+        begun(gemma, shown(saved(picture(), "PNG")), longest=10)
     assert (caught.value.reason, caught.value.metadata["param"]) == (
         "IMAGE_TOO_LARGE",
         "messages[0].images[0]",
