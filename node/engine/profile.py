@@ -58,18 +58,16 @@ _SCALES = ("scales", "biases", "global_scale")
 """What stands beside a quantized weight."""
 
 _WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "hidden_dim", "model_dim")
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
+COVERED = frozenset(
+    {"config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"}
+    | {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
+    | {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}
+    | {"tokenizer.model", "spiece.model", "sentencepiece.model", "sentencepiece.bpe.model", "spm.model"}
+    | {"spm_char.model", "tiktoken.model", "qwen.tiktoken", "vocab.json", "vocab.txt", "merges.txt"}
+    | {"vocab-src.json", "vocab-tgt.json", "target_vocab.json", "entity_vocab.json", "dict.txt"}
+    | {"byte_maps.json", "emoji.json", "normalizer.json", "word_shape.json", "word_pronunciation.json"}
 )
+"""Files of a model's folder, beside its weights, that shape answers: tokenizers and processors read them."""
 
 
 def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
@@ -250,7 +248,7 @@ def _eos(config: dict[str, Any], text: dict[str, Any]) -> list[int]:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 in hex over config.json, the tokenizer's files, and each weight file's name, size and header.
+    """SHA-256 in hex over the files that COVERED names, and each weight file's name, size and header.
 
     Two folders with one digest hold the same model as far as can be said without reading the weights.
     """
@@ -261,7 +259,7 @@ def digest(path: Path) -> str:
         for part in (name.encode(), content):
             total.update(len(part).to_bytes(8, "big") + part)
 
-    for name in ("config.json", *sorted(_TOKENIZER_FILES)):
+    for name in ("config.json", *sorted(COVERED - {"config.json"})):
         if (path / name).is_file():
             add(name, (path / name).read_bytes())
     for file in weight_files(path):

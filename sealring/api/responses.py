@@ -30,6 +30,7 @@ from sealring.api.fields import (
 )
 from sealring.api.logprobs import chat_logprobs
 from sealring.api.patterns import pattern_of
+from sealring.api.sampling import OBFUSCATION
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.prompt.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from sealring.v1 import inference_pb2 as inference
@@ -86,7 +87,7 @@ RESPONSES: Rules = {
     "safety_identifier": BOOKKEEPING,
     "service_tier": BOOKKEEPING,
     "store": BOOKKEEPING,
-    "stream_options": BOOKKEEPING,
+    "stream_options": Rule(parts={"include_obfuscation": OBFUSCATION, "include_usage": BOOKKEEPING}),
     "top_logprobs": Rule(spread=_likeliest, ignored_when=(0,)),
     "truncation": only("disabled"),
 }

@@ -163,10 +163,17 @@ OPENAI: Rules = {
 """Rules for fields of chats and completions that their classes below do not have."""
 
 
+OBFUSCATION = only(
+    False, because="events are not padded: over TLS their lengths show; seal prompts, whose pieces are padded"
+)
+"""The rule of `include_obfuscation`, which pads the events of a stream."""
+
+
 class StreamOptions(Body):
+    rules: ClassVar[Rules] = {"include_obfuscation": OBFUSCATION}
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
 
 
 def _field(kind: Any, bounds: Bounds | None) -> Any:

@@ -132,3 +132,20 @@ def test_a_refusal_names_the_limit_that_was_met(ask: Any, body: dict[str, Any], 
         ask(body, "id")
     assert caught.value.metadata["param"] == param
     assert caught.value.message.startswith(f"{param} ")
+
+
+@pytest.mark.parametrize(
+    ("ask", "body"),
+    [
+        (ask_chat, {"messages": [{"role": "user", "content": "Hi"}]}),
+        (ask_completion, {"prompt": "Hi"}),
+        (ask_responses, {"input": "Hi"}),
+    ],
+)
+def test_a_stream_that_is_to_be_padded_is_refused_by_name(ask: Any, body: dict[str, Any]) -> None:
+    for wanted in (False, None):
+        ask({"model": "demo", "stream_options": {"include_obfuscation": wanted}, **body}, "r")
+    with pytest.raises(InvalidInput) as caught:
+        ask({"model": "demo", "stream_options": {"include_obfuscation": True}, **body}, "r")
+    assert caught.value.reason == "UNSUPPORTED_FIELD"
+    assert caught.value.metadata["param"] == "stream_options.include_obfuscation"

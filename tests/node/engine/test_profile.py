@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +11,12 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from visionmodels import write_folder
 
-from sealring.node.engine.profile import digest, max_context, profile
+import sealring.node.engine
+from sealring.node.engine.profile import COVERED, digest, max_context, profile
 from sealring.node.engine.weights import load_stage
+from sealring.node.models.manifest import belongs
 
 Folder = Callable[..., Path]
 
@@ -162,6 +167,80 @@ def test_digest(llama: dict[str, Any], model_folder: Folder) -> None:
     assert digest(other) != digest(one)
     (same / "config.json").write_text(json.dumps(llama | {"rope_theta": 5.0}))
     assert digest(same) != digest(one)
+
+
+OWN = Path(sealring.node.engine.__file__).parent
+NOT_READ = {
+    *("adapter_config.json", "audio_tokenizer_config.json", "modelcard.json"),
+    *("pytorch_model.bin.index.json", "trainer_state.json"),
+}
+"""Files that transformers has names for and nobody reads here: of adapters, sounds, papers, training."""
+
+
+def test_a_digest_covers_the_files_that_tokenizers_and_processors_have_names_for() -> None:
+    """Both ways: what they may read is covered, and what is covered is something that they may read."""
+    found = importlib.util.find_spec("transformers")
+    assert found is not None
+    assert found.origin is not None
+    source = Path(found.origin).parent
+    files = [
+        *source.glob("models/*/tokenization_*.py"),
+        *source.glob("*.py"),
+        source / "utils" / "__init__.py",
+    ]
+    named = set()
+    for text in (file.read_text("utf-8") for file in files):
+        for table in re.findall(r"VOCAB_FILES_NAMES\s*=\s*\{([^}]*)\}", text):
+            named |= set(re.findall(r':\s*"([^"]+)"', table))
+        named |= set(re.findall(r'^[A-Z_]+(?:_FILE|_NAME) = "([^"]+)"', text, re.MULTILINE))
+    weights = {name for name in named if "safetensors" in name}
+    known = {name for name in named if belongs(name)} - weights - NOT_READ
+    own = "".join(file.read_text("utf-8") for file in OWN.rglob("*.py") if file.name != "profile.py")
+    read = set(re.findall(r'"([\w.-]+\.(?:json|jinja|model|tiktoken|txt))"', own))
+    assert known <= COVERED, "transformers may read these, and two models that differ in them look alike"
+    assert known | read >= COVERED, "nothing reads these"
+
+
+READER = """
+import sys
+from pathlib import Path
+folder, covered = Path(sys.argv[1]), sys.argv[2].split()
+opened = set()
+def note(event, arguments):
+    if event == "open" and isinstance(arguments[0], (str, Path)) and Path(arguments[0]).parent == folder:
+        opened.add(Path(arguments[0]).name)
+sys.addaudithook(note)
+from sealring.node.engine.text.tokenizer import LoadedTokenizer, load_tokenizer
+for load in (load_tokenizer, lambda path: LoadedTokenizer(path, 64, chats=False)):
+    load(folder).close()
+if len(sys.argv) > 3:
+    from sealring.node.engine.vision.processor import Processor
+    names = load_tokenizer(folder).special
+    Processor(folder, {name: number for number, name in names.items()})
+print(sorted(name for name in opened if name not in covered and "safetensors" not in name))
+"""
+
+
+@pytest.mark.parametrize("family", ["gemma3", "kimi_vl"])
+def test_a_digest_covers_every_file_that_is_opened(family: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", family)
+    command = [sys.executable, "-c", READER, str(folder), " ".join(COVERED), "vision"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", sorted(COVERED))
+def test_every_file_that_is_covered_changes_the_digest(
+    name: str, llama: dict[str, Any], model_folder: Folder
+) -> None:
+    folder = model_folder(llama)
+    before = digest(folder)
+    (folder / name).write_text(json.dumps(llama | {"rope_theta": 5.0}))
+    assert digest(folder) != before
+    (folder / "README.txt").write_text("read me")
+    after = digest(folder)
+    (folder / "README.txt").unlink()
+    assert digest(folder) == after
 
 
 def test_command(llama: dict[str, Any], model_folder: Folder, tmp_path: Path) -> None:
