@@ -28,7 +28,8 @@ TRIES = 3
 """Loads in a row that may fail before what waits for the model fails with the reason."""
 
 RETRY_SECONDS = 15
-"""Time after a failure in which requests get its error at once: enough for an operator or a node to act."""
+"""Time after a failure in which requests get its error at once, unless a node comes: enough for an operator
+or a node to act."""
 
 LOOK_SECONDS = 5.0
 """Longest time until a model that found no room looks again: nodes may have come."""
@@ -73,8 +74,8 @@ class Heard:
 
 @dataclass
 class Load:
-    """One model. `since` is the begin of its phase, `used` the time of its last use, `loaded` that at which
-    its rings served."""
+    """One model. `since` is the begin of its phase, `used` the time of its last use, `loaded` the time at
+    which its rings served. Requests have waited for it since `asked_since`."""
 
     policy: Policy
     phase: Phase
@@ -117,8 +118,6 @@ class Load:
     def enter(self, phase: Phase, now: float) -> None:
         """Changes the phase."""
         self.phase, self.since, self.yields_to, self.reason = phase, now, "", ""
-        if phase is not Phase.WAITING:
-            self.asked_since = math.inf
 
 
 @dataclass(frozen=True)
@@ -158,9 +157,11 @@ class Loads:
         load.heard = heard
         if load.wanted or heard.used:
             load.used = now
+        if not load.wanted:
+            load.asked_since = math.inf
         if load.phase is Phase.NOT_LOADED and load.wanted and now >= load.not_before:
             load.enter(Phase.WAITING, now)
-            load.asked_since, load.error = now, None
+            load.asked_since, load.error = min(load.asked_since, now), None
         elif load.phase is Phase.WAITING and not load.wanted:
             load.enter(Phase.NOT_LOADED, now)
             self.keep_all(name, now)
@@ -217,7 +218,7 @@ class Loads:
                 self.models[victim].yields_to = name
                 self.models[victim].reason = f"it makes room for {name}"
         if victims:
-            self.models[name].reason = f"{_and(victims)} {_verb(victims)} unloaded for it"
+            self.models[name].reason = f"{and_(victims)} {verb(victims)} unloaded for it"
 
     def freed(self, name: str) -> list[str] | None:
         """The models that have yielded to this one; None while one of them is not quiet."""
@@ -241,10 +242,17 @@ class Loads:
             if load.phase is Phase.WAITING:
                 load.not_before = now
 
+    def node_came(self, now: float) -> None:
+        """What was refused may be asked for again, and what waits looks for room."""
+        for load in self.models.values():
+            if load.error is not None:
+                load.error, load.not_before = None, now
+        self.look_again(now)
+
     def awaits(self, name: str, whom: Sequence[str], now: float) -> None:
         """It does not fit without nodes that should come back."""
         load = self.models[name]
-        load.not_before, load.reason = now + LOOK_SECONDS, f"it waits for {_and(whom)}"
+        load.not_before, load.reason = now + LOOK_SECONDS, f"it waits for {and_(whom)}"
 
     def postponed(self, name: str, victims: Victims, now: float) -> None:
         """It fits once others may be unloaded that may not yet."""
@@ -252,15 +260,16 @@ class Loads:
         load.not_before = min(max(victims.at, now), now + LOOK_SECONDS)
         held = [one for one in victims.later if self.models[one].phase is Phase.LOADED]
         if held:
-            load.reason = f"a model stays loaded for {self.turn:g} s at least, and so does {_and(held)}"
+            load.reason = f"a model stays loaded for {self.turn:g} s at least, and so does {and_(held)}"
         elif victims.later:
-            load.reason = f"{_and(victims.later)} {_verb(victims.later)} loaded before it"
+            load.reason = f"{and_(victims.later)} {verb(victims.later)} loaded before it"
 
     def refused(self, name: str, error: SealringError, now: float) -> None:
         """It cannot be loaded: what waits for it gets the error, and so do requests of the next seconds."""
         load = self.models[name]
         load.enter(Phase.NOT_LOADED, now)
         load.error, load.not_before, load.tries = error, now + RETRY_SECONDS, 0
+        load.asked_since = math.inf
         self.keep_all(name, now)
 
     def serving(self, name: str, now: float) -> None:
@@ -269,6 +278,7 @@ class Loads:
         if load.phase is Phase.LOADING:
             load.took, load.tries, load.used, load.loaded = now - load.since, 0, now, now
             load.enter(Phase.LOADED, now)
+            load.asked_since = math.inf
 
     def stuck(self, name: str, why: str, now: float) -> None:
         """The rings did not form, and the model was unloaded: it is placed anew, or given up after TRIES."""
@@ -277,13 +287,7 @@ class Loads:
         if load.tries < TRIES:
             self.unloaded(name, now)
             return
-        error = Unavailable(
-            f"{name} cannot be loaded: {why}",
-            hint="try again later; the cluster's operator finds more with: sealring status",
-            reason="MODEL_NOT_LOADED",
-            retry_after=RETRY_SECONDS,
-        )
-        self.refused(name, error, now)
+        self.refused(name, not_loaded(name, why), now)
 
     def seconds(self, name: str, now: float) -> float:
         """Estimate of the time until a model is loaded; 0 if it is not known."""
@@ -310,6 +314,16 @@ class Loads:
                 load.enter(Phase.LOADED, now)
 
 
+def not_loaded(name: str, why: str) -> Unavailable:
+    """The error of a model that cannot be loaded now, and may be in a while."""
+    return Unavailable(
+        f"{name} cannot be loaded: {why}",
+        hint="try again later; the cluster's operator finds more with: sealring status",
+        reason="MODEL_NOT_LOADED",
+        retry_after=RETRY_SECONDS,
+    )
+
+
 async def fewest(
     victims: Sequence[str], fits: Callable[[Sequence[str]], Awaitable[bool]]
 ) -> list[str] | None:
@@ -327,9 +341,9 @@ async def fewest(
     return chosen
 
 
-def _and(names: Sequence[str]) -> str:
+def and_(names: Sequence[str]) -> str:
     return ", ".join(sorted(names)[:4])
 
 
-def _verb(names: Sequence[str]) -> str:
+def verb(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"

@@ -16,7 +16,18 @@ import structlog
 from sealring.coordinator.nodes.profiles import ProfileReply
 from sealring.coordinator.rings.deployments import DeploymentService, ring_names
 from sealring.coordinator.rings.epochs import Phase as RingPhase
-from sealring.coordinator.rings.loads import Heard, Load, Loads, Phase, Policy, Victims, fewest
+from sealring.coordinator.rings.loads import (
+    Heard,
+    Load,
+    Loads,
+    Phase,
+    Policy,
+    Victims,
+    and_,
+    fewest,
+    not_loaded,
+    verb,
+)
 from sealring.coordinator.rings.running import RingTable
 from sealring.coordinator.store import Store, StoredDeployment
 from sealring.coordinator.streams.outbox import Outbox
@@ -39,8 +50,9 @@ _FAILURES = 2
 """Epochs in a row that end before they serve, after which a load begins anew."""
 
 ABSENT_SECONDS = 30.0
-"""How long a model without room waits for nodes that have just gone, or that a coordinator which has just
-started has not heard of: as long as a ring waits for a member by default (`replace_after`)."""
+"""How long a node may have been away when a model is asked for, so that what waits for the model waits for
+the node: as long as a ring waits for a member by default (`replace_after`). A node that goes later is waited
+for until it comes, because it may be asleep. None has gone before its coordinator started."""
 
 _SHOWN_SECONDS = 10
 """Times are rounded to this before gateways get them: exact ones change with every request and second."""
@@ -120,7 +132,7 @@ class OnDemand:
     def online(self, member: str) -> None:
         """There may be room now."""
         self._left.pop(member, None)
-        self.loads.look_again(self._awake())
+        self.loads.node_came(self._awake())
         self.changed()
 
     def lost(self, member: str) -> None:
@@ -131,9 +143,9 @@ class OnDemand:
         """It may come back, unless it was evicted."""
         self._left[member] = self._awake()
 
-    def _awaited(self) -> list[str]:
-        """The names of nodes that have just gone, or have not come yet since this coordinator began."""
-        since = self._awake() - self.absent_seconds
+    def _away(self, since: float) -> list[str]:
+        """The names of nodes that are away and went later than `since`, or have not come yet since this
+        coordinator began."""
         members = {one.id: one for one in self._store.members.all(Role.MEMBER)}
         self._left = {member: at for member, at in self._left.items() if member in members}
         return [
@@ -343,9 +355,13 @@ class OnDemand:
         return load is not None and load.phase is Phase.WAITING
 
     def _refuse(self, name: str, error: SealringError) -> None:
-        if self._waits(name) and (awaited := self._awaited()):
-            self.loads.awaits(name, awaited, self._awake())
-            return
+        if self._waits(name):
+            asked = self.loads.models[name].asked_since
+            if awaited := self._away(asked - self.absent_seconds):
+                self.loads.awaits(name, awaited, self._awake())
+                return
+            if away := self._away(-math.inf):
+                error = not_loaded(name, f"{and_(away)} {verb(away)} away, and {error.message}")
         log.warning("model_refused", deployment=name, reason=error.reason, why=error.message)
         if name in self.loads.models:
             self.loads.refused(name, error, self._awake())

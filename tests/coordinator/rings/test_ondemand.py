@@ -13,6 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from sealring.coordinator.rings import loads
 from sealring.coordinator.rings.ondemand import OnDemand
 from sealring.coordinator.rings.running import RingTable
 from sealring.coordinator.streams.sessions import Sessions
@@ -21,7 +22,7 @@ from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.errors import AlreadyExists, EpochEnded, ResourceExhausted
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.problem import from_problem, to_problem
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import Demand, FollowRequest, ModelDemand
 from sealring.v1.proof_pb2 import Release
@@ -273,6 +274,7 @@ async def test_a_model_stays_for_its_turn_and_status_says_so(house: Any) -> None
 
 
 async def test_an_idle_model_is_unloaded(cluster: Cluster) -> None:
+    cluster.coordinator.on_demand.loads.turn = 0.2
     await cluster.node("alpha")
     await deploy(cluster, "one", keep_alive=1)
     gateway = await gate(cluster)
@@ -416,19 +418,45 @@ async def test_names_are_taken_by_names_and_aliases(cluster: Cluster) -> None:
     await gateway.close()
 
 
-async def test_a_model_whose_nodes_have_left_fails_what_waits_for_it(cluster: Cluster) -> None:
+async def test_a_node_that_sleeps_while_it_loads_a_model_is_waited_for(cluster: Cluster) -> None:
+    """However long it sleeps: it went after the model was asked for."""
+    cluster.coordinator.on_demand.absent_seconds = 0.0
+    node = await cluster.node("alpha", prepare=False)
+    await deploy(cluster, "one")
+    gateway = await gate(cluster)
+    await gateway.want("one", waiting=1)
+    await node.wait_for("prepare")
+    await node.stop()
+    await gateway.until(lambda: gateway.models["one"].reason == "it waits for alpha")
+    assert not gateway.models["one"].problem.code
+    await cluster.back(node)
+    await gateway.phase("one", LOADED)
+    await gateway.close()
+
+
+async def test_a_model_whose_nodes_have_left_fails_what_waits_for_it_until_they_come(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an error that clients repeat: the nodes may be asleep."""
+    monkeypatch.setattr(loads, "RETRY_SECONDS", 3600)
     cluster.coordinator.on_demand.absent_seconds = 0.0
     node = await cluster.node("alpha")
     await deploy(cluster, "one")
     gateway = await gate(cluster)
     await node.stop()
     await gateway.want("one", waiting=1)
-    assert await gateway.refused("one") == "NOT_ENOUGH_NODES"
+    assert await gateway.refused("one") == "MODEL_NOT_LOADED"
+    problem = from_problem(gateway.models["one"].problem)
+    assert (problem.code, problem.metadata["retry_after"]) == ("UNAVAILABLE", "3600")
+    assert "alpha is away" in problem.message
+    await cluster.back(node)
+    await gateway.phase("one", LOADED)
     await gateway.close()
 
 
 async def test_nodes_that_have_just_gone_or_not_come_yet_are_waited_for(start_cluster: Any) -> None:
     cluster = await start_cluster()
+    cluster.coordinator.on_demand.loads.turn = 0.2
     node = await cluster.node("alpha")
     await deploy(cluster, "one")
     gateway = await gate(cluster)
