@@ -11,13 +11,19 @@ from collections.abc import Iterator, Sequence
 
 from sealring.doctor.report import Finding, note, ok, problem, unknown
 from sealring.doctor.system import System
-from sealring.doctor.thunderbolt import IFCONFIG, parse_addresses, parse_bridges
+from sealring.doctor.thunderbolt import IFCONFIG, fastest, parse_addresses, parse_bridges, read_ports
 from sealring.doctor.versions import os_version
 from sealring.doctor.view import View
 
 RDMA_CTL = "/usr/bin/rdma_ctl"
 IBV_DEVICES = "/usr/bin/ibv_devices"
 FIRST_VERSION = (26, 2)
+_WITHOUT_RECOVERY = (27,)
+"""From here `rdma_ctl enable` is said to work without the recovery system. Nobody has confirmed it."""
+
+_LEAST_GIGABITS = 80
+"""Thunderbolt 5 has these. `rdma_ctl` says "enabled" with Thunderbolt 4 too, where there is no device."""
+
 _DEVICE = re.compile(r"^\s*(rdma_[a-z0-9]{1,15})\s+[0-9a-f]{1,32}\s*$", re.MULTILINE)
 
 
@@ -39,9 +45,17 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def status(system: System) -> str:
-    """enabled, disabled, or empty if it is unknown."""
+    """enabled, disabled, impossible (by the ports), or empty if it is unknown."""
     found = parse_status(system.run(RDMA_CTL, "status").text)
+    if found and _impossible(system):
+        return "impossible"
     return "" if found is None else "enabled" if found else "disabled"
+
+
+def _impossible(system: System) -> bool:
+    """Whether no port is of Thunderbolt 5. A slow cable in a fast port leaves the device there."""
+    slow = 0 < fastest(read_ports(system)) < _LEAST_GIGABITS
+    return slow and not parse_devices(system.run(IBV_DEVICES).text)
 
 
 def check(system: System, view: View) -> Iterator[Finding]:
@@ -58,9 +72,17 @@ def check(system: System, view: View) -> Iterator[Finding]:
     if not found:
         why = system.run(RDMA_CTL, "status").why or "rdma_ctl answered in words that are not known here"
         yield unknown("rdma.status", "RDMA over Thunderbolt", why, f"{RDMA_CTL} status")
+    elif found == "impossible":
+        what = "this Mac has no RDMA: its Thunderbolt ports are slower than Thunderbolt 5"
+        if wanted:
+            yield _unready(what, "take rdma_devices out of its settings, and use --backend ring")
+        else:
+            yield ok("rdma.status", f"{what}, though rdma_ctl says enabled")
     elif found == "disabled" and wanted:
         fix = "turn it on at the Mac, in the Terminal of its recovery system"
-        yield _unready("RDMA over Thunderbolt is off", fix, "rdma_ctl enable")
+        if version >= _WITHOUT_RECOVERY:
+            fix = "turn it on at the Mac; if it refuses, in the Terminal of its recovery system"
+        yield _unready("RDMA over Thunderbolt is off", fix, "sudo rdma_ctl enable")
     elif found == "disabled":
         yield ok(
             "rdma.status",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sealring.doctor.report import Bridge, Finding, Port, note, ok, unknown
+from sealring.doctor.report import Bridge, Finding, Port, note, ok, unknown, warning
 from sealring.doctor.system import System
 from sealring.doctor.view import View
 
@@ -26,6 +26,9 @@ _INTERFACE = re.compile(r"^([a-z]{1,12}[0-9]{1,4}): flags=[0-9a-f]{1,8}<([A-Z0-9
 _MEMBER = re.compile(r"^\s+member: ([a-z]{1,12}[0-9]{1,4}) ", re.MULTILINE)
 _INET = re.compile(r"^\s+inet ([0-9.]{7,15}) ", re.MULTILINE)
 _MAX_PORTS = 64
+_GIGABITS = re.compile(r"([0-9]{1,4}) ?Gb/s")
+_DEFAULT = re.compile(r"^\s*interface: ([a-z]{1,12}[0-9]{1,4})$", re.MULTILINE)
+ROUTE = "/sbin/route"
 
 
 def parse_profile(text: str) -> list[Port] | None:
@@ -94,6 +97,17 @@ def parse_addresses(text: str) -> dict[str, tuple[str, ...]]:
     }
 
 
+def fastest(ports: list[Port] | None) -> int:
+    """Gb/s of the fastest port, with what is in it; 0 if no port says any. Thunderbolt 5 begins with 80."""
+    return max((int(match[1]) for port in ports or () if (match := _GIGABITS.search(port.speed))), default=0)
+
+
+def parse_default_route(text: str) -> str:
+    """The interface of the default route, by `route -n get default`; empty where there is none."""
+    match = _DEFAULT.search(text)
+    return match[1] if match else ""
+
+
 def read_ports(system: System) -> list[Port] | None:
     """The ports with the interfaces that belong to them; None when they are not known."""
     ports = parse_profile(system.run(*PROFILER, seconds=_PROFILER_SECONDS).text)
@@ -146,7 +160,17 @@ def check(system: System, view: View) -> Iterator[Finding]:
     why = system.run(IFCONFIG, "-a").why or system.run(NETWORKSETUP, "-listallhardwareports").why
     if why:
         yield unknown("thunderbolt.bridge", "bridges over Thunderbolt", why, f"{IFCONFIG} -a")
+    default = parse_default_route(system.run(ROUTE, "-n", "get", "default").text)
     for bridge in read_bridges(system):
+        if bridge.name == default:
+            yield warning(
+                "thunderbolt.default_route",
+                f"this Mac's way to all other networks leads over {bridge.name}, and so through another Mac",
+                "the bridge took an address by DHCP from the network that the other Mac shares or bridges; "
+                "while that Mac sleeps, this Mac is cut off",
+                "set the bridge's service to a manual address, or below Ethernet and Wi-Fi in the order",
+                f"{NETWORKSETUP} -listnetworkserviceorder",
+            )
         if bridge.enabled and len({port.device for port in cabled} & set(bridge.members)) > 1:
             yield note(
                 "thunderbolt.bridge",

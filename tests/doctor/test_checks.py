@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -320,6 +321,45 @@ def test_rdma(view: View, version: str, status: str, severity: Severity, words: 
         says["/usr/bin/ibv_devices"] = ""
         none = by_id(rdma.check(FakeSystem(says), view))["rdma.status"]
         assert none.what == "RDMA over Thunderbolt is on (no device)"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_thunderbolt_4_has_no_rdma_whatever_its_tool_says(tmp_path: Path, named: bool) -> None:
+    lines = ["a" * 16 + "=rdma_en2"] if named else []
+    view = View(NodeSettings(state_dir=tmp_path, rdma_devices=lines))
+    slow = re.sub(r"(Up to )?[0-9]+ Gb/s", "Up to 40 Gb/s", recording("thunderbolt.json"))
+    says = {
+        **NETWORK,
+        "/usr/bin/sw_vers": recording("sw_vers.txt"),
+        "/usr/bin/rdma_ctl": "enabled",
+        "/usr/bin/ibv_devices": "",
+        "/usr/sbin/system_profiler": slow,
+    }
+    system = FakeSystem(says)
+    assert rdma.status(system) == "impossible", "so that no plan names its devices"
+    (found,) = rdma.check(system, view)
+    assert "its Thunderbolt ports are slower than Thunderbolt 5" in found.what
+    assert found.severity is (Severity.PROBLEM if named else Severity.OK)
+    for other in ({"/usr/bin/ibv_devices": recording("ibv_devices.txt")}, {"/usr/sbin/system_profiler": ""}):
+        assert rdma.status(FakeSystem(says | other)) == "enabled", "it shows a device, or no speed"
+
+
+@pytest.mark.parametrize(("version", "here"), [("26.2", False), ("27.0", True)])
+def test_where_rdma_is_turned_on(tmp_path: Path, version: str, here: bool) -> None:
+    view = View(NodeSettings(state_dir=tmp_path, rdma_devices=["a" * 16 + "=rdma_en2"]))
+    says = {
+        "/usr/bin/sw_vers": recording("sw_vers.txt").replace("26.2", version),
+        "/usr/bin/rdma_ctl": "disabled",
+    }
+    (found,) = rdma.check(FakeSystem(says), view)
+    assert "recovery system" in found.fix
+    assert ("if it refuses" in found.fix) == here
+
+
+def test_a_bridge_that_took_the_default_route_is_named(view: View) -> None:
+    for interface, named in (("bridge0", True), ("en0", False)):
+        system = FakeSystem({**NETWORK, "/sbin/route": recording("route.txt").replace("en0", interface)})
+        assert ("thunderbolt.default_route" in by_id(thunderbolt.check(system, view))) == named
 
 
 @pytest.mark.parametrize(
