@@ -120,7 +120,10 @@ def _renumbered(grammar: str) -> str:
 def bad_grammar(why: str, **metadata: object) -> InvalidInput:
     """The library's own words are about the schema, which is the sender's. One that costs too much has the
     `limit` in its metadata."""
-    said = why.splitlines()[0] if why else "it cannot be compiled"
+    lines = why.splitlines() or ["it cannot be compiled"]
+    said = lines[0]
+    if said.endswith("parse error:"):  # the reason stands below the expression
+        said += next((line.removeprefix("error:") for line in lines if line.startswith("error:")), "")
     hint = "leave out what is named; docs/clients.md tells what a schema may hold"
     if _ONE_OF in said:  # the library names its own option, which no client has
         said = "the alternatives of a oneOf may overlap"

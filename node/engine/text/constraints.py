@@ -10,29 +10,18 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Container, Mapping
+from typing import Any
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import check_schema, parse_json_object
-from sealring.node.engine.text.piecewise import BREAK, PIECES, Arguments, Pieces, as_json
+from sealring.node.engine.text.notations.notation import NOTATIONS, Flat, Headed, Objects, Pieces
+from sealring.node.engine.text.piecewise import BREAK, Arguments, as_json
+from sealring.node.engine.text.schemas import closed
 from sealring.node.engine.text.sections import Format
 from sealring.node.engine.text.shapes import parameters
 from sealring.v1 import inference_pb2 as inference
 
-_SYNTAX = {
-    "json_tools": ('\n{"name": "%s", "arguments": ', "}\n", False),
-    "mistral": ("%s[ARGS]", "", False),
-    "harmony": ("%s <|constrain|>json<|message|>", "", False),
-    "deepseek_v3": (
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n",
-        "\n```<｜tool▁call▁end｜>",
-        True,
-    ),
-    "kimi_k2": ("<|tool_call_begin|>functions.%s:#<|tool_call_argument_begin|>", "<|tool_call_end|>", True),
-    "deepseek": ("<｜tool▁call▁begin｜>%s<｜tool▁sep｜>", "<｜tool▁call▁end｜>", True),
-}
-"""The notation of calls by parser: text before and after a call's arguments (# is a number), and whether one
-pair of markers holds several calls. node.engine.text.piecewise has parsers that write arguments one by
-one."""
+_ANYTHING = {"type": "object"}
 
 
 def may_be_held(chat: inference.Chat) -> frozenset[int]:
@@ -69,8 +58,10 @@ def grammar_of(
     chat = prompt.chat
     calls = form.call is not None and bool(chat.tools)
     strict = calls and (bool(held) or any(tool.strict for tool in chat.tools))
-    known = form.name in _SYNTAX or form.name in PIECES
-    if strict and not known:
+    notation = NOTATIONS.get(form.name)
+    known = isinstance(notation, Objects | Headed | Pieces | Flat)
+    bare = notation is not None and notation.starts and not chat.call_required
+    if strict and (not known or bare):  # nothing says where a call begins that is all of an answer
         raise InvalidInput(
             "this model's tool calls cannot be held to a schema",
             hint="leave strict out of the tools, and grammars out of custom ones",
@@ -113,7 +104,7 @@ class _Writer:
             start = f"{self._thoughts(said)} SPACE? answer"
             self._rules.append(f"answer: schema{' | call (SPACE? call)*' if calls else ''}")
             self._rules.append(
-                f"schema: {final} {as_json(parse_json_object(prompt.schema, 'response_format'))}"
+                f"schema: {final} {as_json(closed(parse_json_object(prompt.schema, 'response_format')))}"
             )
             if calls:
                 self._add_calls()
@@ -151,45 +142,60 @@ class _Writer:
     def _add_calls(self) -> None:
         assert self._form.call is not None
         begin, end = self._form.call
-        if self._form.name in _SYNTAX:
-            before, after, several = _SYNTAX[self._form.name]
-            kinds = []
-            for index, tool in enumerate(self._chat.tools):
-                schema = {"type": "object", **(parameters(tool) if self._strict[index] else {})}
-                begins = " /[0-9]{1,3}/ ".join(map(self._literal, (before % tool.name).split("#")))
-                self._rules.append(f"tool_{index}: {begins} {as_json(schema)} {self._literal(after)}")
-                kinds.append(f"tool_{index}")
-            one = "(" + " | ".join(kinds) + ")"
-            body = f"{one} (SPACE? {one})*" if several and not self._chat.one_call else one
-            self._rules.append(f"rest_of_call: {body} {self._literal(end)}")
-        elif self._form.name in PIECES:
-            self._add_pieces(PIECES[self._form.name], end)
+        notation = NOTATIONS.get(self._form.name)
+        if isinstance(notation, Objects | Headed):
+            self._add_json(notation, end)
+        elif isinstance(notation, Pieces | Flat):
+            self._add_pieces(notation, end)
+        elif end:
+            self._add_up_to("rest_of_call", end)
         else:
-            if end:
-                self._add_up_to("rest_of_call", end)
-            else:
-                self._rules.append("rest_of_call: FREE")
+            self._rules.append("rest_of_call: FREE")
         self._rules.append(f"call: {self._literal(begin)} rest_of_call")
 
-    def _add_pieces(self, pieces: Pieces, end: str) -> None:
+    def _schema(self, index: int) -> dict[str, Any]:
+        """The schema of a tool's arguments, or what they are at least."""
+        schema = closed(parameters(self._chat.tools[index]), tool=True)
+        held = self._strict[index] or not schema.get("properties")
+        return {"type": "object", **schema} if held else _ANYTHING
+
+    def _add_json(self, notation: Objects | Headed, end: str) -> None:
+        """Calls whose arguments are one object of JSON."""
+        before, after = notation.call, notation.call_end
+        if isinstance(notation, Headed) and notation.held is not None:
+            before, after = notation.held
+        kinds = []
+        for index, tool in enumerate(self._chat.tools):
+            begins = f" /{notation.number}/ ".join(map(self._literal, (before % tool.name).split("#")))
+            self._rules.append(
+                f"tool_{index}: {begins} {as_json(self._schema(index))} {self._literal(after)}"
+            )
+            kinds.append(f"tool_{index}")
+        one = "(" + " | ".join(kinds) + ")"
+        body = f"{one} (SPACE? {one})*" if notation.several and not self._chat.one_call else one
+        self._rules.append(f"rest_of_call: {body} {self._literal(end)}")
+
+    def _add_pieces(self, notation: Pieces | Flat, end: str) -> None:
         """Calls whose arguments are written one by one; those of tools that are not strict are free."""
+        breaks = isinstance(notation, Pieces) and notation.breaks
         kinds, others = list[str](), list[str]()
         for index, tool in enumerate(self._chat.tools):
-            begins = f" {BREAK} ".join(map(self._literal, (pieces.call % tool.name).split("\n")))
-            if self._strict[index]:
+            schema = self._schema(index)
+            begins = (notation.call % tool.name).replace("#", "1")
+            begun = f" {BREAK} ".join(self._literal(part) for part in begins.split("\n"))
+            held = schema is not _ANYTHING
+            if held:
                 ending = "" if self._names.search(end) else end
-                made = Arguments(
-                    self._form.name, tool.name, parameters(tool), self._literal, f"args_{index}", ending
-                )
-                rest = f"{made.body()} {self._literal(pieces.end.strip())}"
+                made = Arguments(notation, tool.name, schema, self._literal, f"args_{index}", ending)
+                rest = f"{made.body()} {self._literal(notation.call_end.strip())}"
                 self._rules += made.rules
             else:
                 rest = f"free_{index}"
-                self._add_up_to(rest, pieces.end.strip() or end)
-            self._rules.append(f"tool_{index}: {begins} {rest} {BREAK * bool(pieces.breaks)}")
-            (kinds if self._strict[index] or pieces.end else others).append(f"tool_{index}")
+                self._add_up_to(rest, notation.call_end.strip() or end)
+            self._rules.append(f"tool_{index}: {begun} {rest} {BREAK * breaks}")
+            (kinds if held or notation.call_end else others).append(f"tool_{index}")
         one = "(" + " | ".join(kinds) + ")"
-        body = f"{one}+" if pieces.several and not self._chat.one_call else one
+        body = f"{one}+" if notation.several and not self._chat.one_call else one
         ends = [f"{body} {self._literal(end)}"] if kinds else []
         self._rules.append(f"rest_of_call: {' | '.join([*ends, *others])}")
 

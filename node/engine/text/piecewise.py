@@ -1,7 +1,6 @@
 """Calls whose arguments a model writes one by one, texts as they are and all else as JSON: their grammar.
 
-A strict tool's arguments come in the order of its schema. The model's parser reads them as they were written:
-a text holds nothing that ends it, and a number no more digits than the parser keeps.
+A strict tool's arguments come in the order of its schema. A text holds nothing that ends it.
 """
 
 from __future__ import annotations
@@ -9,89 +8,35 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sealring.mesh.errors import InvalidInput
+from sealring.node.engine.text.notations.notation import Flat, Pieces
 
 _ANNOTATIONS = frozenset({"type", "title", "description", "default", "examples"})
 _OBJECT = _ANNOTATIONS | {"properties", "required", "additionalProperties", "$schema", "$defs", "definitions"}
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
-_WHOLE = 2**53 - 1
 BREAK = '"\\n"?'
 
 Literal = Callable[[str], str]
 K = TypeVar("K")
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """The texts around a call and around each argument; %s is for the tool's name and the argument's.
-
-    A line break in `breaks` may be left out. `typed` parsers read an argument by the type in its schema,
-    which has to be there; they take a text `null` for none.
-    """
-
-    call: str
-    end: str
-    text: str
-    text_end: str
-    value: str
-    value_end: str
-    between: str = ""
-    breaks: str = ""
-    typed: bool = False
-    several: bool = False
-
-
-PIECES = {
-    "qwen3_coder": Pieces(
-        "\n<function=%s>\n",
-        "</function>\n",
-        "<parameter=%s>\n",
-        "</parameter>",
-        "<parameter=%s>\n",
-        "\n</parameter>",
-        breaks="\n",
-        typed=True,
-    ),
-    "glm47": Pieces(
-        "%s\n",
-        "",
-        "<arg_key>%s</arg_key>\n<arg_value>",
-        "</arg_value>",
-        "<arg_key>%s</arg_key>\n<arg_value>",
-        "</arg_value>",
-        breaks="\n",
-    ),
-    "gemma4": Pieces("call:%s{", "}", '%s:<|"|>', '<|"|>', "%s:", "", between=","),
-    "function_gemma": Pieces("call:%s{", "}", "%s:<escape>", "<escape>", "%s:", "", between=","),
-    "dsml": Pieces(
-        '\n<｜DSML｜invoke name="%s">\n',
-        "</｜DSML｜invoke>\n",
-        '<｜DSML｜parameter name="%s" string="true">',
-        "</｜DSML｜parameter>",
-        '<｜DSML｜parameter name="%s" string="false">',
-        "</｜DSML｜parameter>",
-        breaks="\n",
-        several=True,
-    ),
-}
-"""Notations of calls, as the models' chat templates write them, by mlx-lm's names of parsers."""
-
-_FLAT = frozenset({"gemma4", "function_gemma"})
-"""They have a notation of their own for what is in an array or an object."""
-
-
 class Arguments:
     """The rules of one tool's arguments, `name` in front of each rule's own."""
 
     def __init__(
-        self, parser: str, tool: str, schema: dict[str, Any], literal: Literal, name: str, end: str
+        self,
+        notation: Pieces | Flat,
+        tool: str,
+        schema: dict[str, Any],
+        literal: Literal,
+        name: str,
+        end: str,
     ) -> None:
         """`end` is the text that ends calls, if it is none of the special tokens."""
-        self._pieces = PIECES[parser]
-        self._parser, self._tool, self._name = parser, tool, name
+        self._notation = notation
+        self._tool, self._name = tool, name
         self._literal = literal
         self._schema = schema
         self._end = end
@@ -118,13 +63,13 @@ class Arguments:
             raise ValueError("an argument that is required and not described")
         made = [self._argument(index, *item) for index, item in enumerate(properties.items())]
         wanted = [key in required for key in properties]
-        if not self._pieces.between:
-            return " ".join(one if want else f"({one})?" for one, want in zip(made, wanted, strict=True))
-        return self._separated(made, wanted)
+        if isinstance(self._notation, Flat):
+            return self._separated(made, wanted)
+        return " ".join(one if want else f"({one})?" for one, want in zip(made, wanted, strict=True))
 
     def _separated(self, made: list[str], wanted: list[bool]) -> str:
         """Arguments with something between any two that are there: rules for what may follow, from behind."""
-        mark = self._literal(self._pieces.between)
+        mark = self._literal(",")
         after, first = '""', '""'
         for index in reversed(range(len(made))):
             name = f"{self._name}_from_{index}"
@@ -136,80 +81,82 @@ class Arguments:
         return first
 
     def _argument(self, index: int, key: str, schema: Any) -> str:
-        if self._parser in _FLAT and not self._tool.isidentifier():
-            raise ValueError("a name that is not letters, digits and underscores")
+        notation = self._notation
+        if isinstance(notation, Pieces) and notation.cdata:
+            raise ValueError("texts in CDATA")
         if not _KEY.match(key) or not isinstance(schema, dict):
             raise ValueError("an argument whose name is not letters, digits and underscores")
         kind = schema.get("type")
+        said = isinstance(notation, Pieces) and notation.kinds and "#" not in notation.value
         if kind == "string":
-            return f"{self._around(self._pieces.text, key)} {self._text(index, schema)}"
-        if not isinstance(kind, str) and (self._pieces.typed or self._parser in _FLAT):
+            begin = f"{key}:{notation.quote}" if isinstance(notation, Flat) else notation.text
+            return f"{self._around(begin, key)} {self._text(index, schema)}"
+        if not isinstance(kind, str) and not said:
             raise ValueError("an argument that has no type, or several")
-        if self._parser in _FLAT and kind in ("array", "object"):
+        if isinstance(notation, Flat) and kind in ("array", "object"):
             raise ValueError("arrays and objects among its arguments")
         shared = {name: self._schema[name] for name in ("$defs", "definitions") if name in self._schema}
         inner = _unending({**schema, **shared})
         inner = {**inner, "$defs": {**inner.get("$defs", {}), _ANYTHING: _unending({})}}
-        if kind in ("integer", "number") and "enum" not in schema and "const" not in schema:
-            # parsers go through a double
-            low, high = schema.get("minimum", -_WHOLE), schema.get("maximum", _WHOLE)
-            if not isinstance(low, int | float) or not isinstance(high, int | float):
-                raise ValueError("it is malformed")
-            inner["minimum"], inner["maximum"] = max(low, -_WHOLE), min(high, _WHOLE)
-        ending = self._around(self._pieces.value_end)
-        return f"{self._around(self._pieces.value, key)} {as_json(inner)} {ending}".strip()
+        if isinstance(notation, Flat):
+            return f"{self._literal(f'{key}:')} {as_json(inner)}"
+        begin = notation.value.replace("#", "number" if kind == "integer" else str(kind))
+        return (
+            f"{self._around(begin, key)} {as_json(inner)} {self._around(notation.value_end)} {self._break()}"
+        )
 
     def _text(self, index: int, schema: dict[str, Any]) -> str:
-        """A text and what ends it."""
-        end = self._pieces.text_end
+        """A text and what ends it. The reader keeps every byte between both."""
+        notation = self._notation
+        end = notation.quote if isinstance(notation, Flat) else notation.text_end.removesuffix("\n")
         values = [schema["const"]] if "const" in schema else schema.get("enum")
-        patterned = "pattern" in schema and bool(self._pieces.breaks)
+        patterned = "pattern" in schema and isinstance(notation, Pieces)
         if unknown := set(schema) - _ANNOTATIONS - {"enum", "const"} - ({"pattern"} if patterned else set()):
             raise ValueError(f"{min(unknown)[:64]} of a text")
-        rest = self._around(self._pieces.value_end if self._pieces.typed else end)
+        rest = self._literal(end)
+        mark = end.strip()
         if values is not None:
-            if not all(isinstance(value, str) and self._readable(value) for value in values):
-                raise ValueError("an enum of other texts than the model's parser reads")
-            return f"({' | '.join(self._literal(value) for value in values)}) {rest}"
+            barred = [one for one in (mark, self._end) if one]
+            if not all(
+                isinstance(value, str) and not any(one in value for one in barred) for value in values
+            ):
+                raise ValueError("an enum of other texts than a call can hold")
+            return f"({' | '.join(self._literal(value) for value in values)}) {rest} {self._break()}"
         name = f"TEXT_{self._name}_{index}".upper()
-        barred = [re.escape(self._end)] * bool(self._end) + [r"\}"] * (self._parser == "function_gemma")
-        if rest.startswith("<["):  # a special token, which is no text
-            self.rules.append(f"{name}: /(?s:.*)/{_without([re.escape(end), *barred])}")
-            return f"{name} {rest}"
-        ended = re.escape(end).replace("/", r"\/")
-        null = rf" & ~/(?s:\n?[Nn][Uu][Ll][Ll]\n?{ended})/" if self._pieces.typed else ""
-        held = self._pattern(schema["pattern"], ended) if patterned else f"/(?s:.*){ended}/"
-        self.rules.append(f"{name}: {held} & ~/(?s:.*{ended}.+)/{null}{_without(barred)}")
-        return f"{name} {BREAK}" if self._pieces.breaks else name
+        barred = [re.escape(self._end)] * bool(self._end)
+        if "<[" in rest:  # a special token, which is no text
+            self.rules.append(f"{name}: /(?s:.*)/{_without([re.escape(mark), *barred])}")
+            return f"{name} {rest} {self._break()}"
+        ended, whole = (
+            re.escape(mark).replace("/", r"\/"),
+            re.escape(end).replace("/", r"\/").replace("\\\n", r"\n"),
+        )
+        held = self._pattern(schema["pattern"], whole) if patterned else f"/(?s:.*){whole}/"
+        self.rules.append(f"{name}: {held} & ~/(?s:.*{ended}.+)/{_without(barred)}")
+        return f"{name} {self._break()}"
 
     def _pattern(self, pattern: Any, ended: str) -> str:
-        """Matches a text and its end; the text has the pattern once the parser has stripped it."""
+        """Matches a text and its end."""
         pattern = _a(str, pattern)
         if not (pattern.startswith("^") and pattern.endswith("$")):
             raise ValueError("a pattern of a text that is not anchored by ^ and $")
         body = re.sub(
             r"(\\.)|/|\n", lambda found: found[1] or {"/": r"\/", "\n": r"\n"}[found[0]], pattern[1:-1]
         )
-        if self._parser == "glm47":
-            return rf"/(?:{body}){ended}/ & ~/(?s:\s.*)/ & ~/(?s:.*\s{ended})/"
-        if self._pieces.typed:
-            return rf"/(?:{body})\n{ended}/ & ~/(?s:\n.*)/"
         return f"/(?:{body}){ended}/"
 
-    def _readable(self, value: str) -> bool:
-        null = self._pieces.typed and value.lower() == "null"
-        barred = "}" if self._parser == "function_gemma" else self._pieces.text_end
-        ended = barred in value or (self._end and self._end in value)
-        return value == value.strip() and not ended and not null
+    def _break(self) -> str:
+        """The line break behind an argument, which may be missing."""
+        return BREAK if isinstance(self._notation, Pieces) and self._notation.text_end.endswith("\n") else ""
 
     def _around(self, text: str, key: str = "") -> str:
-        """Matches what stands around an argument; the line breaks in it may be missing."""
-        filled = text.replace("%s", key)
-        if not self._pieces.breaks:
-            return self._literal(filled)
-        parts = [self._literal(part) if part else "" for part in filled.split("\n")]
-        ends = text in (self._pieces.text_end, self._pieces.value_end)
-        return f" {BREAK} ".join(parts).strip() + f" {BREAK}" * ends
+        """Matches what stands around an argument. Line breaks inside may be missing; one beside a text may
+        not, for the text might begin or end with another."""
+        filled = text.replace("%s", key).removesuffix("\n") if key == "" else text.replace("%s", key)
+        begin, end = "\n" * filled.startswith("\n"), "\n" * filled.endswith("\n")
+        parts = filled.removeprefix(begin).removesuffix(end).split("\n")
+        inner = f" {BREAK} ".join(self._literal(part) for part in parts)
+        return " ".join(part for part in (self._literal(begin), inner, self._literal(end)) if part)
 
 
 def _unending(schema: Any) -> Any:

@@ -37,6 +37,8 @@ class Notation:
     """Whether a call without `begin` is read, too."""
     starts: tuple[str, ...] = ()
     """Texts that begin a call where an answer begins with them."""
+    number: str = "[0-9]{1,3}"
+    """What # matches in a call that is held to a grammar."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,9 @@ NOTATIONS: dict[str, Notation] = {
     ),
     "apertus": Objects("<|tools_prefix|>", "<|tools_suffix|>", '[{"%s": ', "}]", keyed=True),
     "mistral": Headed("[TOOL_CALLS]", "", "%s[ARGS]", also=("%s[CALL_ID]#[ARGS]", "%s"), bare=False),
-    "mistral_id": Headed("[TOOL_CALLS]", "", "%s[CALL_ID]#[ARGS]", also=("%s[ARGS]", "%s"), bare=False),
+    "mistral_id": Headed(
+        "[TOOL_CALLS]", "", "%s[CALL_ID]#[ARGS]", also=("%s[ARGS]", "%s"), bare=False, number="[a-zA-Z0-9]{9}"
+    ),
     "mistral_list": Headed(
         "[TOOL_CALLS]",
         "",

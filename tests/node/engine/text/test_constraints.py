@@ -239,3 +239,29 @@ def test_other_syntaxes() -> None:
     with pytest.raises(InvalidInput) as caught:
         grammar_of(prompt_with(), Format(None, ("<a>", "</a>"), name="pythonic"), dict, "")
     assert caught.value.reason == "NO_STRICT_TOOLS"
+
+
+def test_a_call_has_no_arguments_that_its_schema_does_not_name() -> None:
+    said: dict[str, Any] = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    tools = [
+        inference.Tool(name="now"),
+        inference.Tool(name="count", parameters=json.dumps(said), strict=True),
+    ]
+    chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], tools=tools)
+    chat.call_required = chat.one_call = True
+    grammar = grammar_of(inference.Prompt(chat=chat), HERMES, dict, "")
+    calls = [("now", "{}"), ("now", '{"text": "ital"}'), ("count", '{"n": 1}'), ("count", '{"n": 1, "m": 2}')]
+    written = [f'\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>' for name, given in calls]
+    assert takes(grammar, *written) == [True, False, True, False]
+    answer = inference.Prompt(schema=json.dumps(said), chat=inference.Chat(messages=chat.messages))
+    grammar = grammar_of(answer, HERMES, dict, "")
+    assert takes(grammar, '{"n": 1}', '{"n": 1, "m": 2}') == [True, False]
+
+
+def test_strict_calls_are_refused_where_an_answer_may_be_a_call_without_a_marker() -> None:
+    llama = format_of('<|start_header_id|> "parameters": ', ())
+    with pytest.raises(InvalidInput) as caught:
+        grammar_of(prompt_with(), llama, dict, "")
+    assert caught.value.reason == "NO_STRICT_TOOLS"
+    grammar = grammar_of(prompt_with(call_required=True, one_call=True), llama, dict, "")
+    assert takes(grammar, '{"name": "count", "parameters": {"n": 1}}', '{"name": "count"}') == [True, False]

@@ -19,7 +19,7 @@ from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.grammar import Follower, Grammars
 from sealring.node.engine.text.calls import read_calls
 from sealring.node.engine.text.constraints import grammar_of
-from sealring.node.engine.text.notations.notation import NOTATIONS
+from sealring.node.engine.text.notations.notation import NOTATIONS, Flat, Headed, Objects, Pieces
 from sealring.node.engine.text.notations.reading import reader_of
 from sealring.node.engine.text.sections import Format
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -28,6 +28,11 @@ from sealring.v1 import inference_pb2 as inference
 MODEL = Path(__file__).parents[4] / "examples" / "demo_model" / "model"
 PARSERS = ["qwen3_coder", "glm47", "gemma4", "function_gemma", "dsml", "kimi_k2"]
 FLAT = ("gemma4", "function_gemma")
+HELD_ONES = [
+    name
+    for name, notation in NOTATIONS.items()
+    if isinstance(notation, Objects | Headed | Pieces | Flat) and name not in ("harmony", "minicpm5")
+]
 LONGEST = 400
 
 
@@ -89,8 +94,8 @@ def read(form: Format, text: str, schema: dict[str, Any]) -> Any:
     return json.loads(call.arguments)
 
 
-@pytest.mark.parametrize("parser", PARSERS)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@pytest.mark.parametrize("parser", HELD_ONES)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1 << 20))
 def test_whatever_its_grammar_lets_through_is_read_as_an_instance(parser: str, seed: int) -> None:
     """A call of tokens drawn at random, with a liking for those that end something."""
@@ -233,7 +238,6 @@ def test_a_text_with_a_pattern_is_read_as_one_that_has_it(parser: str) -> None:
         {"type": "object", "properties": {"</parameter>": {}}},
         {"type": "object", "patternProperties": {".*": {}}},
         {"type": "array", "items": {"anyOf": 3}},
-        {"type": "integer", "minimum": "x"},
     ],
 )
 def test_what_a_parser_could_not_tell_apart_is_refused(argument: dict[str, Any]) -> None:
