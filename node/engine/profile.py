@@ -23,6 +23,7 @@ import structlog
 from sealring.mesh.errors import ModelError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer
+from sealring.node.engine.contents import check_folder
 from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
 from sealring.node.engine.staging.interception import leaves, own_arrays
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
@@ -30,7 +31,6 @@ from sealring.node.engine.staging.shards import sharded
 from sealring.node.engine.staging.undo import runs_of
 from sealring.node.engine.vision.sizes import vision_bytes
 from sealring.node.engine.weights import (
-    check_folder,
     has_mtp_head,
     load_lazily,
     load_mtp_head,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import mlx.nn as nn
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import device, mlx_lm_import, relaying
 from sealring.node.engine.configuration import with_parts
+from sealring.node.engine.contents import REDOWNLOAD, check_folder
 from sealring.node.engine.staging import Shard, Stage, build_skeleton
 from sealring.node.engine.staging.anatomy import Anatomy, dissect
 from sealring.node.engine.staging.caches import trimmable
@@ -35,11 +35,6 @@ from sealring.node.models.kept import is_part
 _HEADER_LIMIT = 32 * 1024 * 1024
 _TENSOR_LIMIT = 1 << 18
 """Tensors of one file. A mixture of experts of some hundred billion parameters has fewer in all its files."""
-
-_INDEX_LIMIT = 64 * 1024 * 1024
-_CONFIG_LIMIT = 16 * 1024 * 1024
-_FILE_LIMIT = 10_000
-_REDOWNLOAD = "download or convert the model again"
 
 
 def load_stage(
@@ -153,7 +148,7 @@ def load_lazily(path: Path, *, parts: bool = False) -> tuple[nn.Module, dict[str
         raise ModelError(
             f"the weights of {path.name} do not fit its configuration: {_first_words(error)}",
             reason="WEIGHTS_MISMATCH",
-            hint=_REDOWNLOAD,
+            hint=REDOWNLOAD,
         ) from error
     return model, loaded
 
@@ -172,41 +167,16 @@ def read_config(path: Path) -> dict[str, Any]:
             hint="a model folder holds config.json, safetensors files and a tokenizer",
         )
     try:
-        if file.stat().st_size > _CONFIG_LIMIT:
-            raise ValueError
         config = mlx_lm_import.import_utils().load_config(path)
         if not isinstance(config, dict):
             raise ValueError
     except (ValueError, RecursionError) as error:
         raise ModelError(
-            f"config.json of {path.name or path} is not a JSON object of at most {_CONFIG_LIMIT >> 20} MiB",
+            f"config.json of {path.name or path} is not a JSON object",
             reason="BAD_MODEL_CONFIG",
-            hint=_REDOWNLOAD,
+            hint=REDOWNLOAD,
         ) from error
     return with_parts(config)
-
-
-def check_folder(path: Path) -> None:
-    """Raises ModelError unless all in the folder are files or folders: to open a pipe may take for ever."""
-    try:
-        with os.scandir(path) as entries:
-            for number, entry in enumerate(entries):
-                if number >= _FILE_LIMIT:
-                    raise _unusable_folder(path, f"has more than {_FILE_LIMIT} files")
-                if not (entry.is_file() or entry.is_dir() or _dangles(entry)):
-                    raise _unusable_folder(path, f"holds {entry.name[:80]!r}, which is no file")
-    except (FileNotFoundError, NotADirectoryError):
-        raise ModelError(
-            f"there is no model folder {path.name}", reason="MODEL_NOT_FOUND", hint="check the model's path"
-        ) from None
-
-
-def _dangles(entry: os.DirEntry[str]) -> bool:
-    return entry.is_symlink() and not Path(entry.path).exists()
-
-
-def _unusable_folder(path: Path, why: str) -> ModelError:
-    return ModelError(f"the folder {path.name} {why}", reason="MODEL_FOLDER_UNUSABLE", hint=_REDOWNLOAD)
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -222,19 +192,17 @@ def weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            if index.stat().st_size > _INDEX_LIMIT:
-                raise ValueError
             named = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(
-                f"{index.name} of {path.name} is unusable", reason="WEIGHTS_CORRUPT", hint=_REDOWNLOAD
+                f"{index.name} of {path.name} is unusable", reason="WEIGHTS_CORRUPT", hint=REDOWNLOAD
             ) from error
         missing = sorted(named - {file.name for file in files})
         if missing:
             raise ModelError(
                 f"{path.name} lacks {len(missing)} of its weight files, {missing[0]} first",
                 reason="WEIGHTS_MISSING",
-                hint=_REDOWNLOAD,
+                hint=REDOWNLOAD,
             )
     return files
 
@@ -246,7 +214,7 @@ def read_header(file: Path) -> bytes:
     """
 
     def corrupt(why: str) -> ModelError:
-        return ModelError(f"{file.name} is {why}", reason="WEIGHTS_CORRUPT", hint=_REDOWNLOAD)
+        return ModelError(f"{file.name} is {why}", reason="WEIGHTS_CORRUPT", hint=REDOWNLOAD)
 
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -299,7 +267,7 @@ def load_mtp_head(path: Path, whole: nn.Module, *, shares: bool) -> MtpHead:
         raise ModelError(
             f"the MTP head of {path.name} does not fit its configuration: {_first_words(error)}",
             reason="WEIGHTS_MISMATCH",
-            hint=_REDOWNLOAD,
+            hint=REDOWNLOAD,
         ) from error
 
 
@@ -322,7 +290,7 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
     return ModelError(
         f"the weights of {path.name} could not be read: {_first_words(error)}",
         reason="WEIGHTS_CORRUPT",
-        hint=_REDOWNLOAD,
+        hint=REDOWNLOAD,
     )
 
 

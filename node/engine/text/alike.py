@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sealring.mesh.errors import ModelError
+from sealring.node.engine.contents import check_folder
 from sealring.node.engine.text.tokenizer import load_tokenizer
 
 _HINT = "take a small model of the same family, or leave the draft model out"
@@ -17,6 +18,8 @@ def check_alike(model: Path, draft: Path) -> None:
     One may have more ids than the other: vocabularies are padded, and later models of a family have more
     special tokens. Also raises what reading a tokenizer raises.
     """
+    for path in (model, draft):
+        check_folder(path)
     if _same_files(model, draft):
         return
     one, other = (_by_id(load_tokenizer(path, chats=False).names()) for path in (model, draft))

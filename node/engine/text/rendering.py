@@ -13,7 +13,7 @@ from typing import Any
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine.answers import text_in
-from sealring.node.engine.helper import Helpers, OverLimitsError
+from sealring.node.engine.helper import LINE_BYTES, Helpers, OverLimitsError
 
 MOST_BYTES = 24 << 20
 """A rendered chat has as much at most. The gateway takes prompts of 4 MiB."""
@@ -75,10 +75,12 @@ class RenderingProcess:
         """The texts of several short chats, in the time of one; None for each that is refused."""
 
         def read(answer: Mapping[str, Any]) -> list[str | None]:
-            texts = json.loads(bytes(answer["data"]))
-            if len(texts) != len(chats):
+            if len(answer["data"]) > LINE_BYTES:
                 raise ValueError
-            return [None if text is None else str(text) for text in texts]
+            texts = json.loads(bytes(answer["data"]))
+            if len(texts) != len(chats) or not all(text is None or isinstance(text, str) for text in texts):
+                raise ValueError
+            return list(texts)
 
         try:
             return self._children.ask({"chats": chats}, read)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.contents import check_folder
 from sealring.node.engine.text.detokenizer import (
     ApartDetokenizer,
     BytesDetokenizer,
@@ -36,7 +37,6 @@ from sealring.node.engine.text.showing import Shown, placeholder
 if TYPE_CHECKING:
     from sealring.node.engine.text.rendering import Messages, RenderingProcess, Tools
 
-_FILE_LIMIT = 256 << 20
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD = re.compile(r"[A-Za-z0-9_.$-]*")
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", None)
@@ -109,11 +109,12 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(path: Path, *, context: int = sys.maxsize, chats: bool = True) -> Tokenizer:
-    """The tokenizer of the model folder `path`, whose files are files. Raises ModelError.
+    """The tokenizer of the model folder `path`. Raises ModelError.
 
     It refuses prompts of `context` tokens or more. Without `chats` it encodes none, and no process is started
     for their template.
     """
+    check_folder(path)
     settings = _read_json(path / "tokenizer_config.json")
     if "chat_template_type" in settings or not (path / "tokenizer.json").is_file():
         return LoadedTokenizer(path, context, chats=chats)
@@ -441,8 +442,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        if file.stat().st_size > _FILE_LIMIT:
-            raise ValueError
         content = json.loads(file.read_bytes())
         if not isinstance(content, dict):
             raise ValueError

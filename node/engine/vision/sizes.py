@@ -61,7 +61,6 @@ _EDGE = 1024
 
 _SIZES = ("vision_bytes", "vision_working_bytes", "image_tokens", "image_layers")
 _CONFIGS = ("preprocessor_config.json", "processor_config.json")
-_CONFIG_LIMIT = 1 << 20
 
 
 def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +181,7 @@ def _settings(path: Path) -> Iterator[Mapping[str, Any]]:
     for name in _CONFIGS:
         file = path / name
         try:
-            if file.is_file() and file.stat().st_size <= _CONFIG_LIMIT:
+            if file.is_file():
                 settings = json.loads(file.read_bytes())
                 yield from (
                     one for one in (settings, settings.get("image_processor")) if isinstance(one, Mapping)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import os
 import struct
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
+from visionmodels import FAMILIES, write_model
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine import weights
-from sealring.node.engine.profile import digest, profile
+from sealring.node.engine import contents, weights
+from sealring.node.engine.profile import COVERED, digest, profile
+from sealring.node.engine.text.alike import check_alike
 from sealring.node.engine.text.tokenizer import load_tokenizer
+from sealring.node.engine.weights import read_config
 
 Write = Callable[..., Path]
 NAMES = ["model-2.safetensors", "config.json", "generation_config.json", "tokenizer.json", "notes"]
@@ -49,10 +56,90 @@ def test_a_folder_of_very_many_files_is_refused(
     llama: dict[str, Any], model_folder: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model_folder(llama)
-    monkeypatch.setattr(weights, "_FILE_LIMIT", 1)
+    monkeypatch.setattr(contents, "MAX_FILES", 1)
     with pytest.raises(ModelError) as caught:
         profile(folder)
     assert caught.value.reason == "MODEL_FOLDER_UNUSABLE"
+
+
+LARGE = [
+    *(
+        "tokenizer.json",
+        "merges.txt",
+        "generation_config.json",
+        "config.json",
+        "vocab.json",
+        "tokenizer.model",
+    ),
+    *(
+        "preprocessor_config.json",
+        "chat_template.jinja",
+        "hf_quant_config.json",
+        "model.safetensors.index.json",
+    ),
+    *("qwen.tiktoken", "chat_templates/tool_use.jinja"),
+]
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_file_of_gigabytes_is_not_read(llama: dict[str, Any], model_folder: Write, name: str) -> None:
+    folder = model_folder(llama)
+    (folder / name).parent.mkdir(exist_ok=True)
+    with (folder / name).open("a") as file:
+        file.truncate(3 << 30)
+    readers: list[Callable[[Path], object]] = [profile, digest, load_tokenizer, read_config]
+    for read in (*readers, lambda path: check_alike(path, path)):
+        with opened_in(folder) as opened, pytest.raises(ModelError) as caught:
+            read(folder)
+        assert (caught.value.reason, opened) == ("MODEL_FOLDER_UNUSABLE", set())
+        assert Path(name).name in caught.value.message
+
+
+def test_whatever_is_read_of_a_folder_has_a_bound(tmp_path: Path) -> None:
+    """By all that reads one: profile and tokenizer, and the processor of images in a program of its own."""
+    folder = write_model(tmp_path / "model")
+    with opened_in(folder) as opened:
+        profile(folder)
+        load_tokenizer(folder, chats=False)
+    special = json.dumps(FAMILIES["gemma3"].numbers)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROCESSOR, str(folder), special], check=True, capture_output=True
+    )
+    opened |= set(json.loads(done.stdout))
+    assert {"config.json", "preprocessor_config.json", "tokenizer_config.json"} <= opened
+    unbounded = {name for name in opened | COVERED if contents.limit_of(name) is None}
+    assert all(fnmatch(name, contents.WEIGHTS) for name in unbounded)
+
+
+PROCESSOR = """
+import json, sys
+from pathlib import Path
+folder, opened = Path(sys.argv[1]), set()
+def note(event, told):
+    if event == "open" and str(told[0]).startswith(str(folder)):
+        opened.add(str(Path(told[0]).name))
+sys.addaudithook(note)
+from sealring.node.engine.vision.processor import Processor
+Processor(folder, {name: int(number) for number, name in json.loads(sys.argv[2]).items()})
+print(json.dumps(sorted(opened)))
+"""
+_noted: list[tuple[str, set[str]]] = []
+
+
+@contextlib.contextmanager
+def opened_in(folder: Path) -> Iterator[set[str]]:
+    """The names of the files that are opened there meanwhile, but for what code in Rust opens."""
+    if not _noted:
+        sys.addaudithook(_note)  # for good
+    opened: set[str] = set()
+    _noted.append((str(folder), opened))
+    yield opened
+    _noted[-1] = ("", set())
+
+
+def _note(event: str, told: tuple[Any, ...]) -> None:
+    if event == "open" and _noted[-1][0] and str(told[0]).startswith(_noted[-1][0]):
+        _noted[-1][1].add(Path(str(told[0])).name)
 
 
 def test_a_header_of_very_many_tensors_is_refused(
