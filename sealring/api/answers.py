@@ -160,8 +160,11 @@ def call_id(request_id: str, choice: int, number: int, call: inference.ToolCall)
     return "".join(_LETTERS[byte % len(_LETTERS)] for byte in digest)
 
 
-def usage_of(finished: inference.Finished) -> dict[str, object]:
-    """Usage in OpenAI's form. Tokens that were guessed wrong are not among the others: they cost nothing."""
+def usage_of(finished: inference.Finished, thought: int = 0) -> dict[str, object]:
+    """Usage in OpenAI's form; `thought` counts the tokens of reasoning.
+
+    Tokens that were guessed wrong are not among the others: they cost nothing.
+    """
     return {
         "prompt_tokens": finished.prompt_tokens,
         "completion_tokens": finished.completion_tokens,
@@ -170,6 +173,7 @@ def usage_of(finished: inference.Finished) -> dict[str, object]:
         "completion_tokens_details": {
             "accepted_prediction_tokens": finished.accepted_tokens,
             "rejected_prediction_tokens": finished.drafted_tokens - finished.accepted_tokens,
+            "reasoning_tokens": thought,
         },
     }
 

@@ -23,6 +23,7 @@ from sealring.api.fields import (
     translate,
     unsupported,
 )
+from sealring.api.sampling import thinking_of
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.v1 import inference_pb2 as inference
 
@@ -50,14 +51,7 @@ _HOSTED = frozenset(
 
 
 def _thinking(item: Any, param: str) -> _Object:
-    """A budget is a variable of the template: few templates know it, and nothing else limits thinking."""
-    thinking = as_object(item, param)
-    found: _Object = {}
-    if thinking.get("type") in ("enabled", "disabled"):
-        found["enable_thinking"] = thinking["type"] == "enabled"
-    if isinstance(budget := thinking.get("budget_tokens"), int) and found.get("enable_thinking"):
-        found["chat_template_kwargs"] = {"thinking_budget": budget}
-    return found
+    return thinking_of(as_object(item, param))
 
 
 def _no_thread(item: Any, param: str) -> _Object:
@@ -339,7 +333,7 @@ class MessageRenderer(Renderer):
                 "output_tokens": 0,
             },
         }
-        self._blocks = self._calls = 0
+        self._blocks = self._calls = self._thought = 0
         self._open = self._matched = ""
 
     def first(self) -> bytes:
@@ -347,6 +341,8 @@ class MessageRenderer(Renderer):
 
     def delta(self, delta: inference.Delta) -> bytes:
         self._matched = delta.parsed.stop
+        if delta.parsed.reasoning:
+            self._thought = delta.tokens
         return b"".join(self._piece(kind, piece) for kind, piece in pieces(delta))
 
     def _piece(self, kind: str, piece: str | inference.ToolCall) -> bytes:
@@ -394,7 +390,7 @@ class MessageRenderer(Renderer):
             {
                 "type": "message_delta",
                 "delta": self._stop(finished),
-                "usage": _usage(finished),
+                "usage": _usage(finished, self._thought),
                 **receipt_of(finished),
             },
             "message_delta",
@@ -408,7 +404,8 @@ class MessageRenderer(Renderer):
         whole.parsed.tool_calls.extend(answer.calls)
         content = [{**_EMPTY[kind], **self._block(kind, piece)} for kind, piece in pieces(whole)]
         self._matched = answer.stop
-        told = {"content": content, **self._stop(finished), "usage": _usage(finished)}
+        usage = _usage(finished, answer.reasoning_tokens)
+        told = {"content": content, **self._stop(finished), "usage": usage}
         return json.dumps({**self._message, **told, **receipt_of(finished)}).encode()
 
     def _stop(self, finished: inference.Finished) -> dict[str, str | None]:
@@ -431,10 +428,11 @@ _EMPTY: dict[str, dict[str, Any]] = {
 }
 
 
-def _usage(finished: inference.Finished) -> dict[str, int]:
+def _usage(finished: inference.Finished, thought: int) -> dict[str, Any]:
     return {
         "input_tokens": finished.prompt_tokens - finished.cached_tokens,
         "cache_read_input_tokens": finished.cached_tokens,
         "cache_creation_input_tokens": 0,
         "output_tokens": finished.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": thought},
     }

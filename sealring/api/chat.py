@@ -74,6 +74,9 @@ _Effort = Annotated[
 ]
 """`max` is the highest that templates know; `default` is not said."""
 
+_Budget = Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None
+"""Most tokens of thoughts."""
+
 _MaxTokens = Annotated[
     Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None,
     BeforeValidator(lambda said: None if type(said) is int and said == -1 else said),
@@ -161,11 +164,11 @@ class Reasoning(Body):
     rules: ClassVar[Rules] = {
         "exclude": BOOKKEEPING,
         "generate_summary": BOOKKEEPING,
-        "max_tokens": BOOKKEEPING,
     }
 
     effort: _Effort = None
     enabled: bool | None = None
+    max_tokens: _Budget = None
     summary: str | None = None  # the answer has the whole reasoning
 
 
@@ -214,6 +217,7 @@ class ChatBody(CommonBody):
     reasoning_effort: _Effort = None
     reasoning: Reasoning | None = None
     enable_thinking: bool | None = None
+    thinking_budget: _Budget = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     prediction: Prediction | None = None
 
@@ -378,7 +382,7 @@ def _schema(form: ResponseFormat | None) -> str:
 
 
 def _template_arguments(body: ChatBody) -> dict[str, Any]:
-    """Templates know `enable_thinking` (Qwen's) or `reasoning_effort` (gpt-oss's), or neither."""
+    """The head knows these names of the switch, the effort and the budget, and what a template calls them."""
     asked = body.reasoning or Reasoning()
     effort = body.reasoning_effort or asked.effort
     arguments: dict[str, Any] = {}
@@ -387,6 +391,9 @@ def _template_arguments(body: ChatBody) -> dict[str, Any]:
     for thinking in (asked.enabled, body.enable_thinking):
         if thinking is not None:
             arguments["enable_thinking"] = thinking
+    for budget in (asked.max_tokens, body.thinking_budget):
+        if budget is not None:
+            arguments["thinking_budget"] = budget
     return {**arguments, **(body.chat_template_kwargs or {})}
 
 
@@ -454,6 +461,7 @@ class ChatRenderer(Renderer):
         self._common = self.common(started, "chatcmpl", "chat.completion")
         self._usage = include_usage
         self._logged = likeliest is not None
+        self._thought = [0] * choices
         self._calls = [0] * choices
         self._around = [self._template(index) for index in range(choices)]
 
@@ -485,6 +493,7 @@ class ChatRenderer(Renderer):
             return f"{before}{json.dumps(delta.text)}{after}".encode()
         told: dict[str, Any] = {}
         if delta.parsed.reasoning:
+            self._thought[index] = delta.tokens
             told["reasoning_content"] = delta.parsed.reasoning
         if delta.text or not told:
             told["content"] = delta.text
@@ -507,7 +516,8 @@ class ChatRenderer(Renderer):
             event(self._chunk(index, {}, "tool_calls" if called and reason == "stop" else reason))
             for index, (called, reason) in enumerate(zip(self._calls, self.reasons(finished), strict=True))
         ]
-        more = {**({"usage": usage_of(finished)} if self._usage else {}), **receipt_of(finished)}
+        usage = {"usage": usage_of(finished, sum(self._thought))} if self._usage else {}
+        more = {**usage, **receipt_of(finished)}
         if more:
             events.append(event({**self._chunk(0, {}, None), "choices": [], **more}))
         return b"".join(events) + b"data: [DONE]\n\n"
@@ -526,7 +536,8 @@ class ChatRenderer(Renderer):
             choices.append(
                 {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
             )
-        told = {**self._common, "choices": choices, "usage": usage_of(finished), **receipt_of(finished)}
+        usage = usage_of(finished, sum(answer.reasoning_tokens for answer in answers))
+        told = {**self._common, "choices": choices, "usage": usage, **receipt_of(finished)}
         return json.dumps(told).encode()
 
 

@@ -54,8 +54,16 @@ def _thought(item: Any, param: str) -> dict[str, Any]:
 
 def _kind_of_thinking(item: Any, param: str) -> dict[str, Any]:
     """DeepSeek's, GLM's and Kimi's `thinking`, which Anthropic's is like."""
-    kind = item.get("type") if isinstance(item, dict) else None
-    return {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
+    return thinking_of(item) if isinstance(item, dict) else {}
+
+
+def thinking_of(item: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a chat for `{"type": "enabled", "budget_tokens": 2048}`."""
+    kind, budget = item.get("type"), item.get("budget_tokens")
+    found: dict[str, Any] = {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
+    if kind == "enabled" and type(budget) is int:
+        found["thinking_budget"] = budget
+    return found
 
 
 THINK = Rule(spread=_thought)

@@ -83,6 +83,7 @@ async def test_thinking_and_tools_go_there_and_back(client: Any, calling: Any) -
     for answer in (whole, streamed):
         thought, text, first, second = answer.content
         assert (thought.thinking, text.text, answer.stop_reason) == ("hm", "Let me see.", "tool_use")
+        assert answer.usage.output_tokens_details.thinking_tokens == 1
         assert (first.name, first.input, second.input) == ("look", {"at": 1}, {})
         assert first.id != second.id
     results = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import parse_json_object
@@ -25,7 +26,7 @@ def encode_chat(tokenizer: Tokenizer, chat: inference.Chat, shown: Shown | None 
     shape = tokenizer.shape
     refuse_lost(chat, shape)
     described = [tool for tool in chat.tools if not tool.in_conversation]
-    arguments = parse_json_object(chat.template_arguments, "chat_template_kwargs")
+    arguments = tokenizer.thinking.arguments(_arguments(chat))
 
     def encode(messages: Iterable[inference.ChatMessage]) -> list[int]:
         told, tools, variables = shape.chat(messages, described)
@@ -54,6 +55,15 @@ def sections_of(
         return None
     special = frozenset(tokenizer.special.values())
     return Sections(tokenizer.format, special, prompt.chat, tokenizer.last_turn(ids), stops)
+
+
+def budget_of(tokenizer: Tokenizer, chat: inference.Chat) -> int | None:
+    """The most tokens of thoughts; None for any number."""
+    return tokenizer.thinking.budget(_arguments(chat))
+
+
+def _arguments(chat: inference.Chat) -> dict[str, Any]:
+    return parse_json_object(chat.template_arguments, "chat_template_kwargs")
 
 
 def _required_call(tokenizer: Tokenizer, chat: inference.Chat) -> str:

@@ -19,6 +19,7 @@ from sealring.node.engine.text.piecewise import BREAK, Arguments, as_json
 from sealring.node.engine.text.schemas import closed
 from sealring.node.engine.text.sections import Format
 from sealring.node.engine.text.shapes import parameters
+from sealring.node.engine.text.thinking import limited, thought_rule
 from sealring.v1 import inference_pb2 as inference
 
 _ANYTHING = {"type": "object"}
@@ -46,6 +47,7 @@ def grammar_of(
     said: str,
     held: frozenset[int] = frozenset(),
     silent: Container[int] = (),
+    budget: int | None = None,
 ) -> str:
     """The grammar of the answer to a prompt whose last turn is `said` so far; empty where it is free.
     `special` gives the tokens that a grammar matches as tokens and never as text, by their names; `silent`
@@ -69,9 +71,11 @@ def grammar_of(
             param="tools",
         )
     required = calls and chat.call_required
-    if not (prompt.schema or strict or (required and known)):
+    if prompt.schema or strict or (required and known):
+        return _Writer(form, special(), chat, held, silent, budget).grammar(prompt, said, calls=calls)
+    if budget is None or required or form.thinking is None or form.final:
         return ""
-    return _Writer(form, special(), chat, held, silent).grammar(prompt, said, calls=calls)
+    return limited(budget, form.thinking, {name: token for token, name in special().items()}, said)
 
 
 class _Writer:
@@ -84,8 +88,10 @@ class _Writer:
         chat: inference.Chat,
         held: frozenset[int],
         silent: Container[int],
+        budget: int | None,
     ) -> None:
         self._form = form
+        self._budget = budget
         self._strict = [tool.strict or place in held for place, tool in enumerate(chat.tools)]
         self._special = {name: token for token, name in special.items()}
         self._names = re.compile(
@@ -123,7 +129,10 @@ class _Writer:
         if self._form.thinking is None:
             return ""
         begin, end = self._form.thinking
-        self._add_up_to("thought", end)
+        if self._budget is not None and end in self._special:
+            self._rules.append(thought_rule(self._budget, self._special[end]))
+        else:
+            self._add_up_to("thought", end)
         if said.rfind(begin) > said.rfind(end):
             return "thought"
         return f"(SPACE? {self._literal(begin)} thought)?"

@@ -6,6 +6,7 @@ no words, whose tokens are all in its vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -180,4 +181,4 @@ def thinking_of(family: Family, vocabulary: Collection[str]) -> Pair | None:
 
 def switches_of(family: Family, source: str) -> tuple[Switch, ...]:
     """The switches for thinking that a model of this family has by its chat template."""
-    return tuple(switch for switch in family.switches if switch.name in source)
+    return tuple(switch for switch in family.switches if re.search(rf"(?<![\w.'\"]){switch.name}\b", source))

@@ -61,12 +61,13 @@ from sealring.node.engine.drafts import Guesses, Lookup
 from sealring.node.engine.grammar import Follower, Grammars, left_its_grammar
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.receipts import Delivered
-from sealring.node.engine.text.chat import encode_chat, sections_of
+from sealring.node.engine.text.chat import budget_of, encode_chat, sections_of
 from sealring.node.engine.text.constraints import grammar_of, may_be_held
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
 from sealring.node.engine.text.marked import TOOLS
 from sealring.node.engine.text.plaintext import too_long
 from sealring.node.engine.text.sections import Sections
+from sealring.node.engine.text.thinking import FREE
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.text.turns import Turn, Turns
@@ -640,8 +641,9 @@ class Front:
         scores = sampling.prompt_logprobs and not answered
         if scores:
             _check_scored(len(ids), sampling)
-        grammar, matcher = self._grammar(asked, tokenizer, tokenizer.last_turn(ids))
-        if grammar:
+        most = min(command.max_tokens or room, room)
+        grammar, matcher = self._grammar(asked, tokenizer, tokenizer.last_turn(ids), most)
+        if grammar and not grammar.endswith(FREE):
             _check_free(sampling)
         tokens = np.array(ids + answered, np.uint32)
         return _Prompt(
@@ -653,7 +655,7 @@ class Front:
             ids if scores else (),
             grammar,
             matcher,
-            min(command.max_tokens or room, room),
+            most,
             images,
         )
 
@@ -766,16 +768,21 @@ class Front:
             lookup.add(token)
         return lookup
 
-    def _grammar(self, prompt: inference.Prompt, tokenizer: Tokenizer, said: str) -> tuple[str, Any]:
+    def _grammar(
+        self, prompt: inference.Prompt, tokenizer: Tokenizer, said: str, most: int
+    ) -> tuple[str, Any]:
         """The grammar of the answer to a prompt, and what it is compiled to; empty and None where it is free.
 
         A call that is required is held to the schemas of its tools wherever that is possible. Where they are
-        not possible together, each is tried, while they are few.
+        not possible together, each is tried, while they are few. `most` is the length of the answer: a budget
+        of thoughts that is as large needs no grammar.
         """
+        budget = budget_of(tokenizer, prompt.chat) if prompt.WhichOneof("input") == "chat" else None
+        budget = budget if budget is not None and budget < most else None
 
         def made(held: frozenset[int]) -> tuple[str, Any]:
             special, silent = self.grammars.special, tokenizer.special
-            grammar = grammar_of(prompt, tokenizer.format, special, said, held, silent)
+            grammar = grammar_of(prompt, tokenizer.format, special, said, held, silent, budget)
             return grammar, self._compiled(grammar) if grammar else None
 
         costly = False

@@ -33,6 +33,7 @@ from sealring.node.engine.text.rendering import refused
 from sealring.node.engine.text.sections import Format, SpeltDetokenizer, format_of
 from sealring.node.engine.text.shapes import Shape
 from sealring.node.engine.text.showing import Shown, placeholder
+from sealring.node.engine.text.thinking import Thinking, thinking_of_template
 
 if TYPE_CHECKING:
     from sealring.node.engine.text.rendering import Messages, RenderingProcess, Tools
@@ -60,6 +61,9 @@ class Tokenizer(Protocol):
 
     shape: Shape
     """What the chat template wants of messages and tools."""
+
+    thinking: Thinking
+    """What the chat template knows of thinking."""
 
     def encode_chat(
         self,
@@ -141,7 +145,9 @@ class FileTokenizer:
         source = default + with_tools
         parser = settings.get("tool_parser_type")
         names = backend.get_vocab(with_added_tokens=True)
-        self.format = format_of(source, names, parser if isinstance(parser, str) else "", _kind(path))
+        about = names, parser if isinstance(parser, str) else "", _kind(path)
+        self.format = format_of(source, *about)
+        self.thinking = thinking_of_template(source, *about)
         variables = special | {"enable_thinking": self.format.thinking is not None}
         self._template = _template(default, variables, with_tools) if default and chats else None
         self.shape = shape_of(self._template.render_all) if self._template else Shape()
@@ -226,6 +232,7 @@ class LoadedTokenizer:
         parser = getattr(self._wrapper.tool_parser, "__module__", "").rpartition(".")[2]
         names = self._wrapper.get_vocab()
         self.format = format_of(source, names, parser, _kind(path))
+        self.thinking = thinking_of_template(source, names, parser, _kind(path))
         self.special: Mapping[int, str] = {
             token: self._wrapper.decode([token]) for token in self._wrapper.all_special_ids
         }

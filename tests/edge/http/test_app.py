@@ -93,6 +93,9 @@ async def test_tools_are_called_and_answered(client: openai.AsyncOpenAI, calling
     message = answer.choices[0].message
     assert (answer.choices[0].finish_reason, message.content) == ("tool_calls", "Let me see.")
     assert message.model_extra == {"reasoning_content": "hm"}
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 1
     assert message.tool_calls is not None
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls]  # type: ignore[union-attr]
     assert calls == [("look", '{"at": 1}'), ("look", "{}")]

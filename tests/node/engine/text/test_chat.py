@@ -13,6 +13,7 @@ from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.sections import Format
 from sealring.node.engine.text.shapes import Shape, behind_tools, in_turns
 from sealring.node.engine.text.template import ChatTemplate
+from sealring.node.engine.text.thinking import Thinking
 from sealring.v1 import inference_pb2 as inference
 
 CALL = ("<tool_call>", "</tool_call>")
@@ -25,6 +26,7 @@ class Template:
     def __init__(self, form: Format, turn: str = "") -> None:
         self.format = form
         self.shape = Shape()
+        self.thinking = Thinking()
         self.special: dict[str, int] = {}
         self.given: list[Any] = []
         self._turn = turn

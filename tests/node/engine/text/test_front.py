@@ -24,6 +24,7 @@ from sealring.node.engine.text import front as front_module
 from sealring.node.engine.text.chat import sections_of
 from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
 from sealring.node.engine.text.front import Answer, Front, StoredNames
+from sealring.node.engine.text.thinking import FREE
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.trial import bad_grammar
@@ -1056,3 +1057,26 @@ def test_the_one_call_of_an_answer_is_its_end(reading: Reading) -> None:
     told = reading.say("row1", CALLED)
     assert told[-1].finish == inference.FINISH_REASON_STOP
     assert list(told[-1].parsed.tool_calls) == [LOOK]
+
+
+def test_a_budget_ends_thoughts_and_holds_nothing_else(folder: Path) -> None:
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens(["<think>", "</think>"])
+    backend.save(str(folder / "tokenizer.json"))
+    desk = Desk(folder)
+    desk.front.begin_epoch({}, speculate=True)
+
+    def opened(row: int, budget: int, **sampling: Any) -> str:
+        chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="hi")])
+        chat.template_arguments = json.dumps({"thinking_budget": budget})
+        desk.open(row, inference.Prompt(chat=chat, sampling=inference.Sampling(**sampling)), max_tokens=20)
+        return params.decode(desk.front.parameters(row)).grammar
+
+    assert opened(1, 2, min_tokens=3).endswith(FREE)
+    assert opened(2, 20) == "", "no answer is longer"
+    assert not opened(3, 0).startswith("start: thought")
+    for token in (END + 1, 65, 66):
+        assert desk.deliver({1: token})[1][1] != 0
+    assert desk.front.drafts(1, 66, 1) == [END + 2], "nothing else may come"
+    assert desk.deliver({1: END + 2})[1][2] == 0
+    assert desk.deliver({1: 67})[1][0] == "C"
