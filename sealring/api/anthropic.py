@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from sealring.api.answers import Asked, Choice, Renderer, call_id, event, pieces, receipt_of
-from sealring.api.chat import ask_as_chat, loaded_tool
+from sealring.api.chat import EVERY, ask_as_chat, loaded_tool
 from sealring.api.errors import anthropic_error
 from sealring.api.fields import (
     BOOKKEEPING,
@@ -18,7 +18,7 @@ from sealring.api.fields import (
     bad,
     only,
     own,
-    same,
+    table,
     taken_as,
     translate,
     unsupported,
@@ -74,9 +74,7 @@ def _format(item: Any, param: str) -> _Object:
 
 _FORMAT = taken_as("response_format", _format)
 
-MESSAGES: Rules = {
-    "model": taken_as("model"),
-    **same("max_tokens", "temperature", "top_p", "top_k", "stream"),
+_OWN: Rules = {
     "messages": own(type="array", minItems=1, items={"type": "object", "required": ["role", "content"]}),
     "system": own(type=["string", "array", "null"]),
     "stop_sequences": taken_as("stop"),
@@ -95,13 +93,15 @@ MESSAGES: Rules = {
     "fallbacks": only([]),
     "inference_geo": BOOKKEEPING,
     "mcp_servers": only([], because="call the tools of these servers yourself"),
-    "metadata": BOOKKEEPING,
     "safeguards": BOOKKEEPING,
-    "service_tier": BOOKKEEPING,
     "speed": BOOKKEEPING,
     "thread": Rule(spread=_no_thread),
     "user_profile_id": BOOKKEEPING,
+    "logprobs": only(False, because="answers of this API have none: ask /v1/chat/completions"),
+    "top_logprobs": only(0),
 }
+
+MESSAGES = table("/v1/messages", {**EVERY, **_OWN})
 """What becomes of the fields of `/v1/messages`."""
 
 

@@ -35,11 +35,13 @@ from sealring.api.fields import (
     check_body,
     only,
     path_of,
+    same,
+    table,
     unsupported,
 )
 from sealring.api.images import image_of
 from sealring.api.logprobs import chat_logprobs
-from sealring.api.sampling import CommonBody, clean, make_request
+from sealring.api.sampling import OBFUSCATION, OPENAI, CommonBody, clean, make_request
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.images import SHOWN_BY, just_asked
 from sealring.mesh.prompt.options import MAX_LOGPROBS, MAX_TOKENS
@@ -182,6 +184,7 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    bare: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # llama.cpp's
 
 
 class PredictedPart(Body):
@@ -224,6 +227,25 @@ class ChatBody(CommonBody):
     @property
     def likeliest(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+EVERY: Rules = {
+    **OPENAI,
+    **same(*ChatBody.model_fields.keys() - {"messages", "n", "stream_options"}),
+    "messages": only([], because="send input"),
+    "n": only(1, because="this API has one answer: ask again, or ask /v1/chat/completions"),
+    "stream_options": Rule(
+        parts={
+            "continuous_usage_stats": BOOKKEEPING,
+            "include_obfuscation": OBFUSCATION,
+            "include_usage": BOOKKEEPING,
+        }
+    ),
+}
+"""The fields of every API that is translated to this one, unless it has a rule of its own: those of the chat,
+and other servers' names of them."""
+
+table("/v1/chat/completions", dict.fromkeys(ChatBody.model_fields, BOOKKEEPING))
 
 
 def parse_chat(value: dict[str, Any]) -> ChatBody:
@@ -374,6 +396,8 @@ def _schema(form: ResponseFormat | None) -> str:
     """The JSON schema of an answer in this form; empty for any text."""
     if form is None or form.type == "text":
         return ""
+    if form.bare is not None:
+        return json.dumps(form.bare)
     if form.type == "json_object":
         return '{"type": "object"}'
     if form.json_schema is None or form.json_schema.json_schema is None:

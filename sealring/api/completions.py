@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 from pydantic import Field
 
 from sealring.api.answers import Asked, Choice, Logprobs, Renderer, event, receipt_of, usage_of, usage_so_far
-from sealring.api.fields import Translated, check_body, unsupported
+from sealring.api.fields import BOOKKEEPING, Translated, check_body, table, unsupported
 from sealring.api.logprobs import CompletionLogprobs
 from sealring.api.sampling import CommonBody, clean, make_request
 from sealring.mesh.errors import InvalidInput
@@ -38,6 +38,9 @@ class CompletionBody(CommonBody):
     @property
     def likeliest(self) -> int | None:
         return self.logprobs
+
+
+table("/v1/completions", dict.fromkeys(CompletionBody.model_fields, BOOKKEEPING))
 
 
 def parse_completion(value: dict[str, Any]) -> CompletionBody:

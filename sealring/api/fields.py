@@ -68,6 +68,17 @@ class Rule:
 
 Rules: TypeAlias = Mapping[str, Rule]
 
+_NAMED: dict[str, str] = {}
+"""Fields at the top of bodies, with an API that has each."""
+
+
+def table(api: str, rules: Rules) -> Rules:
+    """The rules of an API's body. Other APIs then refuse its fields by name."""
+    for name in rules:
+        _NAMED.setdefault(name, api)
+    return rules
+
+
 BOOKKEEPING = Rule(ignored_when=None)
 """No answer depends on it here."""
 
@@ -296,6 +307,8 @@ def unsupported(name: str, hint: str = "") -> InvalidInput:
 
 def unknown(name: str) -> InvalidInput:
     """The refusal of a field without a rule."""
+    if name in _NAMED:
+        return unsupported(name, f"it is a field of {_NAMED[name]}, and not of this API")
     return InvalidInput(
         f"unknown field {name!r}", hint="check its spelling", reason="UNKNOWN_FIELD", param=name
     )

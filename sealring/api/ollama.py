@@ -7,8 +7,8 @@ import json
 import time
 from typing import Any
 
-from sealring.api.answers import Asked, Choice, Renderer, pieces, receipt_of, state_of, told
-from sealring.api.chat import ask_as_chat
+from sealring.api.answers import Asked, Choice, Logprobs, Renderer, pieces, receipt_of, state_of, told
+from sealring.api.chat import EVERY, ask_as_chat
 from sealring.api.errors import ollama_error
 from sealring.api.fields import (
     BOOKKEEPING,
@@ -22,13 +22,14 @@ from sealring.api.fields import (
     check_body,
     only,
     own,
-    same,
+    table,
     taken_as,
     translate,
 )
 from sealring.api.images import base64_part
 from sealring.api.keep_alive import KeepAlive
-from sealring.api.sampling import THINK, clean
+from sealring.api.logprobs import chat_logprobs
+from sealring.api.sampling import OPENAI, OPTIONS, clean
 from sealring.mesh.errors import SealringError
 from sealring.mesh.prompt.options import MAX_REPETITION_CONTEXT_SIZE
 from sealring.v1 import inference_pb2 as inference
@@ -64,59 +65,50 @@ def _last(item: Any, param: str) -> _Object:
 
 
 _OPTIONS: Rules = {
-    **same("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"),
+    **OPENAI,
+    **OPTIONS,
     "num_predict": taken_as("max_tokens", _most),
-    "repeat_penalty": taken_as("repetition_penalty"),
     "repeat_last_n": Rule(spread=_last),
-    "mirostat": only(0),
-    "mirostat_eta": BOOKKEEPING,  # means something with mirostat only, like the next one
-    "mirostat_tau": BOOKKEEPING,
     "penalize_newline": only(True),
-    "tfs_z": only(1),
-    "typical_p": only(1),
     "f16_kv": BOOKKEEPING,  # what follows is the ring's own choice
     "low_vram": BOOKKEEPING,
     "main_gpu": BOOKKEEPING,
-    "num_batch": BOOKKEEPING,
-    "num_ctx": BOOKKEEPING,
-    "num_gpu": BOOKKEEPING,
-    "num_keep": BOOKKEEPING,
-    "num_thread": BOOKKEEPING,
     "numa": BOOKKEEPING,
-    "use_mlock": BOOKKEEPING,
-    "use_mmap": BOOKKEEPING,
 }
+"""Ollama's names of options beside those that every API has."""
 
 _BOTH: Rules = {
+    **EVERY,
     "model": taken_as("model", _model, ""),
     "stream": own(type=["boolean", "null"]),
-    "think": THINK,
     "format": taken_as("response_format", _form, ""),
     "options": Rule(parts=_OPTIONS, ignored_when=([],)),
-    "keep_alive": taken_as("keep_alive"),
-    "logprobs": only(False),
     "shift": BOOKKEEPING,  # a prompt that is too long is refused, whatever this one and the next one say
-    "top_logprobs": only(0),
     "truncate": BOOKKEEPING,
 }
 
-CHAT: Rules = {
-    **_BOTH,
-    "messages": own(type=["array", "null"], items={"type": "object", "required": ["role"]}),
-    "tools": taken_as("tools"),
-}
+CHAT = table(
+    "/api/chat",
+    {
+        **_BOTH,
+        "messages": own(type=["array", "null"], items={"type": "object", "required": ["role"]}),
+    },
+)
 """What becomes of the fields of `/api/chat`."""
 
-GENERATE: Rules = {
-    **_BOTH,
-    "prompt": own(type=["string", "null"]),
-    "system": own(type=["string", "null"]),
-    "context": only([]),
-    "images": own(type=["array", "null"], items={"type": "string", "contentEncoding": "base64"}),
-    "raw": only(False),
-    "suffix": only(""),
-    "template": only(""),
-}
+GENERATE = table(
+    "/api/generate",
+    {
+        **_BOTH,
+        "messages": only([], because="send prompt, or ask /api/chat"),
+        "prompt": own(type=["string", "null"]),
+        "system": own(type=["string", "null"]),
+        "context": only([]),
+        "images": own(type=["array", "null"], items={"type": "string", "contentEncoding": "base64"}),
+        "raw": only(False),
+        "template": only(""),
+    },
+)
 """What becomes of the fields of `/api/generate`."""
 
 
@@ -161,8 +153,8 @@ def _asked(chat: Translated, value: _Object, request_id: str, field: str) -> Ask
     options = value.get("options")
     if isinstance(options, dict) and options.get("repeat_last_n") == 0:
         chat.fields.pop("repetition_penalty", None)
-    stream, now = value.get("stream"), time.monotonic_ns()
-    asked = ask_as_chat(chat, request_id, lambda started: OllamaRenderer(started, field, now))
+    stream, now, logs = value.get("stream"), time.monotonic_ns(), bool(value.get("logprobs"))
+    asked = ask_as_chat(chat, request_id, lambda started: OllamaRenderer(started, field, now, logs=logs))
     return dataclasses.replace(asked, stream=stream is None or bool(stream))
 
 
@@ -237,10 +229,10 @@ class OllamaRenderer(Renderer):
     """A space before a line's object: clients parse each line as JSON, which may begin with spaces and is
     never empty."""
 
-    def __init__(self, started: inference.Started, field: str, asked: int) -> None:
-        """`asked` is when, in nanoseconds of the monotonic clock."""
+    def __init__(self, started: inference.Started, field: str, asked: int, *, logs: bool = False) -> None:
+        """`asked` is when, in nanoseconds of the monotonic clock; `logs`: with log-probabilities."""
         super().__init__(started)
-        self._field = field
+        self._field, self._logs = field, logs
         self._asked = self._begun = asked
         self._loaded = min(asked + started.load_ms * 1_000_000, time.monotonic_ns())
         self._model = started.model
@@ -263,10 +255,14 @@ class OllamaRenderer(Renderer):
                 answer["thinking" if kind == "reasoning" else "content"] = piece
         return answer
 
+    def _logged(self, tokens: Logprobs) -> _Object:
+        """Beside the message, where log-probabilities were asked for."""
+        return {"logprobs": chat_logprobs(tokens or ())["content"]} if self._logs else {}
+
     def delta(self, delta: inference.Delta) -> bytes:
         if self._begun == self._asked:
             self._begun = time.monotonic_ns()
-        return _line({**self._told(self._answer(delta)), "done": False})
+        return _line({**self._told(self._answer(delta)), "done": False, **self._logged(delta.logprobs)})
 
     def _end(self, answer: _Object, finished: inference.Finished) -> _Object:
         now = time.monotonic_ns()
@@ -293,7 +289,7 @@ class OllamaRenderer(Renderer):
         delta = inference.Delta(text=answer.text)
         delta.parsed.reasoning = answer.reasoning
         delta.parsed.tool_calls.extend(answer.calls)
-        return _line(self._end(self._answer(delta), finished))
+        return _line(self._end(self._answer(delta), finished) | self._logged(answer.logprobs))
 
     def error(self, error: SealringError) -> bytes:
         return _line(ollama_error(error))

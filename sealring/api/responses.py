@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from sealring.api.answers import Asked, Choice, Renderer, call_id, event, of_text, pieces, receipt_of
-from sealring.api.chat import ask_as_chat, loaded_tool
+from sealring.api.chat import EVERY, ask_as_chat, loaded_tool
 from sealring.api.errors import error_body
 from sealring.api.fields import (
     BOOKKEEPING,
@@ -23,14 +23,13 @@ from sealring.api.fields import (
     bad,
     only,
     own,
-    same,
+    table,
     taken_as,
     translate,
     unsupported,
 )
 from sealring.api.logprobs import chat_logprobs
 from sealring.api.patterns import pattern_of
-from sealring.api.sampling import OBFUSCATION
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.prompt.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from sealring.v1 import inference_pb2 as inference
@@ -56,10 +55,7 @@ def _likeliest(item: Any, param: str) -> _Object:
 
 _ALONE = "nothing is stored: send the whole conversation in input"
 
-RESPONSES: Rules = {
-    **same("model", "temperature", "top_p", "stream", "parallel_tool_calls", "prompt_cache_key", "user"),
-    **same("presence_penalty", "frequency_penalty", "top_k", "min_p", "seed", "repetition_penalty"),
-    **same("chat_template_kwargs", "priority", "deadline_ms", "min_trust", "keep_alive"),
+_OWN: Rules = {
     "input": own(type=["string", "array"]),
     "instructions": own(type=["string", "array", "null"]),
     "tools": own(type=["array", "null"]),
@@ -80,17 +76,12 @@ RESPONSES: Rules = {
     "conversation": only(because=_ALONE),
     "include": Rule(spread=_included),
     "max_tool_calls": BOOKKEEPING,  # of hosted tools, which are not there
-    "metadata": BOOKKEEPING,
     "previous_response_id": only(because=_ALONE),
-    "prompt_cache_options": BOOKKEEPING,
-    "prompt_cache_retention": BOOKKEEPING,
-    "safety_identifier": BOOKKEEPING,
-    "service_tier": BOOKKEEPING,
-    "store": BOOKKEEPING,
-    "stream_options": Rule(parts={"include_obfuscation": OBFUSCATION, "include_usage": BOOKKEEPING}),
     "top_logprobs": Rule(spread=_likeliest, ignored_when=(0,)),
     "truncation": only("disabled"),
 }
+
+RESPONSES = table("/v1/responses", {**EVERY, **_OWN})
 """What becomes of the fields of `/v1/responses`."""
 
 ECHOED: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, create_model
 
-from sealring.api.fields import BOOKKEEPING, MAX_STRING, Body, Rule, Rules, bad, only, taken_as
+from sealring.api.fields import BOOKKEEPING, MAX_STRING, Body, Rule, Rules, bad, only, same, taken_as
 from sealring.api.keep_alive import KeepAlive
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt import numbers, options
@@ -70,6 +70,7 @@ THINK = Rule(spread=_thought)
 THINKING = Rule(spread=_kind_of_thinking)
 
 _SCHEMA = Rule(spread=held_to)
+_AS_SCHEMA = only(because="answers are held to JSON Schema: send one with enum or pattern in response_format")
 
 OPENAI: Rules = {
     # OpenAI's
@@ -109,10 +110,10 @@ OPENAI: Rules = {
     "cache_salt": only("", because="prefixes are shared within one API key only: use a key of its own"),
     "chat_template": only(),
     "continue_final_message": only(False),
-    "guided_choice": only(),
-    "guided_grammar": only(),
+    "guided_choice": _AS_SCHEMA,
+    "guided_grammar": _AS_SCHEMA,
     "guided_json": _SCHEMA,
-    "guided_regex": only(),
+    "guided_regex": _AS_SCHEMA,
     "include_stop_str_in_output": only(False),
     "length_penalty": only(1),
     "logits_processors": only([]),
@@ -127,9 +128,9 @@ OPENAI: Rules = {
     "structured_outputs": Rule(
         parts={
             "json": _SCHEMA,
-            "choice": only(),
-            "grammar": only(),
-            "regex": only(),
+            "choice": _AS_SCHEMA,
+            "grammar": _AS_SCHEMA,
+            "regex": _AS_SCHEMA,
             "structural_tag": only(),
         }
     ),
@@ -137,11 +138,22 @@ OPENAI: Rules = {
     "use_beam_search": only(False),
     # llama.cpp's and LM Studio's
     "cache_prompt": BOOKKEEPING,
+    "dry_multiplier": only(0),
+    "dynatemp_range": only(0),
     "grammar": only(""),
     "id_slot": BOOKKEEPING,
     "json_schema": _SCHEMA,
+    "lora": only([]),
+    "n_keep": BOOKKEEPING,
     "n_predict": taken_as("max_tokens"),
+    "n_probs": only(0),
+    "post_sampling_probs": only(False),
+    "response_fields": only([]),
+    "return_progress": BOOKKEEPING,  # beside the answer, like the next one
+    "return_tokens": only(False),
+    "samplers": only(),
     "timings_per_token": BOOKKEEPING,
+    "top_n_sigma": only(-1),
     "ttl": taken_as("keep_alive"),
     # Ollama's, as Open WebUI sends them
     "mirostat": only(0),
@@ -182,6 +194,11 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+OPTIONS: Rules = same(*options.SamplingOptions.__annotations__.keys() - {"logprobs"})
+"""All options of sampling, for bodies that are translated to the chat's. Each API has its own form of
+log-probabilities."""
 
 
 def _field(kind: Any, bounds: Bounds | None) -> Any:

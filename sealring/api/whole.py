@@ -321,14 +321,16 @@ FORMS: Mapping[str, Form] = {
     "/api/chat": Form(
         ask_ollama_chat,
         lambda value, names: _ollama(value, value["message"], "content"),
-        lambda value: _ASKED,
+        lambda value: {**_ASKED, "logprobs": "logprobs" in value},
         _OLLAMA,
+        {"logprobs": TOKENS},
     ),
     "/api/generate": Form(
         ask_ollama_generate,
         lambda value, names: _ollama(value, value, "response"),
-        lambda value: {"prompt": "?"},
+        lambda value: {"prompt": "?", "logprobs": "logprobs" in value},
         _OLLAMA,
+        {"logprobs": TOKENS},
     ),
 }
 """Every API whose answers have receipts, by its path."""

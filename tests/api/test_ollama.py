@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from refusals import refused
 
-from sealring.api.answers import model_object
+from sealring.api.answers import Choice, model_object
 from sealring.api.chat import ask_chat
 from sealring.api.completions import ask_completion
 from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate, loaded, show, tags
@@ -151,3 +152,28 @@ def test_what_is_known_of_a_model_is_shown() -> None:
     shown = show(model)["model_info"]
     assert (shown["general.basename"], shown["llama.context_length"]) == ("small", 512)
     assert "digest" not in tags([inference.Model(name="of an earlier gateway")])["models"][0]
+
+
+@pytest.mark.parametrize(("asked", "field"), [(ask_ollama_chat, "messages"), (ask_ollama_generate, "prompt")])
+def test_log_probabilities_stand_beside_what_was_said(asked: Any, field: str) -> None:
+    """As in Ollama: a list of all tokens, in each line of a stream and in the whole answer."""
+    said = [{"role": "user", "content": "Hi"}] if field == "messages" else "Hi"
+    token = inference.TokenLogprob(spelling=b"Hi", logprob=-0.5)
+    token.top.add(spelling=b"Ho", logprob=-1.5)
+    delta = inference.Delta(text="Hi", logprobs=[token])
+    expected = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105]}
+    told = [{**expected, "top_logprobs": [{"token": "Ho", "logprob": -1.5, "bytes": [72, 111]}]}]
+    for wanted, found in (
+        ({"logprobs": True, "top_logprobs": 1}, told),
+        ({}, None),
+        ({"logprobs": False}, None),
+    ):
+        one = asked({"model": "demo", field: said, **wanted}, "r")
+        assert one.request.envelope.clear.sampling.HasField("logprobs") == (found is not None)
+        renderer = one.render(inference.Started(model="demo"))
+        assert json.loads(renderer.delta(delta)).get("logprobs") == found
+        choice = Choice()
+        choice.add(delta)
+        assert json.loads(renderer.whole([choice], inference.Finished())).get("logprobs") == found
+    with refused("BAD_FIELD", InvalidInput):
+        asked({"model": "demo", field: said, "top_logprobs": 2}, "r")

@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.api.anthropic import ask_count, ask_messages
+from sealring.api.anthropic import MESSAGES, ask_count, ask_messages
 from sealring.api.chat import ChatBody, ask_chat
 from sealring.api.completions import CompletionBody, ask_completion
-from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate
-from sealring.api.responses import ask_responses
+from sealring.api.ollama import CHAT, GENERATE, ask_ollama_chat, ask_ollama_generate
+from sealring.api.responses import RESPONSES, ask_responses
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt import numbers, options
 from sealring.mesh.prompt.validate import validate_request
+from sealring.v1 import inference_pb2 as inference
 
 
 def _words(text: str) -> list[str]:
@@ -149,3 +151,104 @@ def test_a_stream_that_is_to_be_padded_is_refused_by_name(ask: Any, body: dict[s
         ask({"model": "demo", "stream_options": {"include_obfuscation": True}, **body}, "r")
     assert caught.value.reason == "UNSUPPORTED_FIELD"
     assert caught.value.metadata["param"] == "stream_options.include_obfuscation"
+
+
+ASKED = [{"role": "user", "content": "Hi"}]
+APIS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "chat": (ask_chat, {"messages": ASKED}),
+    "completions": (ask_completion, {"prompt": "Hi"}),
+    "responses": (ask_responses, {"input": "Hi"}),
+    "messages": (ask_messages, {"messages": ASKED, "max_tokens": 9}),
+    "ollama": (ask_ollama_chat, {"messages": ASKED}),
+    "generate": (ask_ollama_generate, {"prompt": "Hi"}),
+}
+EVERY_API = pytest.mark.parametrize("api", APIS)
+VALUES_OF = {
+    **{name: 1 for name in (options.PLAIN | numbers.PLAIN) if name not in ("n", "logprobs")},
+    **{name: True for name, kind in options.PLAIN.items() if kind is bool},
+    **{"stop": ["x"], "logit_bias": {"5": 1.0}, "stop_token_ids": [7], "prompt_cache_key": "k"},
+    **{"repetition_penalty": 1.5, "keep_alive": 60, "temperature": 0.5},
+}
+"""Every option and number, with a value that asks for something."""
+
+
+def asked_of(api: str, more: dict[str, Any], inside: str = "") -> Any:
+    ask, body = APIS[api]
+    return ask({"model": "demo", **body, **({inside: more} if inside else more)}, "r").request
+
+
+def told(request: Any) -> tuple[Any, ...]:
+    """What a request says of the options and numbers."""
+    prompt = request.envelope.clear
+    named = [getattr(request, name) for name in numbers.PLAIN if name not in ("n", "max_tokens")]
+    return prompt.sampling, list(prompt.stop), request.prompt_cache_key, *named
+
+
+def test_every_option_of_sampling_has_a_value_here() -> None:
+    contract = {field.name for field in inference.Sampling.DESCRIPTOR.fields}
+    known = options.SamplingOptions.__annotations__.keys()
+    assert contract - known == {"prompt_logprobs"}, "which `echo` asks for"
+    assert known - VALUES_OF.keys() == {"logprobs"}
+    assert numbers.PLAIN.keys() - VALUES_OF.keys() == {"n"}
+
+
+@EVERY_API
+@pytest.mark.parametrize("name", VALUES_OF)
+def test_an_option_that_one_api_has_all_have(api: str, name: str) -> None:
+    """There is one list: mesh/prompt/options.py and numbers.py."""
+    more = {name: VALUES_OF[name]}
+    assert told(asked_of(api, more)) == told(asked_of("chat", more))
+    if name != "max_tokens":
+        assert told(asked_of(api, more)) != told(asked_of(api, {}))
+    if api in ("ollama", "generate") and name in options.SamplingOptions.__annotations__:
+        assert told(asked_of(api, more, "options")) == told(asked_of("chat", more))
+
+
+TABLES = {
+    "chat": {**ChatBody.model_fields, **ChatBody.rules},
+    "completions": {**CompletionBody.model_fields, **CompletionBody.rules},
+    "responses": RESPONSES,
+    "messages": MESSAGES,
+    "ollama": CHAT,
+    "generate": GENERATE,
+}
+
+
+def refusal(api: str, more: dict[str, Any]) -> InvalidInput | None:
+    try:
+        asked_of(api, more)
+    except InvalidInput as error:
+        return error
+    return None
+
+
+@EVERY_API
+def test_a_field_that_one_api_knows_is_no_misspelling_in_another(api: str) -> None:
+    known = {name for table in TABLES.values() for name in table}
+    within = ("json", "choice", "regex", "grammar", "structural_tag")
+    bodies = {name: {name: "something"} for name in sorted(known)}
+    bodies |= {f"in {name}": {"structured_outputs": {name: "something"}} for name in within}
+    refusals = {name: refusal(api, more) for name, more in bodies.items()}
+    misspelt = [name for name, error in refusals.items() if error is not None and "spelling" in error.hint]
+    assert misspelt == []
+    with pytest.raises(InvalidInput) as caught:
+        asked_of(api, {"temprature": 1})
+    assert (caught.value.reason, caught.value.hint) == ("UNKNOWN_FIELD", "check its spelling")
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages", "ollama", "generate"])
+def test_a_schema_is_taken_in_every_spelling_in_every_api(api: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    for more in (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+        {"response_format": {"type": "json_object", "schema": schema}},
+        {"response_format": {"type": "json_schema", "schema": schema}},
+        {"structured_outputs": {"json": schema}},
+        {"guided_json": schema},
+        {"json_schema": schema},
+    ):
+        assert json.loads(asked_of(api, more).envelope.clear.schema) == schema
+    with pytest.raises(InvalidInput) as caught:
+        asked_of(api, {"structured_outputs": {"regex": "a+"}})
+    assert caught.value.reason == "UNSUPPORTED_FIELD"
+    assert "JSON Schema" in caught.value.hint

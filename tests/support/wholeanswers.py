@@ -90,6 +90,11 @@ CASES = {
         (Choice("here", logprobs=[TOKEN]), Choice("there", logprobs=[TOKEN])),
     ),
     "ollama": Case("/api/chat", {"messages": ASKED, "stream": False, "tools": TOOLS}, (choice(True),)),
+    "ollamas": Case(
+        "/api/chat",
+        {"messages": ASKED, "stream": False, "logprobs": True, "top_logprobs": 1},
+        (choice(logprobs=[TOKEN]),),
+    ),
     "generate": Case("/api/generate", {"prompt": "Where?", "stream": False}, (choice(),), LENGTH),
 }
 ASK = {
@@ -121,7 +126,10 @@ def answer(case: Case, receipts: list[inference.Receipt] | None = None) -> Objec
 
 
 _OPENAI = ("id", "created", "system_fingerprint", "usage", "choices.logprobs")
-_OLLAMA = ("created_at", "total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration")
+_OLLAMA = (
+    *("created_at", "total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration"),
+    "logprobs",
+)
 _FREE = {
     "/v1/chat/completions": (*_OPENAI, "choices.message.tool_calls.id"),
     "/v1/completions": _OPENAI,

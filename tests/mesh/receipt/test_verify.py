@@ -68,6 +68,28 @@ def test_a_ring_of_one_needs_no_second_signature(make_cluster: Callable[..., Any
     verify_receipt(receipt, pin(cluster), known())
 
 
+def test_times_and_choices_count_where_no_tail_signs_them(make_cluster: Callable[..., Any]) -> None:
+    cluster = make_cluster(1)
+    envelope = cluster.sign()
+    for reason, changes in (
+        ("RECEIPT_TIMES", {"finished": (NOW - 61) * 1000}),
+        ("RECEIPT_TIMES", {"finished": (NOW + 86_401) * 1000}),
+        ("", {"finished": (NOW - 60) * 1000}),
+        ("", {"finished": (NOW + 86_400) * 1000}),
+    ):
+        receipt = signed(cluster, envelope, statement_of(cluster, envelope, **changes))
+        receipt.ClearField("tail")
+        if reason:
+            with refused(reason, ReceiptError):
+                verify_receipt(receipt, pin(cluster), known())
+        else:
+            verify_receipt(receipt, pin(cluster), known())
+    receipt = signed(cluster, envelope, statement_of(cluster, envelope))
+    receipt.choice = 1
+    with refused("RECEIPT_OTHER_CHOICE", ReceiptError):  # the gateway calls it another one than the head
+        verify_receipt(receipt, pin(cluster), known(choice=None))
+
+
 def test_tokens_of_earlier_epochs_are_proved_to_nobody_who_has_not_got_them(cluster: Any) -> None:
     """A gateway can make up how an answer begins, and have an honest ring go on from there."""
     envelope = cluster.sign()
