@@ -31,9 +31,9 @@ from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, Gate
 from sealring.edge.http.answers import EventStream, collect, started, together, unless_disconnected
 from sealring.edge.http.body import MAX_TEXT, BodyTurns, parse_object, read_body
 from sealring.edge.http.conversation import MAX_KEPT, MAX_SOCKETS, RECEIPT, Conversation
-from sealring.edge.http.crowd import Crowd
 from sealring.edge.http.guard import Guard, credential
 from sealring.edge.http.paths import Path, Paths
+from sealring.edge.inference.crowd import Crowd
 from sealring.edge.inference.holding import Holding
 from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.service import InferenceBackend

@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from sealring.api.errors import error_body, error_status
 from sealring.api.fields import bad
 from sealring.edge.http.body import BodyTurns, parse_object
-from sealring.edge.http.crowd import Crowd
+from sealring.edge.inference.crowd import Crowd
 from sealring.edge.inference.holding import Holding, Share
 from sealring.edge.inference.timers import SEND_SECONDS
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, SealringError

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sealring.edge.access.gate import Caller, Door, presented
 from sealring.edge.http.answers import error_response
-from sealring.edge.http.crowd import Crowd
 from sealring.edge.http.paths import Paths
+from sealring.edge.inference.crowd import Crowd
 from sealring.edge.inference.holding import Holding, Share
 from sealring.mesh.errors import (
     Cancelled,

@@ -14,8 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sealring.api.errors import error_status
 from sealring.edge.http.answers import error_response
-from sealring.edge.http.crowd import Place
 from sealring.edge.http.pieces import InPieces
+from sealring.edge.inference.crowd import Place
 from sealring.mesh.errors import InvalidInput
 
 HEADER_SECONDS = 10.0

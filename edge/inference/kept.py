@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias
 
 from sealring.edge.inference.answer import weight
+from sealring.edge.inference.crowd import Crowd, Place
 from sealring.edge.inference.timers import AwakeTimer
 from sealring.mesh.errors import Cancelled, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.v1 import inference_pb2 as inference
@@ -24,11 +25,12 @@ LEFT_SECONDS = 60.0
 """Seconds that an answer without a reader goes on."""
 
 MAX_LEFT = 64
-"""Answers without a reader, at once; one more is cancelled as if it had no key."""
+"""Answers without a reader, at once. For one more, the oldest of the caller that has most is cancelled as if
+it had no key."""
 
 KEPT_BYTES = 64 << 20
-"""Bytes of all answers together. The oldest that have ended make room; if that is not enough, the longest
-under way is kept no more, and its events go to its present readers."""
+"""Bytes of all answers together. Those of the caller that has most make room: the oldest that have ended. If
+that is not enough, the longest under way is kept no more, and its events go to its present readers."""
 
 ANSWER_BYTES = 6 << 10
 """Memory of each beside its events: a task, a timer, the key. Measured: 6,200 bytes with a key of 250."""
@@ -42,13 +44,16 @@ class _Kept:
     Events of one that is `passing` are kept until all have read them, and the next is waited for then.
     """
 
-    def __init__(self, digest: bytes, events: Events, grown: Callable[[int], None]) -> None:
+    def __init__(self, caller: str, digest: bytes, events: Events, grown: Callable[[str, int], None]) -> None:
+        self.caller = caller
         self.digest = digest
         self.events: list[inference.GenerateResponse] = []
         self.first = 0
         self.size = 0
         self.readers: dict[object, int] = {}
         self.passing = False
+        self.left: Place | None = None
+        """Its place among those without a reader."""
         self._grown = grown
         self._taken = asyncio.Event()
         self.news = asyncio.Event()
@@ -80,7 +85,7 @@ class _Kept:
 
     def _grow(self, size: int) -> None:
         self.size += size
-        self._grown(size)
+        self._grown(self.caller, size)
 
     def read(self, reader: object) -> inference.GenerateResponse | None:
         """The next event for a reader; None while there is none."""
@@ -109,7 +114,8 @@ class KeptAnswers:
         self._under_way: dict[tuple[str, str], _Kept] = {}
         self._ended: dict[tuple[str, str], _Kept] = {}  # the oldest first
         self.kept = ChainMap(self._under_way, self._ended)
-        self._size = 0
+        self._sizes: Counter[str] = Counter()
+        self._left = Crowd(MAX_LEFT)
 
     def events(self, caller: str, key: str, digest: bytes, start: Callable[[], Events]) -> Events:
         """All events of the answer that has this key, or that `start` begins. `digest` is of what is asked.
@@ -121,7 +127,7 @@ class KeptAnswers:
         name = (caller, key)
         kept = self.kept.get(name)
         if kept is None:
-            kept = self._under_way[name] = _Kept(digest, start(), self._grown)
+            kept = self._under_way[name] = _Kept(caller, digest, start(), self._grown)
             kept.task.add_done_callback(lambda task: self._end(name, kept))
         elif kept.digest != digest:
             raise FailedPrecondition(
@@ -134,6 +140,8 @@ class KeptAnswers:
     async def _read(self, kept: _Kept) -> Events:
         if not kept.task.done():
             kept.timer.cancel()
+        if kept.left is not None:
+            kept.left.close()
         if kept.first:
             raise Unavailable(
                 "the answer was too long to be kept", hint="send the request again", reason="ANSWER_NOT_KEPT"
@@ -161,43 +169,56 @@ class KeptAnswers:
                 self._leave(kept)
 
     def _leave(self, kept: _Kept) -> None:
-        left = sum(not one.readers and not one.task.done() for one in self._under_way.values())
-        if kept.passing or left > MAX_LEFT:
+        if kept.passing:
             kept.task.cancel()
         else:
             kept.leave()
+            kept.left = self._left.enter(kept.caller, kept.task.cancel)
 
     def _end(self, name: tuple[str, str], kept: _Kept) -> None:
         """Keeps an answer that has ended; one that failed is computed anew when it is asked for again."""
         kept.timer.cancel()
+        if kept.left is not None:
+            kept.left.close()
         failed = kept.task.cancelled() or kept.task.exception() or kept.task.result() is not None
         if self._under_way.get(name) is kept:
             del self._under_way[name]
         if kept.passing or failed:
-            self._size -= kept.size
+            self._grown(kept.caller, -kept.size)
             kept.passing = False  # readers that are behind are soon given up
             return
         self._ended[name] = kept
         kept.timer = AwakeTimer(KEPT_SECONDS, lambda: self._forget(name))
         self._make_room()
 
-    def _grown(self, size: int) -> None:
-        self._size += size
+    def _grown(self, caller: str, size: int) -> None:
+        self._sizes[caller] += size
+        if not self._sizes[caller]:
+            del self._sizes[caller]
         if size > 0:
             self._make_room()
 
     def _make_room(self) -> None:
-        while self._size > KEPT_BYTES and self._ended:
-            self._forget(next(iter(self._ended)))
-        if self._size > KEPT_BYTES and self._under_way:
-            name = max(self._under_way, key=lambda each: self._under_way[each].size)
-            longest = self._under_way.pop(name)
-            longest.passing = True
-            longest.trim()
-            if not longest.readers:
-                longest.task.cancel()
+        while self._sizes.total() > KEPT_BYTES:
+            for caller, _ in self._sizes.most_common():
+                if oldest := next((name for name in self._ended if name[0] == caller), None):
+                    self._forget(oldest)
+                    break
+                if under_way := [name for name in self._under_way if name[0] == caller]:
+                    self._pass_on(max(under_way, key=lambda each: self._under_way[each].size))
+                    return
+            else:
+                return
+
+    def _pass_on(self, name: tuple[str, str]) -> None:
+        """Keeps an answer under way no more."""
+        kept = self._under_way.pop(name)
+        kept.passing = True
+        kept.trim()
+        if not kept.readers:
+            kept.task.cancel()
 
     def _forget(self, name: tuple[str, str]) -> None:
         kept = self._ended.pop(name)
         kept.timer.cancel()
-        self._size -= kept.size
+        self._grown(kept.caller, -kept.size)

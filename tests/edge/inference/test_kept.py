@@ -156,6 +156,30 @@ async def test_what_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         await texts(answers.events(*name, b"", scripted))
 
 
+async def test_a_caller_that_has_most_makes_room_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of bytes and of answers that nobody reads."""
+    monkeypatch.setattr(kept, "MAX_LEFT", 2)
+    monkeypatch.setattr(kept, "KEPT_BYTES", 4 * (kept.ANSWER_BYTES + 1500))
+    answers, hold = KeptAnswers(), asyncio.Event()
+    left = answers.events("one", "left", b"", lambda: scripted("a", hold=hold))
+    await anext(left)
+    await left.aclose()
+    for number in range(9):
+        greedy = answers.events("greedy", f"left {number}", b"", lambda: scripted("a", hold=hold))
+        await anext(greedy)
+        await greedy.aclose()
+        for _ in range(9):
+            await asyncio.sleep(0)
+    assert ("one", "left") in answers.kept
+    assert [key for caller, key in answers.kept if caller == "greedy"] == ["left 8"]
+    await texts(answers.events("one", "ended", b"", lambda: scripted("x" * 1000)))
+    for number in range(9):
+        await texts(answers.events("greedy", str(number), b"", lambda: scripted("x" * 1000)))
+        await asyncio.sleep(0)
+    assert {key for caller, key in answers.kept if caller == "one"} == {"left", "ended"}
+    hold.set()
+
+
 @pytest.fixture
 def hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs out does so in hours, so that a test sees which of them a timer waits for."""
