@@ -54,7 +54,10 @@ class GatewaySettings(BaseModel):
         default=512, ge=1, le=100_000, description="requests that each API key may have under way"
     )
     peer_requests_per_second: float = Field(
-        default=200.0, gt=0, le=1e6, description="requests per second that each network address may make"
+        default=200.0,
+        gt=0,
+        le=1e6,
+        description="requests per second without need of a key that each network address may make",
     )
     cors_origins: list[Origin] = Field(
         default=[], max_length=64, description="pages of a browser that may use the HTTP API, as https://host"

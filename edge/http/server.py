@@ -37,7 +37,7 @@ _BACKLOG = 1024
 class Listener(socket.socket):
     """A listening socket that bounds its connections, unfinished TLS handshakes included."""
 
-    def __init__(self, family: int, *, most: int = MAX_CONNECTIONS) -> None:
+    def __init__(self, family: int, most: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)
         self._most = most
         self._accepted = 0
@@ -162,7 +162,7 @@ class HttpServer:
             require_loopback(address)
         host, port = parse_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = Listener(family)
+        bound = Listener(family, MAX_CONNECTIONS)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind((host, port))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cheapkeys import HASH, Checks, checks
 from patience import until
 
 from sealring.edge.access import gate as gate_module
-from sealring.edge.access import keyfile
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Gate, Limits, UnderWay
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import ApiKey, Scope, new_key
@@ -28,30 +27,7 @@ from sealring.mesh.errors import (
     Unauthenticated,
 )
 
-HASH = "$argon2id$v=19$m=65536,t=2,p=1$"
-
-
-def cheap_hash(key: ApiKey) -> str:
-    return f"{HASH}{'a' * 22}${key.text[-43:]}"
-
-
-class Checks:
-    """Counts the hashes that are made, without their cost."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, key: ApiKey, stored: str) -> bool:
-        self.count += 1
-        return hmac.compare_digest(stored, cheap_hash(key))
-
-
-@pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
-    made = Checks()
-    monkeypatch.setattr(keyfile, "hash_key", cheap_hash)
-    monkeypatch.setattr(gate_module, "matches", made)
-    return made
+__all__ = ["checks"]
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ async def test_who_comes_finds_a_place_and_who_waits_without_a_request_makes_it(
             transport.write(b"hello")
 
     certificate, key = write_edge_certificate(tmp_path)
-    listener = Listener(socket.AF_INET6, most=3)
+    listener = Listener(socket.AF_INET6, 3)
     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     listener.bind(("::", 0))
     port = listener.getsockname()[1]
@@ -167,7 +167,7 @@ async def test_who_comes_finds_a_place_and_who_waits_without_a_request_makes_it(
 
 
 async def test_so_many_connections_are_accepted_in_a_turn() -> None:
-    listener = Listener(socket.AF_INET)
+    listener = Listener(socket.AF_INET, 100)
     listener.bind(("127.0.0.1", 0))
     listener.listen(100)
     listener.setblocking(False)

@@ -157,7 +157,7 @@ async def test_what_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_caller_that_has_most_makes_room_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of bytes and of answers that nobody reads."""
+    """Both where bytes are short, and where too many answers have no reader."""
     monkeypatch.setattr(kept, "MAX_LEFT", 2)
     monkeypatch.setattr(kept, "KEPT_BYTES", 4 * (kept.ANSWER_BYTES + 1500))
     answers, hold = KeptAnswers(), asyncio.Event()
