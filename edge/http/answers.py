@@ -25,6 +25,9 @@ from sealring.v1 import inference_pb2 as inference
 PING_SECONDS = 8.0
 """How long a stream tells nothing, at most; also before the answer's start, so that errors have a status."""
 
+PIECE_BYTES = 64 << 10
+"""Bytes of a whole answer that are written at once, about as many as a connection's buffer takes."""
+
 _REPEATED = frozenset({429, 503})
 """Statuses after which the same request succeeds later."""
 
@@ -266,6 +269,20 @@ class _Writer:
     async def send_ping(self) -> None:
         with contextlib.suppress(OSError):  # the next part will tell
             await self._send({"type": "http.response.body", "body": self._ping, "more_body": True})
+
+
+class Whole(Response):
+    """A whole answer, which is under way until the connection's buffers have room for the end of it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises Cancelled where the client does not read."""
+        body = memoryview(self.body)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        writer = _Writer(scope["state"]["send"], b"")
+        with writer:
+            for begin in range(0, len(body), PIECE_BYTES):
+                await writer.write(bytes(body[begin : begin + PIECE_BYTES]))
+            await writer.write(b"", more=False)
 
 
 def error_response(error: SealringError, path: str = "") -> Response:

@@ -28,7 +28,7 @@ from sealring.api.fields import bad, renamed
 from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, loaded, show, tags
 from sealring.api.responses import ask_responses
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, Gate
-from sealring.edge.http.answers import EventStream, collect, started, together, unless_disconnected
+from sealring.edge.http.answers import EventStream, Whole, collect, started, together, unless_disconnected
 from sealring.edge.http.body import MAX_TEXT, BodyTurns, parse_object, read_body
 from sealring.edge.http.conversation import MAX_KEPT, MAX_SOCKETS, RECEIPT, Conversation
 from sealring.edge.http.guard import Guard, credential
@@ -157,7 +157,7 @@ class Edge:
         collected = collect(events, asked.choices, request.state.share.take)
         begin, choices, finished = await unless_disconnected(request.receive, collected)
         answer = asked.render(begin).whole(choices, finished)
-        return Response(answer, headers=_headers(begin), media_type="application/json")
+        return Whole(answer, headers=_headers(begin), media_type="application/json")
 
     def _answer(
         self, request: Request, asked: Asked, body: dict[str, Any]
@@ -221,13 +221,13 @@ class Edge:
         await Conversation(socket, self._conversations, self._sockets, self._turns).run()
 
     async def page(self, request: Request) -> Response:
-        return Response(PAGE, media_type="text/html; charset=utf-8")
+        return Whole(PAGE, media_type="text/html; charset=utf-8")
 
     async def docs(self, request: Request) -> Response:
-        return Response(described.page(PATHS.operations()), media_type="text/html; charset=utf-8")
+        return Whole(described.page(PATHS.operations()), media_type="text/html; charset=utf-8")
 
     async def openapi(self, request: Request) -> Response:
-        return Response(_openapi(), media_type="application/json")
+        return Whole(_openapi(), media_type="application/json")
 
     async def models(self, request: Request) -> Response:
         return _json(model_list(await self._backend.list_models()))
@@ -272,7 +272,7 @@ class Edge:
         return _json({"status": "live"})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._exposition(), media_type="text/plain; version=1.0.0; charset=utf-8")
+        return Whole(self._exposition(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
 
 Ask = Callable[[dict[str, Any], str], Asked]
@@ -335,4 +335,4 @@ def _headers(begin: inference.Started) -> dict[str, str]:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(json.dumps(value), status, media_type="application/json")
+    return Whole(json.dumps(value), status, media_type="application/json")

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sealring.edge.http.answers import _Writer, collect, together, unless_disconnected
+from sealring.edge.http.answers import PIECE_BYTES, Whole, _Writer, collect, together, unless_disconnected
 from sealring.edge.inference import timers
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.mesh.errors import Cancelled, Internal
@@ -176,6 +176,31 @@ async def test_a_client_that_is_gone_ends_the_writing() -> None:
         with pytest.raises(Cancelled, match="went away"):
             await writer.write(b"c")
     assert [(one["body"], one["more_body"]) for one in sent] == [(b"a", True), (b"b", False), (b"c", True)]
+
+
+async def test_a_whole_answer_is_under_way_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a client that reads nothing would have the memory of any number of answers."""
+    taken, reads = list[Any](), asyncio.Semaphore(0)
+
+    async def send(message: Any) -> None:
+        await reads.acquire()
+        taken.append(message)
+
+    whole = Whole(b"x" * 3 * PIECE_BYTES)
+    task = asyncio.create_task(whole({"state": {"send": send}}, send, send))
+    for count in range(5):
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (len(taken), task.done()) == (count, False)
+        reads.release()
+    await task
+    assert b"".join(one.get("body", b"") for one in taken) == whole.body
+    assert max(len(one.get("body", b"")) for one in taken) == PIECE_BYTES
+    assert (taken[0]["status"], taken[-1]["more_body"]) == (200, False)
+    monkeypatch.setattr(timers, "SEND_SECONDS", 0.01)
+    reads.release()
+    with pytest.raises(Cancelled, match="does not read"):
+        await asyncio.create_task(whole({"state": {"send": send}}, send, send))
 
 
 async def test_only_who_does_not_read_is_cancelled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
