@@ -189,7 +189,8 @@ class Sections:
             self._begin_call(marker, after)
             return
         if self._state == "header":
-            after, self._called = section_of(self._header, self._schemas)
+            tools = self._schemas if self._reader is None else ()  # else a call has marks of its own
+            after, self._called = section_of(self._header, tools)
             self._header = ""
         elif after == "header":
             self._header = unmarked(marker)
@@ -278,6 +279,8 @@ class Sections:
         calls = None
         if kind or self._finish != inference.FINISH_REASON_LENGTH:
             calls = read_calls(self._reader, "".join(self._content), self._schemas)
+            if calls and self._begun in self._reader.notation.starts:  # JSON with a name may be the answer
+                calls = calls if all(call.name in self._schemas for call in calls) else None
         if calls is None:
             return True, self._give_up(parsed, marker if kind == "end" else "", again=kind == "again")
         self.over = self._one_call

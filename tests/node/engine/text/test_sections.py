@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
+from sealring.node.engine.text.notations.notation import NOTATIONS
 from sealring.node.engine.text.sections import Format, Sections, SpeltDetokenizer, format_of
 from sealring.v1 import inference_pb2 as inference
 
@@ -238,3 +239,95 @@ def test_deepseek_calls(source: str, vocabulary: tuple[str, ...], calls: list[st
     assert form.call is not None
     broken = f"{form.call[0]}nothing{form.call[1]}"
     assert read(Sections(form, (), chat()), [broken])[2] == []
+
+
+def cut(data: st.DataObject, whole: str) -> list[str]:
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(whole) - 1)), max_size=12)))
+    return [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+
+
+CODER = format_of("<tool_call>\n<function=", ("<think>", "</think>"))
+LLAMA = format_of('<|start_header_id|> "parameters": ', ())
+FUNCTION = "<function=look>\n<parameter=at>\nx\n</parameter>\n</function>"
+CALLS = [("look", {"at": "x"})]
+
+
+@pytest.mark.parametrize(
+    ("form", "whole", "expected"),
+    [
+        (
+            QWEN,
+            f"<think>\nI call it.\n{CALL}\nand wait.\n</think>\n\nSo.",
+            ("So.", "I call it.\nand wait.\n", CALLS),
+        ),
+        (
+            QWEN,
+            "<think>\n<tool_call> here, but no.\n</think>\n\nHi.",
+            ("Hi.", "<tool_call> here, but no.\n", []),
+        ),
+        (QWEN, '<think>\n<tool_call>{"name": "x\n</think>\n\nHi.', ("Hi.", '<tool_call>{"name": "x\n', [])),
+        (QWEN, f'<tool_call>{{"name": "{CALL}', ('<tool_call>{"name": "', "", CALLS)),
+        (
+            QWEN,
+            f"<think>\n<tool_call>{{}}</tool_call>\n</think>{CALL}",
+            ("", "<tool_call>{}</tool_call>\n", CALLS),
+        ),
+        (QWEN, f"{CALL[:-12]}{CALL}", ("", "", CALLS * 2)),
+        (QWEN, "Use `<think>` like <think> to think.", ("Use `<think>` like <think> to think.", "", [])),
+        (QWEN, "So.\n<think>hm</think>\nYes", ("So.\nYes", "hm", [])),
+        (QWEN, "hm</think>\n\nYes", ("hm</think>\n\nYes", "", [])),
+        (CODER, f"Hm.\n{FUNCTION}\n</tool_call>!", ("Hm.\n!", "", CALLS)),
+        (CODER, f"{FUNCTION}{FUNCTION}", ("", "", CALLS * 2)),
+        (CODER, "like <function=x> or <function= y>", ("like <function=x> or <function= y>", "", [])),
+        (LLAMA, ' {"name": "look", "parameters": {"at": "x"}}', (" ", "", CALLS)),
+        (LLAMA, '{"name": "Ann", "age": [3]', ('{"name": "Ann", "age": [3]', "", [])),
+        (LLAMA, '{"age": 3} {"name"', ('{"age": 3} {"name"', "", [])),
+    ],
+)
+@given(data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_what_an_answer_consists_of(form: Format, whole: str, expected: Any, data: st.DataObject) -> None:
+    assert read(Sections(form, (), chat()), cut(data, whole)) == expected
+
+
+FORMS = {name: Format(("<think>", "</think>"), (one.begin, one.end), name) for name, one in NOTATIONS.items()}
+del FORMS["harmony"]
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_byte_is_lost_and_no_cut_changes_an_answer(data: st.DataObject) -> None:
+    """It is made of marks of its notation, of thoughts, and of words."""
+    name = data.draw(st.sampled_from(sorted(FORMS)))
+    notation = NOTATIONS[name]
+    marks = [
+        part for one in vars(notation).values() if isinstance(one, str) for part in one.split("%s") if part
+    ]
+    words = ["x", " ", "\n", '"', "{", "}", "\\", ":", "look", "<think>", "</think>", *marks]
+    whole = "".join(data.draw(st.lists(st.sampled_from(words), max_size=14)))
+    once = read(Sections(FORMS[name], (), chat()), [whole])
+    assert read(Sections(FORMS[name], (), chat()), cut(data, whole)) == once
+    if "think" not in whole and not once[2]:
+        assert once[0] == whole
+
+
+def test_messages_of_muse_glimmer_hold_calls_with_marks() -> None:
+    form = format_of("<atem:function_calls>", ())
+    call = '<atem:function_calls>\n<atem:invoke name="look">\n<atem:parameter name="at">x</atem:parameter>\n'
+    said = " to=self<|message|>hm<|eom|><|start|>assistant to=look<|message|>"
+    whole = f"{said}{call}</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant<|message|>So."
+    assert read(Sections(form, (), chat()), [whole]) == ("So.", "hm", CALLS)
+
+
+def test_gpt_oss_without_a_header_and_with_its_own_tools() -> None:
+    python = inference.Tool(name="python", parameters='{"properties": {"code": {"type": "string"}}}')
+    plain = ("Hello <b>", "", [])
+    assert read(Sections(HARMONY, NAMES, chat()), ["Hel", "lo <b>"]) == plain
+    for header, expected in (
+        ("<|channel|>analysis to=python code", ("", "print(1)", [])),
+        ("<|channel|>commentary to=browser.open", ("print(1)", "", [])),
+    ):
+        assert read(Sections(HARMONY, NAMES, chat()), [marked(f"{header}<|message|>print(1)")]) == expected
+    own = Sections(HARMONY, NAMES, inference.Chat(tools=[python]))
+    said = marked("<|channel|>analysis to=python code<|message|>print(1)")
+    assert read(own, [said]) == ("", "", [("python", {"code": "print(1)"})])
