@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import multicast
 import pytest
 
 from sealring.coordinator.members.announcer import announced_hosts, to_members, to_newcomers
@@ -16,6 +18,13 @@ from sealring.mesh.system.networks import own_addresses
 from tests.coordinator.members.test_joincodes import PIN, Bed
 
 LOOPBACK = ["127.0.0.1"]
+
+
+@pytest.fixture(autouse=True)
+def on_a_network_of_its_own() -> Iterator[None]:
+    """Most of these tests announce on loopback or listen there."""
+    with multicast.alone():
+        yield
 
 
 @pytest.fixture

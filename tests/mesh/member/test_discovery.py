@@ -8,11 +8,12 @@ import hashlib
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from ipaddress import IPv4Network
 from typing import Any
 
 import grpc.aio
+import multicast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +42,13 @@ LOOPBACK = ["127.0.0.1"]
 HOME = [IPv4Network("192.168.1.0/24")]
 ROOT = bytes(range(32))
 GOOD = {b"root": encode_base32(ROOT).encode(), b"name": b"home", b"v": b"1"}
+
+
+@pytest.fixture(autouse=True)
+def on_a_network_of_its_own() -> Iterator[None]:
+    """Most of these tests announce on loopback or listen there."""
+    with multicast.alone():
+        yield
 
 
 @pytest.fixture
