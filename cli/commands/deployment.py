@@ -219,7 +219,7 @@ PrefillChunk = Annotated[
         min=0,
         max=MAX_PREFILL_CHUNK,
         metavar="TOKENS",
-        help="tokens of a prompt that are computed at once [default: 256]",
+        help="tokens of a prompt that are computed at once [default: as many as the nodes gain by]",
         rich_help_panel=_SHAPE,
     ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,14 @@ from typing import Any
 from commands import ROOT, commands
 
 from sealring.cli.main import Commands
+from sealring.cli.terminal.command import MODELS, settings_model
+from sealring.coordinator.planning.specs import KEEP_ALIVE_SECONDS
+from sealring.mesh.units import show_duration, show_size
+from sealring.node.daemon.engines import USABLE_SHARE
+from sealring.node.engine.check import ranges_of
+from sealring.node.engine.params import DEFAULT_CONTEXT_SIZE, RowParameters
+from sealring.node.stored import policy
+from sealring.v1 import inference_pb2
 
 KNOWN = Path(__file__).with_name("interface.txt")
 
@@ -51,3 +60,38 @@ def test_each_module_is_a_command_or_a_group_that_shows_its_commands() -> None:
     assert set(Commands()) == modules | {"deploy"}
     groups = {name: one for name, one in ROOT.commands.items() if hasattr(one, "commands")}
     assert {name for name, one in groups.items() if not one.no_args_is_help} == set()
+
+
+def stated() -> Iterator[tuple[str, str]]:
+    """Where a help text states a default with a number by hand, and that default.
+
+    What `Command` adds to a help text is the default of the code itself, and cannot be another.
+    """
+    texts = [
+        (f"{name} {one.opts[0]}", one.help or "") for name, each in commands().items() for one in each.params
+    ]
+    for section in MODELS:
+        fields = settings_model(section).model_fields.items()
+        texts += [(f"[{section}] {name}", field.description or "") for name, field in fields]
+    for where, text in texts:
+        for default in re.findall(r"\[default: ([^]]*)\]", text):
+            if re.search(r"(?<![\d.])\d+(?![\d.])|quarter|tenth", default):
+                yield where, default
+
+
+def test_a_default_that_a_help_text_states_by_hand_is_the_one_in_effect() -> None:
+    """Each from the code that chooses it; a default of words says how it is chosen."""
+    in_effect = {
+        "chat --temperature": f"{inference_pb2.Sampling().temperature:g}",
+        "chat --repetition-penalty": f"{RowParameters().repetition_penalty:g}",
+        "chat --repetition-context-size": f"{DEFAULT_CONTEXT_SIZE}",
+        "model check --stages": f"{len(ranges_of(64))}",
+        **dict.fromkeys(
+            (f"{each} --keep-alive" for each in ("deploy", "deployment create", "deployment plan")),
+            show_duration(KEEP_ALIVE_SECONDS),
+        ),
+        "[node] memory_limit": {0.75: "three quarters of all"}[USABLE_SHARE],
+        "[node] prefix_disk": f"the lesser of {show_size(policy.MOST)} and a "
+        f"{({10: 'tenth'})[policy.SHARE]} of the free disk",
+    }
+    assert dict(stated()) == in_effect
