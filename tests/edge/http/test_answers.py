@@ -117,7 +117,8 @@ async def test_work_ends_with_its_client() -> None:
 
     async def work() -> None:
         try:
-            await asyncio.Event().wait()
+            for _ in range(100):  # turns of the loop, of which noticing takes a few
+                await asyncio.sleep(0)
         finally:
             ended.append(True)
 
@@ -125,6 +126,8 @@ async def test_work_ends_with_its_client() -> None:
         messages: list[Any] = [{"type": "http.request"}, last]
 
         async def receive(messages: list[Any] = messages) -> Any:
+            if not messages:
+                await asyncio.Event().wait()
             message = messages.pop(0)
             if isinstance(message, OSError):
                 raise message
