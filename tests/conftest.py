@@ -15,6 +15,7 @@ import gc
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -102,9 +103,24 @@ def pytest_runtest_makereport(
     lacking = call.excinfo.value if call.excinfo else None
     by_mark = getattr(lacking, "_use_item_location", False)
     everything = os.environ.get("CI") and sys.platform == "linux"
-    if everything and isinstance(lacking, pytest.skip.Exception) and not by_mark:
-        report.outcome, report.longrepr = "failed", f"not to be skipped in CI: {lacking.msg}"
+    if isinstance(lacking, pytest.skip.Exception) and not by_mark:
+        report.user_properties.append((_LACKING, lacking.msg))
+        if everything:
+            report.outcome, report.longrepr = "failed", f"not to be skipped in CI: {lacking.msg}"
     return report
+
+
+_LACKING = "lacking"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says last what no test has looked at because this machine lacks something."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    counts = Counter(msg for one in skipped for name, msg in one.user_properties if name == _LACKING)
+    if counts:
+        terminalreporter.section("not run for what this machine lacks")
+    for msg, count in sorted(counts.items()):
+        terminalreporter.write_line(f"{msg} ({count})")
 
 
 _FAILED = pytest.StashKey[bool]()

@@ -60,6 +60,16 @@ def told(folder: Path, tests: str, **environment: str) -> str:
 def test_what_is_lacking_fails_in_ci(tmp_path: Path, ci: str, outcome: str) -> None:
     said = told(tmp_path, LACKING, CI=ci)
     assert re.search(rf"{outcome} in", said), said
+    lacks = re.findall(r"^(?!SKIPPED|FAILED).*(no privilege|of another system) \(1\)$", said, re.MULTILINE)
+    assert lacks == ([] if outcome.startswith("2 failed") else ["no privilege"])
+
+
+def test_no_mark_skips_what_lacks_a_program() -> None:
+    """CI fails for what is lacking and skipped by a test itself, and not for what a mark keeps for others."""
+    marked = re.compile(r"skipif\([^\n]*(which|find_spec|CHROMIUM|install)")
+    files = [file for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
+    found = {str(file.relative_to(ROOT)) for file in files if marked.search(file.read_text())}
+    assert found == {"tests/bench/test_paced_network.py"}, "which needs root as well"
 
 
 @pytest.mark.parametrize(
