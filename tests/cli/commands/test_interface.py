@@ -63,9 +63,9 @@ def test_each_module_is_a_command_or_a_group_that_shows_its_commands() -> None:
 
 
 def stated() -> Iterator[tuple[str, str]]:
-    """Where a help text states a default with a number by hand, and that default.
+    """The places at which a help text states a default with a number by hand, and these defaults.
 
-    What `Command` adds to a help text is the default of the code itself, and cannot be another.
+    `Command` adds other defaults to help texts from the code itself.
     """
     texts = [
         (f"{name} {one.opts[0]}", one.help or "") for name, each in commands().items() for one in each.params
