@@ -158,6 +158,7 @@ def is_open(one: socket.socket) -> bool:
 async def idle(gateway: Gateway, count: int) -> Result:
     before = gateway.mib()
     held = await connected(gateway.http, LOOK, count, answered=True)
+    held = [one for one in held if is_open(one)]  # the others made room
     result = {
         "idle": len(held),
         "mib_idle": gateway.mib(),

@@ -43,7 +43,7 @@ class OwnGate:
 
     def __init__(self, key: ApiKey) -> None:
         self._key = key.text.encode()
-        self._strangers = Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE)
+        self.strangers = Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE)
 
     @asynccontextmanager
     async def admit(
@@ -56,7 +56,7 @@ class OwnGate:
         given = [one.rpartition(" ")[2].encode() for one in (authorization or "").split(", ")]
         known = any(hmac.compare_digest(one, self._key) for one in given)
         if not known and scopes is None:
-            self._strangers.check(peer)
+            self.strangers.check(peer)
         elif not known:
             raise Unauthenticated(
                 "the proxy's key is missing or not the right one",

@@ -22,6 +22,7 @@ from sealring.client.sealing import SealingBackend
 from sealring.edge.http.app import create_app
 from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import ConfigError, SealringError
+from sealring.mesh.rpc.limits import Buckets
 from sealring.v1 import inference_pb2 as inference
 
 BODY: dict[str, Any] = {
@@ -118,7 +119,9 @@ async def test_other_users_of_the_machine_neither_ask_nor_learn_anything(tmp_pat
         if path in ("/v1/chat/completions", "/v1/messages")
         else {"method": "GET"}
     )
-    async with proxied(proxy.OwnGate(key)) as (stage, http):
+    gate = proxy.OwnGate(key)
+    gate.strangers = Buckets(1.0, 2, clock=lambda: 0.0)
+    async with proxied(gate) as (stage, http):
         for authorization in (
             {},
             {"authorization": "Bearer none"},
@@ -129,6 +132,9 @@ async def test_other_users_of_the_machine_neither_ask_nor_learn_anything(tmp_pat
             assert (refused.status_code, stage.gateway.requests) == (401, [])
             assert "cached" not in refused.text
         assert "rings" not in (await http.get("/health")).json()
+        statuses = [(await http.get("/health")).status_code for _ in range(2)]
+        assert statuses[-1] == 429, "each would ask the gateway, with the owner's API key"
+        assert (await http.get("/health/live")).status_code == 200
         right = f"Bearer {key.text}"
         for several in (
             [("authorization", right)],

@@ -15,6 +15,7 @@ from edgecert import write_edge_certificate
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from sealring.edge.access import interceptor
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.access.gate import USE, Caller, Gate, Limits
 from sealring.edge.access.interceptor import KEY_ID, GateInterceptor, _authorization
@@ -214,6 +215,17 @@ async def test_a_call_without_a_message(backend: Backend, keys: KeyFile) -> None
             await call.done_writing()
             error = await problem(call)
             assert error.reason == "BAD_MESSAGE"
+
+
+async def test_a_message_that_does_not_come_is_not_waited_for(
+    backend: Backend, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no key is needed: strangers would keep any number of calls."""
+    monkeypatch.setattr(interceptor, "MESSAGE_SECONDS", 0.01)
+    async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
+        for name in ("sealring.v1.Inference/ListModels", "grpc.health.v1.Health/Check"):
+            method: Any = channel.stream_stream(f"/{name}")
+            assert (await problem(method(timeout=100))).reason == "BODY_TOO_SLOW"
 
 
 async def test_tls_follows_its_files(backend: Backend, keys: KeyFile, tmp_path: Path) -> None:

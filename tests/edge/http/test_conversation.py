@@ -115,7 +115,7 @@ async def test_what_failed_or_was_said_elsewhere_is_not_continued(port: int, bac
 async def test_a_response_without_output_can_be_continued(port: int, backend: Any) -> None:
     async with opened(port) as socket:
         empty = (await last(socket, input="hello", generate=False))["response"]
-        assert (empty["output"], backend.requests, backend.loads) == ([], [], [("demo", None)])
+        assert (empty["output"], backend.requests, backend.loads) == ([], [], [("demo", None, "")])
         await socket.send(json.dumps({"type": "response.processed", "response_id": empty["id"]}))
         await last(socket, previous_response_id=empty["id"], input=[])
         assert said(backend) == [("user", "hello")]
