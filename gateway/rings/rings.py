@@ -44,7 +44,7 @@ class Rings:
         members: Members,
         *,
         queue_limit: int,
-        idle_prefill: bool = True,
+        idle_prefill: bool,
         metrics: Metrics,
         signed_roster: Callable[[], tuple[bytes, bytes]],
         awake: Clock = awake_clock,

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from sealring.mesh.system.starting import starting
-from sealring.node.wire.waiting import on_battery
+from sealring.node.wire.waiting import lately_on_battery
 
 log = structlog.get_logger()
 
@@ -30,7 +30,7 @@ class Awake:
         self,
         quiet: Callable[[], bool],
         *,
-        on_battery: Callable[[], bool] = on_battery,
+        on_battery: Callable[[], bool] = lately_on_battery,
         program: Path = CAFFEINATE,
     ) -> None:
         """`quiet` says whether none of the node's rings does anything."""
@@ -39,6 +39,7 @@ class Awake:
         self._on_battery = on_battery
         self._program = program if program.exists() else None
         self._process: asyncio.subprocess.Process | None = None
+        self._refused = False
         self._turn = asyncio.Lock()
 
     @property
@@ -54,11 +55,10 @@ class Awake:
 
     async def look(self) -> None:
         """Holds off idle sleep, and on mains power all sleep, if that is wanted now. Call it regularly."""
-        await self._hold(self._serves and not (self._quiet() and self._on_battery()))
+        if self._program is not None:  # a Mac
+            await self._hold(self._serves and not (self._quiet() and self._on_battery()))
 
     async def _hold(self, wanted: bool) -> None:
-        if self._program is None:  # not a Mac
-            return
         async with self._turn:
             if not wanted:
                 await self._end()
@@ -79,8 +79,11 @@ class Awake:
                     env={},
                 )
         except OSError as error:
-            log.warning("sleep_not_prevented", why=error.strerror)
+            if not self._refused:  # it is tried again at each look
+                log.warning("sleep_not_prevented", why=error.strerror)
+            self._refused = True
             return
+        self._refused = False
         log.info("sleep_prevented", pid=self._process.pid)
 
     async def _end(self) -> None:

@@ -35,8 +35,10 @@ class FakeRing:
         deployment: str,
         *,
         on_lost: Callable[[Any], None],
+        idle_prefill: bool,
         **_: Any,
     ) -> None:
+        self.idle_prefill = idle_prefill
         self.name, self.deployment = name, deployment
         self.on_lost = on_lost
         self.attached, self.patient = True, True
@@ -116,6 +118,7 @@ class Bed:
             SimpleNamespace(cluster="demo"),  # type: ignore[arg-type]
             self.members,  # type: ignore[arg-type]
             queue_limit=9,
+            idle_prefill=False,
             metrics=self.metrics,
             signed_roster=lambda: (b"", b""),
             wall=lambda: self.now,
@@ -148,6 +151,10 @@ def ask(
     envelope = inference.Envelope(sealed_for=inference.SealedFor(ring=ring) if ring else None)
     request = Request(f"r{number}", "key", 1, envelope, model, routing_key=key, min_trust=min_trust)
     rings.submit(request, Answer(Timings()))
+
+
+def test_rings_prefill_while_they_are_idle_as_the_gateway_is_set() -> None:
+    assert [ring.idle_prefill for ring in Bed(2).made] == [False, False]
 
 
 def test_of_few_rings_the_least_busy_is_taken() -> None:
@@ -522,6 +529,7 @@ def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> 
         None,  # type: ignore[arg-type]
         FakeMembers(),  # type: ignore[arg-type]
         queue_limit=9,
+        idle_prefill=True,
         metrics=Metrics(),
         signed_roster=lambda: (b"", b""),
         awake=awake,

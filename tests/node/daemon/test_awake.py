@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from sealring.node.daemon.awake import Awake
 
@@ -76,9 +77,12 @@ async def test_where_there_is_no_such_program_nothing_happens(tmp_path: Path, mo
         program.write_text("")
         program.chmod(mode)
     awake = Awake(lambda: False, on_battery=lambda: False, program=program)
-    await awake.follow(True)
-    await awake.follow(False)
+    with capture_logs() as logs:
+        await awake.follow(True)
+        await awake.look()
+        await awake.follow(False)
     assert awake.pid is None
+    assert [line["event"] for line in logs] == ["sleep_not_prevented"] * (mode is not None)
 
 
 async def test_on_battery_a_machine_that_nobody_asks_may_sleep(program: Path) -> None:
