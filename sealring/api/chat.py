@@ -102,8 +102,6 @@ _MESSAGE: Rules = {
     "reasoning_details": BOOKKEEPING,
     "thinking_blocks": BOOKKEEPING,
     "function_call": Rule("tool_calls", _old_call, ignored_when=({},)),  # OpenAI's before there were tools
-    "partial": only(False),
-    "prefix": only(False),
 }
 
 
@@ -130,6 +128,8 @@ class Message(Body):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    prefix: bool | None = None  # DeepSeek's and Mistral's name for an answer that is to be continued
+    partial: bool | None = None  # Kimi's
     images: list[Any] | None = (
         None  # what an assistant has made, as OpenRouter passes it back; no model sees it
     )
@@ -221,6 +221,8 @@ class ChatBody(CommonBody):
     reasoning: Reasoning | None = None
     enable_thinking: bool | None = None
     thinking_budget: _Budget = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     prediction: Prediction | None = None
 
@@ -283,6 +285,7 @@ def chat_request(
                 f"messages[{index}].images[{number}]": path_of(place, names)
                 for number, place in enumerate(places)
             }
+    prompt.chat.begun = _begun(body)
     _add_tools(prompt.chat, body)
     prompt.schema = _schema(body.response_format)
     if arguments := _template_arguments(body):
@@ -290,6 +293,20 @@ def chat_request(
     request = make_request(body, prompt, max(limits, default=0), request_id)
     request.envelope.clear.prediction = _predicted(body, request.choices)
     return request
+
+
+def _begun(body: ChatBody) -> bool:
+    """Whether the last message is an answer that is to be continued. Raises InvalidInput (BAD_FIELD)."""
+    named = [index for index, message in enumerate(body.messages) if message.prefix or message.partial]
+    last = len(body.messages) - 1
+    if [index for index in named if index != last]:
+        raise bad(f"messages[{named[0]}].prefix", "only the last message can be continued")
+    begun = bool(named or body.continue_final_message)
+    if begun and (_role(body.messages[last]) != "assistant" or not body.messages[last].content):
+        raise bad(f"messages[{last}]", "only a message of the assistant with a content can be continued")
+    if body.add_generation_prompt is False and not begun:
+        raise unsupported("add_generation_prompt", "it goes with continue_final_message alone")
+    return begun
 
 
 def _role(message: Message) -> str:

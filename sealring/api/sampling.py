@@ -103,13 +103,11 @@ OPENAI: Rules = {
     # DeepSeek's, GLM's, Kimi's
     "thinking": THINKING,
     # vLLM's and SGLang's
-    "add_generation_prompt": only(True),
     "add_special_tokens": only(),
     "allowed_token_ids": only(),
     "bad_words": only([]),
     "cache_salt": only("", because="prefixes are shared within one API key only: use a key of its own"),
     "chat_template": only(),
-    "continue_final_message": only(False),
     "guided_choice": _AS_SCHEMA,
     "guided_grammar": _AS_SCHEMA,
     "guided_json": _SCHEMA,

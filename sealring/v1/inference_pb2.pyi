@@ -601,12 +601,15 @@ class Chat(_message.Message):
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
     CALL_REQUIRED_FIELD_NUMBER: _builtins.int
     ONE_CALL_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
     template_arguments: _builtins.str
     """a JSON object: more variables of the chat template; empty: none"""
     call_required: _builtins.bool
     """the answer is a tool call"""
     one_call: _builtins.bool
     """the answer ends after its first tool call"""
+    begun: _builtins.bool
+    """the last message is an assistant's, whose content the answer continues"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -621,10 +624,11 @@ class Chat(_message.Message):
         template_arguments: _builtins.str = ...,
         call_required: _builtins.bool = ...,
         one_call: _builtins.bool = ...,
+        begun: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_required", b"call_required", "messages", b"messages", "one_call", b"one_call", "template_arguments", b"template_arguments", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "call_required", b"call_required", "messages", b"messages", "one_call", b"one_call", "template_arguments", b"template_arguments", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

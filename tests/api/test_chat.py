@@ -84,9 +84,21 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a"}}, "unsupported_field", "structured_outputs.regex"),
     (
         {"messages": [{"role": "user", "content": "x", "prefix": True}]},
-        "unsupported_field",
+        "bad_field",
+        "messages[0]",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "content": "x", "prefix": True},
+                {"role": "user", "content": "x"},
+            ]
+        },
+        "bad_field",
         "messages[0].prefix",
     ),
+    ({"continue_final_message": True}, "bad_field", "messages[0]"),
+    ({"add_generation_prompt": False}, "unsupported_field", "add_generation_prompt"),
     ({"n": 9}, "bad_field", "n"),
     ({"n": 0}, "bad_field", "n"),
     ({"n": True}, "bad_field", "n"),
@@ -204,12 +216,10 @@ NEUTRAL: dict[str, tuple[list[Any], list[Any]]] = {
     "mirostat": ([0], [1, 2, False]),
     "tfs_z": ([1, 1.0], [0.5]),
     "separate_reasoning": ([True], [False]),
-    "add_generation_prompt": ([True], [False]),
     "add_special_tokens": ([], [True, False]),
     "allowed_token_ids": ([], [[]]),
     "bad_words": ([[]], [["x"]]),
     "chat_template": ([], ["x"]),
-    "continue_final_message": ([False], [True]),
     "include_stop_str_in_output": ([False], [True]),
     "length_penalty": ([1, 1.0], [0, 2]),
     "logits_processors": ([[]], [["x"]]),
@@ -602,6 +612,23 @@ NOTHING_ASKED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("change", NOTHING_ASKED, ids=lambda change: str(change)[:40])
 def test_what_asks_for_nothing_changes_nothing(change: dict[str, Any]) -> None:
     assert parse({**GOOD, **change}) == parse(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("asked", "marks", "begun"),
+    [
+        ({}, {}, False),
+        ({"add_generation_prompt": True, "continue_final_message": False}, {"prefix": False}, False),
+        ({"add_generation_prompt": False, "continue_final_message": True}, {}, True),
+        ({}, {"prefix": True}, True),
+        ({}, {"partial": True}, True),
+    ],
+)
+def test_an_answer_is_continued_where_that_is_asked(
+    asked: dict[str, Any], marks: dict[str, Any], begun: bool
+) -> None:
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "yes", **marks}]
+    assert parse({**GOOD, **asked, "messages": said}).envelope.clear.chat.begun is begun
 
 
 FUNCTION = {"type": "function", "function": {"name": "a"}}

@@ -321,3 +321,14 @@ async def test_tools_of_its_makers_servers_are_not_shown_beside_others(client: A
     chat = backend.requests[0].envelope.clear.chat
     assert [tool.name for tool in chat.tools] == ["look"]
     assert [one.content for one in chat.messages] == ["hello", "found", "hello"]
+
+
+async def test_a_last_turn_of_the_assistant_is_continued(client: Any, backend: Any) -> None:
+    """As Anthropic's servers do; a call is not."""
+    said = [{"role": "user", "content": "Where?"}]
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    for last in ("The capital of", [{"type": "text", "text": "The"}], [call], None):
+        asked = said + [{"role": "assistant", "content": last}] * (last is not None)
+        await client.messages.create(**{**ASK, "messages": asked})
+    assert [one.envelope.clear.chat.begun for one in backend.requests] == [True, True, False, False]
+    assert backend.requests[0].envelope.clear.chat.messages[-1].content == "The capital of"

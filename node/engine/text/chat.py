@@ -12,7 +12,7 @@ from sealring.node.engine.text.marked import refuse_lost
 from sealring.node.engine.text.sections import Sections, no_tool_calls
 from sealring.node.engine.text.shapes import behind_tools, in_turns
 from sealring.node.engine.text.showing import Shown
-from sealring.node.engine.text.tokenizer import Tokenizer
+from sealring.node.engine.text.tokenizer import Tokenizer, cannot_continue
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -23,6 +23,7 @@ def encode_chat(tokenizer: Tokenizer, chat: inference.Chat, shown: Shown | None 
     Raises InvalidInput: NO_TOOL_CALLS, CHAT_TEMPLATE_LOSES, and those of `Tokenizer.encode_chat`.
     """
     call = _required_call(tokenizer, chat)
+    _check_begun(tokenizer, chat)
     shape = tokenizer.shape
     refuse_lost(chat, shape)
     described = [tool for tool in chat.tools if not tool.in_conversation]
@@ -30,7 +31,7 @@ def encode_chat(tokenizer: Tokenizer, chat: inference.Chat, shown: Shown | None 
 
     def encode(messages: Iterable[inference.ChatMessage]) -> list[int]:
         told, tools, variables = shape.chat(messages, described)
-        return tokenizer.encode_chat(told, tools, {**variables, **arguments}, shown)
+        return tokenizer.encode_chat(told, tools, {**variables, **arguments}, shown, begun=chat.begun)
 
     try:
         ids = encode(chat.messages)
@@ -45,6 +46,18 @@ def encode_chat(tokenizer: Tokenizer, chat: inference.Chat, shown: Shown | None 
         thinks = begin and said.rfind(begin) > said.rfind(end)
         ids += tokenizer.encode_markers((f"{end}\n\n" if thinks else "") + call)
     return ids
+
+
+def _check_begun(tokenizer: Tokenizer, chat: inference.Chat) -> None:
+    """Refuses an answer that nobody has begun, or that the model cannot go on with. Raises InvalidInput
+    (CANNOT_CONTINUE)."""
+    if not chat.begun:
+        return
+    last = chat.messages[-1] if chat.messages else inference.ChatMessage()
+    if last.role != "assistant" or last.tool_calls or not last.content or chat.call_required:
+        raise cannot_continue("only an answer of text can be continued, and not with a call that is required")
+    if tokenizer.format.final:
+        raise cannot_continue("this model's answers are of messages")
 
 
 def sections_of(

@@ -697,7 +697,7 @@ class Front:
             stops = StopStrings(asked.stop)
             sections = sections_of(tokenizer, asked, prompt.ids, stops)
             return Answer(
-                tokenizer.detokenizer(spelt=sections is not None),
+                tokenizer.detokenizer(spelt=sections is not None, begun=asked.chat.begun),
                 stops,
                 ends,
                 prompt.max_tokens,

@@ -38,6 +38,10 @@ from sealring.node.engine.text.thinking import Thinking, thinking_of_template
 if TYPE_CHECKING:
     from sealring.node.engine.text.rendering import Messages, RenderingProcess, Tools
 
+_ENDS = range(0x100000, 0x10FFFE)
+"""Characters for private use, of a plane that plaintext and showing take none of: one is put behind an answer
+that is begun."""
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _WORD = re.compile(r"[A-Za-z0-9_.$-]*")
 _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", None)
@@ -71,12 +75,15 @@ class Tokenizer(Protocol):
         tools: Tools = (),
         arguments: Mapping[str, Any] | None = None,
         shown: Shown | None = None,
+        *,
+        begun: bool = False,
     ) -> list[int]:
         """Tokens of the messages in the model's chat template, ready for the assistant's answer.
 
         Contents are text, whatever they spell, in messages, tools and `arguments`, which are more variables
-        of the template. `shown` are the images of the messages. Raises InvalidInput: CHAT_TEMPLATE_REFUSED,
-        NO_CHAT_TEMPLATE, CONTEXT_TOO_LONG, PROMPT_UNUSABLE, BAD_IMAGE.
+        of the template. `shown` are the images of the messages. Of an answer that is `begun`, which is the
+        last message, nothing follows its content. Raises InvalidInput: CHAT_TEMPLATE_REFUSED,
+        NO_CHAT_TEMPLATE, CONTEXT_TOO_LONG, PROMPT_UNUSABLE, BAD_IMAGE, CANNOT_CONTINUE.
         """
 
     def placeholder(self, known: Sequence[str]) -> str:
@@ -99,8 +106,9 @@ class Tokenizer(Protocol):
     def close(self) -> None:
         """No chat is to be encoded any more."""
 
-    def detokenizer(self, *, spelt: bool = False) -> Detokenizer:
-        """A new one, for one answer; `spelt` for one that names special tokens to Sections."""
+    def detokenizer(self, *, spelt: bool = False, begun: bool = False) -> Detokenizer:
+        """A new one, for one answer; `spelt` for one that names special tokens to Sections, `begun` for the
+        rest of an answer."""
 
     def spelling(self, token: int) -> bytes:
         """A token as it is spelt by itself, special ones by their name; may be a part of a character."""
@@ -161,10 +169,14 @@ class FileTokenizer:
         tools: Tools = (),
         arguments: Mapping[str, Any] | None = None,
         shown: Shown | None = None,
+        *,
+        begun: bool = False,
     ) -> list[int]:
         if not self._template:
             raise no_chat_template()
-        return _chat(self._plain, (messages, tools, arguments or {}), self._template.render, shown)
+        return _chat(
+            self._plain, (messages, tools, arguments or {}), self._template.render, shown, begun=begun
+        )
 
     def placeholder(self, known: Sequence[str]) -> str:
         return placeholder(self._template.render, known) if self._template else ""
@@ -191,8 +203,8 @@ class FileTokenizer:
         ids: list[int] = found.ids
         return ids
 
-    def detokenizer(self, *, spelt: bool = False) -> Detokenizer:
-        return self._spelling.detokenizer(spelt=spelt)
+    def detokenizer(self, *, spelt: bool = False, begun: bool = False) -> Detokenizer:
+        return self._spelling.detokenizer(spelt=spelt, begun=begun)
 
     def spelling(self, token: int) -> bytes:
         return self._spelling.of(token)
@@ -256,11 +268,13 @@ class LoadedTokenizer:
         tools: Tools = (),
         arguments: Mapping[str, Any] | None = None,
         shown: Shown | None = None,
+        *,
+        begun: bool = False,
     ) -> list[int]:
         if not self._wrapper.has_chat_template:
             raise no_chat_template()
         render = self._template.render if self._template else self._render
-        return _chat(self._plain, (messages, tools, arguments or {}), render, shown)
+        return _chat(self._plain, (messages, tools, arguments or {}), render, shown, begun=begun)
 
     def placeholder(self, known: Sequence[str]) -> str:
         return placeholder(self._template.render, known) if self._template else ""
@@ -309,9 +323,9 @@ class LoadedTokenizer:
             raise refused() from None
         return rendered
 
-    def detokenizer(self, *, spelt: bool = False) -> Detokenizer:
+    def detokenizer(self, *, spelt: bool = False, begun: bool = False) -> Detokenizer:
         if self._spelling is not None:
-            return self._spelling.detokenizer(spelt=spelt)
+            return self._spelling.detokenizer(spelt=spelt, begun=begun)
         window = WindowDetokenizer(
             lambda tokens: self._wrapper.decode(list(tokens), skip_special_tokens=True)
         )
@@ -345,14 +359,15 @@ class Spelling:
         self._spell = _spell_byte_level if self.kind == "byte level" else _spell_sentencepiece
         self._token_bytes = lru_cache(maxsize=None)(self._uncached_bytes)
 
-    def detokenizer(self, *, spelt: bool) -> Detokenizer:
-        texts = self._texts()
+    def detokenizer(self, *, spelt: bool, begun: bool) -> Detokenizer:
+        texts = self._texts(begun=begun)
         return SpeltDetokenizer(texts, self.special) if spelt else ApartDetokenizer(texts, self.special)
 
-    def _texts(self) -> Detokenizer:
+    def _texts(self, *, begun: bool) -> Detokenizer:
         if self.kind is None:
             return WindowDetokenizer(lambda tokens: self._backend.decode(tokens, skip_special_tokens=True))
-        return BytesDetokenizer(self._token_bytes, strip_space=self.kind == "sentencepiece strip")
+        strips = self.kind == "sentencepiece strip"
+        return BytesDetokenizer(self._token_bytes, strip_space=strips and not begun)
 
     def of(self, token: int) -> bytes:
         """The token by itself, special ones by their name."""
@@ -376,6 +391,8 @@ def _chat(
     chat: tuple[Messages, Tools, Mapping[str, Any]],
     render: Callable[[Messages, Tools, Mapping[str, Any]], str],
     shown: Shown | None,
+    *,
+    begun: bool,
 ) -> list[int]:
     """`chat` is all that comes from outside: what anybody wrote in it stays text."""
     written: list[str] = []
@@ -387,13 +404,34 @@ def _chat(
     _mapped(chat, collect)
     said = "".join(written)
 
+    end = next(chr(code) for code in _ENDS if chr(code) not in said) if begun else ""
+    *before, last = chat[0]
+
     def rendered(write: Write) -> str:
-        return render(*_mapped(chat, write))
+        if not begun:
+            return render(*_mapped(chat, write))
+        if not isinstance(last["content"], str):
+            raise cannot_continue("its content has several parts")
+        whole = [*before, {**last, "content": last["content"] + end}]
+        text, found, _ = render(*_mapped((whole, *chat[1:]), write)).partition(end)
+        if not found:
+            raise cannot_continue("the model's chat template does not show its end")
+        return text
 
     def with_images(write: Write) -> str:
         return rendered(write) if shown is None else shown.within(rendered, write, said)
 
     return plain.encode(said, with_images, add_special_tokens=False, param="messages")
+
+
+def cannot_continue(why: str) -> InvalidInput:
+    """The error for an answer that is begun and cannot be continued."""
+    return InvalidInput(
+        f"the answer that was begun cannot be continued: {why}",
+        reason="CANNOT_CONTINUE",
+        hint="leave it out, or end with a message of the user",
+        param="messages",
+    )
 
 
 def _mapped(value: Any, write: Write, name: str = "") -> Any:

@@ -31,7 +31,7 @@ class Template:
         self.given: list[Any] = []
         self._turn = turn
 
-    def encode_chat(self, *given: Any) -> list[int]:
+    def encode_chat(self, *given: Any, begun: bool) -> list[int]:
         self.given = list(given[:-1])  # the last one are the images
         return [ord(char) for char in self._turn]
 
@@ -238,3 +238,26 @@ def test_the_template_is_not_shown_a_tool_that_a_message_defines() -> None:
     chat.tools.add(name="fetch", in_conversation=True)
     (_, tools, _), _ = told(chat)
     assert [tool["function"]["name"] for tool in tools] == ["look"]
+
+
+@pytest.mark.parametrize(
+    ("last", "form", "required"),
+    [
+        (inference.ChatMessage(role="user", content="x"), Format(), False),
+        (inference.ChatMessage(role="assistant"), Format(), False),
+        (
+            inference.ChatMessage(role="assistant", content="x", tool_calls=[{"name": "look"}]),
+            Format(),
+            False,
+        ),
+        (inference.ChatMessage(role="assistant", content="x"), Format(THINK, final="<|final|>"), False),
+        (inference.ChatMessage(role="assistant", content="x"), Format(call=CALL), True),
+    ],
+)
+def test_only_an_answer_of_text_is_continued(
+    last: inference.ChatMessage, form: Format, required: bool
+) -> None:
+    chat = inference.Chat(messages=[last], begun=True, call_required=required)
+    with pytest.raises(InvalidInput) as caught:
+        told(chat, form)
+    assert caught.value.reason == "CANNOT_CONTINUE"

@@ -284,6 +284,48 @@ def spelt(tokenizer: FileTokenizer | LoadedTokenizer, chat: inference.Chat) -> s
     return b"".join(map(tokenizer.spelling, encode_chat(tokenizer, chat))).decode()
 
 
+ENDED = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.role == 'assistant' %}{% if loop.last %}<think></think>{% endif %}{% endif %}"
+    "{{ message.content | trim }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FileTokenizer]:
+    folder = write(tmp_path_factory.mktemp("ended") / "model", byte_level(), chat_template=ENDED)
+    loaded = load_tokenizer(folder)
+    assert isinstance(loaded, FileTokenizer)
+    yield loaded
+    loaded.close()
+
+
+@given(
+    said=st.text(min_size=1).filter(lambda text: text.strip() == text),
+    more=st.text(min_size=1).filter(lambda text: text.strip() == text),
+)
+def test_an_answer_that_is_begun_is_a_prefix_of_the_whole_one(
+    ended: FileTokenizer, said: str, more: str
+) -> None:
+    chat = inference.Chat(messages=[{"role": "user", "content": "x"}, {"role": "assistant", "content": said}])
+    chat.begun = True
+    begun = spelt(ended, chat)
+    assert begun.endswith(f"<|assistant|><think></think>{said}")
+    chat.messages[1].content = said + more
+    assert spelt(ended, chat) == begun + more
+    chat.begun = False
+    assert spelt(ended, chat) == f"{begun}{more}<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{{ messages[-1].content[:1] }}"])
+def test_an_answer_whose_end_is_not_shown_is_not_continued(tmp_path: Path, source: str) -> None:
+    loaded = load_tokenizer(write(tmp_path / "model", byte_level(), chat_template=source))
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "yes"}]
+    with pytest.raises(InvalidInput) as caught:
+        loaded.encode_chat(said, begun=True)
+    assert caught.value.reason == "CANNOT_CONTINUE"
+
+
 def test_a_template_that_refuses_does_not_quote(tmp_path: Path) -> None:
     loaded = load_tokenizer(write(tmp_path / "model", byte_level()))
     with pytest.raises(InvalidInput) as caught:
