@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 import struct
 from collections import OrderedDict
@@ -23,7 +24,8 @@ class Nonces:
     """Nonces that carry their issue time under a MAC.
 
     Open nonces take no memory, so a stranger cannot use up the room of others. The newest used ones are
-    remembered and refused; the join token enforces single use beyond that.
+    remembered and refused. With each that is forgotten, all nonces that are not younger are refused as well:
+    a caller may have to ask for a fresh one.
     """
 
     _MAX_USED = 4096
@@ -32,7 +34,9 @@ class Nonces:
         self._lifetime = lifetime
         self._clock = clock
         self._key = secrets.token_bytes(_MAC_BYTES)
-        self._used: OrderedDict[bytes, None] = OrderedDict()
+        self._used: OrderedDict[bytes, float] = OrderedDict()
+        self._forgotten = -math.inf
+        """Used nonces that were made by then may be forgotten."""
 
     def issue(self) -> bytes:
         """A fresh nonce."""
@@ -40,16 +44,16 @@ class Nonces:
         return content + self._mac(content)
 
     def use(self, nonce: bytes) -> bool:
-        """Uses a nonce. False if it was not issued here, is too old, or was used before."""
+        """Uses a nonce. False if it was not issued here, is too old, or was or may have been used before."""
         content, mac = nonce[:-_MAC_BYTES], nonce[-_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(content)):  # also refuses nonces of another length
             return False
         (made,) = _TIME.unpack_from(content)
-        if nonce in self._used or self._clock() >= made + self._lifetime:
+        if nonce in self._used or made <= self._forgotten or self._clock() >= made + self._lifetime:
             return False
-        self._used[nonce] = None
+        self._used[nonce] = made
         if len(self._used) > self._MAX_USED:
-            self._used.popitem(last=False)
+            self._forgotten = max(self._forgotten, self._used.popitem(last=False)[1])
         return True
 
     def _mac(self, content: bytes) -> bytes:

@@ -18,7 +18,7 @@ from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import ReceiptError
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
 from sealring.mesh.receipt.form import receipts_json, receipts_of
-from sealring.mesh.receipt.statement import Earlier, parse_statement
+from sealring.mesh.receipt.statement import Earlier, parse_statement, tail_statement
 from sealring.mesh.receipt.verify import Known, check_together, verify_receipt
 from sealring.mesh.roster.model import Revoked
 from sealring.v1 import inference_pb2 as inference
@@ -88,6 +88,21 @@ def test_times_and_choices_count_where_no_tail_signs_them(make_cluster: Callable
     receipt.choice = 1
     with refused("RECEIPT_OTHER_CHOICE", ReceiptError):  # the gateway calls it another one than the head
         verify_receipt(receipt, pin(cluster), known(choice=None))
+
+
+def test_a_tail_that_signed_at_another_time_than_the_head_is_refused(cluster: Any) -> None:
+    envelope = cluster.sign()
+    statement = statement_of(cluster, envelope)
+    for reason, end in (("RECEIPT_TIMES", -61), ("", -60), ("", 86_400), ("RECEIPT_TIMES", 86_401)):
+        receipt = signed(cluster, envelope, statement)
+        receipt.tail.finished = (NOW + end) * 1000
+        last = tail_statement(statement, receipt.tail.finished).encode()
+        receipt.tail.signature = cluster.signers[-1].sign(Label.RECEIPT, last)
+        if reason:
+            with refused(reason, ReceiptError):
+                verify_receipt(receipt, pin(cluster), known())
+        else:
+            verify_receipt(receipt, pin(cluster), known())
 
 
 def test_tokens_of_earlier_epochs_are_proved_to_nobody_who_has_not_got_them(cluster: Any) -> None:
