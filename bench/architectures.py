@@ -13,6 +13,8 @@ from typing import Any
 
 from sealring.node.engine.staging.mtp_head import FORMATS
 from sealring.node.engine.staging.text_part import WRAPPED
+from sealring.node.engine.text.families import FAMILIES, THINK, Family
+from sealring.node.engine.text.notations.notation import NOTATIONS, Nested, Python
 from sealring.node.engine.vision.sizes import UNFIT
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -204,6 +206,23 @@ NOT_SERVED = {
 }
 """Folders of mlx-vlm's models that have a tower and are not served, and why."""
 
+TOOLS = """\
+## Tools and thoughts
+
+A model's family follows from its chat template, or from its tokens where the template says nothing, and not
+from its architecture (`node/engine/text/families.py`). The first row that fits counts. `capabilities` of
+`/v1/models` says `tools` and `thinking` of each served model by the same rows.
+
+- **calls**: the beginning of a call. A call as a template of the family writes it is read back byte for byte.
+- **thoughts**: their beginning; *usual* if it is one of the usual tokens
+  (USUAL).
+- **strict**: whether calls can be held to schemas: *required* if only where a call is required.
+
+The calls of a model of no family are text, as it wrote them, and it has no `tools` among its capabilities:
+GigaChat 3.0, Functionary 3.2, Firefunction 2, and SmolLM 3's calls in Python.
+
+"""
+
 GRAMMARS = """\
 ## Grammars
 
@@ -236,7 +255,19 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         [[types.replace(" ", ", "), why] for types, why in NOT_SERVED.items()],
     )
     images = IMAGES + unfit + ELSEWHERE + others
-    return "\n".join([INTRODUCTION, count, served, images, REAL, TENSOR, REFUSED, why, GRAMMARS])
+    rows = {row.name: _family(row) for row in reversed(FAMILIES) if row.notation}
+    families = _table(["family", "calls", "thoughts", "strict", "also"], [*reversed(rows.values())])
+    tools = TOOLS.replace("USUAL", ", ".join(f"`{begin}`" for begin, _ in THINK)) + families
+    return "\n".join([INTRODUCTION, count, served, tools, images, REAL, TENSOR, REFUSED, why, GRAMMARS])
+
+
+def _family(row: Family) -> list[str]:
+    notation = NOTATIONS[row.notation]
+    held = "no" if isinstance(notation, Nested | Python) or row.notation == "minicpm5" else "yes"
+    strict = "required" if notation.starts and held == "yes" else held
+    thoughts = f"`{row.thinking[0]}`" if row.thinking else "usual"
+    begins = f"`{notation.begin.strip()}`" + (" or nothing" if notation.starts else "")
+    return [row.name, *(one.replace("|", "\\|") for one in (begins, thoughts)), strict, row.remarks]
 
 
 def _marked(name: str) -> str:

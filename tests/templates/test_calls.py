@@ -1,0 +1,198 @@
+"""Calls of BFCL, written by the chat templates of real models, are read back unchanged (`make templates`)."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sealring.mesh.errors import InvalidInput
+from sealring.node.engine.text.families import family_of
+from sealring.node.engine.text.notations.notation import NOTATIONS, Nested, Python
+from sealring.node.engine.text.sections import Sections, format_of
+from sealring.node.engine.text.template import ChatTemplate
+from sealring.v1 import inference_pb2 as inference
+
+pytestmark = pytest.mark.sweep
+
+FOLDER = Path(__file__).parents[2] / "build" / "templates"
+TEMPLATES = sorted(file.stem for file in (FOLDER / "jinja").glob("*.jinja"))
+TOKENS = {
+    "Kimi-K3": ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+    "openai-gpt-oss-120b": ("<|start|>", "<|channel|>", "<|message|>", "<|call|>"),
+}
+"""What a family is recognised by where its template does not say it."""
+
+SILENT = {
+    "CohereForAI-c4ai-command-r-plus-tool_use": "it writes no calls without a plan",
+    "HuggingFaceTB-SmolLM3-3B": "it leaves calls out",
+    "Kimi-K2-Instruct": "it changes a list, which the sandbox forbids",
+    "Kimi-K2-Thinking": "it changes a list, which the sandbox forbids",
+    "LFM2-8B-A1B": "it leaves calls out",
+    "LFM2.5-Instruct": "it leaves calls out",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "it leaves calls out beside a content",
+    "ibm-granite-granite-3.3-2B-Instruct": "it leaves calls out",
+    "llama-cpp-deepseek-r1": "it does not render",
+}
+"""Templates that write no calls, and why."""
+
+ONE_CALL = ("llama", "gigachat", "harmony", "llama4")
+LEFT_OUT = re.compile(
+    r"<\|eot_id\|>|<\|eom_id\|>|<\|end_of_text\|>|<\|message_sep\|>|<\|call\|>|<EOS>|<\|im_end\|>"
+)
+KINDS = {
+    "dict": "object",
+    "float": "number",
+    "tuple": "array",
+    "hashmap": "object",
+    "any": None,
+    "Array": "array",
+}
+
+Call = tuple[str, dict[str, Any]]
+
+
+def schema_of(value: Any) -> Any:
+    """BFCL's schemas have Python's names of types, and Java's; what is none of JSON's is a text."""
+    if isinstance(value, list):
+        return [schema_of(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: schema_of(one) for key, one in value.items() if key not in ("default", "optional")}
+    if isinstance(kind := value.get("type"), str):
+        known = ("string", "integer", "number", "boolean", "array", "object", "null")
+        made["type"] = kind if kind in known else KINDS.get(kind, "string")
+        if made["type"] is None:
+            del made["type"]
+    return made
+
+
+def fits(schema: Any, value: Any) -> bool:
+    """Whether a value is of its schema's type: BFCL writes many as texts."""
+    kinds = {
+        "string": str,
+        "integer": int,
+        "number": (int, float),
+        "boolean": bool,
+        "array": list,
+        "object": dict,
+    }
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind not in kinds or isinstance(value, bool) != (kind == "boolean"):
+        return False
+    if not isinstance(value, kinds[kind]):
+        return False
+    if kind == "array":
+        return all(fits(schema.get("items") or {}, one) for one in value)
+    if kind == "object":
+        return all(fits((schema.get("properties") or {}).get(key), one) for key, one in value.items())
+    return True
+
+
+@cache
+def turns() -> list[tuple[dict[str, Any], list[Call]]]:
+    """The schemas of tools by name, and calls of them."""
+    found = []
+    for answers in sorted((FOLDER / "bfcl").glob("answers-*.json")):
+        asked = FOLDER / "bfcl" / answers.name.removeprefix("answers-")
+        tools = {one["id"]: one for one in map(json.loads, asked.read_text("utf-8").splitlines())}
+        for line in answers.read_text("utf-8").splitlines():
+            entry = json.loads(line)
+            truth = entry["ground_truth"]
+            if "function" not in tools[entry["id"]] or not all(isinstance(one, dict) for one in truth):
+                continue
+            schemas = {one["name"]: schema_of(one["parameters"]) for one in tools[entry["id"]]["function"]}
+            calls: list[Call] = []
+            for one in truth:
+                (name, given), *_ = one.items()
+                properties = schemas.get(name, {}).get("properties", {})
+                arguments = {key: values[0] for key, values in given.items() if values and values[0] != ""}
+                calls.append((name, {k: v for k, v in arguments.items() if fits(properties.get(k), v)}))
+            found.append((schemas, calls))
+    return found
+
+
+def written(
+    template: ChatTemplate, calls: list[Call], schemas: dict[str, Any], *, starts: bool
+) -> str | None:
+    """The assistant's turn with these calls; None where the template refuses."""
+    functions = [
+        {"name": name, "description": "a tool", "parameters": {"type": "object", "properties": {}, **schema}}
+        for name, schema in schemas.items()
+    ]
+    tools = [{"type": "function", "function": function} for function in functions]
+    user = {"role": "user", "content": "hello"}
+    result = [{"role": "tool", "tool_call_id": "abcdefg00", "name": calls[0][0], "content": "42"}]
+    for as_text, content, then in ((False, "", []), (True, None, []), (True, "", []), (False, "", result)):
+        told = [
+            {
+                "type": "function",
+                "id": f"abcdefg{at:02}",
+                "function": {
+                    "name": name,
+                    "arguments": json.dumps(given, ensure_ascii=False) if as_text else given,
+                },
+            }
+            for at, (name, given) in enumerate(calls)
+        ]
+        said = {"role": "assistant", "content": content, "tool_calls": told}
+        try:
+            before = template.render([user], tools)
+            whole = template.render([user, said, *then], tools)
+        except InvalidInput:
+            continue
+        turn = whole[whole.rindex("hello") + 5 :]
+        if starts:  # the answer is nothing but the call
+            same = (at for at, (one, two) in enumerate(zip(before, whole, strict=False)) if one != two)
+            turn = whole[next(same, len(before)) :]
+        if calls[0][0] in turn:
+            return turn
+    return None
+
+
+def read(name: str, source: str, turn: str, schemas: dict[str, Any]) -> list[Call]:
+    form = format_of(source, TOKENS.get(name, ()))
+    tools = [inference.Tool(name=one, parameters=json.dumps(schema)) for one, schema in schemas.items()]
+    sections = Sections(form, (), inference.Chat(tools=tools))
+    _, parsed = sections.take(turn, inference.FINISH_REASON_STOP)
+    return [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls] if parsed else []
+
+
+def lacks(name: str, calls: list[Call]) -> bool:
+    """Whether the notation cannot hold these calls."""
+    notation = NOTATIONS[name]
+    texts = json.dumps(calls)
+    if isinstance(notation, Nested):
+        return any(value in ([], {}) for _, given in calls for value in given.values()) or ": []" in texts
+    return isinstance(notation, Python) and not notation.escapes and "'" in texts and "'," in texts
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_are_read_as_they_were_written(name: str) -> None:
+    source = (FOLDER / "jinja" / f"{name}.jinja").read_text("utf-8")
+    family = family_of(source, TOKENS.get(name, ()))
+    if not family.notation or name in SILENT:
+        pytest.skip(SILENT.get(name, "nobody reads its calls, and docs/models.md says so"))
+    template = ChatTemplate(source, {"bos_token": "", "eos_token": "<EOS>"})
+    changed, tried = [], 0
+    for schemas, calls in turns():
+        calls = calls[:1] if family.notation in ONE_CALL else calls
+        turn = written(template, calls, schemas, starts=bool(NOTATIONS[family.notation].starts))
+        assert turn is not None, calls
+        if lacks(family.notation, calls):
+            continue
+        end = LEFT_OUT.search(turn, max(0, turn.find(NOTATIONS[family.notation].begin)))
+        found = read(name, source, turn[: end.start()] if end else turn, schemas)
+        tried += len(calls)
+        if found != calls:
+            changed.append((calls, found, turn))
+    assert not changed, (len(changed), tried, changed[0])
+
+
+def test_templates_were_fetched() -> None:
+    assert len(TEMPLATES) == 70
+    assert sum(len(calls) for _, calls in turns()) > 2000
