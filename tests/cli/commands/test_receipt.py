@@ -168,7 +168,7 @@ def test_a_streams_receipt_is_compared_with_its_request_by_the_api_that_was_aske
     for other, api, reason in (
         ({"messages": [{"role": "user", "content": "Ho"}]}, "/v1/chat/completions", "RECEIPT_OTHER_REQUEST"),
         ({"nothing": 1}, "/v1/chat/completions", "UNKNOWN_FIELD"),
-        ({"prompt": "Hi"}, "/v1/completions", "UNKNOWN_FIELD"),
+        ({"prompt": "Hi"}, "/v1/completions", "UNSUPPORTED_FIELD"),
         ({}, "sealring chat", "BAD_OPTION"),
         ({}, "/v1/chat", "BAD_OPTION"),
     ):
