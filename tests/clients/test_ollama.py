@@ -157,7 +157,7 @@ async def test_a_model_is_loaded_without_being_asked(client: Any, backend: Any) 
     assert (chat.message.content, made.response, backend.requests) == ("", "", [])
     pieces = [piece async for piece in await client.generate(model="demo", stream=True, keep_alive="-1m")]
     assert [(one.done, one.done_reason) for one in pieces] == [(True, "load")]
-    assert backend.loads == [("demo", None), ("demo", None), ("demo", 0), ("demo", -1)]
+    assert backend.loads == [("demo", alive, "") for alive in (None, None, 0, -1)]
     with pytest.raises(ollama.ResponseError, match="no model") as caught:
         await client.generate(model="other")
     assert caught.value.status_code == 404
