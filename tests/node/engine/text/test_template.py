@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import resource
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.node.engine import helper
 from sealring.node.engine.text import template
 from sealring.node.engine.text.template import ChatTemplate
 
@@ -33,21 +35,32 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(template, "forbid_core_files", lambda: done.append("no core files"))
         monkeypatch.setattr(resource, "setrlimit", lambda *args: done.append(args))
         monkeypatch.setattr(signal, "setitimer", lambda *args: done.append(args))
+        monkeypatch.setattr(helper, "confine", lambda **forks: done.append(forks))
         template.main()
-        return [json.loads(line) for line in out.getvalue().splitlines()], list(done)
+        out.seek(0)
+        return list(map(_answer, iter(out.readline, b""), itertools.repeat(out))), list(done)
 
     return running
+
+
+def _answer(line: bytes, out: io.BytesIO) -> Any:
+    """An answer's text, which follows it, or the answer itself."""
+    said = json.loads(line)
+    return out.read(said["data"]).decode() if "data" in said else said
 
 
 def test_each_line_is_answered_within_its_limits(run: Any) -> None:
     first = {"source": "{{ start }}{{ messages[0].content }}", "variables": {"start": "<"}}
     answers, done = run(first, {"messages": CHAT}, {"messages": CHAT})
-    assert answers == [{}, {"text": "<" + CHAT[0]["content"]}, {"text": "<" + CHAT[0]["content"]}]
+    assert answers == [{}, "<" + CHAT[0]["content"], "<" + CHAT[0]["content"]]
     timer = signal.ITIMER_PROF
     assert done == [
         "no core files",
         (resource.RLIMIT_AS, (1000, 1000)),
-        *[(timer, 5), (timer, 0)] * 3,
+        (timer, 5),
+        {"forks": False},  # before anything of the template is read
+        (timer, 0),
+        *[(timer, 5), (timer, 0)] * 2,
     ]
 
 
