@@ -102,8 +102,12 @@ LOADING = [
     case("load", "cut coordinator both 8"),
     Case("load", ("usurp coordinator 8",), standby=True),
 ]
+HELPED = [case("prefill", "kill template 0"), case("prefill", "stop template 0 60")]
+"""A helper process of the head, which chats need. The next one is asked."""
+
 CASES = [
     *KILLED,
+    *HELPED,
     *STOPPED,
     *FROZEN,
     *TWICE,

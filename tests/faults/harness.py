@@ -36,7 +36,8 @@ ENGINE, CARRIER = "sealring.node.engine.main", "sealring.node.carrier.main"
 HELPER = "sealring.node.engine.text.template"
 _HELPERS_PIPES = 2
 """At its engine."""
-MODULES = {"engine": ENGINE, "carrier": CARRIER, "daemon": ""}
+TEMPLATE = "sealring.node.engine.text.template"
+MODULES = {"engine": ENGINE, "carrier": CARRIER, "template": TEMPLATE, "daemon": ""}
 FEW = {"clear": ("greedy", "drawn", "long prompt"), "sealed": ("penalties",)}
 SETTLE_SECONDS = 20.0
 STANDBY = "10.77.0.7:7700"
