@@ -121,7 +121,7 @@ def read_whole(value: _Object, api: str, body: _Object | None) -> Whole:
     except RecursionError:
         raise _refused(api, "it is nested too deep") from None
     met = comparison.met | ({"stop_sequence"} if stops else set())
-    custom = any(tool["type"] == "custom" for tool in given.get("tools") or [])
+    custom = any(tool.get("type") == "custom" for tool in given.get("tools") or [])
     return Whole(said, asked, tuple(sorted(met)), plain=body is not None or not (names or custom))
 
 

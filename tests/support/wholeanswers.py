@@ -82,7 +82,11 @@ CASES = {
         ),
     ),
     "response": Case("/v1/responses", {"input": "Where?"}, (choice(),), LENGTH),
-    "messages": Case("/v1/messages", {"messages": ASKED, **_STOP, "tools": []}, (choice(True),)),
+    "messages": Case(
+        "/v1/messages",
+        {"messages": ASKED, **_STOP, "tools": [{"name": "look", "input_schema": {"type": "object"}}]},
+        (choice(True),),
+    ),
     "message": Case("/v1/messages", {"messages": ASKED, **_STOP}, (choice(stop="\n\n"),)),
     "completions": Case(
         "/v1/completions",
