@@ -339,11 +339,14 @@ def _packed(message: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def wait_for(descriptor: int, event: int, until: float, process: int, memory: int) -> None:
-    """Raises TimeoutError, and OverLimitsError where the process has grown too large."""
+    """Raises TimeoutError, also where the process answers byte by byte, and OverLimitsError where it has grown
+    too large."""
     poll = select.poll()
     poll.register(descriptor, event)
-    while not poll.poll(_LOOK_SECONDS * 1000):
-        if memory_of(process) > memory:
+    ready = False
+    while not ready:
+        ready = bool(poll.poll(_LOOK_SECONDS * 1000))
+        if not ready and memory_of(process) > memory:
             raise OverLimitsError
         if time.monotonic() > until:
             raise TimeoutError

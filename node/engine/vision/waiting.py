@@ -166,8 +166,10 @@ def arrays_of(answer: Mapping[str, Any], size: Size) -> tuple[Arrays, Shape]:
         if not isinstance(name, str) or name in arrays or len(name) > _MOST_WORDS or kind not in _KINDS:
             raise ValueError
         dtype = np.dtype(kind)
+        if len(shape) > _MOST_DIMENSIONS:
+            raise ValueError
         count = math.prod(whole(number) for number in shape)
-        if len(shape) > _MOST_DIMENSIONS or not 0 < count * dtype.itemsize <= len(data) - at:
+        if not 0 < count * dtype.itemsize <= len(data) - at:
             raise ValueError
         arrays[name] = np.frombuffer(data, dtype, count, at).reshape(shape)
         at += count * dtype.itemsize

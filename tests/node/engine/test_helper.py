@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ from sealring.node.engine.text.rendering import RenderingProcess
 from sealring.node.engine.trial import Trial
 from sealring.node.engine.vision.picture import Arrays
 from sealring.node.engine.vision.viewing import Viewer, ViewerError, decoder_of
-from sealring.node.engine.vision.waiting import Shape, Size, Waiting
+from sealring.node.engine.vision.waiting import Shape, Size, Waiting, arrays_of
 from sealring.v1 import inference_pb2 as inference
 
 CHAT = [{"role": "user", "content": "x"}]
@@ -268,6 +270,27 @@ def test_a_fork_that_somebody_ended_is_not_the_grammars_fault(
     lie(monkeypatch, tmp_path, packed({}), packed({"lost": True}))
     with pytest.raises(Unavailable), lied_trial(tmp_path) as ask:
         ask()
+
+
+def test_a_process_that_answers_byte_by_byte_is_late_all_the_same() -> None:
+    """There is always something to read of it."""
+    reading, writing = os.pipe()
+    os.write(writing, b"x")
+    with pytest.raises(TimeoutError):
+        helper.wait_for(reading, select.POLLIN, 0.0, os.getpid(), sys.maxsize)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_the_numbers_of_a_shape_are_not_multiplied_unless_they_are_few() -> None:
+    """The product of a line of digits takes the engine's lock for seconds."""
+
+    class Long(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            pytest.fail("it was gone through")
+
+    with pytest.raises(ValueError, match=r"\A\Z"):
+        arrays_of({"arrays": [("x", "<f4", Long([9] * 99))], "data": memoryview(b"")}, (1, 1))
 
 
 def test_on_macos_memory_counts_that_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
