@@ -47,4 +47,4 @@ def _call(found: Written, schemas: Schemas) -> inference.ToolCall:
         )
         arguments = "{" + ", ".join(members) + "}"
     json.dumps(parse_json_object(arguments, "arguments"), ensure_ascii=False).encode()
-    return inference.ToolCall(id=found.id, name=name, arguments=arguments)
+    return inference.ToolCall(id=found.id, name=name, arguments=arguments or "{}")

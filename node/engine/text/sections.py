@@ -23,7 +23,7 @@ from sealring.v1 import inference_pb2 as inference
 
 _NAMED = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}")
 _CALLED = re.compile(r"to=(functions\.)?([A-Za-z0-9_.-]+)")
-_HEADER = re.compile(rf"[{OPEN}<]| ?\Z| ?t\Z| ?to")
+_HEADERS = (OPEN, "<|", "to=", " to=")
 """What the header of an answer's first message begins with."""
 
 
@@ -142,8 +142,10 @@ class Sections:
         self._finish = finish
         parsed, told = inference.Parsed(), ""
         if self._form.final and self._first and self._held:
+            if not self._finish and any(one.startswith(self._held) and one != self._held for one in _HEADERS):
+                return "", None
             self._first = False
-            if self._state == "header" and not self._header and not _HEADER.match(self._held):
+            if self._state == "header" and not self._header and not self._held.startswith(_HEADERS):
                 self._state = "text"
         while not (self.over or self._stops.stopped):
             if self._state == "call" and self._reader is not None:
@@ -221,8 +223,8 @@ class Sections:
         return end, ""
 
     def _on_new_line(self, held: str, at: int) -> bool:
-        before = held[max(0, at - 64) : at].rstrip(" \t")
-        return before.endswith("\n") or (not before and at < 64 and self._new_line)
+        before = _NAMED.sub("", held[max(0, at - LONGEST) : at]).rstrip(" \t")
+        return before.endswith("\n") or (not before and at < LONGEST and self._new_line)
 
     def _tell(self, piece: str, parsed: inference.Parsed) -> str:
         if self._state == "call":
@@ -286,7 +288,7 @@ class Sections:
         self.over = self._one_call
         bare, self._state = self._begun == self._reader.bare, self._back
         self._begins = self._new_line = True
-        self._stray = bare
+        self._stray = bare and kind != "again"
         parsed.tool_calls.extend(calls[:1] if self._one_call else calls)
         if kind == "again":
             self._begin_call(marker, "call")

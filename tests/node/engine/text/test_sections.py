@@ -331,3 +331,33 @@ def test_gpt_oss_without_a_header_and_with_its_own_tools() -> None:
     own = Sections(HARMONY, NAMES, inference.Chat(tools=[python]))
     said = marked("<|channel|>analysis to=python code<|message|>print(1)")
     assert read(own, [said]) == ("", "", [("python", {"code": "print(1)"})])
+
+
+@pytest.mark.parametrize("text", ["<html> it", " two", "  it", " to be", "t", " ", "<"])
+def test_text_that_begins_as_a_header_might_is_text_however_it_is_cut(text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert read(Sections(HARMONY, NAMES, chat()), pieces) == (text, "", [])
+    header = marked(" to=functions.look<|channel|>commentary<|message|>{}")
+    for pieces in ([header], [header[:1], header[1:3], header[3:]]):
+        assert read(Sections(HARMONY, NAMES, chat()), pieces) == ("", "", [("look", {})])
+
+
+def test_a_special_token_before_a_thought_leaves_it_at_the_beginning_of_its_line() -> None:
+    pieces = [marked("<|end|>"), "  ", "<think>", "hm"]
+    for cut in (pieces, ["".join(pieces)]):
+        assert read(Sections(QWEN, ("<|end|>",), chat()), cut) == ("  ", "hm", [])
+
+
+def test_a_call_without_a_word_has_no_arguments() -> None:
+    whole = marked(" to=functions.look<|channel|>commentary<|message|>")
+    assert read(Sections(HARMONY, NAMES, chat()), [whole]) == ("", "", [("look", {})])
+
+
+@pytest.mark.parametrize("step", [1, 999])
+def test_an_end_behind_a_beginning_without_a_call_is_text(step: int) -> None:
+    """A call without its beginning stands before it, behind which a stray end would be left out."""
+    hy3 = NOTATIONS["hy3"]
+    whole = f"{hy3.call.strip() % 'look'}\n{hy3.begin}{hy3.end}"
+    pieces = [whole[at : at + step] for at in range(0, len(whole), step)]
+    found = read(Sections(Format(call=(hy3.begin, hy3.end), name="hy3"), (), chat()), pieces)
+    assert found == (hy3.begin + hy3.end, "", [("look", {})])
