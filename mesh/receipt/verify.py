@@ -73,7 +73,7 @@ def verify_receipt(
     statement = parse_statement(receipt.head.statement)
     proven = check_receipt(receipt, _roster(receipt, statement, root_sha256), known)
     if later is not None:
-        _check_revoked(statement, proven.roster, later)
+        _check_revoked(statement, max(statement.finished, receipt.tail.finished), proven.roster, later)
     return proven
 
 
@@ -175,8 +175,10 @@ def _check_signature(roster: Roster, member: str, statement: bytes, signature: b
         raise _refused(f"the {who}'s signature does not verify", "RECEIPT_SIGNATURE") from None
 
 
-def _check_revoked(statement: Statement, roster: Roster, later: Roster) -> None:
-    """A member counts by its enrolment: it may have been evicted, and joined again.
+def _check_revoked(statement: Statement, ended_at: int, roster: Roster, later: Roster) -> None:
+    """`ended_at` is the later time of both that were signed: the tail may say that it signed after the head.
+
+    A member counts by its enrolment: it may have been evicted, and joined again.
 
     A roster lists few revocations, and for a while. So a member that it lists neither way is undecided.
     """
@@ -194,11 +196,11 @@ def _check_revoked(statement: Statement, roster: Roster, later: Roster) -> None:
     for place in statement.members:
         enrolment = place.id, roster.member(place.id).enrolled
         at = ended.get(enrolment)
-        if at is not None and at * 1000 <= statement.finished:
+        if at is not None and at * 1000 <= ended_at:
             raise _refused(
                 "a member of the ring was revoked before the answer ended", "RECEIPT_REVOKED", member=place.id
             )
-        if at is None and (enrolment not in there or later.issued * 1000 < statement.finished):
+        if at is None and (enrolment not in there or later.issued * 1000 < ended_at):
             undecided = place.id
     if undecided:
         raise ReceiptUndecided(

@@ -318,7 +318,7 @@ JOINED = 1
         # it has been a member all the time, or since it was evicted earlier, or until the answer ended
         ("", {}, JOINED, ENDED + 20),
         ("", {0: 0}, JOINED, ENDED + 20),
-        ("", {}, JOINED, ENDED),
+        ("", {}, JOINED, ENDED + 1),
         ("RECEIPT_UNDECIDED", {}, JOINED, ENDED - 1),
     ],
 )
@@ -363,6 +363,30 @@ def test_a_member_that_was_revoked_counts_before_one_that_is_undecided(cluster: 
         with refused("RECEIPT_REVOKED", ReceiptError):
             verify_receipt(receipt, pin(cluster), known(), later=later)
         assert who.id not in {one.id for one in later.revoked}
+
+
+def test_a_tail_that_signed_after_it_was_revoked_is_not_believed(cluster: Any) -> None:
+    """The head says that the answer had ended before. The tail signs its own time, too."""
+    envelope = cluster.sign()
+    statement = statement_of(cluster, envelope, opened=NOW * 1000, finished=ENDED * 1000)
+    receipt = signed(cluster, envelope, statement)
+    receipt.tail.finished = (ENDED + 9) * 1000
+    last = tail_statement(statement, receipt.tail.finished).encode()
+    receipt.tail.signature = cluster.signers[-1].sign(Label.RECEIPT, last)
+    *others, who = (make_member(one) for one in cluster.signers)
+
+    def later(issued: int, *revoked: Revoked) -> Any:
+        there = others if revoked else [*others, who]
+        more = {"members": tuple(there), "rings": (make_ring(there),), "revoked": revoked}
+        return cluster.verified(version=2, issued=issued, expires=issued + 60, **more)
+
+    for reason, roster in (
+        ("RECEIPT_REVOKED", later(ENDED + 20, Revoked(who.id, who.identity_key, JOINED, ENDED + 5))),
+        ("RECEIPT_UNDECIDED", later(ENDED + 5)),
+    ):
+        with refused(reason, ReceiptError):
+            verify_receipt(receipt, pin(cluster), known(), later=roster)
+    verify_receipt(receipt, pin(cluster), known(), later=later(ENDED + 9))
 
 
 @pytest.fixture
