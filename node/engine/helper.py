@@ -339,7 +339,7 @@ def _packed(message: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def wait_for(descriptor: int, event: int, until: float, process: int, memory: int) -> None:
-    """Raises TimeoutError, also where the process answers byte by byte, and OverLimitsError where it has grown
+    """Raises TimeoutError, also where a process answers byte by byte, and OverLimitsError where it has grown
     too large."""
     poll = select.poll()
     poll.register(descriptor, event)
