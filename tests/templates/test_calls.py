@@ -53,6 +53,7 @@ KINDS = {
     "Array": "array",
 }
 
+ASKED = "What-nobody-else-says"
 Call = tuple[str, dict[str, Any]]
 
 
@@ -125,7 +126,7 @@ def written(
         for name, schema in schemas.items()
     ]
     tools = [{"type": "function", "function": function} for function in functions]
-    user = {"role": "user", "content": "hello"}
+    user = {"role": "user", "content": ASKED}
     result = [{"role": "tool", "tool_call_id": "abcdefg00", "name": calls[0][0], "content": "42"}]
     for as_text, content, then in ((False, "", []), (True, None, []), (True, "", []), (False, "", result)):
         told = [
@@ -145,7 +146,7 @@ def written(
             whole = template.render([user, said, *then], tools)
         except InvalidInput:
             continue
-        turn = whole[whole.rindex("hello") + 5 :]
+        turn = whole[whole.rindex(ASKED) + len(ASKED) :]
         if starts:  # the answer is nothing but the call
             same = (at for at, (one, two) in enumerate(zip(before, whole, strict=False)) if one != two)
             turn = whole[next(same, len(before)) :]
