@@ -26,6 +26,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sealring.mesh.errors import FailedPrecondition, SealringError, Unavailable
@@ -339,14 +340,14 @@ def _packed(message: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def wait_for(descriptor: int, event: int, until: float, process: int, memory: int) -> None:
-    """Raises TimeoutError, also where a process answers byte by byte, and OverLimitsError where it has grown
-    too large."""
+    """Raises TimeoutError and OverLimitsError for a process that is late or has grown too large: also for one
+    that answers byte by byte, of which there is always something to read."""
     poll = select.poll()
     poll.register(descriptor, event)
     ready = False
     while not ready:
         ready = bool(poll.poll(_LOOK_SECONDS * 1000))
-        if not ready and memory_of(process) > memory:
+        if memory_of(process) > memory:
             raise OverLimitsError
         if time.monotonic() > until:
             raise TimeoutError
@@ -369,11 +370,9 @@ def _footprint(process: int) -> int:
 
 
 def _resident(process: int) -> int:
-    import psutil  # type: ignore[import-untyped]  # for who waits long, and never in such a process itself
-
     try:
-        return int(psutil.Process(process).memory_info().rss)
-    except psutil.Error:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
         return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import struct
@@ -272,12 +273,14 @@ def test_a_fork_that_somebody_ended_is_not_the_grammars_fault(
         ask()
 
 
-def test_a_process_that_answers_byte_by_byte_is_late_all_the_same() -> None:
+def test_a_process_that_answers_byte_by_byte_has_its_limits_all_the_same() -> None:
     """There is always something to read of it."""
     reading, writing = os.pipe()
     os.write(writing, b"x")
-    with pytest.raises(TimeoutError):
-        helper.wait_for(reading, select.POLLIN, 0.0, os.getpid(), sys.maxsize)
+    for until, memory, error in ((0.0, sys.maxsize, TimeoutError), (math.inf, 0, helper.OverLimitsError)):
+        with pytest.raises(error):
+            helper.wait_for(reading, select.POLLIN, until, os.getpid(), memory)
+    helper.wait_for(reading, select.POLLIN, math.inf, os.getpid(), sys.maxsize)
     os.close(reading)
     os.close(writing)
 
