@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.node.engine.text.calls import calls_of, read_calls
+from sealring.node.engine.text.notations import values
 from sealring.node.engine.text.notations.notation import NOTATIONS
 from sealring.node.engine.text.notations.reading import reader_of
 from sealring.node.engine.text.notations.values import Raw, Tree, Written, json_of
@@ -166,3 +168,18 @@ def test_what_is_none_cannot_be_read(notation: str, text: str) -> None:
 def test_a_call_that_no_client_could_read_is_none(arguments: str) -> None:
     text = f'{{"name": "look", "arguments": {arguments}}}'
     assert read_calls(reader_of("json_tools", NONE), text, TOOLS) is None
+
+
+def test_pythons_lists_in_lists_are_tried_as_json_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each error of JSON's reader counts the lines before it: one for each item would square the time."""
+    tried: list[int] = []
+    decoder = json.JSONDecoder()
+
+    def noting(text: str, at: int) -> Any:
+        tried.append(at)
+        return decoder.raw_decode(text, at)
+
+    monkeypatch.setattr(values, "_DECODER", SimpleNamespace(raw_decode=noting, decode=decoder.decode))
+    said, _ = values.python_value("[" + "['a'], {'b': 1}, " * 9 + "]", 0)
+    assert json.loads(said) == [["a"], {"b": 1}] * 9
+    assert tried == [0]
