@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -39,7 +40,8 @@ class SteadyClock:
     """A wall clock that follows a change of the system's clock only after a minute (decision 24).
 
     Until then it counts on from the previous time, so a clock that is wrong for seconds makes nothing expire.
-    Safe to use from several threads.
+    A clock that comes back to the time that it had shown before is followed at once. Safe to use from several
+    threads.
     """
 
     def __init__(self, wall: Clock = time.time, boot: Clock = boot_clock) -> None:
@@ -47,14 +49,18 @@ class SteadyClock:
         self._boot = boot
         self._lock = threading.Lock()
         self._zero = wall() - boot()
+        self._former = math.nan  # `_zero` before the last step that was believed
         self._stepped_at: float | None = None
 
     def __call__(self) -> float:
         with self._lock:
             now, wall = self._boot(), self._wall()
             step = wall - now - self._zero
-            if abs(step) > STEP_SECONDS and not self._lasted(now, step):
-                return now + self._zero
+            if abs(step) > STEP_SECONDS:
+                back = abs(wall - now - self._former) <= STEP_SECONDS
+                if not back and not self._lasted(now, step):
+                    return now + self._zero
+                self._former = math.nan if back else self._zero
             if self._stepped_at is not None:
                 self._stepped_at = None
                 log.warning("clock_step_over", believed_seconds=round(step))

@@ -18,7 +18,7 @@ from sealring.gateway.rings.receipts import RecentRosters
 from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.rings.table import MAX_RINGS, RingTable
 from sealring.gateway.scheduler.request import Request
-from sealring.mesh.clock import Clock, PausableClock, awake_clock
+from sealring.mesh.clock import BELIEVED_SECONDS, Clock, PausableClock, awake_clock
 from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.member.proof import Credentials
 from sealring.mesh.roster import model as rosters
@@ -69,6 +69,9 @@ class Rings:
         self._ring_of: dict[str, Ring] = {}  # by request
         self._refused = Refused()
         self.rosters = RecentRosters()
+        self.clock_ahead = 0
+        """Seconds by which this machine's clock is ahead, where that alone has made the roster expire."""
+
         self._closing: set[asyncio.Task[None]] = set()
         metrics.watch(self._table.loads)
 
@@ -95,8 +98,11 @@ class Rings:
     def submit(self, request: Request, answer: AnswerWriter) -> None:
         """Gives a request to a ring of its deployment, where it may wait until its model is loaded.
 
-        Raises as `Choice.ring_for` and `Models.check`.
+        Raises as `Choice.ring_for` and `Models.check`, and Unavailable (ROSTER_EXPIRED) for a new one while
+        this machine's clock is wrong.
         """
+        if not request.progress.all_attempts:
+            self._check_clock()
         self._models.ask(request.deployment, request.keep_alive, request.tenant)
         self._models.check(request.deployment, request.patience)
         ring = self._choice.ring_for(request)
@@ -211,9 +217,19 @@ class Rings:
 
         Raises what keeps it from being loaded.
         """
+        self._check_clock()
         self._models.ask(name, keep_alive, tenant)
         if keep_alive != 0 and self._models.on_demand(name):
             await self._models.loaded(name, lambda: any(ring.attached for ring in self._table.of(name)))
+
+    def _check_clock(self) -> None:
+        if self.clock_ahead:
+            raise Unavailable(
+                f"this gateway's clock is {self.clock_ahead} s ahead of its cluster's, so its roster is over",
+                hint="ask another gateway; its operator sets the machine's clock",
+                reason="ROSTER_EXPIRED",
+                retry_after=round(BELIEVED_SECONDS),
+            )
 
     @property
     def wanted(self) -> asyncio.Event:

@@ -27,6 +27,7 @@ from sealring.mesh.member.introduction import (
     write_first,
 )
 from sealring.mesh.member.roster_keeper import RosterKeeper, removed
+from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
 from sealring.mesh.rpc.silence import ANSWER_SECONDS, Silence
@@ -41,7 +42,8 @@ _TICK_SECONDS = 1.0
 _BEAT_SECONDS = 2.0
 """Between questions to the coordinator whether it is there, while clients wait for answers."""
 
-_UNWRITABLE = "ROSTER_STATE_UNWRITABLE"
+_LATER = frozenset({"ROSTER_STATE_UNWRITABLE", "ROSTER_EXPIRED", "ROSTER_NOT_YET_VALID"})
+"""Reasons to refuse a roster that may be over at the next look: a disk gets room, a clock is set right."""
 
 
 class Watch:
@@ -60,7 +62,9 @@ class Watch:
         self._keeper = keeper
         self._rings = rings
         self._newer_root = newer_root
-        self._unsaved = b""  # the newest roster, while it cannot be saved
+        self._later = b""  # the newest roster, while it is refused for a reason of _LATER
+        self._used: Roster | None = None
+        self._told = ""  # the reason of the trouble that the coordinator knows
         self._call: Any = None
         self._hears = False  # the coordinator of this stream answers beats
         self._beaten = -math.inf
@@ -70,11 +74,8 @@ class Watch:
 
     async def run(self) -> None:
         """Watches for ever. Raises PermissionDenied (REMOVED) once this gateway is out of the roster."""
-        if self._keeper.lapsed is not None:
-            self._rings.use_roster(
-                self._keeper.lapsed
-            )  # requests may wait for its rings; none can be attached
-        self._rings.use_roster(self._keeper.valid)
+        self._serve(self._keeper.lapsed)  # requests may wait for its rings; none can be attached
+        self._serve(self._keeper.valid)
         await first_of(self._coordinators.follow(self._once, Backoff()), self._tick())
 
     async def _once(self) -> None:
@@ -87,7 +88,8 @@ class Watch:
             call = membership_grpc.SchedulingStub(self._coordinators.channel.get()).Follow()
             introduced = await self._introduction.exchange(call, membership.FollowRequest)
             believed = True
-            self._call, self._unsaved = call, b""  # the coordinator begins with its newest roster
+            # the coordinator begins with its newest roster, and knows of no trouble
+            self._call, self._later, self._told = call, b"", ""
             self._rings.begin_watch()
             renewing = asyncio.create_task(self._renew(introduced))
             reporting = asyncio.create_task(self._report())
@@ -142,35 +144,42 @@ class Watch:
     async def _use(self, envelope: bytes) -> membership.Problem:
         """The reason that a roster is refused, or an empty problem. Raises PermissionDenied (REMOVED)."""
         try:
-            self._rings.use_roster(await self._keeper.accept(envelope, self._newer_root))
+            self._serve(await self._keeper.accept(envelope, self._newer_root))
         except SealringError as error:
             if error.reason == "REMOVED":
                 raise
-            if not self._unsaved:
+            if not self._later:
                 log.error("roster_refused", reason=error.reason)
             return to_problem(error)
         return membership.Problem()
 
+    def _serve(self, roster: Roster | None) -> None:
+        if roster is not self._used:
+            self._used = roster
+            self._rings.use_roster(roster)
+
     async def _take_roster(self, envelope: bytes = b"") -> None:
-        """Uses a roster, or the one that could not be saved yet, and reports to the coordinator whether it is
-        saved."""
+        """Uses a roster, or the one that was refused for the moment, and reports to the coordinator what
+        keeps this gateway from it, or from the roster that it has."""
         async with self._taking:
-            envelope, before = envelope or self._unsaved, self._unsaved
+            envelope = envelope or self._later
             problem = await self._use(envelope) if envelope else membership.Problem()
-            self._unsaved = envelope if problem.reason == _UNWRITABLE else b""
-            if self._unsaved and not before:
+            self._later = envelope if problem.reason in _LATER else b""
+            self._serve(self._keeper.valid)
+            self._rings.clock_ahead = self._keeper.ahead
+            if self._used is None and self._keeper.lapses:
+                problem = to_problem(self._keeper.lapse())
+            elif not self._later:
+                problem = membership.Problem()
+            if problem.reason != self._told:
+                self._told = problem.reason
                 await self._say(membership.FollowRequest(trouble=problem))
-            elif before and not self._unsaved:
-                await self._say(membership.FollowRequest(trouble=membership.Problem()))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._rings.tick()
-            if self._unsaved:  # the disk may have room by now
-                await self._take_roster()
-            if self._keeper.valid is None:
-                self._rings.use_roster(None)
+            await self._take_roster()  # its clock may have been set, or its disk may have room
             await self._beat()
 
     async def _beat(self) -> None:

@@ -136,6 +136,16 @@ class RosterKeeper:
     def expired(self) -> bool:
         return self._reader.expired()
 
+    @property
+    def ahead(self) -> int:
+        """As RosterReader's."""
+        return self._reader.ahead
+
+    @property
+    def lapses(self) -> bool:
+        """Whether there is a roster, and it has expired."""
+        return self.expired and self._reader.used
+
     def lapse(self) -> FailedPrecondition:
         """The error to raise once the roster has expired."""
         return self._reader.lapse()

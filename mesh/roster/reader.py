@@ -88,13 +88,25 @@ class RosterReader:
 
     def lapse(self) -> FailedPrecondition:
         """The error to raise once the roster has expired."""
-        ahead = round(self._clock() - self._counted())
-        heard, roster = self._learned_at > self._begun_at, self._current
-        if heard and ahead > SKEW_SECONDS and roster is not None and not roster.expired(self._counted()):
+        if ahead := self.ahead:
             message = f"the roster has expired by this machine's clock, which is {ahead} s ahead of it"
             return FailedPrecondition(message, reason="ROSTER_EXPIRED", hint="set the machine's clock")
         hint = "check that the coordinator can be reached"
         return FailedPrecondition("the roster has expired", reason="ROSTER_EXPIRED", hint=hint)
+
+    @property
+    def used(self) -> bool:
+        """Whether a roster was accepted, though it may have expired."""
+        return self._current is not None
+
+    @property
+    def ahead(self) -> int:
+        """Seconds by which this machine's clock is ahead of the roster in use, if that alone has made it
+        expire; else 0."""
+        ahead, counted = round(self._clock() - self._counted()), self._counted()
+        heard, roster = self._learned_at > self._begun_at, self._current
+        wrong = heard and ahead > SKEW_SECONDS and roster is not None
+        return ahead if wrong and self.expired() and roster is not None and not roster.expired(counted) else 0
 
     def expired(self) -> bool:
         """Whether no unexpired roster is in use; handshakes then stop and open links close.

@@ -72,6 +72,15 @@ def test_a_clock_that_stays_as_it_was_set_is_believed() -> None:
     assert machine.shown(after=1) == -3600
 
 
+def test_a_clock_that_comes_back_to_what_it_showed_before_is_followed_at_once() -> None:
+    machine = Machine()
+    assert machine.shown(step=3600) == 0
+    assert machine.shown(after=BELIEVED_SECONDS) == 3600
+    assert machine.shown(after=40) == 3600
+    assert machine.shown(step=-3600) == 0
+    assert machine.shown(step=3600) == 0, "that time was wrong"
+
+
 def test_drift_is_followed_at_once() -> None:
     machine = Machine()
     assert [machine.shown(after=86400, step=4.0) for _ in range(4)] == [4.0, 8.0, 12.0, 16.0]

@@ -803,6 +803,22 @@ async def test_loading_waits_for_a_ring_and_unloading_does_not() -> None:
     assert not wishes(bed).HasField("keep_alive"), "it held for that load"
 
 
+async def test_a_gateway_whose_clock_is_wrong_refuses_what_is_new_and_says_so() -> None:
+    bed = Bed(1)
+    bed.rings.clock_ahead = 3600
+    with pytest.raises(Unavailable) as caught:
+        ask(bed.rings, 1)
+    assert (caught.value.reason, caught.value.metadata["retry_after"]) == ("ROSTER_EXPIRED", "60")
+    assert "3600 s ahead" in caught.value.message
+    with pytest.raises(Unavailable):
+        await bed.rings.load("model", None, "")
+    again = Request("r2", "key", 1, inference.Envelope(), "model")
+    again.progress.claimed = 1
+    bed.rings.submit(again, Answer(Timings()))
+    bed.rings.clock_ahead = 0
+    ask(bed.rings, 3)
+
+
 async def test_a_tenants_wish_for_a_model_ends_no_other_tenants() -> None:
     bed = Bed(1)
     bed.rings.model_state(on_demand(LOADED, keep_alive=900))

@@ -13,7 +13,14 @@ import pytest
 
 from sealring.gateway.rings import watch as watch_module
 from sealring.gateway.rings.watch import Watch
-from sealring.mesh.errors import HandshakeError, PermissionDenied, RosterError, SealringError, Unavailable
+from sealring.mesh.errors import (
+    FailedPrecondition,
+    HandshakeError,
+    PermissionDenied,
+    RosterError,
+    SealringError,
+    Unavailable,
+)
 from sealring.mesh.member.coordinators import Coordinators
 from sealring.mesh.rpc import silence
 from sealring.mesh.rpc.reach import Backoff
@@ -70,6 +77,7 @@ class Rings:
         self.wanted = asyncio.Event()
         self.wishes: membership.Demand | None = None
         self.asked = False
+        self.clock_ahead = 0
 
     def demand(self) -> membership.Demand | None:
         return self.wishes
@@ -125,13 +133,22 @@ class Keeper:
     valid: Any = "roster"
     coordinators = ("the standby",)
     lapsed: Any = None
+    ahead = 0
 
     def __init__(self) -> None:
         self.refused: dict[bytes, Exception] = {}
 
+    @property
+    def lapses(self) -> bool:
+        return self.valid is None
+
+    def lapse(self) -> SealringError:
+        return FailedPrecondition(f"the clock is {self.ahead} s ahead", reason="ROSTER_EXPIRED")
+
     async def accept(self, envelope: bytes, newer_root: Any) -> Any:
         if envelope in self.refused:
             raise self.refused[envelope]
+        self.valid = envelope
         return envelope
 
 
@@ -239,6 +256,30 @@ async def test_a_roster_that_has_expired_is_not_served(watching: Watching) -> No
     async with asyncio.timeout(200):
         while watching.rings.rosters[-1] is not None:
             await asyncio.sleep(0.01)
+
+
+async def test_a_clock_that_comes_back_brings_back_the_roster_and_those_refused_meanwhile(
+    watching: Watching,
+) -> None:
+    """The coordinator hears meanwhile what this gateway believes, and so do clients."""
+    await serving(watching)
+    keeper, told = watching.keeper, watching.coordinator.troubles
+    async with asyncio.timeout(200):
+        keeper.valid, keeper.ahead = None, 3600
+        assert await told.get() == "ROSTER_EXPIRED"
+        assert (watching.rings.rosters[-1], watching.rings.clock_ahead) == (None, 3600)
+        keeper.valid, keeper.ahead = "roster", 0
+        assert await told.get() == ""
+        assert (watching.rings.rosters[-1], watching.rings.clock_ahead) == ("roster", 0)
+        keeper.valid = None
+        keeper.refused[b"newer"] = RosterError("it has expired", reason="ROSTER_EXPIRED")
+        watching.coordinator.events.put_nowait(roster(b"newer"))
+        assert await told.get() == "ROSTER_EXPIRED"
+        watching.coordinator.events.put_nowait(GONE)
+        assert await watching.rings.states.get() == "without ring-0"
+        keeper.refused.clear()
+        assert await told.get() == ""
+    assert watching.rings.rosters[-2:] == [None, b"newer"]
 
 
 async def test_the_gateway_does_not_go_on_without_its_clock(watching: Watching) -> None:
