@@ -266,6 +266,7 @@ class AsyncClient(Asks[AsyncReply]):
                     seconds = min(asked.deadline_ms / 1e3 or math.inf, attempts.seconds_left)
                     keep_alive = asked.keep_alive if asked.HasField("keep_alive") else None
                     begun = time.monotonic()
+                    attempts.loading()
                     await self.load(model, keep_alive=keep_alive, within=seconds)
                     state.load_seconds += time.monotonic() - begun
                     view = await self._view(fresh=True)

@@ -430,6 +430,11 @@ class Attempts:
             loads.ended(ring)
             self._counted = None
 
+    def loading(self) -> None:
+        """A gateway is asked to load the model: it counts as having taken the question, which waits there as
+        it would in a queue."""
+        self._taken = True
+
     def pause_after(self, error: SealringError, attempt: Attempt | None = None) -> float:
         """Seconds to wait before the next attempt. Raises `error` where there must not be another one.
 

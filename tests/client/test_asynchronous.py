@@ -8,6 +8,7 @@ from rostertest import PaperCluster
 from scriptedgateway import PIECES, ScriptedGateway, Stage, on_stage
 
 from sealring.client import AsyncClient
+from sealring.client import attempt as attempt_module
 from sealring.client.core import Gateways
 from sealring.client.types import Usage
 from sealring.mesh.errors import (
@@ -682,6 +683,17 @@ async def test_a_model_that_is_not_loaded_is_loaded_before_anything_is_sealed(st
             assert (done.text, done.model) == ("".join(PIECES), "demo")
     assert [(one.model, one.keep_alive) for one in stage.gateway.loads] == [("demo", 60)]
     assert [request.keep_alive for request in stage.gateway.requests] == [60, 60, 60]
+
+
+async def test_a_load_that_a_gateway_drops_is_asked_for_again_as_long_as_the_user_waits(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_module, "GATEWAY_SECONDS", 0.0)
+    unloaded(stage)
+    stage.gateway.refusals = [Unavailable("asleep") for _ in range(3)]
+    async with stage.client() as client:
+        assert (await client.chat(QUESTION, model="demo")).text == "".join(PIECES)
+    assert len(stage.gateway.loads) == 4
 
 
 async def test_an_answer_says_how_long_its_model_took_to_load(stage: Stage) -> None:

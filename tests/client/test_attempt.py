@@ -575,6 +575,17 @@ def test_a_question_that_was_taken_waits_as_long_as_its_user_for_gateway_and_rin
         attempts.next(CLUSTER.roster, Loads())
 
 
+def test_a_question_that_waits_for_its_model_was_taken() -> None:
+    """All machines may sleep while it is loaded, for longer than a gateway takes to start."""
+    now = 0.0
+    attempts = Attempts(question(timeout=3000.0), met=True, clock=lambda: now)
+    attempts.loading()
+    while now < 10 * GATEWAY_SECONDS:
+        now += attempts.pause_after(Unavailable("asleep"))
+    with pytest.raises(Unavailable):
+        attempts.pause_after(Unavailable("too large", reason="MODEL_NOT_LOADED"))
+
+
 def test_a_new_question_that_is_refused_claims_no_place() -> None:
     """Else a ring that is down for long would keep it, as it keeps what it had accepted."""
     attempts = Attempts(question(), clock=lambda: 0.0)

@@ -49,6 +49,21 @@ async def kill(place: Place, *part: str) -> None:
     await place.start(name)
 
 
+async def batter(place: Place, *words: str) -> str:
+    """A part is killed soon after each epoch begins to serve, for a number of seconds."""
+    *part, seconds = words
+    until, times = time.monotonic() + float(seconds), 0
+    while time.monotonic() < until:
+        while not serves(await place.ring.status()):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.8)
+        (await place.process(tuple(part))).kill()
+        times += 1
+        while serves(await place.ring.status()):
+            await asyncio.sleep(0.1)
+    return f"killed {times} times"
+
+
 async def gone(place: Place, *part: str) -> None:
     """A node that does not come back before the ring serves without it."""
     name = place.component(part)
@@ -529,6 +544,7 @@ ACTS: dict[str, Callable[..., Awaitable[str | None]]] = {
     for act in (
         *(
             kill,
+            batter,
             gone,
             stop,
             sleep,

@@ -46,6 +46,7 @@ def case(moment: str, *acts: str) -> Case:
 
 KILLED = [case(moment, f"kill {part}") for part in PARTS for moment in MOMENTS]
 STOPPED = [case(moment, f"stop {part} 8") for part in PARTS for moment in MOMENTS]
+BATTERED = [case("decode", "batter engine 0 30")]
 FROZEN = [case("decode", f"freeze {part} 8") for part in PARTS]
 TWICE = [
     case("decode", "kill engine 0", "kill engine 2"),
@@ -78,7 +79,8 @@ CLOCK = [
     case("decode", f"clock {part} {step} 8")
     for part in ("coordinator", "daemon 1", "gateway")
     for step in ("+3600", "-3600")
-]
+] + [case("decode", "clock gateway +3600 100")]
+"""For seconds, and for longer than until the wrong time is believed."""
 STARTS = [
     *(case("decode", f"taken {part} 4") for part in ("coordinator", "daemon 1", "gateway")),
     *(case("decode", f"double {part}") for part in ("coordinator", "daemon 1", "gateway")),
@@ -100,6 +102,8 @@ LOADING = [
     *(case("load", f"stop {part} 8") for part in ("engine 0", "daemon 1", "gateway", "coordinator")),
     case("load", "cut daemon 1 both 8"),
     case("load", "cut coordinator both 8"),
+    case("load", "sleep nodes 45"),
+    case("load", "sleep all 40"),
     Case("load", ("usurp coordinator 8",), standby=True),
 ]
 HELPED = [case("prefill", "kill template 0"), case("prefill", "stop template 0 60")]
@@ -109,6 +113,7 @@ CASES = [
     *KILLED,
     *HELPED,
     *STOPPED,
+    *BATTERED,
     *FROZEN,
     *TWICE,
     *GONE,

@@ -55,8 +55,11 @@ PROMPTS = {
     "logprobs": _prompt(_HOLDS, **_DRAWN, logprobs=2),
 }
 CHOICES = {"drawn": 3}
-_GONE = {"UNAVAILABLE", "STOPPING", "APIConnectionError", "RemoteProtocolError", "ReadError"}
-"""Errors of a client in clear whose gateway is gone. Errors about a ring have a reason of their own."""
+_GONE = {
+    *("UNAVAILABLE", "STOPPING", "APIConnectionError", "RemoteProtocolError", "ReadError"),
+    *("ROSTER_EXPIRED", "roster_expired"),
+}
+"""Errors of a client in clear whose gateway is gone or has a wrong clock. Those about a ring have others."""
 
 
 @dataclass

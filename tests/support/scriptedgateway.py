@@ -10,6 +10,7 @@ from typing import Any
 from rostertest import PaperCluster
 
 from sealring.client import AsyncClient
+from sealring.mesh.errors import SealringError
 from sealring.mesh.prompt.sealed import OpenedRequest, ReplayGuard, ReplySealer, RequestInfo
 from sealring.mesh.rpc.server import Server
 from sealring.v1 import inference_pb2 as inference
@@ -33,6 +34,8 @@ class ScriptedGateway(inference_grpc.InferenceServicer):
         self.models: list[inference.Model] = []
         self.loads: list[inference.LoadModelRequest] = []
         self.on_load: Callable[[], None] = lambda: None
+        self.refusals: list[SealringError] = []
+        """What the next loads fail with, the last first."""
 
     async def GetRoster(self, request: Any, context: Any) -> inference.GetRosterResponse:
         self.fetched += 1
@@ -45,6 +48,8 @@ class ScriptedGateway(inference_grpc.InferenceServicer):
 
     async def LoadModel(self, request: Any, context: Any) -> inference.LoadModelResponse:
         self.loads.append(request)
+        if self.refusals:
+            raise self.refusals.pop()
         self.on_load()
         return inference.LoadModelResponse()
 

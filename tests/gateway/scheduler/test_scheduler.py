@@ -24,7 +24,7 @@ from sealring.gateway.scheduler.actions import (
 from sealring.gateway.scheduler.budget import MANY
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.planner import EXTENSION
-from sealring.gateway.scheduler.request import TOKEN_BYTES, Request
+from sealring.gateway.scheduler.request import FEW_TOKENS, TOKEN_BYTES, Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, OPEN_AHEAD, OPEN_BYTES, Scheduler
 from sealring.mesh.errors import EpochEnded, Internal, InvalidInput
 from sealring.mesh.ring.composition import Composition
@@ -612,11 +612,24 @@ def test_what_ends_every_epoch_is_given_up_and_nothing_else(
     driver.done(9)
     for number in range(10):
         driver.ask("poison" if number == place else f"r{number}", prompt=200, max_tokens=60)
-    assert ends_epochs(driver, kind) == MAX_ATTEMPTS
+    ended = {"prefill": MAX_ATTEMPTS, "decode": (MAX_ATTEMPTS - 1) * FEW_TOKENS}[kind]
+    assert ends_epochs(driver, kind) == ended
     assert driver.failed == {"poison": "REQUEST_GIVEN_UP"}
     assert len(driver.finished) == 10
     fail = next(action for action in driver.actions if isinstance(action, Fail))
-    assert "5 times" in fail.error.message
+    assert f"{ended} times" in fail.error.message
+
+
+def test_an_answer_goes_on_over_short_epochs_that_bring_a_token_each() -> None:
+    """Something else ends them, soon after each begins."""
+    driver = Driver(1)
+    driver.ask("slow", max_tokens=2 * MAX_ATTEMPTS)
+    for _ in range(2 * MAX_ATTEMPTS - 1):
+        driver.done()
+        driver.lose()
+        driver.attach()
+    driver.finish()
+    assert driver.finished == {"slow": 2 * MAX_ATTEMPTS}
 
 
 def test_what_a_client_says_of_earlier_attempts_counts_and_makes_nobody_wait() -> None:
