@@ -36,9 +36,9 @@ def test_importing_ours_first_takes_the_handlers_away(first: str, runs: bool) ->
         capture_output=True,
         text=True,
         timeout=200,
-        check=True,
     )
     assert ("fork() handlers" in done.stderr) == runs, done.stderr
+    assert runs or not done.returncode, "with the handlers it may end anyhow, which is why they are off"
 
 
 def imports(file: Path) -> list[str]:

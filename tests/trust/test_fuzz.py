@@ -56,6 +56,7 @@ from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.trust.attestation import decode_statement
 from sealring.node.control.service import GatewayStream, parse_request, reframe
 from sealring.node.daemon.plan import plan_epoch
+from sealring.node.daemon.receipts import SignedOnce
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams
@@ -373,6 +374,7 @@ class Epoch:
     def __init__(self) -> None:
         self.plan, self.engine, self.gate = Plan(), Engine(), Gate()
         self.faults: list[BaseException] = []
+        self.signed_once = SignedOnce()
 
     def fault(self, error: BaseException) -> None:
         self.faults.append(error)

@@ -27,6 +27,9 @@ REVIEWED_SWITCHES = {
 """Switches that settings may have: identities that are only claimed, fetching of models, a stronger key, a
 cluster that does not announce itself, rings over the fastest of a machine's addresses."""
 
+HARMLESS_SWITCHES = {"idle_prefill"}
+"""Switches that may be on from the beginning, because trust in nobody rests on them."""
+
 REVIEWED_READERS = {
     "mesh/settings/config.py",
     "mesh/system/paths.py",
@@ -104,7 +107,7 @@ def test_no_setting_turns_trust_off() -> None:
         for name, field in model.model_fields.items()
         if field.annotation in (bool, bool | None)
     }
-    assert switches <= REVIEWED_SWITCHES
+    assert switches <= REVIEWED_SWITCHES | HARMLESS_SWITCHES
     assert not any(getattr(model(), name, False) for model in SETTINGS for name in REVIEWED_SWITCHES)
 
 

@@ -5,10 +5,11 @@ import os
 import sys
 
 import pytest
-from agents import PYTHON
+from agents import INSTALLED
 from ringtest import AGENTS, HANG_SECONDS, PROXY_KEY, give_proxy_key
 
 pytestmark = AGENTS
+PYTHON = INSTALLED / "bin" / "python"
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 

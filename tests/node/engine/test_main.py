@@ -353,14 +353,16 @@ def open_prompt(member: EngineProcess, row: int) -> control.RowOpened:
 
 
 def store_prompt(member: EngineProcess) -> bytes:
-    """Has the prompt computed, kept and written behind; its chain."""
+    """Has the prompt computed, kept and written behind, once it is asked again; its chain."""
     gateway = Gateway(member, lanes=1)
-    gateway.prefill(open_prompt(member, 1))
-    keep = control.Keep(prefix=1, row=1, tokens=STORED_BLOCK)
-    changes = [control.Change(keep=keep), control.Change(evict=control.Evict(row=1))]
+    open_prompt(member, 1)
+    member.send(discard=control.DiscardRow(row=1))
+    gateway.prefill(open_prompt(member, 2))
+    keep = control.Keep(prefix=1, row=2, tokens=STORED_BLOCK)
+    changes = [control.Change(keep=keep), control.Change(evict=control.Evict(row=2))]
     for change in changes:
         gateway.step(changes=[change])
-    for row in range(2, 400):
+    for row in range(3, 400):
         if stored := open_prompt(member, row).stored:
             return stored
         member.send(discard=control.DiscardRow(row=row))
