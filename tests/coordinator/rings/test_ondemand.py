@@ -444,6 +444,8 @@ async def test_a_model_whose_nodes_have_left_fails_what_waits_for_it_until_they_
     await deploy(cluster, "one")
     gateway = await gate(cluster)
     await node.stop()
+    while cluster.coordinator.sessions.find(node.id) is not None:  # else it goes while it is waited for
+        await asyncio.sleep(0.01)
     await gateway.want("one", waiting=1)
     assert await gateway.refused("one") == "MODEL_NOT_LOADED"
     problem = from_problem(gateway.models["one"].problem)

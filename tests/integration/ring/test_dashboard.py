@@ -129,8 +129,10 @@ def ask_later(page, later):
             found = [one for one in later.parts(node, "engine.main") if one.pid not in before]
             # a child that an engine has just forked has that engine's command line still
             parents = before | {one.pid for one in found}
-            engines = [one for one in found if one.ppid() not in parents]
-    engines[0].suspend()
+            started = [one for one in found if one.ppid() not in parents]
+            for one in started[:1]:
+                one.suspend()
+            engines = started
     page.wait(f"/forming, loading \\d+ %/.test({LATER}.textContent)", LIMIT_SECONDS)
     engines[0].resume()
     page.wait("document.querySelectorAll('#talk > .small').length == 2", LIMIT_SECONDS)
