@@ -12,7 +12,7 @@ def modules(*names: str) -> frozenset[str]:
     """The names of modules, all of which could be imported. Raises ModuleNotFoundError for any other."""
     for name in names:
         found = importlib.util.find_spec(name)
-        # a folder of the repository is a package beside the working folder, and no module of ours has its name
+        # in the working folder each folder of ours is a package, whose name no module of ours has
         ours = found is not None and Path(found.origin or "/").parent.parent == _ROOT
         if found is None or (ours and name != "sealring"):
             raise ModuleNotFoundError(f"a test forbids {name}, which does not exist", name=name)
