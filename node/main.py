@@ -21,6 +21,7 @@ from sealring.node.control.service import ControlService, add_control_to_server
 from sealring.node.daemon import diagnosis, measuring
 from sealring.node.daemon.daemon import Daemon
 from sealring.node.daemon.diagnosis import DiagnosisService
+from sealring.node.daemon.supervisor import Child, Spawn
 from sealring.node.identity.attestor import require_software_allowed
 from sealring.node.identity.choice import load_signer
 from sealring.node.link import exchange
@@ -49,12 +50,13 @@ async def run(settings: NodeSettings) -> None:
     await run_enrolled(settings.state_dir, enrolled)
 
 
-async def serve(settings: NodeSettings, stop: asyncio.Event) -> None:
-    """The daemon, until `stop` is set. Raises as `run`, and PermissionDenied (REMOVED)."""
+async def serve(settings: NodeSettings, stop: asyncio.Event, *, spawn: Spawn = Child.spawn) -> None:
+    """The daemon, until `stop` is set. `spawn` starts its engines and carriers. Raises as `run`, and
+    PermissionDenied (REMOVED)."""
     state = load_machine_state(settings.state_dir)
     signer = await asyncio.to_thread(_signer, settings, state)
     require_software_allowed(signer.key_type, allowed=settings.software_identity_allowed)
-    daemon = Daemon(settings, state, signer)
+    daemon = Daemon(settings, state, signer, spawn=spawn)
     server = Server(
         [
             (links_pb2_grpc.add_LinksServicer_to_server, daemon.handshakes, exchange.SERVICE),

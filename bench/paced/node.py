@@ -64,7 +64,7 @@ def main() -> None:
         return await Child.spawn(name, [str(ENGINE), *arguments[2:], "--pace", pace], **options)
 
     async def started(cls: type[EngineProcess], **options: Any) -> EngineProcess:
-        made: EngineProcess = await start(cls, spawn=spawn, **options)
+        made: EngineProcess = await start(cls, **(options | {"spawn": spawn}))
         return made
 
     EngineProcess.start = classmethod(started)  # type: ignore[method-assign, assignment]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.networks import own_addresses, sources_towards
 from sealring.node.carrier.ways import MAX_WAYS
-from sealring.node.daemon.supervisor import Child, Liveness, child_ended, within
+from sealring.node.daemon.supervisor import Child, Liveness, Spawn, child_ended, within
 from sealring.v1 import control_pb2, engine_pb2, trace_pb2
 
 log = structlog.get_logger()
@@ -76,7 +76,7 @@ class CarrierProcess:
         *,
         folder: Path,
         on_fault: Callable[[SealringError], None],
-        spawn: Callable[..., Awaitable[Child]] = Child.spawn,
+        spawn: Spawn = Child.spawn,
         watch: Callable[..., Liveness] = Liveness,
     ) -> CarrierProcess:
         """Spawns a carrier with its ends of the data channel and waits until it is ready.

@@ -34,6 +34,7 @@ from sealring.node.daemon.seat import Seat, Surroundings
 from sealring.node.daemon.seats import Background, Seats
 from sealring.node.daemon.session import CoordinatorSession
 from sealring.node.daemon.status import NodeStatus
+from sealring.node.daemon.supervisor import Child, Spawn
 from sealring.node.daemon.watch import Watch
 from sealring.node.identity.challenge import Prover
 from sealring.node.link.exchange import Handshakes
@@ -51,8 +52,11 @@ class Daemon:
     the control service schedules.
     """
 
-    def __init__(self, settings: NodeSettings, state: MachineState, signer: Signer) -> None:
-        """Raises RosterError when the memory of earlier rosters is not usable."""
+    def __init__(
+        self, settings: NodeSettings, state: MachineState, signer: Signer, *, spawn: Spawn = Child.spawn
+    ) -> None:
+        """`spawn` starts engines and carriers. Raises RosterError when the memory of earlier rosters is not
+        usable."""
         own_id, cluster = state.peer.id, state.peer.cluster
         self.store = TlsStore(state.tls)
         self._addresses: Callable[[], tuple[str, ...]] = tuple
@@ -76,7 +80,7 @@ class Daemon:
         meter = MemoryMeter(settings.memory_limit)
         asker = ModelAsker(cluster, own_id, self.store, lambda: self._rosters.valid)
         self._fetcher = Fetcher(folders, fetched, asker, allowed=settings.allow_downloads)
-        self._engines = EngineKeeper(folders, meter, self._fetcher)
+        self._engines = EngineKeeper(folders, meter, self._fetcher, spawn=spawn)
         self.models = ModelGiver(
             cluster, folders, settings.state_dir / "manifests", lambda: self._rosters.valid
         )
@@ -93,6 +97,7 @@ class Daemon:
             self._disks,
             self._report,
             lambda: self._session.stir(),
+            spawn,
         )
         self.seats = Seats(own_id, lambda ring: Seat(ring, around), self._background)
         self._awake = Awake(self.seats.quiet)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast
 
@@ -12,7 +12,7 @@ import structlog
 
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc.problem import from_problem
-from sealring.node.daemon.supervisor import Child, Liveness, child_ended, within
+from sealring.node.daemon.supervisor import Child, Liveness, Spawn, child_ended, within
 from sealring.node.wire.frames import socket_pair
 from sealring.v1 import control_pb2, engine_pb2, model_pb2, trace_pb2
 
@@ -129,7 +129,7 @@ class EngineProcess:
         on_end: Callable[[EngineProcess], None],
         environment: Mapping[str, str] | None = None,
         cpu: bool = False,
-        spawn: Callable[..., Awaitable[Child]] = Child.spawn,
+        spawn: Spawn = Child.spawn,
         watch: Callable[..., Liveness] = Liveness,
     ) -> EngineProcess:
         """Spawns an engine and waits until it is ready. With `cpu` it leaves the GPU alone.

@@ -20,6 +20,7 @@ import structlog
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, NotFound
 from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.fetching import Fetcher
+from sealring.node.daemon.supervisor import Child, Spawn
 from sealring.node.models.folders import FolderState, local_model, not_found
 from sealring.node.models.kept import check_commit, commit_of, hub_files_of, note_of
 from sealring.v1 import engine_pb2, model_pb2
@@ -69,10 +70,13 @@ T = TypeVar("T")
 class EngineKeeper:
     """Starts, lends and ends engines, and finds and measures models with them. Use it from one event loop."""
 
-    def __init__(self, folders: Sequence[Path], meter: MemoryMeter, fetcher: Fetcher) -> None:
+    def __init__(
+        self, folders: Sequence[Path], meter: MemoryMeter, fetcher: Fetcher, *, spawn: Spawn = Child.spawn
+    ) -> None:
         self._folders = folders
         self._meter = meter
         self._fetcher = fetcher
+        self._spawn = spawn
         self._seats: weakref.WeakSet[SeatEngine] = weakref.WeakSet()
         self._spare = _Place()
         self._turn = asyncio.Lock()
@@ -267,7 +271,8 @@ class EngineKeeper:
         return engine
 
     async def _start(self, *, cpu: bool = False) -> EngineProcess:
-        return await EngineProcess.start(on_end=self._ended, environment={"HF_HUB_OFFLINE": "1"}, cpu=cpu)
+        offline = {"HF_HUB_OFFLINE": "1"}
+        return await EngineProcess.start(on_end=self._ended, environment=offline, cpu=cpu, spawn=self._spawn)
 
     def _ended(self, engine: EngineProcess) -> None:
         for place in (self._spare, *self._seats):

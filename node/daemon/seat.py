@@ -28,6 +28,7 @@ from sealring.node.daemon.link_setup import LinkSetup, listen_for_neighbour
 from sealring.node.daemon.plan import EpochPlan, LinkPlan, rdma_devices
 from sealring.node.daemon.prefix_disks import PrefixDisks
 from sealring.node.daemon.rotation import KeyTaker, Rotation, StepGate
+from sealring.node.daemon.supervisor import Child, Spawn
 from sealring.node.link.exchange import Handshakes
 from sealring.node.link.params import LinkParams
 from sealring.node.wire.channel import ChannelEnds, create_channel
@@ -64,6 +65,8 @@ class Surroundings:
     report: Callable[[membership_pb2.MemberMessage], None]
     on_step: Callable[[], None]
     """Called with the first step after a rest."""
+    spawn: Spawn = Child.spawn
+    """Starts carriers."""
 
 
 class Seat:
@@ -200,7 +203,9 @@ class Seat:
             raise unwritable(run_folder, error) from None
         self._folders[plan] = folder
         listener, _ = self.listener(plan)
-        carrier = await CarrierProcess.start(channel, listener, folder=folder, on_fault=on_fault)
+        carrier = await CarrierProcess.start(
+            channel, listener, folder=folder, on_fault=on_fault, spawn=self._around.spawn
+        )
         listener.close()  # the carrier has a copy of it
         return carrier
 

@@ -12,13 +12,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import structlog
 
-from sealring.mesh.clock import awake_clock
+from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
 from sealring.mesh.system.processes import signal_group
 from sealring.mesh.system.starting import starting
@@ -77,7 +77,8 @@ class Child:
         self._on_end: Callable[[], None] | None = on_end
         self._frames = Frames(self._message, self._socket_ended)
         self._loop = asyncio.get_running_loop()
-        self.last_heard = awake_clock()
+        self.clock: Clock = awake_clock
+        self.last_heard = self.clock()
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping: asyncio.Task[int] | None = None
 
@@ -134,6 +135,14 @@ class Child:
         """Whether the child's socket has ended. Nothing can be sent then."""
         return self._frames.closed
 
+    def cpu_seconds(self) -> float | None:
+        """Its processor seconds; None while it waits for a processor, or if unknown."""
+        return cpu_seconds(self.pid)
+
+    def stopped_at(self) -> float | None:
+        """Its processor seconds if a signal or a debugger has stopped it, else None."""
+        return stopped_at(self.pid)
+
     def send(self, body: bytes) -> None:
         """Queues one frame. Raises EpochEnded (CHILD_ENDED) when the child is gone."""
         if self.ended:
@@ -167,7 +176,7 @@ class Child:
         await self._loop.create_connection(lambda: self._frames, sock=ours)
 
     def _message(self, body: bytes) -> None:
-        self.last_heard = awake_clock()
+        self.last_heard = self.clock()
         self._on_message(body)
 
     def _socket_ended(self) -> None:
@@ -209,6 +218,10 @@ class Child:
     def _kill_leftovers(self) -> None:
         """Kills grandchildren: a process group outlives its leader."""
         signal_group(self.pid, signal.SIGKILL)
+
+
+Spawn: TypeAlias = Callable[..., Awaitable[Child]]
+"""Starts a child, as `Child.spawn` does."""
 
 
 class Frames(asyncio.Protocol):
@@ -347,13 +360,15 @@ class Liveness:
 
     async def _run(self, interval: float, deadline: float) -> None:
         while not self._child.ended:
-            sent = awake_clock()
+            sent = self._child.clock()
             self._sequence += 1
             self._child.send(self._ping(self._sequence))
             due, end = sent + min(interval, deadline), sent + deadline
-            seconds, worked_at = cpu_seconds(self._child.pid), sent
-            while (now := awake_clock()) < due or (self._child.last_heard < sent and not self._child.ended):
-                before, seconds = seconds, cpu_seconds(self._child.pid)
+            seconds, worked_at = self._child.cpu_seconds(), sent
+            while (now := self._child.clock()) < due or (
+                self._child.last_heard < sent and not self._child.ended
+            ):
+                before, seconds = seconds, self._child.cpu_seconds()
                 if seconds is None or seconds != before:
                     worked_at = now
                 idle = self._child.last_heard < sent and now >= worked_at + deadline * IDLE_SHARE
@@ -366,7 +381,7 @@ class Liveness:
         looks, seen = 0, -1.0
         while not self._child.ended:
             await asyncio.sleep(LOOK_SECONDS)
-            worked = stopped_at(self._child.pid)
+            worked = self._child.stopped_at()
             # A child that has used CPU since the last look was stopped only for a moment.
             looks = looks + 1 if worked is not None and worked == seen else 0
             seen = -1.0 if worked is None else worked

@@ -20,7 +20,7 @@ async def spawn_slow(name: str, arguments: Sequence[str], **options: Any) -> Chi
 
 
 async def start_slow(cls: type[EngineProcess], **options: Any) -> EngineProcess:
-    started: EngineProcess = await start(cls, spawn=spawn_slow, **options)
+    started: EngineProcess = await start(cls, **(options | {"spawn": spawn_slow}))
     return started
 
 
