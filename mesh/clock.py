@@ -50,29 +50,31 @@ class SteadyClock:
         self._lock = threading.Lock()
         self._zero = wall() - boot()
         self._former = math.nan  # `_zero` before the last step that was believed
-        self._stepped_at: float | None = None
+        self._stepped_at = self._stepped_to = math.nan  # when the clock was set, and its zero since
 
     def __call__(self) -> float:
         with self._lock:
             now, wall = self._boot(), self._wall()
-            step = wall - now - self._zero
+            zero = wall - now
+            step = zero - self._zero
             if abs(step) > STEP_SECONDS:
-                back = abs(wall - now - self._former) <= STEP_SECONDS
-                if not back and not self._lasted(now, step):
+                back = abs(zero - self._former) <= STEP_SECONDS
+                if not back and not self._lasted(now, zero):
                     return now + self._zero
                 self._former = math.nan if back else self._zero
-            if self._stepped_at is not None:
-                self._stepped_at = None
+            if not math.isnan(self._stepped_at):
+                self._stepped_at = self._stepped_to = math.nan
                 log.warning("clock_step_over", believed_seconds=round(step))
-            self._zero += step
+            self._zero = zero
             return wall
 
-    def _lasted(self, now: float, step: float) -> bool:
+    def _lasted(self, now: float, zero: float) -> bool:
         """Whether the clock has shown the new time for BELIEVED_SECONDS."""
-        if self._stepped_at is None:
-            self._stepped_at = now
+        if not abs(zero - self._stepped_to) <= STEP_SECONDS:  # set for the first time, or once more
+            self._stepped_at, step = now, round(zero - self._zero)
             hint = f"this machine's clock was set; if it stays so for {BELIEVED_SECONDS:g} s it is believed"
-            log.warning("clock_stepped", seconds=round(step), hint=hint)
+            log.warning("clock_stepped", seconds=step, hint=hint)
+        self._stepped_to = zero  # which drifts
         return now - self._stepped_at >= BELIEVED_SECONDS
 
 

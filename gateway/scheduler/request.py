@@ -20,11 +20,6 @@ TOKEN_BYTES = 4 << 10
 """Bytes that a token may bring, on the average of its choice: its text, which may have been held back, with
 the log-probabilities of 20 others. The longest tokens of common vocabularies spell 128 bytes."""
 
-FEW_TOKENS = 5
-"""Epochs that bring a first token and no more, for each that counts as an attempt. They bring the answer on,
-and something else may end them soon after they begin. But a request whose decode steps end epochs must not
-end as many as it has tokens."""
-
 CHUNK_BYTES = (1 << 20) + (64 << 10)
 """A sealed chunk, or the log-probabilities of one message: 1 MiB and its padding."""
 
@@ -74,10 +69,9 @@ class Progress:
     `due` is its place among the requests of its key, None before it is queued; `deadline` is the time at
     which it fails unless it runs by then. `started` is whether its client has the `Started` event.
 
-    `attempts` counts the epochs in a row that ended while they computed the request and brought no token of
-    it. `brief` are epochs in a row that brought first tokens and no more: the first of them counts, and every
-    FEW_TOKENS-th. `claimed` are attempts that its client counted elsewhere, under other ids. `earlier_tokens`
-    are the tokens of all choices at the end of the last epoch, and `cached` the prompt tokens that the first
+    `attempts` counts the epochs in a row that ended while they computed the request and brought no more than
+    first tokens; `claimed` are those that its client counted elsewhere, under other ids. `earlier_tokens` are
+    the tokens of all choices at the end of the last epoch, and `cached` the prompt tokens that the first
     productive epoch reused. Of `drafted` tokens `accepted` were right.
     """
 
@@ -86,7 +80,6 @@ class Progress:
     deadline: float = math.inf
     started: bool = False
     attempts: int = 0
-    brief: int = 0
     claimed: int = 0
     earlier_tokens: int = 0
     cached: int = 0
@@ -124,10 +117,7 @@ class Progress:
         if not self.earlier_tokens:
             self.cached = reused
         if self.harmless:
-            self.attempts, self.claimed, self.brief = 1, 0, 0
-        elif self.new_tokens:
-            counts = not self.attempts or self.brief % FEW_TOKENS == FEW_TOKENS - 1
-            self.attempts, self.brief = self.attempts + counts, self.brief + 1
+            self.attempts, self.claimed = 1, 0
         else:
             self.attempts += computed
         self.earlier_tokens += self.new_tokens

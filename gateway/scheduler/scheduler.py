@@ -63,10 +63,10 @@ With 16 texts of 4 MiB they are less than a head takes (node.engine.text.front.M
 OPEN_SPARE = 2
 """How many more of them than can start now: rows of one key are no longer reordered once they are opened."""
 
-MAX_ATTEMPTS = 5
-"""Epochs in a row that may end while they compute a request and bring no token of it: the request may be what
-ends them. An epoch that brings its first token and no more counts as FEW_TOKENS says. Faults hit the same
-prompts fewer times in a row, even on a slow machine."""
+MAX_ATTEMPTS = 8
+"""Epochs in a row that may end while they compute a request and bring no more of it than a prefill does: the
+request may be what ends them. Faults hit the same prompts fewer times in a row: an epoch that brings more
+starts the count again, and by now the coordinator pauses for ten seconds before the next."""
 
 ALONE_ATTEMPTS = 2
 """Attempts after which a request is begun alone, before others, until it has brought more. Later attempts
@@ -592,10 +592,9 @@ def _alone(request: Request) -> bool:
 
 
 def _given_up(request: Request, error: EpochEnded) -> FailedPrecondition:
-    times = max(request.progress.all_attempts, request.progress.brief)
     return FailedPrecondition(
-        f"the ring's epoch ended {times} times in a row while it worked on this request, and brought no more "
-        f"than a token of it each time; the last time {error.message}",
+        f"the ring's epoch ended {request.progress.all_attempts} times in a row while it worked on this "
+        f"request, and brought no more than a token of it each time; the last time {error.message}",
         hint="the request may be what ends it: do not send it again before the operator has found the cause",
         reason="REQUEST_GIVEN_UP",
     )

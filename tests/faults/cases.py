@@ -76,10 +76,10 @@ DISK = [
 CACHE = [case("decode", f"cache {how} 1") for how in ("full", "readonly", "slow", "damaged")]
 """The disk on which a member stores prefixes, as a prompt is asked for that is on it."""
 CLOCK = [
-    case("decode", f"clock {part} {step} 8")
+    case("decode", f"clock {part} {step} {seconds}")
     for part in ("coordinator", "daemon 1", "gateway")
-    for step in ("+3600", "-3600")
-] + [case("decode", "clock gateway +3600 100")]
+    for step, seconds in (("+3600", 8), ("-3600", 8), ("+3600", 100))
+]
 """For seconds, and for longer than until the wrong time is believed."""
 STARTS = [
     *(case("decode", f"taken {part} 4") for part in ("coordinator", "daemon 1", "gateway")),

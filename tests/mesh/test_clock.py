@@ -3,6 +3,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from sealring.mesh.clock import BELIEVED_SECONDS, AwakeClock, PausableClock, SteadyClock
@@ -79,6 +81,33 @@ def test_a_clock_that_comes_back_to_what_it_showed_before_is_followed_at_once() 
     assert machine.shown(after=40) == 3600
     assert machine.shown(step=-3600) == 0
     assert machine.shown(step=3600) == 0, "that time was wrong"
+
+
+def test_a_clock_that_is_set_again_and_again_is_believed_a_minute_after_the_last_time() -> None:
+    machine = Machine()
+    assert machine.shown(step=3600) == 0
+    assert machine.shown(after=BELIEVED_SECONDS - 1, step=3600) == 0
+    assert machine.shown(after=BELIEVED_SECONDS - 1) == 0, "7200 s were shown for less than a minute"
+    assert machine.shown(step=-10800) == 0
+    assert machine.shown(after=BELIEVED_SECONDS - 1) == 0
+    assert machine.shown(after=1) == -3600
+
+
+@given(st.lists(st.tuples(st.floats(0, 90), st.sampled_from((-7200, -3600, 0, 0, 3600, 7200))), max_size=20))
+def test_a_time_is_believed_once_it_was_shown_for_a_minute_or_had_been_believed(
+    looks: list[tuple[float, int]],
+) -> None:
+    """Seconds between looks at a clock, and by how many it is set meanwhile."""
+    machine = Machine()
+    ahead, since, believed, former = 0, machine.running, 0, 0
+    for after, step in looks:
+        shown = round(machine.shown(after=after, step=step))
+        if step:
+            ahead, since = ahead + step, machine.running
+        lasted = machine.running - since >= BELIEVED_SECONDS
+        assert shown in ({ahead} if lasted else {believed, former})
+        if shown != believed:
+            believed, former = shown, believed
 
 
 def test_drift_is_followed_at_once() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requestkit import with_progress
 
+from sealring.coordinator.rings.epochs import FIRST_BACKOFF, LAST_BACKOFF
 from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
@@ -24,11 +25,12 @@ from sealring.gateway.scheduler.actions import (
 from sealring.gateway.scheduler.budget import MANY
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.planner import EXTENSION
-from sealring.gateway.scheduler.request import FEW_TOKENS, TOKEN_BYTES, Request
+from sealring.gateway.scheduler.request import TOKEN_BYTES, Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, OPEN_AHEAD, OPEN_BYTES, Scheduler
 from sealring.mesh.errors import EpochEnded, Internal, InvalidInput
 from sealring.mesh.ring.composition import Composition
 from sealring.mesh.ring.spread import round_seconds
+from sealring.mesh.rpc.reach import Backoff
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -612,29 +614,34 @@ def test_what_ends_every_epoch_is_given_up_and_nothing_else(
     driver.done(9)
     for number in range(10):
         driver.ask("poison" if number == place else f"r{number}", prompt=200, max_tokens=60)
-    ended = {"prefill": MAX_ATTEMPTS, "decode": (MAX_ATTEMPTS - 1) * FEW_TOKENS}[kind]
-    assert ends_epochs(driver, kind) == ended
+    assert ends_epochs(driver, kind) == MAX_ATTEMPTS
     assert driver.failed == {"poison": "REQUEST_GIVEN_UP"}
     assert len(driver.finished) == 10
     fail = next(action for action in driver.actions if isinstance(action, Fail))
-    assert f"{ended} times" in fail.error.message
+    assert f"{MAX_ATTEMPTS} times in a row" in fail.error.message
+    assert "no more than a token of it each time" in fail.error.message
 
 
-def test_an_answer_goes_on_over_short_epochs_that_bring_a_token_each() -> None:
+def test_an_answer_goes_on_over_short_epochs_of_which_some_bring_more_than_a_token() -> None:
     """Something else ends them, soon after each begins."""
     driver = Driver(1)
-    driver.ask("slow", max_tokens=2 * MAX_ATTEMPTS)
-    for _ in range(2 * MAX_ATTEMPTS - 1):
-        driver.done()
+    driver.ask("slow", max_tokens=3 * MAX_ATTEMPTS)
+    for steps in (*[1] * (MAX_ATTEMPTS - 1), 3, *[1] * (MAX_ATTEMPTS - 2), 3):
+        driver.done(steps)
         driver.lose()
         driver.attach()
     driver.finish()
-    assert driver.finished == {"slow": 2 * MAX_ATTEMPTS}
+    assert driver.finished == {"slow": 3 * MAX_ATTEMPTS}
+
+
+def test_a_request_outlives_epochs_that_something_ends_at_once_for_20_seconds() -> None:
+    pauses = Backoff(FIRST_BACKOFF, LAST_BACKOFF, spread=0.0)
+    assert sum(pauses.after(0.8) for _ in range(MAX_ATTEMPTS - 1)) > 20
 
 
 def test_what_a_client_says_of_earlier_attempts_counts_and_makes_nobody_wait() -> None:
     driver = Driver(1)
-    for name, claimed in (("first", 4), ("second", 3), ("third", 0)):
+    for name, claimed in (("first", MAX_ATTEMPTS - 1), ("second", MAX_ATTEMPTS - 2), ("third", 0)):
         driver.prompts[name] = 10
         request = Request(name, "", 8, inference.Envelope(sealed=b"s"))
         with_progress(request, claimed=claimed)
