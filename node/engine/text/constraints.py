@@ -99,7 +99,7 @@ class _Writer:
         )
         self._spelt = {name for name, token in self._special.items() if token not in silent}
         self._chat = chat
-        self._rules = ["FREE: /(?s:.*)/", "SPACE: /[ \\n]{1,4}/"]
+        self._rules = ["FREE: /(?s:.*)/", "SPACE: /[ \\n]{1,4}/", "BREAKS: /\\n{1,4}/"]
 
     def grammar(self, prompt: inference.Prompt, said: str, *, calls: bool) -> str:
         final = self._literal(self._form.final)
@@ -107,7 +107,7 @@ class _Writer:
             start = "rest_of_call" if self._chat.one_call else "rest_of_call (SPACE? call)*"
             self._add_calls()
         elif prompt.schema:
-            start = f"{self._thoughts(said)} SPACE? answer"
+            start = f"{self._thoughts(said, held=True)} answer"
             self._rules.append(f"answer: schema{' | call (SPACE? call)*' if calls else ''}")
             self._rules.append(
                 f"schema: {final} {as_json(closed(parse_json_object(prompt.schema, 'response_format')))}"
@@ -124,8 +124,9 @@ class _Writer:
             self._add_calls()
         return "\n".join([f"start: {start}", *self._rules])
 
-    def _thoughts(self, said: str) -> str:
-        """The rest of the thoughts if the model is thinking already; else it may think first."""
+    def _thoughts(self, said: str, *, held: bool = False) -> str:
+        """The rest of the thoughts if the model is thinking already; else it may think first. With `held`
+        line breaks may follow, which no answer has."""
         if self._form.thinking is None:
             return ""
         begin, end = self._form.thinking
@@ -133,9 +134,10 @@ class _Writer:
             self._rules.append(thought_rule(self._budget, self._special[end]))
         else:
             self._add_up_to("thought", end)
+        thought = "thought BREAKS?" if held else "thought"
         if said.rfind(begin) > said.rfind(end):
-            return "thought"
-        return f"(SPACE? {self._literal(begin)} thought)?"
+            return thought
+        return f"({'' if held else 'SPACE?'} {self._literal(begin)} {thought})?"
 
     def _add_up_to(self, rule: str, marker: str) -> None:
         """Adds a rule for free text and the marker that ends it: a token, and spelt out where that counts."""

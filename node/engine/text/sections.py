@@ -27,6 +27,29 @@ _HEADERS = (OPEN, "<|", "to=", " to=")
 """What the header of an answer's first message begins with."""
 
 
+def _one_of(*words: str) -> str:
+    """Matches each word, and at the end of the text what begins one."""
+    begun = (word[:length] for word in words for length in range(len(word) - 1, 0, -1))
+    return rf"(?:{'|'.join(words)}|(?:{'|'.join(begun)})\Z)"
+
+
+_AFTER = {
+    "end": "",
+    "eom": "",
+    "start": _one_of("assistant"),
+    "channel": _one_of("analysis", "commentary", "final"),
+    "constrain": r"\w+",
+}
+"""What stands behind each mark of a header."""
+
+_MARKED = "|".join(rf"{OPEN}?<\|{mark}\|>{CLOSE}?(?:\s*{word})?" for mark, word in _AFTER.items())
+_MARKS = re.compile(rf"(?:\s*(?:{_MARKED}))*")
+_HEADER = re.compile(
+    rf"(?:\s*(?:{_MARKED}|to=[\w.-]*))*(?:\s+{_one_of('json', 'code')}(?=\s*\Z)|\s*(?:to?)\Z)?\s*"
+)
+"""What a message's header may consist of, whole or so far."""
+
+
 @dataclass(frozen=True)
 class Format:
     """How one model marks reasoning and calls: the beginning and the end of each. A call may have no end."""
@@ -168,6 +191,8 @@ class Sections:
         told = self._tell(piece, parsed)
         if self._stops.stopped:
             return False, told
+        if self._state == "header" and self._is_no_header(marker):
+            return True, told
         if self._state == "call" and (marker or self._finish):
             told += self._close_message(parsed, cut=not marker)
         if marker:
@@ -185,17 +210,32 @@ class Sections:
         self._stray = False
         return False
 
+    def _is_no_header(self, marker: str) -> bool:
+        """Goes on in a message whose header is none: what follows its marks is what the model says."""
+        header = self._header
+        if not header or (_HEADER.fullmatch(header) and (marker or not self._finish or "<|" in header)):
+            return False
+        marks = _MARKS.match(header)
+        self._header = header[: marks.end()] if marks is not None else ""
+        self._held = header[len(self._header) :] + marker + self._held
+        self._begin_message()
+        return True
+
+    def _begin_message(self) -> None:
+        tools = self._schemas if self._reader is None else ()  # else a call has marks of its own
+        self._state, self._called = section_of(unmarked(self._header), tools)
+        self._header, self._begins, self._new_line = "", True, True
+
     def _pass(self, marker: str) -> None:
         after = self._edges[self._state].get(marker, "start")
         if after in ("call", "bare", "start"):
             self._begin_call(marker, after)
             return
         if self._state == "header":
-            tools = self._schemas if self._reader is None else ()  # else a call has marks of its own
-            after, self._called = section_of(self._header, tools)
-            self._header = ""
-        elif after == "header":
-            self._header = unmarked(marker)
+            self._begin_message()
+            return
+        if after == "header":
+            self._header = marker
         self._state, self._begins, self._new_line = after, True, True
 
     def _next(self, *, final: bool) -> tuple[int, str]:
@@ -231,7 +271,7 @@ class Sections:
             self._content.append(unmarked(piece))
             return ""
         if self._state == "header":
-            self._header += unmarked(piece)
+            self._header += piece
             return ""
         text = unmarked(_NAMED.sub("", piece))
         if self._begins:  # models set markers on lines of their own

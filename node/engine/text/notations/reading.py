@@ -41,7 +41,10 @@ _SLOT = re.compile(r"(%s|#|```json|```|\s+)")
 _JSON_TEXT = r'(?P<open>")'
 _JSON_END = re.compile(r'\\.|(?P<close>")', re.DOTALL)
 _FIRST = re.compile(r'[\[\s]*(?:\Z|\{\s*(?:\Z|\}|"(?P<key>[^"]*)(?P<whole>"?)))')
-_KEYS = ("name", "arguments", "parameters", "args", "function", "type", "id", "tool_name", "tool_call_id")
+_GIVEN = ("arguments", "parameters", "args")
+_KEYS = ("name", *_GIVEN, "function", "type", "id", "index", "tool_name", "tool_call_id")
+_ID = r"(?P<id>[\w.-]*)"
+_TYPES = "(?:string|integer|number|boolean|array|object|null)"
 _BRACES = re.compile(r"[\s}]*+")
 _MOST = 32  # levels of objects and arrays
 
@@ -102,7 +105,7 @@ class Reader:
         """Matches a text whose blanks and fences may be missing, with a group for the name in it."""
         kinds = {
             "%s": f"(?P<name>{name})",
-            "#": r"(?P<id>[\w.-]*)",
+            "#": _ID,
             "```json": "(?:```(?:json)?)?",
             "```": "(?:```)?",
         }
@@ -141,12 +144,20 @@ def _objects(text: str, *, keyed: bool = False) -> Iterator[Written]:
         if inner is not None and isinstance(inner.value, dict):
             found |= members(inner.text, 0)[0]
         name = _first(found, "name", "tool_name", "function")
-        given = _first(found, "arguments", "parameters", "args")
+        given = _first(found, *_GIVEN)
         if name is None or not isinstance(name.value, str):
+            raise ValueError
+        if given is None and not found.keys() <= set(_KEYS):  # whose members may be the arguments
             raise ValueError
         identity = _first(found, "id")
         given_id = identity.value if identity is not None and isinstance(identity.value, str) else ""
         yield Written(name.value, arguments_of(given), given_id)
+
+
+def _put(found: dict[str, Tree], key: str, value: Tree) -> None:
+    """Raises ValueError where the key has a value: nothing says which of both is meant."""
+    if found.setdefault(key, value) is not value:
+        raise ValueError
 
 
 def _first(found: Mapping[str, Member], *names: str) -> Member | None:
@@ -209,7 +220,8 @@ class PieceReader(Reader):
     def _opening(self, form: str, *, groups: bool = True) -> str:
         pad = r"\n?" if form.endswith("\n") else ""
         found = self._pattern(form.strip(), KEY)
-        return (found if groups else found.replace("(?P<name>", "(?:").replace("(?P<id>", "(?:")) + pad
+        found = found.replace(_ID, _TYPES)
+        return (found if groups else found.replace("(?P<name>", "(?:")) + pad
 
     def _ending(self, form: str) -> str:
         return (r"\n?" if form.startswith("\n") else "") + self._pattern(form.strip(), None)
@@ -226,7 +238,7 @@ class PieceReader(Reader):
                 if end is None:
                     raise ValueError
                 said = unmarked(text[found.end() : end.start()])
-                arguments[self._plain(found["name"])] = self._value(said, kind)
+                _put(arguments, self._plain(found["name"]), self._value(said, kind))
                 at = end.end()
             at = skip(text, at)
             if self.bare_end and (closed := self.call_end.match(text, at)) is not None:
@@ -287,7 +299,8 @@ class FlatReader(Reader):
                 key, at = named[1].strip(), named.end()
             else:
                 raise ValueError
-            found[key], at = self._any(text, at, level)
+            value, at = self._any(text, at, level)
+            _put(found, key, value)
             at = self._on(text, at, "}")
         return found, at + 1
 
@@ -340,17 +353,19 @@ class NestedReader(Reader):
             head = self._head(text, at)
             inner, at = self._element(text, head.end(), "invoke", 0)
             at = skip(text, at)
+            if isinstance(inner, Raw) and inner.text.strip():
+                raise ValueError
             yield Written(head["name"], inner if isinstance(inner, dict) else {})
 
     def _element(self, text: str, at: int, name: str, level: int) -> tuple[Tree, int]:
-        """What is in an element from behind its tag."""
+        """What is in an element from behind its tag: a text, or elements and blanks between them."""
         if level == _MOST:
             raise ValueError
-        found: list[tuple[str, Tree]] = []
-        start = at
+        found, said, start = list[tuple[str, Tree]](), False, at
         while (tag := self._tag.search(text, at)) is not None:
+            said = said or bool(text[at : tag.start()].strip())
             if tag[1]:
-                if tag[2] != name:
+                if tag[2] != name or (found and said):
                     raise ValueError
                 return _element(found, unmarked(text[start : tag.start()])), tag.end()
             inner, at = self._element(text, tag.end(), tag[2], level + 1)
@@ -363,7 +378,10 @@ def _element(found: list[tuple[str, Tree]], text: str) -> Tree:
         return Raw(text)
     if len(found) > 1 and all(name == "item" for name, _ in found):
         return [one for _, one in found]
-    return dict(found)
+    members_: dict[str, Tree] = {}
+    for name, one in found:
+        _put(members_, name, one)
+    return members_
 
 
 class PythonReader(Reader):
@@ -393,7 +411,7 @@ class PythonReader(Reader):
                 if name is None:
                     raise ValueError
                 said, at = python_value(text, name.end(), escapes=self._escapes)
-                arguments[name[1]] = Raw(said, "json")
+                _put(arguments, name[1], Raw(said, "json"))
                 at = skip(text, at)
                 at = skip(text, at + 1) if text[at] == "," else at
             at = skip(text, at + 1)

@@ -162,6 +162,26 @@ def test_what_is_none_cannot_be_read(notation: str, text: str) -> None:
     assert found is None or keyed
 
 
+M3 = "]<]minimax[>["
+
+
+@pytest.mark.parametrize(
+    ("notation", "text"),
+    [
+        ("json_tools", '{"name": "look", "argumnets": {"at": "x"}}'),
+        ("json_tools", '{"name": "look", "at": "x"}'),
+        ("seed", "<function=look><parameter=at>x</parameter><parameter=at>y</parameter></function>"),
+        ("gemma4", 'call:look{at:<|"|>x<|"|>,at:<|"|>y<|"|>}'),
+        ("pythonic", "[look(at='x', at='y')]"),
+        ("minimax_m3", f'{M3}<invoke name="look">{M3}<at>x{M3}</at>{M3}<at>y{M3}</at>{M3}</invoke>'),
+        ("minimax_m3", f'{M3}<invoke name="look">x{M3}</invoke>'),
+        ("minimax_m3", f'{M3}<invoke name="look">{M3}<at>x{M3}</at> so {M3}</invoke>'),
+    ],
+)
+def test_what_would_lose_a_part_of_what_is_written_is_no_call(notation: str, text: str) -> None:
+    assert read_calls(reader_of(notation, NONE), text, TOOLS) is None
+
+
 @pytest.mark.parametrize(
     "arguments", ['{"at": "\\ud800"}', '{"at": 1e999}', '{"at": NaN}', '{"at":' * 40 + "1" + "}" * 40]
 )

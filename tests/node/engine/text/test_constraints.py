@@ -124,6 +124,21 @@ def test_a_schema_begins_after_thinking() -> None:
     assert takes(special, 'so<|user|>{"n": 1}', '{"n": 1}') == [True, False]
 
 
+def test_what_a_schema_holds_begins_without_blanks() -> None:
+    """But for line breaks behind thoughts, which the answer does not have."""
+    prompt = prompt_with(schema=True, strict=False)
+    for tools in (1, 0):
+        del prompt.chat.tools[tools:]
+        for said in ("", "<think>\n\n</think>\n\n"):
+            grammar = grammar_of(prompt, HERMES, dict, said)
+            blank = [f'{blanks}{{"n": 1}}' for blanks in ("", "\n", " ", "\n\n\n\n")]
+            assert takes(grammar, *blank) == [True, False, False, False]
+        grammar = grammar_of(prompt, HERMES, dict, "<think>\n")
+        assert takes(grammar, *(f"hm</think>{one}" for one in blank)) == [True, True, False, True]
+        plain = grammar_of(prompt, Format(call=HERMES.call, name=HERMES.name), dict, "")
+        assert takes(plain, *blank) == [True, False, False, False]
+
+
 @pytest.mark.parametrize("required", [True, False])
 def test_a_marker_is_taken_as_a_token_and_held_to_as_a_text(
     marking: tuple[Tokenizer, Grammars], required: bool

@@ -180,6 +180,14 @@ def test_messages_of_gpt_oss_are_told_by_their_headers(data: st.DataObject) -> N
         (" to=functions.look<|channel|>commentary json<|message|>{}", ("", "", [("look", {})])),
         (text, ("It is <|x|>.", "", [])),
         ("<|channel|>final", ("", "", [])),
+        (f"{THOUGHT}<|end|>So it is.", ("So it is.", "hm <b>", [])),
+        (f"{THOUGHT}{start}", ("", "hm <b>", [])),
+        (f"{THOUGHT}{start} is what I am.{start}{text}", (" is what I am.It is <|x|>.", "hm <b>", [])),
+        ("<|channel|>final It is.", (" It is.", "", [])),
+        ("<|channel|>analysis I see.<|end|>Yes<|message|>!", ("Yes!", " I see.", [])),
+        ("<|channel|>anagram", ("anagram", "", [])),
+        (" to=Paris", (" to=Paris", "", [])),
+        ("<|channel|>final json is it", (" json is it", "", [])),
     ):
         said = marked(whole)
         cuts = sorted(data.draw(st.sets(st.integers(1, len(said) - 1))))

@@ -66,6 +66,10 @@ def special(notation: Notation) -> frozenset[str]:
     )
 
 
+def tokens_of(name: str) -> frozenset[str]:
+    return frozenset(HARMONY) if name == "harmony" else special(NOTATIONS[name])
+
+
 class Drawn:
     """Random tools and calls of them that a notation can hold."""
 
@@ -208,17 +212,20 @@ def read(sections: Sections, text: str, choices: random.Random) -> tuple[str, st
         piece, beside = sections.take(text[at : at + size], finish)
         told, at = told + piece, at + size
         if beside is not None:
-            parsed.MergeFrom(beside)
+            parsed.reasoning += beside.reasoning
+            parsed.tool_calls.extend(beside.tool_calls)
     return told, parsed.reasoning, [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls]
+
+
+def form_of(name: str) -> Format:
+    notation = NOTATIONS[name]
+    final = "<|channel|>final<|message|>" if name == "harmony" else ""
+    return Format(("<think>", "</think>"), (notation.begin, notation.end), name, final)
 
 
 def one(name: str, number: int, *, tokens: bool) -> None:
     notation = NOTATIONS[name]
-    names = (
-        special(notation) | (frozenset(HARMONY) if name == "harmony" else frozenset())
-        if tokens
-        else frozenset()
-    )
+    names = tokens_of(name) if tokens else frozenset[str]()
     drawn, choices = Drawn(f"{name} {number}", notation, tokens=tokens), random.Random(number)
     tools = ["look", "mcp.f-g", "a_b.c"][: choices.randint(1, 3)]
     made = [drawn.call(tool) for tool in tools]
@@ -229,8 +236,7 @@ def one(name: str, number: int, *, tokens: bool) -> None:
             for tool, (_, schema) in zip(tools, made, strict=True)
         ]
     )
-    final = "<|channel|>final<|message|>" if name == "harmony" else ""
-    form = Format(("<think>", "</think>"), (notation.begin, notation.end), name, final)
+    form = form_of(name)
     text = said(name, calls, names)
     told, thought, found = read(Sections(form, names, chat), text, choices)
     assert [(called, arguments) for called, arguments in found] == calls, text
@@ -244,6 +250,34 @@ def test_what_a_template_writes_is_read_byte_for_byte(name: str, tokens: bool) -
         tokens = True
     for number in range(CALLS // 2):
         one(name, number, tokens=tokens)
+
+
+def lost(name: str, number: int, *, tokens: bool) -> None:
+    """Words stand anywhere in thoughts, calls and text, and each is in what comes out."""
+    choices = random.Random(number)
+    names = tokens_of(name) if tokens else frozenset[str]()
+    calls: list[Call] = [("look", {"at": "x", "n": {"k": ["y"]}}), ("a_b.c", {}), ("look", {"at": ""})]
+    made = said(name, calls[choices.randrange(3) :][: 1 if name in ONE_CALL else 2], names)
+    if name == "harmony":
+        made = marked(f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{made}", names)
+    made = f"<think>\nhm</think>I look.\n{made}\nDone." if name != "harmony" else made
+    parts, words = re.split(r"(\ufdd0[^\ufdd1]*\ufdd1|\W)", made), []
+    for at in range(choices.randint(1, 3)):
+        words.append(f"w{at}w")
+        parts.insert(
+            choices.randint(0, len(parts)), choices.choice(["{}", " {}", '"{}"', "{}\n"]).format(words[-1])
+        )
+    chat = inference.Chat(tools=[inference.Tool(name=one) for one in ("look", "a_b.c")])
+    text = "".join(parts)
+    told, thought, found = read(Sections(form_of(name), names, chat), text, choices)
+    there = f"{told} {thought} {json.dumps(found)}"
+    assert [word for word in words if word not in there] == [], (text, told, thought, found)
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_no_word_of_an_answer_is_lost(name: str) -> None:
+    for number in range(CALLS):
+        lost(name, number, tokens=bool(number % 2) or name == "harmony")
 
 
 @pytest.mark.sweep
