@@ -1,0 +1,642 @@
+"""The double of an engine process: real compositions and accounts, over a model that is a function."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from simulatedchild import SimulatedChild
+from simulatedfront import SimulatedFront
+from simulatedmodel import EMPTY, END, SimulatedModel, after, packed, unpacked
+from simulatedrows import Parameters, parameters_in
+from wires import Served
+
+from sealring.mesh.errors import (
+    Conflict,
+    DeadlineExceeded,
+    EpochEnded,
+    FailedPrecondition,
+    Internal,
+    InvalidInput,
+    ModelError,
+    ResourceExhausted,
+    SealringError,
+)
+from sealring.mesh.ring.composition import (
+    Adopting,
+    Chunk,
+    Composition,
+    Dropping,
+    Eviction,
+    Keeping,
+    Origin,
+    ResolvedStep,
+    Restoring,
+)
+from sealring.mesh.rpc.problem import to_problem
+from sealring.node.engine.allowance import Account, Allowance
+from sealring.node.engine.receipts import Sampled, bring
+from sealring.node.wire.channel import Kind, RecordHeader
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import trace_pb2
+
+if TYPE_CHECKING:
+    from children import Channel, Children
+
+_START_SECONDS = 0.5
+_RECORD_SECONDS = 120.0
+_PROGRESS = 4
+
+
+class SimulatedEngine:
+    """One engine: what `node/engine/main.py` and `epoch.py` do, one event after the other."""
+
+    def __init__(self, child: SimulatedChild, children: Children, handoff: int) -> None:
+        self.child, self.children, self.host = child, children, children.host
+        self._wires = children.wires
+        self._handoff = socket.socket(fileno=os.dup(handoff))
+        self._handoff.setblocking(False)
+        self._stage: Stage | None = None
+        self._loading = False
+        self._epoch: Epoch | None = None
+        self._front: SimulatedFront | None = None
+        self._kept: dict[Origin, list[bytes]] = {}
+        self._ring = ""
+
+    def begin(self) -> None:
+        ready = engine.EngineReady(memory_limit=self.children.memory, overhead=1 << 20, longest_chunk=256)
+        self.child.later(_START_SECONDS, lambda: self.says(ready=ready))
+
+    def gone(self) -> None:
+        if self._epoch is not None:
+            self._epoch.leave()
+        self._handoff.close()
+
+    def vanish(self) -> None:
+        if self._epoch is not None:
+            self._epoch.served.open = False
+        self._handoff.close()
+
+    def says(self, **event: object) -> None:
+        """Sends the daemon an event."""
+        self.child.says(engine.EngineEvent(**event).SerializeToString())
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it holds."""
+        stage = self._stage
+        if stage is None:
+            return 0
+        held = self._epoch.kv_bytes if self._epoch is not None else 0
+        return stage.weight_bytes + held + stage.per_token * sum(len(one) - 1 for one in self._kept.values())
+
+    # Commands
+
+    def take(self, body: bytes) -> None:
+        command = engine.EngineCommand.FromString(body)
+        kind = command.WhichOneof("command")
+        epoch = self._epoch
+        if kind == "step":
+            if epoch is not None:
+                epoch.announce(command.step)
+        elif kind == "open_row":
+            self._open_row(command.open_row)
+        elif kind == "ping":
+            self._pong(command.ping.sequence)
+        elif kind == "discard":
+            if self._front is not None and epoch is not None:
+                self._front.discard(command.discard.row)
+        elif kind == "recall":
+            if epoch is not None and command.recall.chain:
+                self.says(recalled=control.Recalled(number=command.recall.number))
+        elif kind == "sign":
+            if epoch is not None:
+                digests = epoch.sampled.digests(command.sign.row, command.sign.tokens)
+                self.says(digests=digests)
+        elif kind == "open_epoch":
+            self._guarded(command.open_epoch.id, partial(self._open_epoch, command.open_epoch))
+        elif kind == "close_epoch":
+            self._close_epoch(command.close_epoch.id)
+        elif kind == "join":
+            refused = EpochEnded("simulated engines form no group", reason=EpochEnded.no_group)
+            self._problem(command.join.id, refused)
+        elif kind == "load":
+            self._guarded(command.load.id, partial(self._load, command.load))
+        elif kind == "profile":
+            self.child.later(
+                0.2, partial(self._guarded, command.profile.id, partial(self._profile, command.profile))
+            )
+        elif kind == "trace":
+            if epoch is None:
+                self._problem(command.trace.id, FailedPrecondition("no epoch is open", reason="NO_EPOCH"))
+            else:
+                taken = engine.TraceTaken(id=command.trace.id, trace=trace_pb2.ProcessTrace())
+                self.says(trace=taken)
+        elif kind == "shutdown":
+            self.child.exit(0)
+
+    def _guarded(self, number: int, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except SealringError as error:
+            self._problem(number, error)
+
+    def _problem(self, number: int, error: Exception) -> None:
+        self.says(problem=engine.EngineProblem(id=number, problem=to_problem(error)))
+
+    def _pong(self, sequence: int) -> None:
+        epoch = self._epoch
+        if epoch is not None:
+            epoch.check_patience()
+        pong = engine.EnginePong(
+            sequence=sequence,
+            steps=epoch.served.steps if epoch is not None else 0,
+            memory=self.memory,
+            step_us=round(1e6 * self._stage.model.seconds(1, 1, self._stage.share)) if self._stage else 0,
+        )
+        self.says(pong=pong)
+
+    def _profile(self, asked: engine.ProfileModel) -> None:
+        model = self.children.model(asked.path)
+        if model is None or asked.draft or asked.ranks > 1:
+            raise ModelError("the simulated machine has no such model", reason="MODEL_CORRUPT")
+        profiled = engine.ModelProfiled(id=asked.id)
+        if not asked.hi:
+            profiled.profile.CopyFrom(model.profile())
+        self.says(profiled=profiled)
+
+    def _load(self, asked: engine.LoadStage) -> None:
+        model = self.children.model(asked.path)
+        if model is None or model.digest != asked.digest:
+            raise ModelError("the folder has another model", reason="DIGEST_MISMATCH")
+        if asked.ranks > 1 or self._stage is not None:
+            raise Conflict("the engine has loaded its stage")
+        self._loading = True
+        fault = self.children.load
+        stage = Stage(model, asked)
+        seconds = model.load_seconds * stage.share * fault.factor
+        for part in range(1, _PROGRESS):
+            done = engine.LoadProgress(id=asked.id, fraction=part / _PROGRESS)
+            self.child.later(seconds * part / _PROGRESS, partial(self.says, progress=done))
+        self.child.later(seconds, partial(self._loaded, stage))
+
+    def _loaded(self, stage: Stage) -> None:
+        fault = self.children.load
+        self._loading = False
+        if fault.killed:
+            self.child.exit(-signal.SIGKILL)
+        elif fault.error is not None:
+            self._problem(stage.asked.id, fault.error)
+        elif stage.weight_bytes > self.children.memory:
+            error = ResourceExhausted("the stage does not fit into memory", reason="OUT_OF_MEMORY")
+            self._problem(stage.asked.id, error)
+        else:
+            self._stage = stage
+            if stage.is_head:
+                self._front = SimulatedFront(stage.model, stage.asked.context, self)
+            self.says(loaded=stage.message())
+
+    def _open_epoch(self, asked: engine.OpenEngineEpoch) -> None:
+        if self._epoch is not None:
+            raise Conflict("an epoch is open", reason="EPOCH_OPEN", hint="close it first")
+        if self._loading:
+            raise Conflict("a stage is being loaded", reason="STAGE_LOADING")
+        stage = self._stage
+        if stage is None:
+            raise FailedPrecondition("no stage is loaded", reason="NO_STAGE", hint="load one first")
+        if (stage.is_head, stage.is_tail) != (asked.rank == 0, asked.rank == asked.size - 1):
+            raise InvalidInput("the layers do not fit the rank", reason="BAD_RANK")
+        channel = None
+        if asked.size > 1:
+            self._receive_channel(asked.epoch)
+            channel = self.children.channel(asked.ring, asked.epoch)
+        if asked.ring != self._ring:
+            self._kept.clear()
+        self._ring = asked.ring
+        names = self._front.begin_epoch(sorted(self._kept)) if self._front is not None else {}
+        kept = []
+        for origin in sorted(self._kept):
+            regular, ends = names.get(origin, (b"", b""))
+            kept.append(control.KeptPrefix(**origin._asdict(), names=regular, ends=ends))
+        served = Served(self.host, asked.ring, asked.epoch, asked.rank, asked.size)
+        earlier, self._kept = self._kept, {}
+        self._epoch = Epoch(self, stage, asked, channel, served, earlier, self._front)
+        self._wires.opened(served)
+        if channel is not None:
+            channel.open(self)
+        self.says(epoch_opened=engine.EpochOpened(id=asked.id, kept=kept))
+
+    def _receive_channel(self, epoch: int) -> None:
+        """Takes the descriptors of the data channel, which nobody uses. Raises Internal (NO_CHANNEL)."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                message, descriptors, _, _ = socket.recv_fds(self._handoff, 64, 4)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                if message == str(epoch).encode() and len(descriptors) == 4:
+                    return
+                if not message:
+                    break
+        raise Internal(f"the data channel of epoch {epoch} did not come", reason="NO_CHANNEL")
+
+    def _open_row(self, asked: engine.OpenEngineRow) -> None:
+        if self._front is None or self._epoch is None or self._epoch.over:
+            error = FailedPrecondition("this member is not the head of an open epoch", reason="NOT_HEAD")
+            self.says(refused=control.RowRefused(row=asked.row, problem=to_problem(error)))
+        else:
+            self._front.open(asked)
+
+    def _close_epoch(self, number: int) -> None:
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            self._kept = epoch.leave()
+        if self._front is not None:
+            self._front.close_rows()
+        self.says(epoch_closed=engine.EpochClosed(id=number))
+
+    # Its data channel
+
+    def arrived(self, channel: Channel, header: RecordHeader, payload: bytes) -> None:
+        """The carrier has delivered a record."""
+        if self._epoch is not None and self._epoch.channel is channel:
+            self._epoch.arrived(header, payload)
+
+    def channel_closed(self, channel: Channel) -> None:
+        """The carrier is gone."""
+        if self._epoch is not None and self._epoch.channel is channel:
+            self._epoch.fail(EpochEnded("the data channel was closed"))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that is loaded."""
+
+    model: SimulatedModel
+    asked: engine.LoadStage
+
+    @property
+    def is_head(self) -> bool:
+        return self.asked.lo == 0
+
+    @property
+    def is_tail(self) -> bool:
+        return self.asked.hi == self.model.layers
+
+    @property
+    def share(self) -> float:
+        return (self.asked.hi - self.asked.lo) / self.model.layers
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.model.stage_bytes(self.asked.lo, self.asked.hi)
+
+    @property
+    def per_token(self) -> int:
+        return (self.asked.hi - self.asked.lo) * self.model.kv_bytes_per_token
+
+    @property
+    def per_row(self) -> int:
+        return (self.asked.hi - self.asked.lo) * self.model.row_bytes
+
+    def message(self) -> engine.StageLoaded:
+        return engine.StageLoaded(
+            id=self.asked.id,
+            weight_bytes=self.weight_bytes,
+            kv_bytes_per_token=self.per_token,
+            kv_bytes_per_row=self.per_row,
+            prefixes=control.PREFIX_SUPPORT_ANY,
+            times=self.model.times(self.share, self.asked.max_rows, self.asked.prefill_chunk),
+        )
+
+
+@dataclass
+class _Row:
+    """A row's cache, and what the tail samples it by."""
+
+    states: list[bytes]
+    parameters: Parameters | None = None
+
+
+class Epoch:
+    """One epoch on one member: steps are announced, wait for their records, and are computed in order."""
+
+    def __init__(
+        self,
+        owner: SimulatedEngine,
+        stage: Stage,
+        asked: engine.OpenEngineEpoch,
+        channel: Channel | None,
+        served: Served,
+        earlier: dict[Origin, list[bytes]],
+        front: SimulatedFront | None,
+    ) -> None:
+        self.owner, self.channel, self.served = owner, channel, served
+        self.over = False
+        self.sampled = Sampled()
+        self._stage, self._model, self._front = stage, stage.model, front
+        self._number, self._size = asked.epoch, asked.size
+        self._composition = Composition(
+            epoch=asked.epoch, max_rows=asked.max_rows, prefill_chunk=asked.prefill_chunk
+        )
+        allowance = Allowance(stage.per_token, stage.per_row, asked.kv_budget)
+        self._account = Account(allowance, sum(origin.tokens for origin in earlier))
+        self._earlier = earlier
+        self._prefixes: dict[int, tuple[Origin, list[bytes]]] = {}
+        self._rows: dict[int, _Row] = {}
+        self._steps: deque[ResolvedStep] = deque()
+        self._begun = self._busy = False
+        self._records: deque[tuple[RecordHeader, bytes]] = deque()
+        self._last: dict[int, int] = {}  # head: the newest token of each row
+        self._awaited: deque[ResolvedStep] = deque()  # head: steps whose tokens have not come round
+        self._outstanding: set[int] = set()
+        self._since = 0.0
+
+    @property
+    def kv_bytes(self) -> int:
+        """What its caches hold."""
+        rows = sum(len(row.states) - 1 for row in self._rows.values())
+        kept = sum(origin.tokens for origin in self._earlier)
+        kept += sum(len(states) - 1 for _, states in self._prefixes.values())
+        return self._stage.per_token * (rows + kept) + self._stage.per_row * len(self._rows)
+
+    def leave(self) -> dict[Origin, list[bytes]]:
+        """Ends it; returns the prefixes that are kept."""
+        kept = self._earlier | dict(self._prefixes.values())
+        self.over = True
+        self._rows.clear()
+        self._prefixes.clear()
+        self._tell()
+        self.served.open = False
+        if self.channel is not None:
+            self.channel.shut()
+        return kept
+
+    def fail(self, error: SealringError) -> None:
+        """Ends it with a fault."""
+        if self.over:
+            return
+        self.over = True
+        if not isinstance(error, EpochEnded | DeadlineExceeded):
+            self._prefixes.clear()
+            self._earlier = {}
+            self._broken(f"fails: {error.reason}: {error.message}")
+        self._rows.clear()
+        self._tell()
+        self.owner.says(fault=engine.EngineFault(epoch=self._number, problem=to_problem(error)))
+
+    def _broken(self, what: str) -> None:
+        served = self.served
+        self.owner.children.wires.note(f"{served.host}, rank {served.rank} of {served.ring}, {what}")
+
+    def _tell(self) -> None:
+        self.served.rows, self.served.kv_bytes = len(self._rows), self.kv_bytes
+
+    # Announced steps
+
+    def announce(self, step: control.Step) -> None:
+        if self.over:
+            return
+        try:
+            resolved = self._composition.apply(step)
+            if resolved.drafts or resolved.guesses:
+                raise InvalidInput("simulated engines take no drafts", reason="BAD_STEP")
+            self._account.announced(resolved, self._composition, self.served.steps)
+        except SealringError as error:
+            self.fail(error)
+            return
+        if self.channel is not None:
+            self.channel.expect(self._incoming(resolved))
+        self._steps.append(resolved)
+        self._go_on()
+
+    def _incoming(self, step: ResolvedStep) -> list[RecordHeader]:
+        if self._stage.is_head:
+            return [_tokens_record(step)] if step.sampled else []
+        if step.rows:
+            return [_state_record(step, len(step.rows), 1)]
+        headers = []
+        for chunk in step.chunks:
+            if chunk.params_bytes:
+                headers.append(_parameter_record(step, chunk))
+            headers.append(_state_record(step, 1, chunk.tokens))
+        return headers
+
+    def check_patience(self) -> None:
+        """Fails if a record has not come for too long."""
+        waits = (bool(self._steps) and not self._busy) or bool(self._awaited)
+        if waits and asyncio.get_running_loop().time() - self._since > _RECORD_SECONDS:
+            self.fail(DeadlineExceeded("a record did not come", reason="RECORD_LATE"))
+
+    # Computing
+
+    def _go_on(self) -> None:
+        while self._steps and not self._busy and not self.over:
+            step = self._steps[0]
+            if not self._begun:
+                self._begun = True
+                self._since = asyncio.get_running_loop().time()
+                try:
+                    self._change(step)
+                except SealringError as error:
+                    self.fail(error)
+                    return
+            if not self._ready(step):
+                return
+            self._busy = True
+            source = self.owner.children.wires.random
+            rows = len(step.rows) or len(step.chunks)
+            tokens = 1 if step.rows else sum(chunk.tokens for chunk in step.chunks)
+            seconds = self._model.seconds(rows, tokens, self._stage.share) if rows else 0.0
+            self.owner.child.later(seconds * source.uniform(0.8, 1.2), partial(self._compute, step))
+
+    def _ready(self, step: ResolvedStep) -> bool:
+        if self._stage.is_head:
+            return not self._outstanding.intersection(step.rows)
+        return len(self._records) >= len(self._incoming(step))
+
+    def _change(self, step: ResolvedStep) -> None:
+        for change in step.changes:
+            if isinstance(change, Keeping):
+                row = self._row(change.row)
+                if len(row.states) <= change.tokens:
+                    self._broken(f"keeps {change.tokens} tokens of row {change.row}, which has fewer")
+                if self._front is not None:
+                    self._front.keep(change)
+                self._prefixes[change.prefix] = change.origin, row.states[: change.tokens + 1]
+            elif isinstance(change, Adopting):
+                if self._front is not None:
+                    self._front.adopt(change)
+                if change.origin not in self._earlier:
+                    raise InvalidInput(f"prefix {change.prefix} was not kept here", reason="BAD_STEP")
+                self._prefixes[change.prefix] = change.origin, self._earlier[change.origin]
+            elif isinstance(change, Dropping):
+                self._drop(change.prefix)
+            elif isinstance(change, Restoring):
+                raise InvalidInput(f"prefix {change.prefix} was not recalled", reason="BAD_STEP")
+            elif isinstance(change, Eviction):
+                self._rows.pop(change.row, None)
+                self._last.pop(change.row, None)
+                self._outstanding.discard(change.row)
+                self.sampled.forget(change.row)
+                if self._front is not None:
+                    self._front.forget(change.row)
+        if step.number == 1:
+            self._earlier = {}
+
+    def _drop(self, prefix: int) -> None:
+        if self._front is not None:
+            self._front.drop(prefix)
+        del self._prefixes[prefix]
+
+    def _row(self, number: int) -> _Row:
+        row = self._rows.get(number)
+        if row is None:
+            self._broken(f"computes row {number}, which is not there")
+            raise InvalidInput(f"row {number} is not there", reason="BAD_STEP")
+        return row
+
+    def _compute(self, step: ResolvedStep) -> None:
+        if self.over:
+            return
+        try:
+            tokens = self._decode(step) if step.rows else self._prefill(step)
+        except SealringError as error:
+            self.fail(error)
+            return
+        self._busy = self._begun = False
+        self._steps.popleft()
+        self.owner.children.wires.executed(self.served, step.number, step.digest)
+        self._tell()
+        if tokens:
+            bring(self.sampled.places(step), tokens)
+            if self.channel is None:
+                self._came(step, tokens)
+            else:
+                self.channel.send(_tokens_record(step), packed(tokens))
+        if self._stage.is_head:
+            if not step.sampled and self._front is not None:
+                self._front.deliver(step, [])
+            elif self.channel is not None:
+                self._outstanding.update(row for row in step.sampled if row in self._rows)
+                self._awaited.append(step)
+        self._go_on()
+
+    def _decode(self, step: ResolvedStep) -> list[int]:
+        """Computes a token of each row; the tail returns the next ones."""
+        if self._stage.is_head:
+            tokens = [self._last.get(row, END) for row in step.rows]
+        else:
+            tokens = unpacked(self._take(Kind.ACTIVATIONS))
+        for number, token in zip(step.rows, tokens, strict=True):
+            states = self._row(number).states
+            states.append(after(states[-1], token))
+        if not self._stage.is_tail:
+            assert self.channel is not None
+            self.channel.send(_state_record(step, len(step.rows), 1), packed(tokens))
+            return []
+        return [self._sample(self._row(row)) for row in step.rows]
+
+    def _prefill(self, step: ResolvedStep) -> list[int]:
+        sampled: list[int] = []
+        for chunk in step.chunks:
+            row, record = self._start(chunk) if chunk.first else (self._row(chunk.row), b"")
+            if self._front is not None and self._stage.is_head:
+                tokens = self._front.chunk(chunk)
+            else:
+                tokens = unpacked(self._take(Kind.ACTIVATIONS))
+            if len(row.states) != chunk.start + 1:
+                self._broken(f"row {chunk.row} has {len(row.states) - 1} tokens before {chunk.start}")
+            for token in tokens:
+                row.states.append(after(row.states[-1], token))
+            if not self._stage.is_tail:
+                assert self.channel is not None
+                if chunk.params_bytes:
+                    self.channel.send(_parameter_record(step, chunk), record)
+                self.channel.send(_state_record(step, 1, chunk.tokens), packed(tokens))
+            for copy in chunk.sampled[1:]:
+                parameters = row.parameters.copy(copy - chunk.row) if row.parameters is not None else None
+                self._rows[copy] = _Row(list(row.states), parameters)
+            if self._stage.is_tail:
+                sampled += [self._sample(self._row(one)) for one in chunk.sampled]
+        return sampled
+
+    def _start(self, chunk: Chunk) -> tuple[_Row, bytes]:
+        states = [EMPTY]
+        if chunk.prefix:
+            if self._front is not None:
+                self._front.reuse(chunk)
+            states = self._prefixes[chunk.prefix][1][: chunk.start + 1]
+            if chunk.takes:
+                self._drop(chunk.prefix)
+        if chunk.row in self._rows:
+            self._broken(f"begins row {chunk.row} twice")
+        row = self._rows[chunk.row] = _Row(list(states))
+        record = self._front.parameters(chunk) if self._front is not None else self._take(Kind.SAMPLING)
+        row.parameters = parameters_in(record)
+        if self._stage.is_tail and row.parameters.receipt:
+            self.sampled.begin(chunk.row, chunk.choices, row.parameters.receipt, row.parameters.answered)
+        return row, record
+
+    def _sample(self, row: _Row) -> int:
+        assert row.parameters is not None
+        asked, held = row.parameters, len(row.states) - 1
+        position = held - asked.prompt_tokens + 1
+        if position >= asked.length:
+            return END
+        return self._model.sample(row.states[-1], asked.choice)
+
+    def _take(self, kind: Kind) -> bytes:
+        header, payload = self._records.popleft()
+        if header.kind is not kind:
+            self._broken(f"takes {header.kind.name} for {kind.name}")
+        return payload
+
+    # Records
+
+    def arrived(self, header: RecordHeader, payload: bytes) -> None:
+        if self.over:
+            return
+        self._since = asyncio.get_running_loop().time()
+        if not self._stage.is_head:
+            self._records.append((header, payload))
+            self._go_on()
+            return
+        step = self._awaited.popleft() if self._awaited else None
+        if step is None or step.number != header.step:
+            self._broken(f"gets the tokens of step {header.step}")
+            return
+        self._came(step, unpacked(payload))
+
+    def _came(self, step: ResolvedStep, tokens: Sequence[int]) -> None:
+        """The tokens of a step are at the head."""
+        for row, token in zip(step.sampled, tokens, strict=True):
+            self._outstanding.discard(row)
+            if row in self._rows:
+                self._last[row] = token
+        if self._front is not None:
+            self._front.deliver(step, tokens)
+        self._go_on()
+
+
+def _parameter_record(step: ResolvedStep, chunk: Chunk) -> RecordHeader:
+    size = chunk.params_bytes
+    return RecordHeader(Kind.SAMPLING, step.number, step.digest, "uint8", (size,), size)
+
+
+def _state_record(step: ResolvedStep, rows: int, tokens: int) -> RecordHeader:
+    shape = rows, tokens
+    return RecordHeader(Kind.ACTIVATIONS, step.number, step.digest, "uint32", shape, 4 * rows * tokens)
+
+
+def _tokens_record(step: ResolvedStep) -> RecordHeader:
+    count = len(step.sampled)
+    return RecordHeader(Kind.TOKENS, step.number, step.digest, "uint32", (count,), 4 * count)

@@ -1,0 +1,260 @@
+"""The head's front of a simulated engine: prompts to tokens, tokens to text, and names of prefixes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from simulatedmodel import EMPTY, END, SimulatedModel, after, packed, prompt_text, spell
+from simulatedrows import Parameters
+
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
+from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep
+from sealring.mesh.ring.prefix_ends import Ends
+from sealring.mesh.ring.prefix_names import KEY_BYTES, PrefixNames
+from sealring.mesh.rpc.problem import to_problem
+from sealring.node.engine.receipts import Delivered
+from sealring.node.engine.text.plaintext import too_long
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import inference_pb2 as inference
+
+if TYPE_CHECKING:
+    from simulatedengine import SimulatedEngine
+
+
+@dataclass
+class _Opened:
+    """A row: `tokens` of its prompt and of the answer that an earlier epoch has brought."""
+
+    tokens: list[int]
+    parameters: Parameters
+    max_tokens: int
+    names: PrefixNames | None
+    cache: bytes
+    """After all tokens so far, by which the front knows the next one."""
+    count: int
+    client: bytes = b""
+    generated: list[int] = field(default_factory=list)
+    finish: int = inference.FINISH_REASON_UNSPECIFIED
+    receipt: Delivered | None = None
+    copies: list[int] = field(default_factory=list)
+
+
+class SimulatedFront:
+    """The rows that are open at the head."""
+
+    def __init__(self, model: SimulatedModel, context: int, owner: SimulatedEngine) -> None:
+        self._model, self._context, self._owner = model, context, owner
+        self._rows: dict[int, _Opened] = {}
+        self._kept: dict[int, tuple[Origin, PrefixNames]] = {}
+        self._earlier: dict[Origin, PrefixNames] = {}
+        self._ends = Ends()
+        self._key = bytes(KEY_BYTES)
+        self._reading: dict[int, engine.OpenEngineRow] = {}
+        self._free_at = 0.0
+        self._generation = 0
+
+    def begin_epoch(self, origins: Sequence[Origin]) -> dict[Origin, tuple[bytes, bytes]]:
+        """Names are made under another key from now on; the new names of what is kept."""
+        self.close_rows()
+        self._key = self._owner.children.wires.random.randbytes(KEY_BYTES)
+        earlier = self._earlier | dict(self._kept.values())
+        self._kept = {}
+        self._earlier = {
+            origin: earlier[origin].first(origin.tokens, self._key) for origin in origins if origin in earlier
+        }
+        self._ends.clear()
+        for names in self._earlier.values():
+            self._ends.remember(names)
+        return {origin: names.told() for origin, names in self._earlier.items()}
+
+    def close_rows(self) -> None:
+        """Forgets all rows, also those that wait to be read."""
+        self._generation += 1
+        self._rows.clear()
+        self._reading.clear()
+
+    # Opening
+
+    def open(self, asked: engine.OpenEngineRow) -> None:
+        """Answers with RowOpened or RowRefused once the prompt is read; one is read after the other."""
+        self._reading[asked.row] = asked
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(now, self._free_at) + self._model.read_seconds
+        self._owner.child.later(self._free_at - now, partial(self._read, asked, self._generation))
+
+    def discard(self, row: int) -> None:
+        """Forgets a row that no step will name."""
+        if self._reading.pop(row, None) is not None:
+            gone = FailedPrecondition("nobody wants the row any more", reason="DISCARDED")
+            self._refuse(row, gone)
+        self.forget(row)
+
+    def _read(self, asked: engine.OpenEngineRow, generation: int) -> None:
+        if generation != self._generation or self._reading.pop(asked.row, None) is not asked:
+            return
+        try:
+            self._owner.says(opened=self._opened(asked))
+        except SealringError as error:
+            self._refuse(asked.row, error)
+
+    def _refuse(self, row: int, error: SealringError) -> None:
+        self._owner.says(refused=control.RowRefused(row=row, problem=to_problem(error)))
+
+    def _opened(self, asked: engine.OpenEngineRow) -> control.RowOpened:
+        numbers = range(asked.row, asked.row + (asked.choices or 1))
+        if any(number in self._rows for number in numbers):
+            raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
+        text, resume = prompt_text(asked.prompt), asked.prompt.resume
+        prompt = self._model.tokens(text)
+        if not prompt:
+            raise InvalidInput("the prompt is empty", reason="EMPTY_PROMPT", param="prompt")
+        if len(prompt) >= self._context:
+            raise too_long(len(prompt), self._context, "prompt")
+        answered = list(resume.tokens)
+        room = self._context - len(prompt)
+        most = min(asked.max_tokens or room, room)
+        tokens = prompt + answered
+        if len(answered) >= most or (asked.prompt.HasField("resume") and len(numbers) > 1):
+            raise InvalidInput("the answer cannot go on", reason="BAD_RESUME", param="resume")
+        lengths = tuple(self._model.length(text, resume.choice + at) for at in range(len(numbers)))
+        parameters = Parameters(resume.choice, len(prompt), len(answered), lengths, asked.receipt)
+        cache = EMPTY
+        for at, token in enumerate(tokens):
+            if at >= len(prompt) and token != self._model.sample(cache, resume.choice):
+                self._note("an answer goes on behind other tokens than those that were given")
+            cache = after(cache, token)
+        names = PrefixNames(self._key, asked.prefix_scope) if asked.prefix_scope else None
+        prefixes, ends = self._ends.extend(names, packed(tokens)) if names else (b"", b"")
+        for at, number in enumerate(numbers):
+            receipt = Delivered(asked.receipt, len(prompt), len(answered)) if asked.receipt else None
+            for token in answered if receipt is not None else ():
+                receipt.token(token)
+                receipt.add(spell(token), None)
+            row = _Opened(
+                tokens,
+                parameters.copy(at),
+                most,
+                None if at else names,
+                cache,
+                len(answered),
+                receipt=receipt,
+            )
+            self._rows[number] = row
+        self._rows[asked.row].copies = list(numbers[1:])
+        return control.RowOpened(
+            row=asked.row,
+            prompt_tokens=len(tokens),
+            params_bytes=len(parameters.encode()),
+            max_tokens=most - len(answered),
+            answered=len(answered),
+            prefixes=prefixes,
+            ends=ends,
+        )
+
+    # The epoch
+
+    def parameters(self, chunk: Chunk) -> bytes:
+        """The row's parameter record."""
+        record = self._row(chunk.row).parameters.encode()
+        if len(record) != chunk.params_bytes:
+            raise _bad_chunk(chunk)
+        return record
+
+    def chunk(self, chunk: Chunk) -> list[int]:
+        """The tokens of a prompt's chunk."""
+        tokens = self._row(chunk.row).tokens
+        if chunk.end > len(tokens) or chunk.last != (chunk.end == len(tokens)):
+            raise _bad_chunk(chunk)
+        if chunk.last:
+            self._rows[chunk.row].copies = []
+        return tokens[chunk.start : chunk.end]
+
+    def _row(self, number: int) -> _Opened:
+        row = self._rows.get(number)
+        if row is None:
+            raise InvalidInput(f"row {number} is not open", reason="BAD_STEP")
+        return row
+
+    def keep(self, keeping: Keeping) -> None:
+        opened = self._rows.get(keeping.row)
+        if opened is None or opened.names is None or keeping.tokens not in opened.names.names:
+            raise _not_kept(keeping.prefix)
+        self._kept[keeping.prefix] = keeping.origin, opened.names.first(keeping.tokens)
+
+    def adopt(self, adopting: Adopting) -> None:
+        if adopting.origin not in self._earlier:
+            raise _not_kept(adopting.prefix)
+        self._kept[adopting.prefix] = adopting.origin, self._earlier[adopting.origin]
+
+    def reuse(self, chunk: Chunk) -> None:
+        _, kept = self._kept.get(chunk.prefix, (None, None))
+        own = self._row(chunk.row).names
+        if own is None or kept is None or own.names.get(chunk.start) != kept.names.get(chunk.start, b""):
+            raise _not_kept(chunk.prefix)
+
+    def drop(self, prefix: int) -> None:
+        self._kept.pop(prefix, None)
+
+    def forget(self, row: int) -> None:
+        """Forgets an evicted row."""
+        opened = self._rows.pop(row, None)
+        for copy in opened.copies if opened is not None else ():
+            self.forget(copy)
+
+    def deliver(self, step: ResolvedStep, tokens: Sequence[int]) -> None:
+        """Says what a step has brought: nothing of rows that have finished or are gone."""
+        done = control.StepDone(step=step.number)
+        ended = []
+        for number, token in zip(step.sampled, tokens, strict=False):
+            opened = self._rows.get(number)
+            if opened is None or opened.finish:
+                continue
+            done.outputs.append(self._output(number, opened, token))
+            if opened.finish and opened.receipt is not None:
+                ended.append((number, opened))
+        self._owner.says(done=done)
+        for number, opened in ended:
+            assert opened.receipt is not None
+            self._owner.says(digests=opened.receipt.digests(number, opened.finish))
+
+    def _output(self, number: int, opened: _Opened, token: int) -> control.RowOutput:
+        asked = opened.parameters
+        ends = opened.count + 1 >= asked.length
+        if token != (END if ends else self._model.sample(opened.cache, asked.choice)):
+            self._note(f"row {number} has a wrong token")
+        opened.cache = after(opened.cache, token)
+        opened.count += 1
+        if token == END:
+            opened.finish = inference.FINISH_REASON_STOP
+        elif opened.count >= opened.max_tokens:
+            opened.finish = inference.FINISH_REASON_LENGTH
+        text = spell(token)
+        if opened.receipt is not None:
+            opened.receipt.token(token)
+            opened.receipt.add(text, None)
+        output = control.RowOutput(row=number, text=text, tokens=opened.count, token=token)
+        output.finish = opened.finish
+        if opened.names is not None:
+            opened.generated.append(token)
+            if opened.finish:  # caches may hold the last token, or not
+                for part in (opened.generated[:-1], opened.generated[-1:]):
+                    prefixes, ends_ = self._ends.extend(opened.names, packed(part))
+                    output.prefixes += prefixes
+                    output.ends += ends_
+        return output
+
+    def _note(self, what: str) -> None:
+        self._owner.children.wires.note(f"{self._owner.host}: {what}")
+
+
+def _bad_chunk(chunk: Chunk) -> InvalidInput:
+    return InvalidInput(f"a chunk of row {chunk.row} does not fit it", reason="BAD_STEP")
+
+
+def _not_kept(prefix: int) -> InvalidInput:
+    return InvalidInput(f"prefix {prefix} must not be used like this", reason="BAD_STEP")
