@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from sealring.edge.inference.answer import Answer
-from sealring.edge.inference.holding import Holding
 from sealring.edge.inference.service import model_not_found
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.edge.metrics import Metrics
@@ -25,6 +24,7 @@ from sealring.mesh.prompt.images import VISION, has_images, without_images
 from sealring.mesh.prompt.sealed import RequestInfo
 from sealring.mesh.prompt.validate import MAX_TEXT_ENVELOPE_BYTES, check_text_envelope, validate_request
 from sealring.mesh.ring.routing import SECRET_BYTES, routing_key
+from sealring.mesh.rpc.holding import Holding
 from sealring.v1 import inference_pb2 as inference
 
 MAX_KEY = 256

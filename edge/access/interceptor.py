@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ import grpc.aio
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Caller, Gate, presented
 from sealring.edge.access.keys import Scope
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput
-from sealring.mesh.rpc.interceptor import arity, welcome_caller
+from sealring.mesh.rpc.interceptor import arity, let_in_caller
 from sealring.mesh.rpc.limits import grpc_peer_name
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -72,8 +72,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         self, call: Callable[..., Awaitable[Any]], scopes: Collection[Scope] | None, *, one: bool
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
-            async with _admitted(self._gate, context, scopes) as caller:
-                _let_in(caller)
+            async with _admitted(self._gate, context, scopes):
                 return await call(await _first(requests) if one else requests, context)
 
         return guarded
@@ -82,8 +81,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         self, call: Callable[..., Any], scopes: Collection[Scope] | None, *, one: bool
     ) -> Callable[[AsyncIterator[Any], Context], AsyncIterator[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-            async with _admitted(self._gate, context, scopes) as caller:
-                _let_in(caller)
+            async with _admitted(self._gate, context, scopes):
                 responses: Any = call(await _first(requests) if one else requests, context)
                 if inspect.isawaitable(responses):  # it writes its responses to the context itself
                     await responses
@@ -93,13 +91,6 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
                         yield response
 
         return guarded
-
-
-def _let_in(caller: Caller) -> None:
-    KEY_ID.set(caller.key_id)
-    CLAIM.set(caller.claim)
-    if caller.key_id:
-        welcome_caller()
 
 
 async def _first(requests: AsyncIterator[Any]) -> Any:
@@ -115,10 +106,14 @@ async def _first(requests: AsyncIterator[Any]) -> Any:
     raise InvalidInput("the call has no message", reason="BAD_MESSAGE")
 
 
-def _admitted(
-    gate: Gate, context: Context, scopes: Collection[Scope] | None
-) -> AbstractAsyncContextManager[Caller]:
-    return gate.admit(grpc_peer_name(context.peer()), _authorization(context), scopes)
+@asynccontextmanager
+async def _admitted(gate: Gate, context: Context, scopes: Collection[Scope] | None) -> AsyncIterator[None]:
+    peer = grpc_peer_name(context.peer())
+    async with gate.admit(peer, _authorization(context), scopes) as caller:
+        KEY_ID.set(caller.key_id)
+        CLAIM.set(caller.claim)
+        with let_in_caller(caller.key_id) if caller.key_id else nullcontext():
+            yield
 
 
 def _authorization(context: Context) -> str | None:

@@ -33,13 +33,13 @@ from sealring.edge.http.body import MAX_TEXT, BodyTurns, parse_object, read_body
 from sealring.edge.http.conversation import MAX_KEPT, MAX_SOCKETS, RECEIPT, Conversation
 from sealring.edge.http.guard import Guard, credential
 from sealring.edge.http.paths import Path, Paths
-from sealring.edge.inference.crowd import Crowd
-from sealring.edge.inference.holding import Holding
 from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.service import InferenceBackend
 from sealring.edge.inference.timings import CURRENT, HEADER
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.receipt.statement import check_nonce
+from sealring.mesh.rpc.crowd import Crowd
+from sealring.mesh.rpc.holding import Holding
 from sealring.mesh.rpc.protocol import software_version
 from sealring.v1 import inference_pb2 as inference
 

@@ -20,10 +20,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from sealring.api.errors import error_body, error_status
 from sealring.api.fields import bad
 from sealring.edge.http.body import BodyTurns, parse_object
-from sealring.edge.inference.crowd import Crowd
-from sealring.edge.inference.holding import Holding, Share
 from sealring.edge.inference.timers import SEND_SECONDS
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, SealringError
+from sealring.mesh.rpc.crowd import Crowd
+from sealring.mesh.rpc.holding import Holding, Share
 
 MAX_KEPT = 64 << 20
 """Bytes of the conversations of all connections together. One that finds no room is not kept, and its client

@@ -18,8 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sealring.edge.access.gate import Caller, Door, presented
 from sealring.edge.http.answers import error_response
 from sealring.edge.http.paths import Paths
-from sealring.edge.inference.crowd import Crowd
-from sealring.edge.inference.holding import Holding, Share
 from sealring.mesh.errors import (
     Cancelled,
     Internal,
@@ -30,6 +28,8 @@ from sealring.mesh.errors import (
     SealringError,
     forget_frames,
 )
+from sealring.mesh.rpc.crowd import Crowd
+from sealring.mesh.rpc.holding import Holding, Share
 from sealring.mesh.rpc.limits import peer_name
 from sealring.mesh.system.addresses import is_loopback
 

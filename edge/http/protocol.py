@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from sealring.api.errors import error_status
 from sealring.edge.http.answers import error_response
 from sealring.edge.http.pieces import InPieces
-from sealring.edge.inference.crowd import Place
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.rpc.crowd import Place
 
 HEADER_SECONDS = 10.0
 """The time from connecting, or from the first byte of a further request, to the end of its headers. It also

@@ -17,8 +17,8 @@ from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http.body import MAX_BODY
 from sealring.edge.http.protocol import EdgeProtocol
 from sealring.edge.http.websocket import PING_SECONDS, WebSocketProtocol
-from sealring.edge.inference.crowd import Crowd, Place
 from sealring.mesh.errors import ConfigError
+from sealring.mesh.rpc.crowd import Crowd, Place
 from sealring.mesh.rpc.limits import peer_name
 from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
 

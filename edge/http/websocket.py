@@ -13,8 +13,8 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from sealring.edge.http.pieces import InPieces
-from sealring.edge.inference.holding import Share
 from sealring.mesh.errors import ResourceExhausted
+from sealring.mesh.rpc.holding import Share
 from sealring.mesh.rpc.limits import Buckets
 
 MIN_FRAME_BYTES = 64

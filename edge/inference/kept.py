@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias
 
 from sealring.edge.inference.answer import weight
-from sealring.edge.inference.crowd import Crowd, Place
 from sealring.edge.inference.timers import AwakeTimer
 from sealring.mesh.errors import Cancelled, FailedPrecondition, InvalidInput, SealringError, Unavailable
+from sealring.mesh.rpc.crowd import Crowd, Place
 from sealring.v1 import inference_pb2 as inference
 
 KEPT_SECONDS = 600.0

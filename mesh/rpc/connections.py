@@ -1,8 +1,8 @@
-"""A bound on the connections that one address has to a port; gRPC for Python has no such bound.
+"""A crowd of the connections that wait at a port of gRPC, as at the HTTP edge.
 
 gRPC limits only the total, half-open connections included, and runs no code of ours before the first call.
-One address could take all connections. This process therefore looks at its own sockets, and shuts down an
-address's connections beyond its share. To gRPC this looks as if the peer had ended them.
+Strangers could take all connections. This process therefore looks at its own sockets, and shuts down those of
+the crowd that are sent away. To gRPC this looks as if the peer had ended them.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ import resource
 import socket
 import urllib.parse
 import weakref
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import ClassVar, TypeAlias
 
 import structlog
 
-from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.errors import ResourceExhausted
+from sealring.mesh.rpc.crowd import Crowd, Place
+from sealring.mesh.rpc.holding import Holding, Share
 from sealring.mesh.rpc.limits import peer_name
 
 QUIET_SECONDS = 1.0
 BUSY_SECONDS = 0.1
-"""The least time between two looks, while no address exceeds its share and while one does. A look costs about
-10 us per descriptor. A port's 2,048 connections cannot be opened again within the shorter time."""
+"""The least time between two looks, while nobody is sent away and while somebody is. A look costs about 10 us
+per descriptor. Half of a port's connections are hardly opened again within the shorter time."""
 
 UNANNOUNCED_SECONDS = 20.0
 """The longest time between two looks at a port whose connections are announced (`announce`)."""
-
-LATE_SECONDS = 3.0
-"""The time after which an honest caller has finished its handshake and a call, on a slow machine too."""
 
 _DESCRIPTORS = "/dev/fd"
 """Lists a process's own descriptors, on Linux and on macOS."""
@@ -59,16 +58,13 @@ class ConnectionWatch:
     running: ClassVar[frozenset[ConnectionWatch]] = frozenset()
     """The watches of this process: replaced as a whole, since other threads read it."""
 
-    def __init__(self, share: int, *, clock: Clock = monotonic_clock) -> None:
-        """`share`: connections of one IPv4 address, or IPv6 network of 64 bits, without a caller's
-        certificate."""
-        self._share = share
-        self._clock = clock
-        self._vouched: set[_End] = set()
-        self._welcome: set[_End] = set()
-        self._gone: set[_End] = set()  # shut down here, not yet closed by gRPC
-        self._seen: dict[_End, float] = {}
-        self._crowded: set[str] = set()
+    def __init__(self, most: int) -> None:
+        """`most`: connections that may wait, and as many that are let in by a key."""
+        self._crowd = Crowd(most)
+        self._let_in = Holding(most)
+        self._places: dict[_End, Place] = {}
+        self._leaving: set[_End] = set()
+        self._refusing = False
         self._stirred = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         # Opened in advance: a crowd may have taken all other descriptors when one is needed.
@@ -77,20 +73,32 @@ class ConnectionWatch:
             weakref.finalize(self, os.close, descriptor)
 
     def vouch(self, peer: str) -> None:
-        """Stops counting this peer's connection: a caller with a certificate has called over it."""
+        """Counts this peer's connection no more: a caller with a certificate has called over it."""
         end = _end(peer)
         if end is not None:
-            self._vouched.add(end)
+            self._place(end).close()
 
-    def welcome(self, peer: str) -> None:
-        """Marks a connection over which a caller with an API key has called: it counts, but is shut down
-        last.
+    @contextlib.contextmanager
+    def let_in(self, peer: str, name: str) -> Iterator[None]:
+        """Within the block, a call of a caller with this name, the peer's connection does not wait.
 
-        A crowd of strangers behind the same router then does not end a client's answers.
+        Afterwards it is charged to the name. A name with more calls than are left for others goes
+        on waiting.
         """
         end = _end(peer)
-        if end is not None:
-            self._welcome.add(end)
+        with Share(self._let_in, name) as share, contextlib.ExitStack() as stack:
+            if end is not None:
+                with contextlib.suppress(ResourceExhausted):
+                    share.take(1)
+                    stack.enter_context(self._place(end).let_in(name))
+            yield
+
+    def _place(self, end: _End) -> Place:
+        place = self._places.get(end)
+        if place is None:
+            leave = partial(self._leaving.add, end)
+            place = self._places[end] = self._crowd.enter(peer_name(end[0]), leave)
+        return place
 
     async def watch(self, port: int, *, announced: bool = False) -> None:
         """Looks until it is cancelled: whenever a connection may have come, if they are `announced`."""
@@ -122,64 +130,37 @@ class ConnectionWatch:
                 self._loop.call_soon_threadsafe(self._stirred.set)
 
     def look(self, port: int) -> int:
-        """Shuts down the connections beyond an address's share, and returns their number.
+        """Shuts down the connections that were sent away, again if need be, and returns their number."""
+        found = dict(_connections(port))
+        for end in self._places.keys() - found.keys():
+            self._places.pop(end).close()
+        for end in found:
+            self._place(end)
+        self._leaving.intersection_update(found)
+        if self._leaving and not self._refusing:
+            log.warning("connections_refused", port=port, waiting=len(self._crowd))
+        self._refusing = bool(self._leaving)
+        for end in self._leaving:
+            self._shut(found[end], end)
+        return len(self._leaving)
 
-        Connections without a certificate or key after LATE_SECONDS go first, then the newest, then those
-        marked by `welcome`. If many members connect at once from one address, those that are nearly through
-        stay.
-        """
-        now, found = self._clock(), dict(_connections(port))
-        self._vouched &= found.keys()
-        self._welcome &= found.keys()
-        self._gone &= found.keys()
-        before = {end: since for end, since in self._seen.items() if end in found}
-        self._seen = before | {end: now for end in found if end not in before}
-        networks: defaultdict[str, list[_End]] = defaultdict(list)
-        for end in self._seen:
-            if end not in self._vouched and end not in self._gone:
-                networks[peer_name(end[0])].append(end)
-        crowded = {
-            name: self._surplus(ends, now) for name, ends in networks.items() if len(ends) > self._share
-        }
-        for name in crowded.keys() - self._crowded:
-            log.warning("connections_refused", peer=name, port=port, share=self._share)
-        self._crowded = set(crowded)
-        shut = {end for ends in crowded.values() for end in ends if self._shut(found[end], end)}
-        self._gone |= shut
-        return len(shut)
-
-    def _surplus(self, ends: list[_End], now: float) -> list[_End]:
-        """The connections of one network that go; `ends` are in the order in which they came."""
-        strangers = [end for end in ends if end not in self._welcome]
-        late = [end for end in strangers if now - self._seen[end] > LATE_SECONDS]
-        welcome = [end for end in reversed(ends) if end in self._welcome]
-        return [*late, *reversed(strangers[len(late) :]), *welcome][: len(ends) - self._share]
-
-    def _shut(self, descriptor: int, end: _End) -> bool:
-        """Shuts down the connection to `end`; returns whether the descriptor still belonged to it.
+    def _shut(self, descriptor: int, end: _End) -> None:
+        """Shuts down the connection to `end`, if the descriptor still belongs to it.
 
         gRPC's threads may have closed it and reused its number, so the peer of a duplicate is checked first.
         """
-        try:
+        with contextlib.suppress(OSError, IndexError):
             os.dup2(descriptor, self._copy, inheritable=False)
-        except OSError:
-            return False
-        try:
-            copy = socket.socket(fileno=self._copy)
-        except OSError:  # the number now belongs to another kind of file
-            os.dup2(self._nothing, self._copy, inheritable=False)
-            return False
-        try:
-            peer = copy.getpeername()
-            if (_plain(peer[0]), peer[1]) != end:
-                return False
-            copy.shutdown(socket.SHUT_RDWR)
-        except (OSError, IndexError):
-            return False
-        finally:
-            copy.detach()
-            os.dup2(self._nothing, self._copy, inheritable=False)
-        return True
+            try:
+                copy = socket.socket(fileno=self._copy)
+                try:
+                    peer = copy.getpeername()
+                    if (_plain(peer[0]), peer[1]) == end:
+                        copy.shutdown(socket.SHUT_RDWR)
+                finally:
+                    copy.detach()
+            finally:
+                os.dup2(self._nothing, self._copy, inheritable=False)
 
 
 def _descriptors() -> Iterable[int]:

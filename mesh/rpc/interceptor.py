@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -34,6 +34,7 @@ log = structlog.get_logger()
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Decoder: TypeAlias = Callable[[bytes], Any]
+LetIn: TypeAlias = Callable[[str, str], AbstractContextManager[None]]
 
 FIRST_SECONDS = 5.0
 """How long a refused stream waits for its caller's first request."""
@@ -43,8 +44,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every handler. Handlers read requests from their iterator, not with `context.read`.
 
     With `counting`, a request of more fields than `mesh/rpc/wire.py` takes is refused before it is decoded.
-    `vouch` is called with the peer of each call whose caller has a certificate, and `welcome` with that of
-    each call in which `welcome_caller` is called.
+    `vouch` is called with the peer of each call whose caller has a certificate, and `let_in` with the peer
+    and the caller's name of each call in which `let_in_caller` is called.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         *,
         counting: bool = False,
         vouch: Callable[[str], None] = lambda peer: None,
-        welcome: Callable[[str], None] = lambda peer: None,
+        let_in: LetIn = lambda peer, name: contextlib.nullcontext(),
     ) -> None:
         self._counting = counting
         self._vouch = vouch
-        self._welcome = welcome
+        self._let_in = let_in
 
     async def intercept_service(
         self,
@@ -74,24 +75,26 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         )
         guard = _guard_stream if found.response_streaming else _guard_call
         make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
-        guarded = guard(self._welcoming(getattr(found, kind)), decode, method, self._vouch)
+        guarded = guard(self._letting_in(getattr(found, kind)), decode, method, self._vouch)
         encode = _encoder(found.response_serializer)
         return make(guarded, request_deserializer=None, response_serializer=encode)
 
-    def _welcoming(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _letting_in(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def called(request: Any, context: Context) -> Any:
-            _WELCOME.set(lambda: self._welcome(context.peer()))
+            _LET_IN.set(lambda name: self._let_in(context.peer(), name))
             return call(request, context)
 
         return called
 
 
-_WELCOME: ContextVar[Callable[[], None]] = ContextVar("welcome", default=lambda: None)
+_LET_IN: ContextVar[Callable[[str], AbstractContextManager[None]]] = ContextVar(
+    "let_in", default=lambda name: contextlib.nullcontext()
+)
 
 
-def welcome_caller() -> None:
-    """The caller of the call that is being served has shown what lets it in, an API key."""
-    _WELCOME.get()()
+def let_in_caller(name: str) -> AbstractContextManager[None]:
+    """For the length of the block: the caller has shown what lets it in, an API key of this name."""
+    return _LET_IN.get()(name)
 
 
 def arity(handler: Any) -> tuple[str, str]:

@@ -37,8 +37,8 @@ at both ends. Under work the ends find each other silent sooner, by what they sa
 class Port:
     """The limits of a server's port, for any caller.
 
-    `connections` is the total, and `share` the part of one address, not counting connections over which a
-    caller with a certificate has called (`mesh/rpc/connections.py`). A connection has at most `streams` at
+    `connections` is the total. Half of them may wait, over which nobody with a certificate has called and
+    nobody with a key is calling (`mesh/rpc/connections.py`). A connection has at most `streams` at
     once; clients queue further calls by themselves. A message has at most `message` bytes and, with
     `counting`, at most as many fields as `mesh/rpc/wire.py` allows. A connection ends after `idle` seconds
     without a call, and after `age` seconds with calls; 0: never. After `ping` seconds without a byte the
@@ -46,7 +46,6 @@ class Port:
     """
 
     connections: int = 2048
-    share: int = 64
     streams: int = 32
     message: int = MAX_MESSAGE
     counting: bool = False
@@ -72,12 +71,11 @@ class Port:
         ]
 
 
-JOINING = Port(share=16, streams=4, message=1 << 18, counting=True, idle=10.0, age=20.0, reflects=False)
+JOINING = Port(streams=4, message=1 << 18, counting=True, idle=10.0, age=20.0, reflects=False)
 """Open to strangers, for two calls within seconds: machines join and renew certificates here."""
 
 INFERENCE = Port(
     connections=4096,
-    share=1024,
     streams=256,
     message=MAX_ENVELOPE_BYTES + (1 << 16),
     counting=True,
@@ -131,13 +129,13 @@ class Server:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         bound_heads()
-        self._watch = watch = ConnectionWatch(port.share)
+        self._watch = watch = ConnectionWatch(port.connections // 2)
         self._port = 0
         self._announced = False
         self._watching: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
             interceptors=[
-                ErrorInterceptor(counting=port.counting, vouch=watch.vouch, welcome=watch.welcome),
+                ErrorInterceptor(counting=port.counting, vouch=watch.vouch, let_in=watch.let_in),
                 *interceptors,
             ],
             options=[*SERVER_OPTIONS, *port.options, *options],

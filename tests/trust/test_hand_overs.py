@@ -1,6 +1,6 @@
 """Walks the table of hand-overs in docs/trust.md: nobody is kept out by those who wait.
 
-At each hand-over of the HTTP edge a stranger, bad keys and a greedy key take what they can. An honest key is
+At each hand-over of the edge a stranger, bad keys and a greedy key take what they can. An honest key is
 refused nothing meanwhile, and liveness answers. All come from one address, as behind a proxy, and strangers
 come from others too where the machine has them. A row whose test is in another file needs no walk here.
 """
@@ -16,17 +16,24 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import grpc.aio
 import pytest
 from cheapkeys import Checks, checks
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from httpedge import ScriptedBackend, served
 from patience import until
 
 from sealring.edge.access import gate as gate_module
 from sealring.edge.access.gate import Gate, Limits
+from sealring.edge.access.interceptor import GateInterceptor
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope, new_key
 from sealring.edge.http import app, guard, server
+from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.gateway.settings import GatewaySettings
+from sealring.mesh.rpc import server as rpc
+from sealring.v1 import inference_pb2 as inference
+from sealring.v1 import inference_pb2_grpc as inference_grpc
 
 __all__ = ["checks"]
 
@@ -41,6 +48,11 @@ SOCKET = (
     "sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 )
 CHAT = json.dumps({"model": "demo", "stream": True, "messages": [{"role": "user", "content": "hello"}]})
+ASK = inference.GenerateRequest(model="demo", envelope=inference.Envelope(clear=inference.Prompt(text="x")))
+LIST, CHECK = inference.ListModelsRequest(), health_pb2.HealthCheckRequest()
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0" + b"\0\0\0\4\1\0\0\0\0"
+"""The preface of a client: its settings, and that it has the server's (RFC 9113 section 3.4)."""
+
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -59,8 +71,9 @@ def rows() -> list[dict[str, str]]:
 class Stage:
     """A served edge, and those who come to it."""
 
-    def __init__(self, port: int, backend: ScriptedBackend, keys: KeyFile) -> None:
+    def __init__(self, port: int, backend: ScriptedBackend, keys: KeyFile, gate: Gate) -> None:
         self.port = port
+        self.gate = gate
         self.backend = backend
         self.greedy, self.learnt, self.honest = (keys.create([Scope.INFERENCE])[0] for _ in range(3))
         self._keys = keys
@@ -219,6 +232,44 @@ async def sent(stage: Stage) -> None:
     await stage.check_honest()
 
 
+@walk("accepted by gRPC")
+async def accepted_by_grpc(stage: Stage) -> None:
+    """By the same gate. A call without a key asks for liveness."""
+    service = InferenceService(stage.backend, lambda: b"")
+    server = rpc.Server(
+        [(inference_grpc.add_InferenceServicer_to_server, service, SERVICE)],
+        port=rpc.Port(connections=40, ping=1000.0),
+        interceptors=[GateInterceptor(stage.gate)],
+    )
+    port = server.listen("127.0.0.1:0", None)
+    await server.start()
+
+    key = {"metadata": [("authorization", f"Bearer {stage.honest}")], "wait_for_ready": True}
+
+    def connected() -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=rpc.CHANNEL_OPTIONS)
+
+    stage.backend.held = asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop, 0)
+        mine = inference_grpc.InferenceStub(await stack.enter_async_context(connected()))
+        answering = mine.Generate(ASK, **key)
+        await until(lambda: bool(stage.backend.requests))
+        for number in range(5 * 40):
+            address = ADDRESSES[number % len(ADDRESSES)]
+            _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+            writer.write(HTTP2)
+            stack.callback(writer.close)
+            if number % 50 == 49:
+                async with connected() as channel:
+                    await inference_grpc.InferenceStub(channel).ListModels(LIST, **key)
+        async with connected() as channel:
+            live = await health_pb2_grpc.HealthStub(channel).Check(CHECK, wait_for_ready=True)
+        assert live.status == health_pb2.HealthCheckResponse.SERVING
+        stage.backend.held.set()
+        assert [event async for event in answering], "who is answered is left alone"
+
+
 @pytest.fixture
 async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Checks) -> AsyncIterator[Stage]:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 40)
@@ -229,7 +280,7 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Checks)
     keys.create([Scope.READ])
     gate = Gate(keys, Limits(key_per_second=1e6, peer_per_second=1e-3), clock=lambda: 0.0)
     async with served(backend, gate=gate) as port:
-        made = Stage(port, backend, keys)
+        made = Stage(port, backend, keys, gate)
         try:
             assert await made.status(get("/v1/models"), made.honest) == 200
             yield made

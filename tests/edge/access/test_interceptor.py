@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,10 +109,18 @@ async def test_without_keys(backend: Backend, keys: KeyFile) -> None:
         assert backend.keys[1] == "me"
 
 
-async def test_a_caller_with_a_key_is_welcome_and_no_other(backend: Backend, keys: KeyFile) -> None:
-    key = keys.create([Scope.INFERENCE])[0]
-    peers: list[str] = []
-    interceptors = [ErrorInterceptor(welcome=peers.append), GateInterceptor(Gate(keys))]
+async def test_a_caller_with_a_key_is_let_in_by_its_key_and_no_other(backend: Backend, keys: KeyFile) -> None:
+    key, record = keys.create([Scope.INFERENCE])
+    inside: list[tuple[str, str]] = []
+
+    @contextlib.contextmanager
+    def let_in(peer: str, name: str) -> Iterator[None]:
+        inside.append((peer, name))
+        yield
+        left.append((peer, name))
+
+    left: list[tuple[str, str]] = []
+    interceptors = [ErrorInterceptor(let_in=let_in), GateInterceptor(Gate(keys))]
     server = grpc.aio.server(interceptors=interceptors)
     inference_grpc.add_InferenceServicer_to_server(InferenceService(backend, lambda: b""), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -122,12 +130,13 @@ async def test_a_caller_with_a_key_is_welcome_and_no_other(backend: Backend, key
         for metadata in ([], bearer("nonsense")):
             await problem(stub.ListModels(inference.ListModelsRequest(), metadata=metadata))
             await problem(stub.Generate(ASK, metadata=metadata))
-        assert not peers
+        assert not inside
         await stub.ListModels(inference.ListModelsRequest(), metadata=bearer(key))
         assert len([event async for event in stub.Generate(ASK, metadata=bearer(key))]) == 2
-    assert len(peers) == 2
-    assert all(peer.startswith("ipv4:127.0.0.1:") for peer in peers)
     await server.stop(0)
+    assert inside == left
+    assert [name for _, name in inside] == [record.id] * 2
+    assert all(peer.startswith("ipv4:127.0.0.1:") for peer, _ in inside)
 
 
 async def test_keys_and_scopes(backend: Backend, keys: KeyFile) -> None:

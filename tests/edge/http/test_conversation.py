@@ -21,9 +21,9 @@ from sealring.edge.access.keys import Scope
 from sealring.edge.http import app
 from sealring.edge.http.body import MAX_BODY, BodyTurns
 from sealring.edge.http.conversation import Conversation
-from sealring.edge.inference.crowd import Crowd
-from sealring.edge.inference.holding import Holding, Share
 from sealring.mesh.errors import EpochEnded
+from sealring.mesh.rpc.crowd import Crowd
+from sealring.mesh.rpc.holding import Holding, Share
 from sealring.v1 import inference_pb2 as inference
 
 ASK = {"type": "response.create", "model": "demo", "store": False}

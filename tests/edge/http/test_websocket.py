@@ -18,7 +18,7 @@ from sealring.edge.http.websocket import (
     SILENT_PINGS,
     WebSocketProtocol,
 )
-from sealring.edge.inference.holding import Holding, Share
+from sealring.mesh.rpc.holding import Holding, Share
 from sealring.mesh.rpc.limits import Buckets
 
 HANDSHAKE = (

@@ -1,4 +1,4 @@
-"""One address cannot have all of a port's connections; whoever called with a certificate keeps its own."""
+"""Connections that wait at a port keep nobody out, and callers with a certificate keep theirs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from patience import PATIENCE_SECONDS
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.rpc import connections
 from sealring.mesh.rpc import server as rpc
-from sealring.mesh.rpc.connections import LATE_SECONDS, ConnectionWatch
+from sealring.mesh.rpc.connections import ConnectionWatch
 from sealring.mesh.rpc.server import Port, Server
 from sealring.mesh.rpc.tls import (
     TlsStore,
@@ -31,7 +32,9 @@ from sealring.mesh.rpc.tls import (
     server_credentials,
 )
 
-SHARE = 3
+MOST = 3
+RESET = struct.pack("ii", 1, 0)
+"""So that a connection's number is free at once."""
 
 
 @pytest.fixture(params=[False, socket.has_dualstack_ipv6()], ids=["ipv4", "both"])
@@ -42,9 +45,12 @@ def listening(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
         yield made
 
 
-def connected(listening: socket.socket, stack: contextlib.ExitStack) -> socket.socket:
+def connected(
+    listening: socket.socket, stack: contextlib.ExitStack, own: tuple[str, int] = ("127.0.0.1", 0)
+) -> socket.socket:
     """The caller's end of a connection that this process has accepted."""
-    end = stack.enter_context(socket.create_connection(("127.0.0.1", listening.getsockname()[1])))
+    server = "127.0.0.1", listening.getsockname()[1]
+    end = stack.enter_context(socket.create_connection(server, None, own))
     stack.enter_context(listening.accept()[0])
     end.settimeout(PATIENCE_SECONDS)
     return end
@@ -58,55 +64,85 @@ def is_open(end: socket.socket) -> bool:
         return True
 
 
-def test_beyond_an_addresss_share_the_late_go_and_then_the_newest(listening: socket.socket) -> None:
-    """A connection with a certificate's call is never counted again."""
-    now = 0.0
-    watch, port = ConnectionWatch(SHARE, clock=lambda: now), listening.getsockname()[1]
+def peer(end: socket.socket) -> str:
+    """As gRPC names it."""
+    return f"ipv4:{end.getsockname()[0]}:{end.getsockname()[1]}"
+
+
+def test_the_oldest_of_whoever_has_most_goes_but_none_with_a_certificate(listening: socket.socket) -> None:
+    watch, port = ConnectionWatch(MOST), listening.getsockname()[1]
     with contextlib.ExitStack() as stack:
-
-        def some(number: int) -> list[socket.socket]:
-            made = []
-            for _ in range(number):
-                made.append(connected(listening, stack))
-                watch.look(port)
-            return made
-
-        (member,) = some(1)
-        watch.vouch(f"ipv4:127.0.0.1:{member.getsockname()[1]}")
-        first = some(SHARE)
-        second = some(2)
-        assert [is_open(each) for each in (*first, *second)] == [True] * SHARE + [False] * 2
-        now += LATE_SECONDS + 1
-        assert watch.look(port) == 0, "there is room for all that are left"
-        third = some(2)
-        assert [is_open(each) for each in (*first, *third)] == [False] * 2 + [True] * (SHARE - 2 + 2)
-        assert is_open(member)
+        ends = []
+        for _ in range(2 * MOST):
+            ends.append(connected(listening, stack))
+            watch.look(port)
+            if len(ends) == 1:
+                watch.vouch(peer(ends[0]))
+        assert [is_open(each) for each in ends] == [True] + [False] * (MOST - 1) + [True] * MOST
 
 
-def test_a_caller_with_a_key_goes_after_all_strangers_of_its_address(listening: socket.socket) -> None:
-    """Though it has been there for long, and they have come just now."""
-    now = 0.0
-    watch, port = ConnectionWatch(SHARE, clock=lambda: now), listening.getsockname()[1]
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has one address of loopback")
+def test_many_addresses_keep_no_newcomer_out(listening: socket.socket) -> None:
+    """None of them has more than any other, nor than who comes."""
+    watch, port = ConnectionWatch(MOST), listening.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        strangers = [connected(listening, stack, (f"127.0.0.{number}", 0)) for number in range(2, 2 + MOST)]
+        watch.look(port)
+        newcomer = connected(listening, stack)
+        assert watch.look(port) == 1
+        assert is_open(newcomer)
+        assert sum(map(is_open, strangers)) == MOST - 1
+
+
+def test_a_connection_with_a_call_of_a_key_does_not_wait(listening: socket.socket) -> None:
+    """Afterwards it waits under the name of the key, of which there are few beside strangers."""
+    watch, port = ConnectionWatch(MOST), listening.getsockname()[1]
     with contextlib.ExitStack() as stack:
         client = connected(listening, stack)
+        with watch.let_in(peer(client), "key"):
+            strangers = [connected(listening, stack) for _ in range(3 * MOST)]
+            assert watch.look(port) == 2 * MOST
+            assert sum(map(is_open, strangers)) == MOST
+        strangers += [connected(listening, stack) for _ in range(MOST)]
         watch.look(port)
-        watch.welcome(f"ipv4:127.0.0.1:{client.getsockname()[1]}")
-        now += LATE_SECONDS + 1
-        strangers = [connected(listening, stack) for _ in range(3 * SHARE)]
-        assert watch.look(port) == 3 * SHARE + 1 - SHARE
-        now += LATE_SECONDS + 1
-        strangers += [connected(listening, stack) for _ in range(SHARE)]
-        assert watch.look(port) == SHARE
         assert is_open(client)
-        assert sum(map(is_open, strangers)) == SHARE - 1
+        assert sum(map(is_open, strangers)) == MOST - 1
+        with watch.let_in("unix:", "key"):
+            pass
+
+
+def test_a_key_with_more_calls_than_are_left_for_others_waits_with_all(listening: socket.socket) -> None:
+    watch, port = ConnectionWatch(MOST), listening.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        greedy = [connected(listening, stack) for _ in range(3 * MOST)]
+        for each in greedy:
+            stack.enter_context(watch.let_in(peer(each), "greedy"))
+        honest = connected(listening, stack)
+        stack.enter_context(watch.let_in(peer(honest), "honest"))
+        assert watch.look(port) > 0
+        assert is_open(honest)
+        assert sum(map(is_open, greedy)) <= 2 * MOST
+
+
+def test_a_stranger_that_comes_again_by_the_same_port_is_shut_out_again(listening: socket.socket) -> None:
+    """Before anybody has looked: its number does not say that the connection is another."""
+    watch, port = ConnectionWatch(0), listening.getsockname()[1]
+    own = ("127.0.0.1", 0)
+    for _ in range(2):
+        with contextlib.ExitStack() as stack:
+            end = connected(listening, stack, own)
+            own = end.getsockname()[:2]
+            assert watch.look(port) == 1
+            assert not is_open(end)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
 def test_a_crowd_that_takes_all_descriptors_is_shut_out(listening: socket.socket) -> None:
     """With none left to list them with."""
-    watch, port = ConnectionWatch(SHARE), listening.getsockname()[1]
+    watch, port = ConnectionWatch(MOST), listening.getsockname()[1]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
-        crowd = [connected(listening, stack) for _ in range(SHARE + 2)]
+        crowd = [connected(listening, stack) for _ in range(MOST + 2)]
         most = max(int(name) for name in os.listdir("/dev/fd"))
         while (filled := os.dup(listening.fileno())) <= most:
             stack.callback(os.close, filled)
@@ -116,32 +152,31 @@ def test_a_crowd_that_takes_all_descriptors_is_shut_out(listening: socket.socket
         with pytest.raises(OSError, match="Too many open files"):
             os.dup(listening.fileno())
         assert watch.look(port) == 2
-        assert sum(map(is_open, crowd)) == SHARE
+        assert sum(map(is_open, crowd)) == MOST
 
 
 def test_connections_of_other_ports_are_left_alone(listening: socket.socket) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(SHARE + 1):
+        for _ in range(MOST + 1):
             connected(listening, stack)
-        assert ConnectionWatch(SHARE).look(listening.getsockname()[1] + 1) == 0
+        assert ConnectionWatch(0).look(listening.getsockname()[1] + 1) == 0
 
 
 def test_an_end_that_is_vouched_for_is_forgotten_with_its_connection(listening: socket.socket) -> None:
     """Another caller may have its number next."""
-    watch, port = ConnectionWatch(0), listening.getsockname()[1]
+    watch, port = ConnectionWatch(1), listening.getsockname()[1]
     with contextlib.ExitStack() as stack:
         first = connected(listening, stack)
         number = first.getsockname()[1]
         watch.vouch(f"ipv4:127.0.0.1:{number}")
         watch.vouch("unix:")
         assert watch.look(port) == 0
-        reset = struct.pack("ii", 1, 0)  # so that its number is free at once
-        first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     assert watch.look(port) == 0
     with contextlib.ExitStack() as stack:
-        again = stack.enter_context(socket.create_connection(("127.0.0.1", port), None, ("", number)))
-        stack.enter_context(listening.accept()[0])
+        again = connected(listening, stack, ("127.0.0.1", number))
         assert again.getsockname()[1] == number
+        connected(listening, stack)
         assert watch.look(port) == 1
 
 
@@ -173,7 +208,7 @@ async def test_half_open_connections_of_one_address_keep_no_member_out(
     own = material(ca)
     slow = dict(rpc.SERVER_OPTIONS) | {"grpc.server_handshake_timeout_ms": 10_000 * 1000}
     monkeypatch.setattr(rpc, "SERVER_OPTIONS", list(slow.items()))
-    server = Server([], port=Port(connections=40, share=SHARE))
+    server = Server([], port=Port(connections=40))
     address = f"127.0.0.1:{server.listen('127.0.0.1:0', server_credentials(TlsStore(own)))}"
     await server.start()
     strangers: list[asyncio.StreamWriter] = []
@@ -232,7 +267,7 @@ async def test_a_port_with_tls_is_looked_at_when_a_connection_is_opened_and_not_
 ) -> None:
     """One is enough that says nothing: its handshake has begun, as far as gRPC knows."""
     credentials = server_credentials(TlsStore(material(ClusterCA.create(tmp_path, "demo", now=time.time()))))
-    server = Server([], port=Port(share=SHARE))
+    server = Server([], port=Port())
     port = server.listen("127.0.0.1:0", credentials)
     await server.start()
     async with asyncio.timeout(PATIENCE_SECONDS):

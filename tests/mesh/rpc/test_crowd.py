@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.edge.inference.crowd import Crowd, Place
+from sealring.mesh.rpc.crowd import Crowd, Place
 
 MOST = 4
 
