@@ -12,11 +12,13 @@ from sealring.coordinator.rings.running import RingTable, RunningRing
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
-from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import FailedPrecondition
 from sealring.mesh.rpc.protocol import agree
 from sealring.v1 import membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, WatchResponse
+
+_LOOK_SECONDS = 1.0
 
 log = structlog.get_logger()
 
@@ -31,8 +33,9 @@ class RingDriver:
         sessions: Sessions,
         watchers: Watchers,
         *,
-        clock: Clock = monotonic_clock,
+        clock: Clock = awake_clock,
     ) -> None:
+        """`clock` stands still while this machine sleeps: members are not late for that."""
         self.clock = clock
         self._table = table
         self._publisher = publisher
@@ -41,12 +44,15 @@ class RingDriver:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Lets time pass: deadlines, back-offs and grace periods. Runs until cancelled."""
+        """Lets time pass: deadlines, back-offs and grace periods. Runs until cancelled.
+
+        Looks often while something is due, because a clock that stands still in sleep has to be looked at.
+        """
         while True:
             self._changed.clear()
             deadlines = [running.machine.deadline() for running in self._table.running.values()]
             due = min((deadline for deadline in deadlines if deadline is not None), default=None)
-            wait = None if due is None else max(0.0, due - self.clock())
+            wait = None if due is None else min(max(0.0, due - self.clock()), _LOOK_SECONDS)
             try:
                 async with asyncio.timeout(wait):  # wait_for may swallow a cancellation (cpython 86296)
                     await self._changed.wait()

@@ -35,7 +35,7 @@ from sealring.gateway.scheduler.actions import (
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load, Scheduler
-from sealring.mesh.clock import Clock, awake_clock, monotonic_clock
+from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import (
     EpochEnded,
     FailedPrecondition,
@@ -123,7 +123,7 @@ class Ring:
         metrics: Metrics,
         on_lost: Callable[[Ring], None],
         refused: Refused | None = None,
-        clock: Clock = monotonic_clock,
+        clock: Clock = awake_clock,
         formable: Clock = awake_clock,
     ) -> None:
         """`on_lost` may take away what waits, for other rings. These share `refused`. `formable` counts the

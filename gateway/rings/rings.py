@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 
 import structlog
@@ -18,7 +17,7 @@ from sealring.gateway.rings.receipts import RecentRosters
 from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.rings.table import MAX_RINGS, RingTable
 from sealring.gateway.scheduler.request import Request
-from sealring.mesh.clock import BELIEVED_SECONDS, Clock, PausableClock, awake_clock
+from sealring.mesh.clock import BELIEVED_SECONDS, Clock, PausableClock, awake_clock, wall_clock
 from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.member.proof import Credentials
 from sealring.mesh.roster import model as rosters
@@ -48,7 +47,7 @@ class Rings:
         metrics: Metrics,
         signed_roster: Callable[[], tuple[bytes, bytes]],
         awake: Clock = awake_clock,
-        wall: Callable[[], float] = time.time,
+        wall: Clock = wall_clock,
         make_ring: Callable[..., Ring] = Ring,
     ) -> None:
         self._formable = PausableClock(awake)

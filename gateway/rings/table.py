@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from sealring.edge.metrics import ModelLoad
 from sealring.gateway.rings.models import Models
 from sealring.gateway.rings.ring import Ring
-from sealring.mesh.clock import Clock, awake_clock
+from sealring.mesh.clock import Clock, awake_clock, wall_clock
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.roster import model as rosters
 from sealring.v1 import inference_pb2 as inference
@@ -24,7 +23,7 @@ class RingTable:
     A ring may be here that no roster holds at the moment: it is being planned anew.
     """
 
-    def __init__(self, wall: Callable[[], float] = time.time, awake: Clock = awake_clock) -> None:
+    def __init__(self, wall: Clock = wall_clock, awake: Clock = awake_clock) -> None:
         self._wall = wall
         self._rings: dict[str, Ring] = {}
         self._by_deployment: dict[str, list[Ring]] = {}

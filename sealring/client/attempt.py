@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from math import ceil
 
@@ -27,7 +26,7 @@ from sealring.client.types import (
     ToolCall,
     Usage,
 )
-from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
+from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock, wall_clock
 from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavailable
 from sealring.mesh.names import split_pin
 from sealring.mesh.prompt.images import has_images, without_images
@@ -134,7 +133,7 @@ class Attempt:
         self._receipts = SealedReceipts(question, roster, signed, ring.id)
         prompt, self._asked = self._asked_for()
         self.lifetime = min(ceil(lifetime), MAX_LIFETIME_SECONDS)
-        self.sealed_at = time.time()
+        self.sealed_at = wall_clock()
         self.request, self._opener = self._sealed(prompt, roster, attempts)
 
     def _asked_for(self) -> tuple[inference.Prompt, range]:
@@ -483,7 +482,7 @@ def _outlived(error: SealringError, attempt: Attempt | None) -> bool:
     """Whether a request waited for as long as its envelope lived. Where it did not, a clock is wrong."""
     if attempt is None or error.reason != "ENVELOPE_EXPIRED":
         return False
-    return time.time() - attempt.sealed_at >= max(attempt.lifetime - SKEW_SECONDS, attempt.lifetime / 2)
+    return wall_clock() - attempt.sealed_at >= max(attempt.lifetime - SKEW_SECONDS, attempt.lifetime / 2)
 
 
 def _out_of_order() -> EnvelopeError:
