@@ -99,7 +99,7 @@ STRANGERS = """
     mesh/rpc/interceptor.py:_Requests.hear_first mesh/rpc/interceptor.py:_guard_stream.guarded
     mesh/rpc/limits.py:Buckets.__init__
 """
-"""Bounds on what nobody has accepted yet, and rates. Who is refused may come again."""
+"""Bounds on what nobody has accepted yet, and rates. A caller that is refused may come again."""
 
 SIGNED = """
     coordinator/roster/publisher.py:RosterPublisher.__init__
@@ -135,7 +135,7 @@ _CALLS |= {"call_later", "call_at"}
 
 
 def reads_a_clock(node: ast.AST) -> bool:
-    """Whether a call has a time limit or is one, or asks a clock that is none of `mesh.clock`'s for it."""
+    """Whether a call is or has a time limit, or asks a clock that is not of `mesh.clock`."""
     if isinstance(node, ast.Call):
         limited = any(keyword.arg == "timeout" for keyword in node.keywords)
         return limited or (isinstance(node.func, ast.Attribute) and node.func.attr in _CALLS)
