@@ -29,14 +29,12 @@ class ChoiceProgress:
     """Tokens of one choice so far, from which a later epoch continues it.
 
     `tokens` are ids, 0 for each token of a sealed answer. `held` are the log-probabilities of the last ones
-    while the head holds them back. `end` is set once the choice is complete. `untold` are the tokens behind
-    `tokens` whose content has not come: a later epoch does not continue with them.
+    while the head holds them back. `end` is set once the choice is complete.
     """
 
     tokens: array[int] = field(default_factory=lambda: array("I"))
     held: Sequence[inference.TokenLogprob] = ()
     end: inference.FinishedChoice | None = None
-    untold: array[int] = field(default_factory=lambda: array("I"))
     spent: int = 0
     """Bytes of the large outputs so far."""
 
@@ -121,8 +119,6 @@ class Progress:
         else:
             self.attempts += computed
         self.earlier_tokens += self.new_tokens
-        for choice in self.choices:
-            del choice.untold[:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +212,7 @@ class Row:
     `limit` tokens may be generated with the memory that is reserved, `ceiling` at the very most.
 
     A row is `closed` once nothing more of it is wanted: finished, refused, cancelled. It is stepped on until
-    its eviction is announced. One that has `ended` waits for the content of its last tokens.
+    its eviction is announced.
 
     A row has `begun` once its first chunk is announced, a copy with the last one. It may begin with
     the first `reused` tokens of a kept `prefix`; `names` are of its prompt's prefixes, and chunks also end at
@@ -234,7 +230,6 @@ class Row:
     request: Request
     choice: int = 0
     closed: bool = False
-    ended: bool = False
     prompt_tokens: int = 0
     answered: int = 0
     earlier: int = 0  # those of them that only the client of a sealed prompt knows

@@ -260,9 +260,6 @@ class Scheduler:
         """A step has come round, or with `more` some of its outputs have. Raises InvalidInput (BAD_STEP) when
         they cannot have: the epoch must end."""
         epoch, self._now = self._running_epoch(), now
-        if not done.step and done.outputs:
-            self._contents(epoch.rows, done)
-            return self._pump()
         if done.more:
             if not done.outputs:
                 raise InvalidInput(f"step {done.step} brought a part of nothing", reason="BAD_STEP")
@@ -358,51 +355,31 @@ class Scheduler:
                 raise InvalidInput(f"step {step.number} owes no token of row {number}", reason="BAD_STEP")
             owed[number] = left - 1
             row = rows.get(number)
-            if row is None or row.ended:
+            if row is None:
                 continue
-            tokens, untold, progress = output.tokens, output.untold, row.progress
-            (progress.untold if untold or progress.untold else progress.tokens).append(output.token)
-            if tokens != len(progress.tokens) + len(progress.untold) + row.earlier:
+            tokens, progress = output.tokens, row.progress
+            progress.tokens.append(output.token)
+            if tokens != len(progress.tokens) + row.earlier:
                 raise InvalidInput(f"the head counts {tokens} tokens of row {row.number}", reason="BAD_STEP")
             self._content(row, output, pieces, large=large)
             if finish := output.finish:
                 self._running_epoch().planner.finished(row, tokens - row.answered, output)
                 self._sign(row, tokens)
-                if untold:
-                    row.ended = True
-                    self._running_epoch().planner.close(row)
-                else:
-                    self._finish(row, finish, tokens)
+                self._finish(row, finish, tokens)
             elif tokens - row.answered >= row.limit:
                 self._sign(row, 0)
                 self._finish(row, inference.FINISH_REASON_LENGTH, tokens)
 
-    def _contents(self, rows: dict[int, Row], done: control.StepDone) -> None:
-        """What rows had not told that have finished. Raises InvalidInput (BAD_STEP) for others."""
-        pieces: list[Piece] = []
-        self._actions.append(Deliver(pieces))
-        for output in done.outputs:
-            row = rows.get(output.row)
-            if row is None:
-                continue
-            if not row.ended or output.untold or not output.finish:
-                raise InvalidInput(f"row {output.row} has not told all before", reason="BAD_STEP")
-            self._content(row, output, pieces, large=True)
-            self._finish(row, output.finish, row.earlier + len(row.progress.tokens))
-
     def _content(self, row: Row, output: control.RowOutput, pieces: list[Piece], *, large: bool) -> None:
         """Takes what an output tells. Raises InvalidInput (BAD_STEP) for a size that cannot be."""
         progress = row.progress
-        if progress.untold and not output.untold:
-            progress.tokens.extend(progress.untold)
-            del progress.untold[:]
         if large:
             held = sum(one.ByteSize() for one in output.held)
             progress.spend(
                 output.ByteSize(), sealed=row.request.sealed, logprobs=row.request.logprobs, held=held
             )
         logprobs: Sequence[inference.TokenLogprob] = ()
-        if row.request.logprobs and not output.untold:
+        if row.request.logprobs:
             logprobs, progress.held = output.logprobs, output.held
         text, sealed = output.text, output.sealed
         parsed = output.parsed if output.HasField("parsed") else None
@@ -444,7 +421,7 @@ class Scheduler:
             if not row.begun and row.number != unknown:
                 self._actions.append(DiscardRow(row.number))
             for each in row.group:
-                if not each.closed or each.ended:
+                if not each.closed:
                     self._close(each)
 
     def _close(self, row: Row) -> None:
@@ -452,10 +429,7 @@ class Scheduler:
         del epoch.rows[row.number]
         epoch.opened.pop(row.number, None)
         self._actions.extend(epoch.planner.recalls.close(row))
-        if row.ended:
-            row.ended = False  # it is closed already
-        else:
-            epoch.planner.close(row)
+        epoch.planner.close(row)
 
     def _pump(self) -> list[Action]:
         epoch = self._epoch

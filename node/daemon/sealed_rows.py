@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -177,10 +177,9 @@ class SealedReply:
             parsed=output.parsed if output.HasField("parsed") else None,
         )
         _clear(output)
-        delta.untold = output.untold
         if not self._begun:  # an answer in Anthropic's form begins with it
             self._begun, delta.prompt_tokens = True, self.prompt_tokens
-        if output.finish and not output.untold:
+        if output.finish:
             delta.finish, delta.prompt_tokens = output.finish, self.prompt_tokens
             self._unfinished -= not self.receipts
         output.sealed = self._sealer.seal(padded(delta), last=not self._unfinished)
@@ -194,13 +193,11 @@ class SealedReply:
 
 @dataclass(slots=True, eq=False)
 class _Opened:
-    """Rows of one request. `begun` says that one of them has produced output; each row leaves by itself, but
-    for those in `untold`, which leave with the content of their last tokens."""
+    """Rows of one request. `begun` says that one of them has produced output; each row leaves by itself."""
 
     rows: range
     reply: SealedReply | None
     begun: bool = False
-    untold: set[int] = field(default_factory=set)
 
 
 class SealedRows:
@@ -232,10 +229,7 @@ class SealedRows:
             self._rows.update(dict.fromkeys(opened.rows, opened))
 
     def discard(self, row: int) -> None:
-        """Forgets a row that no later step names. Output that it still produces is emptied, but for what it
-        has not told of its last tokens."""
-        if (named := self._rows.get(row)) is not None and row in named.untold:
-            return
+        """Forgets a row that no later step names. Output that it still produces is emptied."""
         opened = self._rows.pop(row, None)
         if opened is not None and not opened.begun:
             for other in opened.rows:
@@ -264,8 +258,6 @@ class SealedRows:
             refused = self._rows.get(parsed.refused.row)
             if refused is not None and refused.reply is not None and not refused.begun:
                 refused.reply.unclaim()
-            if refused is not None:
-                refused.untold.discard(parsed.refused.row)
             self.discard(parsed.refused.row)
         return event
 
@@ -280,11 +272,6 @@ class SealedRows:
             opened.begun = True
             if opened.reply is not None:
                 opened.reply.seal(output)
-            if output.finish and output.untold:
-                opened.untold.add(output.row)
-            elif not done.step:
-                opened.untold.discard(output.row)
-                self.discard(output.row)
         while self._leaving and self._leaving[0][0] <= done.step:
             self.discard(self._leaving.popleft()[1])
 

@@ -69,18 +69,12 @@ class Answered:
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
     held: list[inference.TokenLogprob] = dataclasses.field(default_factory=list)
-    untold: list[int] = dataclasses.field(default_factory=list)
     tokens: int = 0
     pieces: list[Delta] = dataclasses.field(default_factory=list)
     reason: FinishReason | None = None
     receipt: inference.Receipt | None = None
     earlier: list[inference.EarlierEpoch] = dataclasses.field(default_factory=list)
     """Epochs of earlier attempts that brought some of the tokens."""
-
-    def go_back(self) -> None:
-        """Drops the tokens whose content has not come: the next attempt brings them again."""
-        self.untold = []
-        self.tokens = len(self.token_ids)
 
     def told(self) -> Choice:
         assert self.reason is not None  # it is set before `completion` is asked for
@@ -123,9 +117,6 @@ class Attempt:
         self._question = question
         self._started = self._finished = False
         self._answers = answers or [Answered() for _ in range(question.request.choices)]
-        for answer in self._answers:
-            if answer.reason is None:
-                answer.go_back()
         self._usage: Usage | None = None
         self._epoch = 0
         self._given = [len(answer.token_ids) for answer in self._answers]
@@ -273,11 +264,8 @@ class Attempt:
         before = choice.tokens
         choice.tokens, choice.reason = delta.tokens, _REASONS.get(delta.finish)
         if delta.tokens > before:
-            choice.untold.append(delta.token)
-        if not delta.untold:
-            choice.token_ids += choice.untold
-            choice.untold = []
-            choice.held = list(delta.held)
+            choice.token_ids.append(delta.token)
+        choice.held = list(delta.held)
         complete = all(self._answers[each].reason is not None for each in self._asked)
         if last and not complete:
             raise _out_of_order()

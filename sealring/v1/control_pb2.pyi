@@ -1374,7 +1374,6 @@ class StepDone(_message.Message):
     MODELLED_FIELD_NUMBER: _builtins.int
     REFUTED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """0: no step, but what rows had not told that have finished (RowOutput.untold)"""
     more: _builtins.bool
     """of this step: another message follows"""
     likely: _builtins.int
@@ -1418,7 +1417,6 @@ class RowOutput(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     PARSED_FIELD_NUMBER: _builtins.int
-    UNTOLD_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     text: _builtins.str
     """what became printable with this step; may be empty"""
@@ -1433,10 +1431,6 @@ class RowOutput(_message.Message):
     """with finish: as RowOpened.ends, of prompt and answer"""
     token: _builtins.int
     """Fields for a Resume; never beside sealed, which has them inside."""
-    untold: _builtins.bool
-    """The token's content follows in a later output of the row, once a tool call is read: the token counts, and what
-    goes on after a fault goes on before it. With finish the content follows in a StepDone of no step.
-    """
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]:
         """never beside sealed, which has them inside"""
@@ -1463,11 +1457,10 @@ class RowOutput(_message.Message):
         token: _builtins.int = ...,
         held: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
         parsed: _inference_pb2.Parsed | None = ...,
-        untold: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "parsed", b"parsed", "sealed", b"sealed", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "ends", b"ends", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "parsed", b"parsed", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "token", b"token", "tokens", b"tokens", "untold", b"untold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "ends", b"ends", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "parsed", b"parsed", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "token", b"token", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "sealed"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

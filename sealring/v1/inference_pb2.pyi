@@ -397,7 +397,6 @@ class SealedDelta(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     PARSED_FIELD_NUMBER: _builtins.int
-    UNTOLD_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     tokens: _builtins.int
@@ -412,8 +411,6 @@ class SealedDelta(_message.Message):
     """which answer this is of, from 0"""
     token: _builtins.int
     """Fields for a `Resume`: every token has a chunk."""
-    untold: _builtins.bool
-    """as RowOutput's; the last chunk brings what was untold, and has no token of its own then"""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
     @_builtins.property
@@ -437,12 +434,11 @@ class SealedDelta(_message.Message):
         token: _builtins.int = ...,
         held: _abc.Iterable[Global___TokenLogprob] | None = ...,
         parsed: Global___Parsed | None = ...,
-        untold: _builtins.bool = ...,
         receipt: Global___HeadReceipt | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parsed", b"parsed", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "padding", b"padding", "parsed", b"parsed", "prompt_tokens", b"prompt_tokens", "receipt", b"receipt", "text", b"text", "token", b"token", "tokens", b"tokens", "untold", b"untold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "padding", b"padding", "parsed", b"parsed", "prompt_tokens", b"prompt_tokens", "receipt", b"receipt", "text", b"text", "token", b"token", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rostertest import PaperCluster
 from scriptedgateway import PIECES, answer
 
-from sealring.client.attempt import GATEWAY_SECONDS, MAX_ATTEMPTS, Answered, Attempt, Attempts
+from sealring.client.attempt import GATEWAY_SECONDS, MAX_ATTEMPTS, Attempt, Attempts
 from sealring.client.choice import Loads
 from sealring.client.question import Question, text_prompt
 from sealring.client.types import Ring, Usage
@@ -137,35 +137,6 @@ def test_a_head_that_contradicts_itself_is_not_believed() -> None:
             else:
                 with pytest.raises(EnvelopeError):
                     attempt.take(event)
-
-
-def test_an_answer_goes_on_before_the_tokens_whose_content_has_not_come() -> None:
-    def sealing(attempt: Attempt) -> tuple[inference.SealedPrompt, Any]:
-        to = attempt.request.envelope.sealed_for
-        info = RequestInfo("demo", to.request_id, to.expires, to.roster_hash)
-        key = CLUSTER.keys["demo-0"]
-        opened = key.open_request(attempt.request.envelope.sealed, info, ReplayGuard())
-        assert attempt.take(inference.GenerateResponse(started=inference.Started(ring="demo-0"))) is None
-        return inference.SealedPrompt.FromString(opened.body), opened.reply
-
-    def take(attempt: Attempt, reply: Any, *, last: bool = False, **fields: Any) -> Any:
-        body = inference.SealedDelta(**fields).SerializeToString()
-        delta = inference.Delta(sealed=reply.seal(body, last=last))
-        return attempt.take(inference.GenerateResponse(delta=delta))
-
-    answers = [Answered()]
-    first = Attempt(question(), CLUSTER.roster, RING, 60.0, answers)
-    _, reply = sealing(first)
-    take(first, reply, token=1, tokens=1, text="a")
-    take(first, reply, token=2, tokens=2, untold=True)
-    second = Attempt(question(), CLUSTER.roster, RING, 60.0, answers)
-    body, reply = sealing(second)
-    assert list(body.prompt.resume.tokens) == [1]
-    take(second, reply, token=2, tokens=2, untold=True)
-    take(second, reply, tokens=2, text="b", finish=inference.FINISH_REASON_STOP, last=True)
-    completion = second.completion()
-    assert completion is not None
-    assert (completion.text, answers[0].token_ids) == ("ab", [1, 2])
 
 
 def test_attempts_end_with_the_time_and_with_their_number() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +15,6 @@ from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
     Begin,
-    Deliver,
     DiscardRow,
     Fail,
     Finish,
@@ -738,73 +736,6 @@ def test_a_head_that_goes_on_from_elsewhere_ends_the_epoch(answered: int) -> Non
                 row=opened.row, prompt_tokens=13, params_bytes=64, max_tokens=5, answered=answered
             )
         )
-    assert caught.value.reason == "BAD_STEP"
-
-
-def bring(driver: Driver, tokens: int, *, untold: bool, end: bool = False) -> None:
-    """The next step brings a token of row 1."""
-    finish = inference.FINISH_REASON_STOP if end else inference.FINISH_REASON_UNSPECIFIED
-    told = control.RowOutput(row=1, token=tokens, tokens=tokens, untold=untold, finish=finish)
-    told.text = "" if untold else "x"
-    step = driver.under_way.popleft().number
-    driver.take(driver.scheduler.step_done(control.StepDone(step=step, outputs=[told]), 0.0))
-
-
-def late(driver: Driver, **fields: Any) -> None:
-    told = control.RowOutput(row=1, text="call", **{"finish": inference.FINISH_REASON_STOP, **fields})
-    driver.take(driver.scheduler.step_done(control.StepDone(outputs=[told]), 0.0))
-
-
-def texts(driver: Driver) -> list[str]:
-    return [piece[1] for action in driver.actions if isinstance(action, Deliver) for piece in action.pieces]
-
-
-def test_what_a_row_has_not_told_comes_with_a_later_token_or_after_its_last() -> None:
-    driver = Driver(1)
-    request = driver.ask("a", max_tokens=20)
-    for number, untold in enumerate((False, True, True, False), 1):
-        bring(driver, number, untold=untold)
-    assert list(request.progress.choices[0].tokens) == [1, 2, 3, 4]
-    bring(driver, 5, untold=True, end=True)
-    assert (driver.finished, driver.scheduler.load().kv_usage) == ({}, 0.0), "the row has left the ring"
-    driver.finish()
-    late(driver, tokens=5)
-    assert (texts(driver), driver.finished) == (["x", "x", "call"], {"a": 5})
-    late(driver, tokens=5)
-    assert driver.finished == {"a": 5}, "nobody waits any more"
-
-
-def test_an_answer_goes_on_before_what_was_not_told() -> None:
-    driver = Driver(1)
-    driver.ask("a", max_tokens=20)
-    for number, untold, end in ((1, False, False), (2, False, False), (3, True, False), (4, True, True)):
-        bring(driver, number, untold=untold, end=end)
-    driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
-    (opened,) = (action for action in driver.scheduler.attach(driver.facts) if isinstance(action, OpenRow))
-    assert list(opened.resume.tokens if opened.resume else ()) == [1, 2]
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_a_row_that_has_not_told_all_is_given_up_like_others(refused: bool) -> None:
-    driver = Driver(1)
-    driver.ask("a", max_tokens=20)
-    bring(driver, 1, untold=True, end=True)
-    if refused:
-        driver.take(driver.scheduler.row_refused(1, Internal("no process", reason="NO_PROCESS")))
-    else:
-        driver.take(driver.scheduler.cancel("a"))
-    late(driver, tokens=1)
-    assert (driver.finished, driver.failed) == ({}, {"a": "NO_PROCESS"} if refused else {})
-    assert driver.scheduler.load().running == 0
-
-
-@pytest.mark.parametrize("fields", [{}, {"untold": True}, {"finish": 0}])
-def test_only_a_row_that_has_ended_tells_something_beside_the_steps(fields: dict[str, Any]) -> None:
-    driver = Driver(1)
-    driver.ask("a", max_tokens=20)
-    bring(driver, 1, untold=True, end=bool(fields))
-    with pytest.raises(InvalidInput) as caught:
-        late(driver, tokens=1, **fields)
     assert caught.value.reason == "BAD_STEP"
 
 

@@ -259,29 +259,6 @@ def test_chunks_have_one_length_and_the_last_one_says_all() -> None:
     assert sizes == {2 * CHUNK_BYTES}
 
 
-@pytest.mark.parametrize("evicted", [False, True])
-def test_what_follows_the_last_token_is_sealed_and_ends_the_reply(evicted: bool) -> None:
-    """Though the gateway has evicted the row meanwhile."""
-    head, rows = Head(), SealedRows()
-    row, opener = head.seal()
-    rows.add(1, head.unsealer.open(row, head.plan)[1])
-    stop = inference.FINISH_REASON_STOP
-    told = [control.RowOutput(row=1, token=7, tokens=1, untold=True, finish=stop)]
-    told.append(control.RowOutput(row=1, tokens=1, text=SECRET, finish=stop))
-    found = []
-    for step, each in ((1, told[0]), (0, told[1])):
-        (output,) = outputs(rows.seal(done(step, each)))
-        chunk, last = opener.open(output.sealed)
-        delta = inference.SealedDelta.FromString(chunk)
-        found.append((delta.text, delta.token, delta.untold, delta.finish, last))
-        if step and evicted:
-            rows.evict(evict(2, 1))
-            rows.seal(done(2))
-    assert found == [("", 7, True, 0, False), (SECRET, 0, False, stop, True)]
-    (output,) = outputs(rows.seal(done(0, told[1])))
-    assert (output.text, output.sealed) == ("", b""), "the row is gone"
-
-
 def test_row_numbers_rise_and_open_rows_are_bounded() -> None:
     head, rows = Head(), SealedRows()
     rows.check(3)
