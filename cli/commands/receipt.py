@@ -115,7 +115,7 @@ class Compared:
     @property
     def parts(self) -> list[str]:
         """The names of what is compared."""
-        names = ("nonce", "request", "text", "reasoning", "calls", "finish")
+        names = ("nonce", "request", "text", "reasoning", "calls", "order", "finish")
         return [name for name in names if getattr(self.known, name) is not None]
 
 
@@ -281,6 +281,8 @@ def in_words(
         lines.append(
             f"Of its answer {' and '.join(same)} {'is' if same == ['text'] else 'are'} as in the file."
         )
+    if "order" in parts:
+        lines.append("So is the order of its texts, thoughts and calls.")
     if other:
         lines.append(f"Not compared: its {' and '.join(other)}.")
     if unsigned:

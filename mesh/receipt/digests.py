@@ -1,8 +1,9 @@
 """The hashes in a receipt: a request as the head has read it, an answer as the head has sent it, its tokens.
 
 All are SHA-256. A client computes them from what it has sent and got. Text and reasoning are hashed as one
-string each, because gateways join deltas. Of a tool call the name and the arguments count, and not its id,
-which some APIs make up.
+string each, because gateways join deltas. Their order and that of the calls has a hash of its own, because
+some APIs do not tell it. Of a tool call the name and the arguments count, and not its id, which some APIs
+make up.
 """
 
 from __future__ import annotations
@@ -25,31 +26,62 @@ _TOKENS = b"sealring/v1 receipt tokens"
 
 @dataclass(frozen=True)
 class AnswerDigests:
-    """SHA-256 over the text, the reasoning and the tool calls of one choice."""
+    """SHA-256 over the text, the reasoning, the tool calls and the order of the parts of one choice."""
 
     text: bytes
     reasoning: bytes
     calls: bytes
+    order: bytes
 
 
 class AnswerHash:
     """Takes an answer piece by piece; a hash update for each piece."""
 
     def __init__(self) -> None:
-        self._text, self._reasoning, self._calls = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
+        self._texts = {"text": hashlib.sha256(), "reasoning": hashlib.sha256()}
+        self._calls, self._order = hashlib.sha256(), hashlib.sha256()
+        self._open, self._bytes = "", 0
 
     def add(self, text: str, reasoning: str = "", calls: Iterable[inference.ToolCall] = ()) -> None:
-        """Takes the next piece in."""
-        if text:
-            self._text.update(text.encode())
+        """Takes the next piece in: its reasoning, then its text, then its calls."""
         if reasoning:
-            self._reasoning.update(reasoning.encode())
+            self.say("reasoning", reasoning)
+        if text:
+            self.say("text", text)
         for call in calls:
-            self._calls.update(pack_fields(call.name.encode(), canonical_arguments(call.arguments)))
+            self.call(call)
+
+    def say(self, kind: str, text: str) -> None:
+        """Takes `text` or `reasoning`, which goes on where the same was the last."""
+        if kind != self._open:
+            self._close()
+            self._open = kind
+        said = text.encode()
+        self._texts[kind].update(said)
+        self._bytes += len(said)
+
+    def call(self, call: inference.ToolCall) -> None:
+        self._close()
+        self._order.update(_part("call", 0))
+        self._calls.update(pack_fields(call.name.encode(), canonical_arguments(call.arguments)))
+
+    def _close(self) -> None:
+        if self._open:
+            self._order.update(_part(self._open, self._bytes))
+        self._open, self._bytes = "", 0
 
     def digests(self) -> AnswerDigests:
         """The hashes of what was taken so far."""
-        return AnswerDigests(self._text.digest(), self._reasoning.digest(), self._calls.digest())
+        order = self._order.copy()
+        if self._open:
+            order.update(_part(self._open, self._bytes))
+        text, reasoning = (one.digest() for one in self._texts.values())
+        return AnswerDigests(text, reasoning, self._calls.digest(), order.digest())
+
+
+def _part(kind: str, size: int) -> bytes:
+    """One part in the order: its kind, and the bytes of its text."""
+    return pack_fields(kind.encode(), size.to_bytes(8, "big"))
 
 
 def request_digest(prompt: inference.Prompt, max_tokens: int) -> bytes:

@@ -58,8 +58,8 @@ class Earlier:
 class Statement:
     """What the head signs for one choice. Hashes are 32 bytes; times are milliseconds since 1970.
 
-    `request`, `text`, `reasoning`, `calls` and `sampled` are those of `mesh/receipt/digests.py`. Of the
-    `tokens` of the answer `given` came from earlier epochs. `finish` is `stop` or `length`.
+    `request`, `text`, `reasoning`, `calls`, `order` and `sampled` are those of `mesh/receipt/digests.py`. Of
+    the `tokens` of the answer `given` came from earlier epochs. `finish` is `stop` or `length`.
     """
 
     cluster: str
@@ -77,6 +77,7 @@ class Statement:
     text: bytes
     reasoning: bytes
     calls: bytes
+    order: bytes
     finish: str
     prompt_tokens: int
     tokens: int
@@ -171,6 +172,7 @@ def parse_statement(data: bytes) -> Statement:
             text=_hash(found, "text"),
             reasoning=_hash(found, "reasoning"),
             calls=_hash(found, "calls"),
+            order=_hash(found, "order"),
             finish=found.text("finish"),
             prompt_tokens=found.integer("prompt_tokens", high=_U32),
             tokens=found.integer("tokens", high=_U32),

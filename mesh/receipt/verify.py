@@ -37,6 +37,7 @@ class Known:
     text: bytes | None = None
     reasoning: bytes | None = None
     calls: bytes | None = None
+    order: bytes | None = None
     choice: int | None = None
     finish: str | None = None
     tokens: int | None = None

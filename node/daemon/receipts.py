@@ -249,6 +249,7 @@ class ReceiptRows:
             text=digests.text,
             reasoning=digests.reasoning,
             calls=digests.calls,
+            order=digests.order,
             finish=_FINISH.get(digests.finish, "stop"),
             prompt_tokens=digests.prompt_tokens,
             tokens=digests.tokens,

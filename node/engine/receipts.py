@@ -50,6 +50,7 @@ class Delivered:
             text=hashes.text,
             reasoning=hashes.reasoning,
             calls=hashes.calls,
+            order=hashes.order,
             finish=finish,
             prompt_tokens=self._prompt_tokens,
         )

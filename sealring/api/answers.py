@@ -23,7 +23,8 @@ _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass
 class Choice:
-    """One whole answer."""
+    """One whole answer. Text, reasoning and calls are in the order in which `say` took them, or else the
+    reasoning comes first and calls last."""
 
     text: str = ""
     reasoning: str = ""
@@ -39,19 +40,55 @@ class Choice:
     logprobs_of_text: list[inference.TokenLogprob] = field(default_factory=list)
     """Those without the reasoning's and the calls'."""
 
+    _order: list[tuple[str, int, int]] = field(default_factory=list)
+    """The parts by kind, with their lengths, and how many `logprobs_of_text` had come at the end of each."""
+
     def add(self, delta: inference.Delta) -> None:
         """Takes the next piece in."""
         self.begun = self.begun or time.monotonic_ns()
-        self.text += delta.text
         self.logprobs.extend(delta.logprobs)
         if of_text(delta):
             self.logprobs_of_text.extend(delta.logprobs)
+        for kind, piece in pieces(delta):
+            self.say(kind, piece)
         if delta.HasField("parsed"):
             if delta.parsed.reasoning:
-                self.reasoning += delta.parsed.reasoning
                 self.reasoning_tokens = delta.tokens
-            self.calls.extend(delta.parsed.tool_calls)
             self.stop = self.stop or delta.parsed.stop
+
+    def say(self, kind: str, piece: str | inference.ToolCall) -> None:
+        """Takes a piece in, as `pieces` names it; texts of one kind are joined with those before."""
+        length = 0
+        if isinstance(piece, inference.ToolCall):
+            self.calls.append(piece)
+        else:
+            if kind == "text":
+                self.text += piece
+            else:
+                self.reasoning += piece
+            if self._order and self._order[-1][0] == kind:
+                length = self._order.pop()[1]
+            length += len(piece)
+        self._order.append((kind, length, len(self.logprobs_of_text)))
+
+    def parts(self) -> Iterator[tuple[str, str | inference.ToolCall, Logprobs]]:
+        """Its parts in order: each a kind, the thing itself, and of a text the log-probabilities."""
+        order, logged = list(self._order), len(self.logprobs_of_text)
+        if not order:
+            order += [("reasoning", len(self.reasoning), 0)] * bool(self.reasoning)
+            order += [("text", len(self.text), logged)] * bool(self.text)
+            order += [("call", 0, logged)] * len(self.calls)
+        said, at, calls = {"text": 0, "reasoning": 0}, 0, iter(self.calls)
+        for number, (kind, length, end) in enumerate(order, 1):
+            if kind == "call":
+                yield kind, next(calls), ()
+                at = end
+                continue
+            start, whole = said[kind], self.text if kind == "text" else self.reasoning
+            said[kind] += length
+            end = logged if number == len(order) else end
+            yield kind, whole[start : said[kind]], self.logprobs_of_text[at:end] if kind == "text" else ()
+            at = end if kind == "text" else at
 
 
 @dataclass(frozen=True)

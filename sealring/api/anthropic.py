@@ -402,10 +402,7 @@ class MessageRenderer(Renderer):
 
     def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
         (answer,) = answers
-        whole = inference.Delta(text=answer.text)
-        whole.parsed.reasoning = answer.reasoning
-        whole.parsed.tool_calls.extend(answer.calls)
-        content = [{**_EMPTY[kind], **self._block(kind, piece)} for kind, piece in pieces(whole)]
+        content = [{**_EMPTY[kind], **self._block(kind, piece)} for kind, piece, _ in answer.parts()]
         self._matched = answer.stop
         usage = _usage(finished, answer.reasoning_tokens)
         told = {"content": content, **self._stop(finished), "usage": usage}

@@ -43,6 +43,7 @@ class ChoiceDigests:
     reasoning: bytes | None = None
     calls: bytes | None = None
     finish: str | None = None
+    order: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ def read_answer(value: _Object, api: str, body: _Object | None = None) -> Answer
     choices = [_digests(one) for one in whole.said]
     if not whole.plain:
         choices = [replace(one, calls=None) for one in choices]
+    if not whole.ordered:
+        choices = [replace(one, order=None) for one in choices]
     asked = None if body is None else _asking(whole.asked)
     return Answered(receipts, choices, value["model"], asked, whole.unsigned)
 
@@ -148,10 +151,14 @@ def text_digests(text: str) -> ChoiceDigests:
 
 def _digests(said: Said) -> ChoiceDigests:
     answer = AnswerHash()
-    answer.add(said.choice.text, said.choice.reasoning, said.choice.calls)
+    for kind, piece, _ in said.choice.parts():
+        if isinstance(piece, str):
+            answer.say(kind, piece)
+        else:
+            answer.call(piece)
     found = answer.digests()
     finish = "length" if said.finish == inference.FINISH_REASON_LENGTH else "stop"
-    return ChoiceDigests(found.text, found.reasoning, found.calls, finish)
+    return ChoiceDigests(found.text, found.reasoning, found.calls, finish, found.order)
 
 
 def _malformed(why: str) -> ReceiptError:

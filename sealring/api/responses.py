@@ -424,10 +424,10 @@ class ResponseRenderer(Renderer):
             self._thought = delta.tokens
         if of_text(delta):
             self._unsaid += chat_logprobs(delta.logprobs)["content"]
-        return b"".join(
-            self._call(piece) if isinstance(piece, inference.ToolCall) else self._say(kind, piece)
-            for kind, piece in pieces(delta)
-        )
+        return b"".join(self._piece(kind, piece) for kind, piece in pieces(delta))
+
+    def _piece(self, kind: str, piece: str | inference.ToolCall) -> bytes:
+        return self._call(piece) if isinstance(piece, inference.ToolCall) else self._say(kind, piece)
 
     def _say(self, kind: str, text: str) -> bytes:
         told = b""
@@ -531,11 +531,10 @@ class ResponseRenderer(Renderer):
 
     def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
         (answer,) = answers
-        delta = inference.Delta(text=answer.text, tokens=answer.reasoning_tokens)
-        delta.parsed.reasoning = answer.reasoning
-        delta.parsed.tool_calls.extend(answer.calls)
-        self._unsaid += chat_logprobs(answer.logprobs_of_text)["content"]
-        self.delta(delta)
+        self._thought = answer.reasoning_tokens
+        for kind, piece, logged in answer.parts():
+            self._unsaid += chat_logprobs(logged or ())["content"]
+            self._piece(kind, piece)
         self.last(finished)
         return json.dumps(self._response).encode()
 

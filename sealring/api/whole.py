@@ -72,19 +72,23 @@ class Form:
     unsigned: frozenset[str]
     logprobs: Mapping[str, Any] = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
+    ordered: bool = False
+    """Whether its answers tell the order of text, reasoning and calls."""
 
 
 @dataclass(frozen=True)
 class Whole:
     """What an answer says, what it was asked with, and the paths in it that no receipt covers.
 
-    `plain`: its calls have the names that the model knows. Other names are those of the request.
+    `plain`: its calls have the names that the model knows. Other names are those of the request. `ordered` as
+    in Form.
     """
 
     said: list[Said]
     asked: Asked
     unsigned: tuple[str, ...]
     plain: bool
+    ordered: bool
 
 
 def read_whole(value: _Object, api: str, body: _Object | None) -> Whole:
@@ -122,7 +126,8 @@ def read_whole(value: _Object, api: str, body: _Object | None) -> Whole:
         raise _refused(api, "it is nested too deep") from None
     met = comparison.met | ({"stop_sequence"} if stops else set())
     custom = any(tool.get("type") == "custom" for tool in given.get("tools") or [])
-    return Whole(said, asked, tuple(sorted(met)), plain=body is not None or not (names or custom))
+    plain = body is not None or not (names or custom)
+    return Whole(said, asked, tuple(sorted(met)), plain, form.ordered)
 
 
 def _rendered(asked: Asked, said: Sequence[Said], model: Any) -> bytes:
@@ -232,14 +237,14 @@ def _response(value: _Object, names: Mapping[tuple[str, str], str]) -> list[Said
     choice = Choice()
     for item in value["output"]:
         if item["type"] == "message":
-            choice.text += "".join(part["text"] for part in item["content"])
+            choice.say("text", "".join(part["text"] for part in item["content"]))
         elif item["type"] == "reasoning":
-            choice.reasoning += "".join(part["text"] for part in item["summary"])
+            choice.say("reasoning", "".join(part["text"] for part in item["summary"]))
         else:
             plain = item["type"] == "function_call"
             said = item["arguments"] if plain else json.dumps({"input": item["input"]})
             name = names.get((item.get("namespace") or "", item["name"]), item["name"])
-            choice.calls.append(inference.ToolCall(id=item["call_id"], name=name, arguments=said))
+            choice.say("call", inference.ToolCall(id=item["call_id"], name=name, arguments=said))
     return [Said(choice, _FINISHES[value["status"]])]
 
 
@@ -247,11 +252,11 @@ def _message(value: _Object, names: Mapping[tuple[str, str], str]) -> list[Said]
     choice = Choice(stop=value.get("stop_sequence") or "")
     for block in value["content"]:
         if block["type"] == "text":
-            choice.text += block["text"]
+            choice.say("text", block["text"])
         elif block["type"] == "thinking":
-            choice.reasoning += block["thinking"]
+            choice.say("reasoning", block["thinking"])
         else:
-            choice.calls.append(_function(block, json.dumps(block["input"]), block["id"]))
+            choice.say("call", _function(block, json.dumps(block["input"]), block["id"]))
     return [Said(choice, _FINISHES[value["stop_reason"]])]
 
 
@@ -301,12 +306,14 @@ FORMS: Mapping[str, Form] = {
         frozenset({"id", "created_at", "completed_at", "usage", "output[].id", "output[].call_id"}),
         {"output[].content[].logprobs": TOKENS},
         frozenset({"tools", *ECHOED} - {"completed_at", "store", "usage"}),
+        ordered=True,
     ),
     "/v1/messages": Form(
         ask_messages,
         _message,
         lambda value: {**_ASKED, "max_tokens": 1},
         frozenset({"id", "usage", "content[].id"}),
+        ordered=True,
     ),
     "/v1/completions": Form(
         ask_completion,

@@ -86,6 +86,7 @@ class SealedReceipts:
                 text=digests.text,
                 reasoning=digests.reasoning,
                 calls=digests.calls,
+                order=digests.order,
                 choice=choice,
                 finish=finish,
                 tokens=tokens,

@@ -865,6 +865,7 @@ class RowDigests(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     binding: _builtins.bytes
     """OpenEngineRow.receipt"""
@@ -876,12 +877,13 @@ class RowDigests(_message.Message):
     """SHA-256 over the others; empty: the tail does not have that many"""
     text: _builtins.bytes
     """of the head only
-    this and the next two: SHA-256 over what was sent of the answer
+    this, the next two and the last: SHA-256 over what was sent of the answer
     """
     reasoning: _builtins.bytes
     calls: _builtins.bytes
     finish: _inference_pb2.FinishReason.ValueType
     prompt_tokens: _builtins.int
+    order: _builtins.bytes
     def __init__(
         self,
         *,
@@ -895,10 +897,11 @@ class RowDigests(_message.Message):
         calls: _builtins.bytes = ...,
         finish: _inference_pb2.FinishReason.ValueType = ...,
         prompt_tokens: _builtins.int = ...,
+        order: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "calls", b"calls", "finish", b"finish", "given", b"given", "prompt_tokens", b"prompt_tokens", "reasoning", b"reasoning", "row", b"row", "sampled", b"sampled", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "calls", b"calls", "finish", b"finish", "given", b"given", "order", b"order", "prompt_tokens", b"prompt_tokens", "reasoning", b"reasoning", "row", b"row", "sampled", b"sampled", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from refusals import refused
 from wholeanswers import CASES, NAMES, SIGNED, Case, answer, asked, forged, part_of, places, seen
 
+from sealring.api.answers import Choice
 from sealring.api.receipts import APIS, CHAT, Answered, ChoiceDigests, parse_body, read_answer
 from sealring.mesh.errors import InvalidInput, ReceiptError
 from sealring.mesh.prompt.images import NOTE
@@ -26,6 +29,7 @@ REQUESTS_OWN = {
 }
 """Parts of the request in its answer, which are compared with `--request` only."""
 
+BEGUN = ("content_block_start", "response.output_item.added")
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -33,15 +37,35 @@ def read(case: Case, value: dict[str, Any], *, body: bool = True) -> Answered:
     return read_answer(value, case.api, {"model": "demo", **case.body} if body else None)
 
 
+def deltas(choice: Choice) -> list[inference.Delta]:
+    """A stream of the choice."""
+    found = []
+    for kind, piece, _ in choice.parts():
+        delta = inference.Delta()
+        if not isinstance(piece, str):
+            delta.parsed.tool_calls.append(piece)
+        elif kind == "text":
+            delta.text = piece
+        else:
+            delta.parsed.reasoning = piece
+        found.append(delta)
+    return found
+
+
 def signed(case: Case) -> list[ChoiceDigests]:
     """The hashes that the head signs for what the model has said."""
     found = []
     for one in case.choices:
         answer = AnswerHash()
-        answer.add(one.text, one.reasoning, one.calls)
+        for kind, piece, _ in one.parts():
+            if isinstance(piece, str):
+                answer.add(**{"text": "", kind: piece})
+            else:
+                answer.add("", "", [piece])
         told = answer.digests()
         finish = "length" if case.finish == inference.FINISH_REASON_LENGTH else "stop"
-        found.append(ChoiceDigests(told.text, told.reasoning, told.calls, finish))
+        order = told.order if case.api in ("/v1/messages", "/v1/responses") else None
+        found.append(ChoiceDigests(told.text, told.reasoning, told.calls, finish, order))
     return found
 
 
@@ -52,9 +76,7 @@ def taken(case: Case, value: dict[str, Any], *, body: bool) -> bool:
     except ReceiptError:
         return False
     pairs = zip(found.choices, signed(case), strict=True)
-    same = all(
-        one in (true, ChoiceDigests(true.text, true.reasoning, None, true.finish)) for one, true in pairs
-    )
+    same = all(one in (true, dataclasses.replace(true, calls=None)) for one, true in pairs)
     return same and found.model == "demo"
 
 
@@ -103,6 +125,24 @@ def test_nothing_that_a_reader_sees_is_believed_unless_it_was_signed(
             told.pop(name, None)
             expected.pop(name, None)
         assert json.dumps(told, sort_keys=True) == json.dumps(expected, sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"), [("messages between calls", "content"), ("response between calls", "output")]
+)
+def test_no_other_order_is_believed(name: str, parts: str) -> None:
+    case = CASES[name]
+    true = answer(case)
+    assert len(true[parts]) == 6
+    for turned in itertools.permutations(true[parts]):
+        value = true | {parts: list(turned)}
+        same = seen(case.api, value) == seen(case.api, true)
+        assert taken(case, value, body=True) == same, [part["type"] for part in turned]
+    whole = asked(case).render(inference.Started(request_id="r1", model="demo"))
+    streamed = b"".join(whole.delta(delta) for delta in deltas(case.choices[0]))
+    told = [json.loads(line[6:]) for line in streamed.decode().splitlines() if line.startswith("data: ")]
+    kinds = [(one.get("content_block") or one["item"])["type"] for one in told if one["type"] in BEGUN]
+    assert kinds == [part["type"] for part in true[parts]]
 
 
 @EVERY

@@ -43,6 +43,7 @@ def statement_of(cluster: Cluster, envelope: bytes, /, **changes: Any) -> Statem
         text=told.text,
         reasoning=told.reasoning,
         calls=told.calls,
+        order=told.order,
         finish="stop",
         prompt_tokens=4,
         tokens=3,

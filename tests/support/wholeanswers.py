@@ -38,6 +38,16 @@ def choice(calls: bool = False, **more: Any) -> Choice:
     return Choice("Here.", "It is here.", calls=made, **more)
 
 
+def mixed() -> Choice:
+    """What a model said between two calls, and behind them."""
+    made, call = Choice(), inference.ToolCall(name="look", arguments='{"at": "x"}')
+    for kind, piece in (("reasoning", "It is"), ("text", "Be"), ("text", "fore."), ("call", call)):
+        made.say(kind, piece)
+    for kind, piece in (("reasoning", " here."), ("call", call), ("text", "After.")):
+        made.say(kind, piece)
+    return made
+
+
 @dataclass(frozen=True)
 class Case:
     """An API, a body, and the choices that answer it."""
@@ -86,6 +96,14 @@ CASES = {
         "/v1/messages",
         {"messages": ASKED, **_STOP, "tools": [{"name": "look", "input_schema": {"type": "object"}}]},
         (choice(True),),
+    ),
+    "messages between calls": Case(
+        "/v1/messages",
+        {"messages": ASKED, **_STOP, "tools": [{"name": "look", "input_schema": {"type": "object"}}]},
+        (mixed(),),
+    ),
+    "response between calls": Case(
+        "/v1/responses", {"input": "Where?", "tools": [{"type": "function", **FUNCTION}]}, (mixed(),)
     ),
     "message": Case("/v1/messages", {"messages": ASKED, **_STOP}, (choice(stop="\n\n"),)),
     "completions": Case(

@@ -34,6 +34,7 @@ def written(home: Path, cluster: Any, body: dict[str, Any] = BODY, **changes: An
         "text": told.text,
         "reasoning": told.reasoning,
         "calls": told.calls,
+        "order": told.order,
     }
     statement = statement_of(cluster, envelope, **named | changes)
     message = {"role": "assistant", "content": "Hello!"}

@@ -30,14 +30,15 @@ def pin(cluster: Any) -> bytes:
 
 def known(**changes: Any) -> Known:
     answer = AnswerHash()
-    for piece in ("there", " was"):
-        answer.add(piece)
-    answer.add("", "hm", [inference.ToolCall(id="x", name="look", arguments='{"a":[2],"b":1}')])
+    answer.add("there", "hm")
+    answer.add(" was")
+    answer.add("", "", [inference.ToolCall(id="x", name="look", arguments='{"a":[2],"b":1}')])
     told = answer.digests()
     every: dict[str, Any] = {
         "text": told.text,
         "reasoning": told.reasoning,
         "calls": told.calls,
+        "order": told.order,
         "nonce": NONCE,
         "request": request_digest(PROMPT, 20),
         "choice": 0,
@@ -183,6 +184,7 @@ FORGED: list[tuple[str, dict[str, Any]]] = [
     ("RECEIPT_OTHER_ANSWER", {"text": b"\x05" * 32}),
     ("RECEIPT_OTHER_ANSWER", {"reasoning": b"\x05" * 32}),
     ("RECEIPT_OTHER_ANSWER", {"calls": b"\x05" * 32}),
+    ("RECEIPT_OTHER_ANSWER", {"order": b"\x05" * 32}),
     ("RECEIPT_OTHER_ANSWER", {"finish": "length"}),
     ("RECEIPT_OTHER_ANSWER", {"tokens": 4}),
     ("RECEIPT_OTHER_CHOICE", {"choice": 1}),

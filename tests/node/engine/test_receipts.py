@@ -93,5 +93,6 @@ def test_head_and_tail_have_one_hash_of_the_tokens_of_an_epoch() -> None:
     said = head.digests(7, inference.FINISH_REASON_STOP)
     assert said.sampled == tail.digests(7, 4).sampled
     whole = AnswerHash()
-    whole.add("ab", "r", [inference.ToolCall(id="1", name="f", arguments="{}")])
-    assert (said.text, said.reasoning, said.calls) == tuple(vars(whole.digests()).values())
+    whole.add("a")
+    whole.add("b", "r", [inference.ToolCall(id="1", name="f", arguments="{}")])
+    assert (said.text, said.reasoning, said.calls, said.order) == tuple(vars(whole.digests()).values())
