@@ -12,6 +12,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from importlib.resources import files
 from typing import Any
 
@@ -29,6 +30,7 @@ from sealring.cli.dashboard.look import Audit, Load, cluster, trace
 from sealring.client import AsyncClient
 from sealring.edge.http.answers import error_response
 from sealring.mesh.errors import InvalidInput, SealringError, Unauthenticated
+from sealring.mesh.rpc.crowd import Place
 from sealring.mesh.trust.levels import level_of
 
 _PAGES = {
@@ -142,8 +144,11 @@ class _Token:
             await send(message)
 
         shown = Headers(scope=scope).get("authorization", "").encode()
-        if scope["path"] in _PAGES or hmac.compare_digest(shown, self._expected):
-            await self._app(scope, receive, with_headers)
+        known = hmac.compare_digest(shown, self._expected)
+        if known or scope["path"] in _PAGES:
+            place: Place | None = scope.get("state", {}).get("place")
+            with place.let_in("token") if place is not None and known else nullcontext():
+                await self._app(scope, receive, with_headers)
             return
         refused = Unauthenticated(
             "this is not the dashboard's token",

@@ -129,9 +129,23 @@ class Conversation:
                 return
             try:
                 with self._place.let_in(self._charged):
-                    await self._answer(text)
+                    asks = await self._answer(text)
             except SealringError as error:
+                asks = False
                 await self._refuse(error)
+            if not (asks or await self._counted()):
+                return
+
+    async def _counted(self) -> bool:
+        """Counts a message that was no request as if it were one. Where that is more than its key may send,
+        the connection ends, and this returns False."""
+        try:
+            async with self._socket.state.admit():
+                return True
+        except SealringError as error:
+            await self._refuse(error)
+            await self._socket.close(1008)
+            return False
 
     async def _refuse(self, error: SealringError) -> None:
         await self._send_error(error_status(error), error_body(error)["error"], {})
@@ -145,15 +159,18 @@ class Conversation:
         except TimeoutError:
             raise ClientDisconnect from None
 
-    async def _answer(self, text: str) -> None:
-        """Raises SealringError, and OSError where the client is gone."""
+    async def _answer(self, text: str) -> bool:
+        """Whether the message was a request, which the gate has counted then.
+
+        Raises SealringError for what is none, and OSError where the client is gone.
+        """
         size = len(text)
         try:
             asked = await self._asked(text.encode("utf-8", "surrogatepass"))
         finally:
             self._share.give_back(size)
         if asked is None:
-            return
+            return False
         body, turn, nonce = asked
         relay = _Relay(self._socket, body, self._gone)
         await self._socket.app(self._scope(body, turn, nonce), relay.receive, relay.send)
@@ -166,6 +183,7 @@ class Conversation:
             self._keep(response, turn)
         elif turn.response_id:
             self._forget()
+        return True
 
     def _scope(self, body: bytes, turn: _Kept, nonce: str | None) -> Scope:
         """The request by HTTP that a message is."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -103,8 +104,9 @@ class Guard:
                 self._check_socket(request)
             scopes = self._paths.scopes(scope["path"])
             async with contextlib.AsyncExitStack() as stack:
-                admission = self._gate.admit(name, credential(request), scopes)
-                caller = await stack.enter_async_context(admission)
+                admit = partial(self._gate.admit, name, credential(request), scopes)
+                caller = await stack.enter_async_context(admit())
+                scope["state"]["admit"] = admit
                 name, admitted = caller.key_id or name, True
                 if scope["type"] == "websocket":  # which asks for nothing yet
                     await stack.aclose()

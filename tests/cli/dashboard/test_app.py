@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from rostertest import PaperCluster
 from starlette.responses import PlainTextResponse
 
 from sealring.cli.dashboard import app
+from sealring.edge.http import server
 from sealring.mesh.errors import Unavailable
 from sealring.v1 import admin_pb2
 
@@ -93,6 +95,40 @@ async def test_data_is_what_was_looked_at(browser: httpx.AsyncClient, paper: Pap
     load = await told("/data/load")
     assert [(one["gateway"], one["running"]) for one in load] == [("127.0.0.1:1", 3), ("127.0.0.1:2", 3)]
     assert (await browser.get("/v1/x", headers=TOKEN)).text == "the chat's edge"
+
+
+async def test_a_crowd_without_the_token_ends_no_look(
+    paper: PaperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the browser's own address, as other accounts of this machine have it."""
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        async def rings(self) -> list[Any]:
+            asked.set()
+            await answered.wait()
+            return []
+
+    stand_in: Any = Slow()
+    admin: Any = Coordinator()
+    made = app.create_dashboard(
+        admin, bytes.fromhex(paper.pin), [], stand_in, PlainTextResponse(""), "secret"
+    )
+    http = server.HttpServer(made)
+    port = http.listen("127.0.0.1:0")
+    await http.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None) as browser:
+        looking = asyncio.create_task(browser.get("/data/rings", headers=TOKEN))
+        await asked.wait()
+        strangers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(30)]
+        async with httpx.AsyncClient() as stranger:
+            assert (await stranger.get(f"http://127.0.0.1:{port}/data/rings")).status_code == 401
+        answered.set()
+        assert (await looking).json() == []
+    for one in strangers:
+        one.close()
+    await http.stop()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sealring.edge.access.gate import Caller, Gate
+from sealring.edge.access.gate import Caller, Gate, Limits
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.edge.http import app
@@ -182,6 +183,30 @@ async def test_each_request_needs_the_key_of_the_connection(backend: Any, tmp_pa
             assert code(await last(socket, input="hello"))[:2] == (401, "invalid_api_key")
 
 
+@pytest.mark.parametrize("message", ["", "{", '{"type": "other"}', '{"type": "response.processed"}', b"{}"])
+async def test_messages_that_are_no_request_count_as_requests(
+    backend: Any, tmp_path: Path, message: str | bytes
+) -> None:
+    """A connection whose key may send no more ends, and the next is refused."""
+    keys = KeyFile(tmp_path / "state")
+    headers = {"authorization": f"Bearer {keys.create([Scope.INFERENCE])[0]}"}
+    gate = Gate(keys, Limits(key_per_second=2), clock=lambda: 0.0)
+    async with served(backend, gate=gate) as port:
+        async with opened(port, additional_headers=headers) as socket:
+            for _ in range(8):
+                await socket.send(message)
+            said = []
+            with pytest.raises(ConnectionClosed) as caught:
+                while True:
+                    said.append(code(json.loads(await socket.recv())))
+        assert said[-1][:2] == (429, "rate_limited")
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1008
+        with pytest.raises(InvalidStatus, match="429"):
+            await opened(port, additional_headers=headers)
+    assert not backend.requests
+
+
 async def test_pages_and_paths_that_are_not_listed_open_no_socket(backend: Any) -> None:
     async with served(backend, cors_origins=["https://a.example"]) as port:
         for path, origin, status in (
@@ -232,6 +257,7 @@ class Scripted(WebSocket):
         self.told: list[Any] = []
         self.bodies: list[Any] = []
         state = {"share": Share(Holding(1 << 20), ""), "caller": Caller(), "charged": "a"}
+        state["admit"] = lambda: contextlib.nullcontext()
         scope = {"type": "websocket", "headers": [], "state": state, "app": self.answer, "scheme": "ws"}
         scope |= dict.fromkeys(("asgi", "http_version", "server", "client", "root_path", "path", "raw_path"))
         self.left = [json.dumps({**ASK, **one}) for one in messages]
