@@ -95,7 +95,7 @@ STRANGERS = """
     edge/access/interceptor.py:_first edge/http/body.py:read_body edge/http/guard.py:Guard._answer_unread
     edge/http/conversation.py:Conversation.run edge/http/conversation.py:Conversation._answer_all
     edge/http/conversation.py:Conversation._send_error edge/http/protocol.py:EdgeProtocol._watch_headers
-    mesh/rpc/connections.py:ConnectionWatch.__init__ mesh/rpc/connections.py:ConnectionWatch._watch
+    mesh/rpc/connections.py:ConnectionWatch._watch
     mesh/rpc/interceptor.py:_Requests.hear_first mesh/rpc/interceptor.py:_guard_stream.guarded
     mesh/rpc/limits.py:Buckets.__init__
 """
