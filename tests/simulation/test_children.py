@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import Children
+from children import Children, LoadFault
 from commands import quickly
 from simulatedmodel import SimulatedModel
 from wires import Wires
 
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import EpochEnded, ResourceExhausted, SealringError
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.daemon.carrier_process import CarrierProcess
 from sealring.node.daemon.engine_process import EngineProcess, StageKey
@@ -105,10 +105,21 @@ class Member:
 
     def row_digests(self, digests: engine.RowDigests) -> None:
         self.ring.digests.append((self.rank, digests))
+        self.ring.changed.set()
 
     def engine_fault(self, error: SealringError) -> None:
         self.faults.append(error)
         self.ring.changed.set()
+
+    async def close(self) -> None:
+        """Ends the epoch, as a daemon does."""
+        await self.carrier.stop()
+        await self.engine.close_epoch()
+        self.faults.clear()
+
+    async def lose_power(self) -> None:
+        self.children.power_off()
+        await self.stop()
 
     async def stop(self) -> None:
         for part in (self.carrier, self.engine):
@@ -180,8 +191,10 @@ class Ring:
         return opened
 
     def work(self, command: engine.EngineCommand, ranks: Any = None) -> None:
+        """Gives a command to the engines that are there."""
         for rank in range(self.size) if ranks is None else ranks:
-            self.members[rank].engine.send_work(command.SerializeToString())
+            if self.members[rank].engine.alive:
+                self.members[rank].engine.send_work(command.SerializeToString())
 
     def step(self, *changes: control.Change, **work: Any) -> int:
         self.steps += 1
@@ -261,11 +274,15 @@ async def ring_of(size: int, folder: Path, **options: Any) -> AsyncIterator[Ring
 @pytest.fixture
 def simulated(tmp_path: Path) -> Callable[..., None]:
     def run(size: int, play: Callable[[Ring], Coroutine[Any, Any, None]], **options: Any) -> None:
+        errors: list[Any] = []
+
         async def whole() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
             async with ring_of(size, tmp_path, **options) as ring:
                 await play(ring)
 
         quickly(whole())
+        assert errors == []
 
     return run
 
@@ -283,3 +300,319 @@ def test_answers_are_those_of_the_model(simulated: Any, size: int) -> None:
         assert ring.wires.broken == []
 
     simulated(size, play)
+
+
+LONG = " ".join(f"word{number}" for number in range(70))
+
+
+def test_rows_of_one_lane_join_and_leave(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        texts = {1: "say:12 one", 2: "say:3 two", 3: "say:5 three"}
+        for row, text in texts.items():
+            await ring.prefill(await ring.opened(row, text))
+        await ring.decode(*texts)
+        assert ring.texts == {row: MODEL.answer(text)[0] for row, text in texts.items()}
+        assert ring.wires.broken == []
+
+    simulated(2, play)
+
+
+def test_choices_are_copies_with_answers_of_their_own(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        opened = await ring.opened(1, LONG, choices=3)
+        await ring.prefill(opened, choices=3)
+        await ring.decode(1, 2, 3)
+        assert ring.texts == {1 + choice: MODEL.answer(LONG, choice)[0] for choice in range(3)}
+        assert len(set(ring.texts.values())) == 3
+        assert ring.wires.broken == []
+
+    simulated(3, play)
+
+
+def test_an_answer_goes_on_in_the_next_epoch_and_begins_with_what_was_kept(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        opened = await ring.opened(1, LONG)
+        number = 0
+        for start in range(0, 64, CHUNK):
+            number = ring.step(prefill=control.Prefill(chunks=[ring.chunk(opened, start)]))
+        keep = control.Change(keep=control.Keep(prefix=1, row=1, tokens=64))
+        ring.step(keep, prefill=control.Prefill(chunks=[ring.chunk(opened, 64)]))
+        await ring.until(lambda: ring.done > number)
+        first = ring.outputs[1]
+        for member in ring.members:
+            await member.close()
+        assert [one.rows for one in ring.wires.served] == [0, 0]
+
+        kept = [each.kept for each in await ring.form(2)]
+        origin = (1, 1, 64)
+        assert [[(one.epoch, one.row, one.tokens) for one in each] for each in kept] == [[origin]] * 2
+        opened = await ring.opened(1, LONG, resume=inference.Resume(tokens=[first.token]))
+        assert (opened.answered, opened.prompt_tokens) == (1, 71)
+        adopt = control.Change(adopt=control.Adopt(prefix=1, epoch=1, row=1, tokens=64))
+        chunk = ring.chunk(opened, 64, prefix=1, takes=True)
+        ring.step(adopt, prefill=control.Prefill(chunks=[chunk]))
+        await ring.until(lambda: ring.done == 1)
+        await ring.decode(1)
+        assert (ring.texts[1], ring.outputs[1].tokens) == MODEL.answer(LONG)
+        assert [one.kv_bytes for one in ring.wires.served] == [0] * 4
+        assert ring.wires.broken == []
+
+    simulated(2, play)
+
+
+def test_a_row_is_evicted_in_the_middle_of_its_prompt(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        opened = await ring.opened(1, LONG)
+        for start in range(0, 48, CHUNK):
+            ring.step(prefill=control.Prefill(chunks=[ring.chunk(opened, start)]))
+        number = ring.step(control.Change(evict=control.Evict(row=1)))
+        await ring.until(lambda: ring.done == number)
+        assert await ring.answer(2, "hello") == MODEL.answer("hello")
+        assert [(one.rows, one.kv_bytes) for one in ring.wires.served] == [(0, 0)] * 3
+        assert ring.wires.broken == []
+
+    simulated(3, play)
+
+
+def test_what_the_head_does_not_take_is_refused(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        many = "word " * MODEL.context
+        for row, text in enumerate((many, "", "gone"), 1):
+            asked = engine.OpenEngineRow(row=row, prompt=inference.Prompt(text=text))
+            ring.work(engine.EngineCommand(open_row=asked), [0])
+        ring.work(engine.EngineCommand(discard=control.DiscardRow(row=3)), [0])
+        await ring.until(lambda: len(ring.events) == 3)
+        refused = {event.refused.row: event.refused.problem.reason for event in ring.events}
+        assert refused == {1: "CONTEXT_TOO_LONG", 2: "EMPTY_PROMPT", 3: "DISCARDED"}
+        assert ring.wires.broken == []
+
+    simulated(1, play)
+
+
+def test_head_and_tail_have_the_same_to_sign(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        await ring.prefill(await ring.opened(1, "say:4 all", receipt=bytes(range(32))))
+        changes = [control.Change(admit=control.Admit(row=1, lane=0))]
+        for _ in range(4):
+            number = ring.step(*changes, decode=control.Decode(lane=0))
+            changes = []
+            await ring.until(lambda: ring.done == number)  # noqa: B023
+        sign = engine.EngineCommand(sign=control.SignRow(row=1, tokens=5))
+        ring.work(sign, [1])
+        await ring.until(lambda: len(ring.digests) == 2)
+        (_, head), (_, tail) = ring.digests
+        assert head.sampled == tail.sampled != b""
+        assert (head.tokens, head.finish) == (5, inference.FINISH_REASON_STOP)
+
+    simulated(2, play)
+
+
+def test_keys_are_renewed_while_steps_flow(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        await ring.answer(1, "say:20 please")
+        carriers = [member.carrier for member in ring.members]
+        for outgoing in (True, False):
+            assert all(one.rekey_wanted(outgoing=outgoing).is_set() for one in carriers)
+        for generation, at_step in ((1, ring.steps + 1), (2, ring.steps + 30)):
+            keys = ring.keys(1, generation)
+            for rank, carrier in enumerate(carriers):
+                await carrier.install(keys[rank][0], outgoing=True, at_step=at_step)
+                await carrier.install(keys[(rank - 1) % 3][1], outgoing=False, at_step=at_step)
+        before = [await carrier.look() for carrier in carriers]
+        assert await ring.answer(2, "say:40 please") == MODEL.answer("say:40 please")
+        figures = [await carrier.look() for carrier in carriers]
+        assert [one.sent for one in figures] == [figures[(rank + 1) % 3].received for rank in range(3)]
+        assert all(now.sent > then.sent + 40 for then, now in zip(before, figures, strict=True))
+        assert ring.wires.broken == []
+
+    simulated(3, play, rekey_records=10)
+
+
+def test_keys_that_do_not_match_are_seen(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        with pytest.raises(SealringError) as refused:
+            await ring.form(wrong=1)
+        assert refused.value.reason == "RECORD_REFUSED"
+        assert ring.wires.broken == ["host-2 and host-1 have different keys for their link"]
+
+    simulated(3, play)
+
+
+def test_keys_that_change_at_different_steps_are_seen(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        keys = ring.keys(1, 1)
+        await ring.members[0].carrier.install(keys[0][0], outgoing=True, at_step=1)
+        await ring.members[1].carrier.install(keys[0][1], outgoing=False, at_step=2)
+        with pytest.raises(SealringError, match="cannot be"):
+            await ring.answer(1, "hello")
+        (broken,) = ring.wires.broken
+        assert broken.startswith("host-1 cannot open a record of step 1")
+
+    simulated(2, play)
+
+
+def test_members_that_disagree_about_a_step_are_seen(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        opened = await ring.opened(1, "one two three")
+        for rank, end in ((0, 2), (1, 1)):
+            chunk = ring.chunk(opened, 0)
+            chunk.end = end
+            step = control.Step(number=1, prefill=control.Prefill(chunks=[chunk]))
+            ring.work(engine.EngineCommand(step=step), [rank])
+        with pytest.raises(SealringError):
+            await ring.until(lambda: False)
+        assert any("cannot open a record of step 1" in one for one in ring.wires.broken)
+
+    simulated(2, play)
+
+
+@pytest.mark.parametrize("name", ["engine", "carrier"])
+def test_a_child_that_is_killed_ends_the_epoch_of_all(simulated: Any, name: str) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        await ring.answer(1, "hello")
+        (child,) = ring.members[1].children.named(name)
+        child.crash()
+        while not all(member.faults for member in ring.members):
+            ring.changed.clear()
+            await ring.changed.wait()
+            for member in ring.members:
+                if member.faults:
+                    await member.carrier.stop()
+        assert {one.reason for one in ring.members[1].faults} <= {"CHILD_ENDED", "EPOCH_ENDED"}
+        assert ring.members[2].faults[0].reason == "PEER_LOST"
+        assert ring.members[1].ended.is_set() == (name == "engine")
+        assert ring.wires.broken == []
+
+    simulated(3, play)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("engine", "ENGINE_FROZEN"), ("carrier", "CARRIER_FROZEN")])
+def test_a_child_that_is_frozen_is_found(simulated: Any, name: str, reason: str) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        opened = await ring.opened(1, LONG)
+        (child,) = ring.members[1].children.named(name)
+        child.freeze()
+        with pytest.raises(EpochEnded) as frozen:
+            await ring.prefill(opened)
+        assert frozen.value.reason == reason
+        assert ring.wires.broken == []
+
+    simulated(2, play)
+
+
+def test_a_child_that_is_thawed_in_time_goes_on(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        children = [child for child in ring.members[1].children.alive if child.status is None]
+        assert {child.name for child in children} == {"engine", "carrier"}
+        for child in children:
+            child.freeze()
+        asyncio.get_running_loop().call_later(1.5, lambda: [child.thaw() for child in children])
+        begun = asyncio.get_running_loop().time()
+        assert await ring.answer(1, LONG) == MODEL.answer(LONG)
+        assert asyncio.get_running_loop().time() - begun > 1.5
+        assert ring.wires.broken == []
+
+    simulated(2, play)
+
+
+def test_a_short_partition_delays_and_a_long_one_resets_the_links(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        ring.network.cut.add("host-1")
+        asyncio.get_running_loop().call_later(40.0, ring.network.cut.clear)
+        begun = asyncio.get_running_loop().time()
+        assert await ring.answer(1, LONG) == MODEL.answer(LONG)
+        assert asyncio.get_running_loop().time() - begun > 40.0
+        ring.network.cut.add("host-1")
+        opened = await ring.opened(2, "hello")
+        number = ring.step(prefill=control.Prefill(chunks=[ring.chunk(opened, 0)]))
+        await asyncio.sleep(60)
+        ahead = await ring.members[1].carrier.look()
+        assert ahead.waiting_ms > 50_000
+        with pytest.raises(SealringError):
+            await ring.until(lambda: ring.done == number)
+        assert ring.wires.broken == []
+
+    simulated(2, play)
+
+
+def test_a_machine_without_power_answers_nobody_and_may_come_back(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        await ring.answer(1, "hello")
+        ring.network.cut.add("host-1")
+        await ring.members[1].lose_power()
+        assert ring.members[1].children.named("engine") == []
+        opened = await ring.opened(2, "hello")
+        ring.step(prefill=control.Prefill(chunks=[ring.chunk(opened, 0)]))
+        await asyncio.sleep(10)
+        assert ring.members[0].faults == []
+        ring.network.cut.clear()  # its kernel knows nothing of the connection
+        await asyncio.sleep(10)
+        ring.step(control.Change(evict=control.Evict(row=2)))
+        assert ring.members[0].children.named("carrier")
+        await ring.members[0].close()
+        await ring.members[1].start()
+        await ring.form(2)
+        assert await ring.answer(3, LONG) == MODEL.answer(LONG)
+        assert ring.wires.broken == []
+
+    simulated(2, play)
+
+
+def test_loads_fail_take_long_and_are_killed(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        (member,) = ring.members
+        loop = asyncio.get_running_loop()
+        await member.stop()
+        member.children.load = LoadFault(factor=50.0)
+        begun = loop.time()
+        await member.start()
+        assert loop.time() - begun > 99.0
+        full = ResourceExhausted("no memory", reason="OUT_OF_MEMORY")
+        for fault, reason in (
+            (LoadFault(error=full), "OUT_OF_MEMORY"),
+            (LoadFault(killed=True), "CHILD_ENDED"),
+        ):
+            await member.stop()
+            member.children.load = fault
+            with pytest.raises(SealringError) as failed:
+                await member.start()
+            assert failed.value.reason == reason
+
+    simulated(1, play)
+
+
+def test_a_profile_is_the_models_and_a_tensor_ring_has_no_group(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        process = ring.members[0].engine
+        assert await process.profile(f"/anywhere/{MODEL.name}") == MODEL.profile()
+        with pytest.raises(SealringError, match="no such model"):
+            await process.profile("/anywhere/other")
+        with pytest.raises(SealringError) as refused:
+            await process.join_group(engine.JoinGroup(), 5.0)
+        assert refused.value.reason == EpochEnded.no_group
+
+    simulated(1, play)
+
+
+def test_epochs_that_fall_are_seen(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        for epoch in (2, 2):
+            await ring.form(epoch)
+            await ring.members[0].engine.close_epoch()
+        assert ring.wires.broken == ["host-0 opens epoch 2 of simulated-0 after a later one"]
+
+    simulated(1, play)
