@@ -18,7 +18,7 @@ from sealring.node.engine.text.notations.notation import NOTATIONS, Nested, Pyth
 from sealring.node.engine.vision.sizes import UNFIT
 
 DOCS = Path(__file__).parents[1] / "docs"
-FOUND, PAGE = DOCS / "models.json", DOCS / "models.md"
+FOUND, PAGE, TEMPLATES = DOCS / "models.json", DOCS / "models.md", DOCS / "templates.json"
 
 INTRODUCTION = """\
 # Models
@@ -209,6 +209,11 @@ NOT_SERVED = {
 TOOLS = """\
 ## Tools and thoughts
 
+The columns *calls* and *thoughts* of the first table say which families the published chat templates of an
+architecture are of, and whether models with these templates have thoughts that are read: *no* where nobody
+reads them, empty where no template of it was tried. `make templates` compares docs/templates.json with 70
+templates of real models.
+
 A model's family follows from its chat template, or from its tokens where the template says nothing, and not
 from its architecture (`node/engine/text/families.py`). The first row that fits counts. `capabilities` of
 `/v1/models` says `tools` and `thinking` of each served model by the same rows.
@@ -235,14 +240,33 @@ called by a grammar: [clients.md](clients.md#answers-that-fit-a-schema).
 
 def page(found: dict[str, dict[str, Any]]) -> str:
     """The page, made of the output of `python -m bench.stages` for each configuration."""
-    names = sorted(found, key=str.lower)
+    names, published = sorted(found, key=str.lower), json.loads(TEMPLATES.read_bytes())
     exact = [name for name in names if found[name]["outcome"] == "exact"]
     wrong = [name for name in names if found[name]["outcome"] == "wrong"]
     assert not wrong, f"wrong in stages: {wrong}"
     refused = [name for name in names if name not in exact]
     served = _table(
-        ["architecture", "hook", "rows", "kv-bits", "prefixes", "drafts", "tensor", "images"],
-        [[_marked(name), *_abilities(name, found[name]), found[name].get("images", "")] for name in exact],
+        [
+            "architecture",
+            "hook",
+            "rows",
+            "kv-bits",
+            "prefixes",
+            "drafts",
+            "tensor",
+            "images",
+            "calls",
+            "thoughts",
+        ],
+        [
+            [
+                _marked(name),
+                *_abilities(name, found[name]),
+                found[name].get("images", ""),
+                *_said(name, published),
+            ]
+            for name in exact
+        ],
     )
     why = _table(
         ["architecture", "reason", "why", "tensor"],
@@ -272,6 +296,16 @@ def _family(row: Family) -> list[str]:
 
 def _marked(name: str) -> str:
     return name + "¹" * (name.partition(":")[0] in WRAPPED)
+
+
+def _said(name: str, published: dict[str, dict[str, Any]]) -> list[str]:
+    """Families of the published templates of an architecture, and whether thoughts of its models are read."""
+    own = [one for one in published.values() if one["model_type"] == name.partition(":")[0]]
+    if not own:
+        return ["", ""]
+    thinks = {one["thoughts"] for one in own}
+    families = sorted({one["calls"] or "no" for one in own})
+    return [", ".join(families), "some" if len(thinks) > 1 else "yes" if thinks == {True} else "no"]
 
 
 def _abilities(name: str, one: dict[str, Any]) -> list[str]:

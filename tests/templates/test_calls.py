@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.families import family_of
-from sealring.node.engine.text.notations.notation import NOTATIONS, Nested, Python
+from sealring.node.engine.text.families import THINK, family_of, thinking_of
+from sealring.node.engine.text.notations.notation import NOTATIONS, Nested, Notation, Pieces, Python
+from sealring.node.engine.text.notations.values import literal
 from sealring.node.engine.text.sections import Sections, format_of
 from sealring.node.engine.text.template import ChatTemplate
 from sealring.v1 import inference_pb2 as inference
@@ -72,26 +74,42 @@ def schema_of(value: Any) -> Any:
     return made
 
 
-def fits(schema: Any, value: Any) -> bool:
-    """Whether a value is of its schema's type: BFCL writes many as texts."""
-    kinds = {
-        "string": str,
-        "integer": int,
-        "number": (int, float),
-        "boolean": bool,
-        "array": list,
-        "object": dict,
-    }
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind not in kinds or isinstance(value, bool) != (kind == "boolean"):
-        return False
-    if not isinstance(value, kinds[kind]):
-        return False
-    if kind == "array":
-        return all(fits(schema.get("items") or {}, one) for one in value)
-    if kind == "object":
-        return all(fits((schema.get("properties") or {}).get(key), one) for key, one in value.items())
-    return True
+def kinds_of(schema: Any) -> set[str]:
+    kinds = schema.get("type", []) if isinstance(schema, dict) else []
+    return set(kinds if isinstance(kinds, list) else [kinds])
+
+
+EMPTY = "nothing is written of what is empty"
+QUOTE = "a text has the quote that ends it, and what follows one"
+LONE = "a list of one is an object with an item, where its schema says object"
+BARE = "a text without quotes is what its schema says"
+
+
+def carried(notation: Notation, value: Any, schema: Any) -> str:
+    """Why the notation cannot carry a value of this schema; empty if it can.
+
+    Where it writes texts without quotes, the schema alone says what is a text.
+    """
+    schema = schema if isinstance(schema, dict) else {}
+    if isinstance(notation, Python) and not notation.escapes:
+        text = value if isinstance(value, str) else ""
+        return QUOTE if re.search(r"'\s*(?:\)\s*(?:[,\]]|\Z)|,\s*[\w.$-]+\s*=)", text) else ""
+    if not isinstance(notation, Pieces | Nested) or (isinstance(notation, Pieces) and notation.kinds):
+        return ""
+    kinds = kinds_of(schema)
+    if isinstance(notation, Nested) and isinstance(value, list | dict):
+        if isinstance(value, list) and len(value) == 1 and "object" in kinds:
+            return LONE
+        items = enumerate(value) if isinstance(value, list) else value.items()
+        kept = schema.get("properties") or {}
+        inner = [
+            (one, kept.get(key) if isinstance(value, dict) else schema.get("items")) for key, one in items
+        ]
+        return EMPTY if not inner else next(filter(None, (carried(notation, *one) for one in inner)), "")
+    if isinstance(value, str):
+        other = literal(value)[1] or (not value.strip() and kinds & {"array", "object", "null"})
+        return BARE if other and "string" not in kinds else ""
+    return BARE if kinds == {"string"} else ""
 
 
 @cache
@@ -110,9 +128,7 @@ def turns() -> list[tuple[dict[str, Any], list[Call]]]:
             calls: list[Call] = []
             for one in truth:
                 (name, given), *_ = one.items()
-                properties = schemas.get(name, {}).get("properties", {})
-                arguments = {key: values[0] for key, values in given.items() if values and values[0] != ""}
-                calls.append((name, {k: v for k, v in arguments.items() if fits(properties.get(k), v)}))
+                calls.append((name, {key: values[0] for key, values in given.items() if values}))
             found.append((schemas, calls))
     return found
 
@@ -163,13 +179,15 @@ def read(name: str, source: str, turn: str, schemas: dict[str, Any]) -> list[Cal
     return [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls] if parsed else []
 
 
-def lacks(name: str, calls: list[Call]) -> bool:
-    """Whether the notation cannot hold these calls."""
-    notation = NOTATIONS[name]
-    texts = json.dumps(calls)
-    if isinstance(notation, Nested):
-        return any(value in ([], {}) for _, given in calls for value in given.values()) or ": []" in texts
-    return isinstance(notation, Python) and not notation.escapes and "'" in texts and "'," in texts
+def held(notation: Notation, calls: list[Call], schemas: dict[str, Any], left: Counter[str]) -> list[Call]:
+    """The calls without the arguments that the notation cannot carry, which are counted by the reason."""
+    found = []
+    for name, given in calls:
+        properties = schemas.get(name, {}).get("properties", {})
+        why = {key: carried(notation, value, properties.get(key)) for key, value in given.items()}
+        left.update(filter(None, why.values()))
+        found.append((name, {key: value for key, value in given.items() if not why[key]}))
+    return found
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -179,19 +197,33 @@ def test_calls_are_read_as_they_were_written(name: str) -> None:
     if not family.notation or name in SILENT:
         pytest.skip(SILENT.get(name, "nobody reads its calls, and docs/models.md says so"))
     template = ChatTemplate(source, {"bos_token": "", "eos_token": "<EOS>"})
-    changed, tried = [], 0
+    changed, tried, left = [], 0, Counter[str]()
     for schemas, calls in turns():
         calls = calls[:1] if family.notation in ONE_CALL else calls
+        calls = held(NOTATIONS[family.notation], calls, schemas, left)
         turn = written(template, calls, schemas, starts=bool(NOTATIONS[family.notation].starts))
         assert turn is not None, calls
-        if lacks(family.notation, calls):
-            continue
         end = LEFT_OUT.search(turn, max(0, turn.find(NOTATIONS[family.notation].begin)))
         found = read(name, source, turn[: end.start()] if end else turn, schemas)
         tried += len(calls)
         if found != calls:
             changed.append((calls, found, turn))
     assert not changed, (len(changed), tried, changed[0])
+
+
+def test_the_page_says_of_each_template_what_is_read() -> None:
+    """docs/templates.json, of which docs/models.md is made."""
+    said = json.loads((Path(__file__).parents[2] / "docs" / "templates.json").read_bytes())
+    for name in TEMPLATES:
+        source = (FOLDER / "jinja" / f"{name}.jinja").read_text("utf-8")
+        family = family_of(source, TOKENS.get(name, ()))
+        marks = [mark for pair in THINK for mark in pair if mark in source]
+        thinks = thinking_of(family, marks) is not None
+        assert (said[name]["calls"], said[name]["thoughts"]) == (
+            family.name * bool(family.notation),
+            thinks,
+        ), name
+    assert set(said) == set(TEMPLATES)
 
 
 def test_templates_were_fetched() -> None:

@@ -26,6 +26,7 @@ from sealring.node.engine.text.notations.notation import (
     unmarked,
 )
 from sealring.node.engine.text.notations.values import (
+    Lone,
     Member,
     Raw,
     Tree,
@@ -378,7 +379,7 @@ def _element(found: list[tuple[str, Tree]], text: str) -> Tree:
         return Raw(text)
     if len(found) > 1 and all(name == "item" for name, _ in found):
         return [one for _, one in found]
-    members_: dict[str, Tree] = {}
+    members_: dict[str, Tree] = Lone() if [name for name, _ in found] == ["item"] else {}
     for name, one in found:
         _put(members_, name, one)
     return members_

@@ -33,6 +33,10 @@ class Raw:
     but for words of Python, which are no text."""
 
 
+class Lone(dict[str, "Tree"]):
+    """An element `item` by itself: a list of one, unless its schema says that it is an object."""
+
+
 Tree = Raw | dict[str, "Tree"] | list["Tree"]
 
 
@@ -51,8 +55,8 @@ def json_of(value: Tree, schema: Any, root: Any) -> str:
     if isinstance(value, Raw):
         return dumped(value.text) if value.kind == "string" else _typed(value, schema, root)
     parts, described = Allowed(schema, root), _member
-    if isinstance(value, dict) and "array" in parts.kinds and list(value) == ["item"]:
-        value = [value["item"]]
+    if isinstance(value, Lone) and ("array" in parts.kinds or "object" not in parts.kinds):
+        value = list(value.values())
     if isinstance(value, list):
         return "[" + ", ".join(json_of(one, parts.items, root) for one in value) + "]"
     found = (f"{dumped(key)}: {json_of(one, described(parts, key), root)}" for key, one in value.items())

@@ -14,7 +14,7 @@ from sealring.node.engine.text.calls import calls_of, read_calls
 from sealring.node.engine.text.notations import values
 from sealring.node.engine.text.notations.notation import NOTATIONS
 from sealring.node.engine.text.notations.reading import reader_of
-from sealring.node.engine.text.notations.values import Raw, Tree, Written, json_of
+from sealring.node.engine.text.notations.values import Lone, Raw, Tree, Written, json_of
 
 NONE = frozenset[str]()
 
@@ -74,8 +74,12 @@ def test_what_is_nested_is_typed_by_what_describes_it() -> None:
         "properties": {"list": {"type": "array", "items": {"type": "string"}}, "one": {"type": "array"}},
         "additionalProperties": {"type": "integer"},
     }
-    tree: Tree = {"list": [Raw("1"), Raw(" 2")], "one": {"item": Raw("3")}, "more": Raw("4")}
+    tree: Tree = {"list": [Raw("1"), Raw(" 2")], "one": Lone(item=Raw("3")), "more": Raw("4")}
     assert json.loads(json_of(tree, schema, schema)) == {"list": ["1", " 2"], "one": [3], "more": 4}
+    for kind, found in (("array", [3]), ("integer", [3]), ("object", {"item": 3})):
+        assert json.loads(json_of(Lone(item=Raw("3")), {"type": kind}, {})) == found
+        assert json.loads(json_of({"item": Raw("3")}, {"type": kind}, {})) == {"item": 3}
+    assert json.loads(json_of(Lone(item=Raw("3")), {}, {})) == [3]
 
 
 def test_a_name_is_that_of_a_tool_where_a_notation_cannot_hold_it() -> None:

@@ -97,6 +97,32 @@ def test_thoughts_are_marked_as_mlx_lm_knows_them() -> None:
             assert thinking_of(family_of("", tokens), tokens) == found, tokens
 
 
+TRANSFORMERS = {"qwen2": "qwen3", "qwen3_5": "qwen3-coder", "gemma4": "gemma4"}
+"""Families of the model types whose calls transformers reads, by the first type of each list."""
+
+
+def test_every_family_that_transformers_reads_is_read_alike() -> None:
+    """It reads calls by lists that a folder brings, and by these where a folder brings none."""
+    from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
+
+    assert {types[0] for types in _RESPONSE_TEMPLATE_FALLBACKS} == set(TRANSFORMERS)
+    for types, theirs in _RESPONSE_TEMPLATE_FALLBACKS.items():
+        family = next(row for row in FAMILIES if row.name == TRANSFORMERS[types[0]])
+        notation, calls = NOTATIONS[family.notation], theirs["fields"]["tool_calls"]
+        written = f"{notation.begin}{notation.call % 'look'}"
+        assert re.match(calls.get("open_pattern") or re.escape(calls["open"]), written), types
+        closed = f"{notation.call_end}{notation.end}".strip()
+        assert re.search(calls.get("close_pattern") or re.escape(calls["close"]), closed), types
+        thoughts = theirs["fields"]["reasoning_content"]
+        pair = family.thinking or THINK[0]
+        assert (thoughts["open"].strip(), thoughts["close"]) == pair, types
+
+
+def test_what_the_page_says_is_read_is_a_family() -> None:
+    said = json.loads((Path(__file__).parents[4] / "docs" / "templates.json").read_bytes())
+    assert {one["calls"] for one in said.values()} - {""} <= {row.name for row in FAMILIES}
+
+
 @pytest.mark.parametrize("row", FAMILIES, ids=lambda row: row.name)
 def test_both_ways_of_loading_a_folder_find_the_same(row: Any, tmp_path: Path) -> None:
     shutil.copytree(MODEL, tmp_path, dirs_exist_ok=True)
