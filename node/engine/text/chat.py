@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import parse_json_object
 from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.marked import refuse_lost
 from sealring.node.engine.text.sections import Sections, no_tool_calls
-from sealring.node.engine.text.shapes import behind_tools, in_turns
 from sealring.node.engine.text.showing import Shown
 from sealring.node.engine.text.tokenizer import Tokenizer, cannot_continue
 from sealring.v1 import inference_pb2 as inference
@@ -28,18 +26,8 @@ def encode_chat(tokenizer: Tokenizer, chat: inference.Chat, shown: Shown | None 
     refuse_lost(chat, shape)
     described = [tool for tool in chat.tools if not tool.in_conversation]
     arguments = tokenizer.thinking.arguments(_arguments(chat))
-
-    def encode(messages: Iterable[inference.ChatMessage]) -> list[int]:
-        told, tools, variables = shape.chat(messages, described)
-        return tokenizer.encode_chat(told, tools, {**variables, **arguments}, shown, begun=chat.begun)
-
-    try:
-        ids = encode(chat.messages)
-    except InvalidInput as error:
-        by_tools = any(message.images for message in chat.messages if message.role == "tool")
-        if not by_tools or error.reason not in ("BAD_IMAGE", "CHAT_TEMPLATE_REFUSED"):
-            raise
-        ids = encode(behind_tools(in_turns(chat.messages)))
+    told, tools, variables = shape.chat(chat.messages, described)
+    ids = tokenizer.encode_chat(told, tools, {**variables, **arguments}, shown, begun=chat.begun)
     if call:
         begin, end = tokenizer.format.thinking or ("", "")
         said = tokenizer.last_turn(ids)

@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.shapes import Shape, parameters
+from sealring.node.engine.text.shapes import Shape, is_nested, is_untyped, parameters
 from sealring.v1 import inference_pb2 as inference
 
 Render = Callable[[Sequence[Mapping[str, Any]]], Sequence[str | None]]
@@ -46,15 +46,28 @@ def shape_of(render: Render) -> Shape:
     return replace(shape, lost=tuple(dict.fromkeys(lost)), asked=True)
 
 
-def shows(render: Render, shape: Shape, chats: Sequence[inference.Chat]) -> bool:
-    """Whether each chat's prompt has all of its marks."""
+def with_images(render: Render, shape: Shape, placeholder: str) -> Shape:
+    """The shape of a template that writes `placeholder` for an image of a user: also for those of tools."""
+    if CALLS in shape.lost:
+        return shape
+    for one in (shape, replace(shape, behind=True)):
+        if shows(render, one, _SEEN, placeholder):
+            return one
+    return replace(shape, lost=(*shape.lost, IMAGES))
+
+
+def shows(render: Render, shape: Shape, chats: Sequence[inference.Chat], placeholder: str = "") -> bool:
+    """Whether each chat's prompt has all of its marks, and a placeholder for each of its images."""
     asked = []
     for chat in chats:
         messages, tools, variables = shape.chat(chat.messages, chat.tools)
         asked.append({"messages": messages, "tools": tools, "arguments": variables})
     prompts = render(asked)
     return all(
-        prompt is not None and not _missing(chat, prompt) and not _dumped(shape, prompt)
+        prompt is not None
+        and not _missing(chat, prompt)
+        and not _dumped(shape, prompt)
+        and (not placeholder or prompt.count(placeholder) == sum(len(each.images) for each in chat.messages))
         for chat, prompt in zip(chats, prompts, strict=True)
     )
 
@@ -77,8 +90,8 @@ def _call(name: str) -> inference.ToolCall:
     return inference.ToolCall(id=f"call_{name}", name=f"zqlook{name}", arguments=arguments)
 
 
-def _result(name: str) -> inference.ChatMessage:
-    return _said("tool", f"zqresult{name}", tool_call_id=f"call_{name}", name=f"zqlook{name}")
+def _result(name: str, **fields: Any) -> inference.ChatMessage:
+    return _said("tool", f"zqresult{name}", tool_call_id=f"call_{name}", name=f"zqlook{name}", **fields)
 
 
 def _chat(*messages: inference.ChatMessage, tools: Sequence[inference.Tool] = ()) -> inference.Chat:
@@ -102,6 +115,29 @@ _ANY, _TOOL = _tool("any", "any", "x", "any"), _tool("zqtool", "zqlooks", "zqpla
 _DETAILED = _tool("zqtool", "zqlooks", "zqplace", "zqabout")
 _BARE = [inference.Tool(name="zqnow", description="zqclock")]
 _OPEN = [inference.Tool(name="zqall", description="zqfree", parameters='{"type": "object"}')]
+_BROAD = [inference.Tool(name="zqany", description="zqbroad", parameters='{"properties": {"zqplace": {}}}')]
+
+
+def _shown(*parts: Mapping[str, Any]) -> inference.Chat:
+    """A tool whose parameters have these schemas."""
+    schema = {"type": "object", "properties": {f"p{at}": part for at, part in enumerate(parts)}}
+    return _chat(_USER, tools=[inference.Tool(name="any", description="any", parameters=json.dumps(schema))])
+
+
+_FIELDS = {"type": "object", "properties": {"zqinner": {"type": "string"}}}
+_NESTED = (
+    {"type": "integer"},
+    _FIELDS,
+    {"type": "array", "items": _FIELDS},
+    {"type": "string", "enum": ["zqone", "zqtwo"]},
+)
+_UNTYPED = ({"anyOf": [_FIELDS, {"type": "null"}]}, {"properties": {"zqplace": {}}}, {"const": "zqvalue"})
+_SEES = _result("a", images=[inference.Image()])
+_SEEN = [
+    _chat(_USER, _CALLS, _SEES, tools=_ANY),
+    _chat(_USER, _CALLS, _SEES, _ANSWER, _MORE, tools=_ANY),
+    _chat(_USER, _BOTH, _SEES, _result("b", images=[inference.Image()]), tools=_ANY),
+]
 
 
 def _combined(*changes: Change) -> list[Change]:
@@ -120,22 +156,24 @@ _FILLED, _BRIDGED, _JOINED, _IN_USER = (
     {"joined": True},
     {"in_user": True},
 )
-_APART, _OPENED = {"beside": "apart"}, {"opened": True}
+_APART, _OPENED, _ONLY = {"beside": "apart"}, {"opened": True}, {"written": "only"}
 _THOUGHTS = [
     {"thoughts": names} for names in (("reasoning_content",), ("thinking",), ("reasoning",), ("part",))
 ]
 
 CALLS, TOOLS, SYSTEM, THOUGHTS = "tool calls", "tools", "a system message", "thoughts"
-SEVERAL, BESIDE, BARE = "several tool calls at once", "text beside a tool call", "a tool without parameters"
+SEVERAL, BESIDE = "several tool calls at once", "text beside a tool call"
+BARE, INNER = "a tool without type or properties", "parts of a tool's parameters"
 SYSTEM_CALLS, NO_TOOLS = "a system message beside tool calls", "tool calls without tools"
 WORDS, ROW = "words of a user behind a tool call or its result", "answers in a row"
 BEFORE, FIRST = "an answer before a tool call", "an answer first"
 FIRST_TOOLS, NOBODY = "an answer or a tool call first, where tools are", "no words of a user"
 LAST = "a tool call as the last message"
-DETAILS = "descriptions of a tool's parameters"
+DETAILS, IMAGES = "descriptions of a tool's parameters", "images in a tool's result"
+MESSAGES = "earlier messages"
 
 ASKED = (
-    Asked("messages", [_chat(_USER), _chat(_USER, _ANSWER, _MORE)]),
+    Asked(MESSAGES, [_chat(_USER), _chat(_USER, _ANSWER, _MORE)]),
     Asked(SYSTEM, [_chat(_SYSTEM, _USER), _chat(_SYSTEM, _USER, _ANSWER, _MORE)], [{}, _IN_USER]),
     Asked(
         CALLS,
@@ -182,7 +220,18 @@ ASKED = (
         (SYSTEM_CALLS,),
     ),
     Asked(DETAILS, [_chat(_USER, tools=_DETAILED)], needs=(TOOLS,)),
-    Asked(BARE, [_chat(_USER, tools=_BARE), _chat(_USER, tools=_OPEN)], [{}, _FILLED], (TOOLS,)),
+    Asked(
+        BARE,
+        [_chat(_USER, tools=tools) for tools in (_BARE, _OPEN, _BROAD)],
+        [{}, _FILLED, _ONLY],
+        (TOOLS,),
+    ),
+    Asked(
+        INNER,
+        [_shown(*_NESTED), _shown(*_UNTYPED)],
+        [{}, {"written": "untyped"}, {"written": "nested"}, _ONLY],
+        (TOOLS,),
+    ),
     Asked(
         WORDS,
         [_chat(_USER, _CALLS, _result("a"), _MORE, tools=_ANY), _chat(_USER, _CALLS, _MORE, tools=_ANY)],
@@ -216,6 +265,7 @@ def kinds_of(chat: inference.Chat) -> set[str]:
     system = len(said) < len(chat.messages)
     first = bool(said) and said[0].role == "assistant"
     found = {
+        MESSAGES: len(said) > 1,
         SYSTEM: system,
         CALLS: calls,
         SEVERAL: any(len(message.tool_calls) > 1 for message in said),
@@ -223,13 +273,15 @@ def kinds_of(chat: inference.Chat) -> set[str]:
         NO_TOOLS: calls and not chat.tools,
         SYSTEM_CALLS: system and calls,
         TOOLS: bool(chat.tools),
-        BARE: any(not parameters(tool).get("properties") for tool in chat.tools),
+        BARE: any(not {"type", "properties"} <= parameters(tool).keys() for tool in chat.tools),
+        INNER: any(is_untyped(parameters(tool)) or is_nested(parameters(tool)) for tool in chat.tools),
         WORDS: any(then.role == "user" and (one.role == "tool" or one.tool_calls) for one, then in pairs),
         ROW: any(not then.tool_calls for _, then in answers),
         BEFORE: any(then.tool_calls for _, then in answers),
         FIRST: first and not chat.tools,
         FIRST_TOOLS: first and bool(chat.tools),
         LAST: bool(said) and bool(said[-1].tool_calls),
+        IMAGES: any(message.images for message in said if message.role == "tool"),
         NOBODY: system and all(message.role != "user" for message in said),
     }
     return {kind for kind, here in found.items() if here}
@@ -240,11 +292,12 @@ def refuse_lost(chat: inference.Chat, shape: Shape) -> None:
     kinds = kinds_of(chat) if shape.lost else ()
     needs = {asked.kind: asked.needs for asked in ASKED}
     found = [kind for kind in shape.lost if kind in kinds]
-    gone = [kind for kind in found if not set(needs[kind]) & set(found)]
+    gone = [kind for kind in found if not set(needs.get(kind, ())) & set(found)]
+    gone = [MESSAGES] if MESSAGES in gone else gone
     if gone:
         raise InvalidInput(
             f"the model's chat template does not show {' and '.join(gone)}",
             reason="CHAT_TEMPLATE_LOSES",
             hint="leave it out, or serve a model whose template shows it",
-            param="tools" if gone[0] in (TOOLS, BARE) else "messages",
+            param="tools" if gone[0] in (TOOLS, BARE, INNER) else "messages",
         )

@@ -20,6 +20,9 @@ _ANSWER, _WORDS = "OK.", "Go on."
 """What is put where a template wants the assistant or the user to speak."""
 
 
+_UNTRANSLATED = frozenset(("$ref", "allOf", "anyOf", "const", "oneOf", "patternProperties", "prefixItems"))
+
+
 @dataclass(frozen=True)
 class Shape:
     """What is done for one template; nothing for most."""
@@ -42,6 +45,9 @@ class Shape:
     """The fields for thoughts; `part` for a part of the content."""
     filled: bool = False
     """Schemas of tools have `type` and `properties`."""
+    written: str = ""
+    """Which schemas of tools also stand in the tools' descriptions: those that are `untyped` somewhere, also
+    `nested` ones, or all, which stand there `only`."""
     tools: str = "tools"
     """The variable with the tools; `system` for a text in the system message."""
     bridged: bool = False
@@ -52,6 +58,8 @@ class Shape:
     """The user speaks first."""
     spoken: bool = False
     """The user speaks at least once."""
+    behind: bool = False
+    """Images of tools stand in the user's words behind them."""
     in_user: bool = False
     """The system message stands in the user's first one."""
     lost: tuple[str, ...] = ()
@@ -120,15 +128,41 @@ class Shape:
         return {"name": call.name, "arguments": text if self.texts else arguments}
 
     def _function(self, tool: inference.Tool) -> dict[str, Any]:
-        schema = parameters(tool)
+        schema, about = parameters(tool), tool.description
+        if self._writes(schema):
+            about = f"{about}\n\nParameters: {json.dumps(schema, ensure_ascii=False)}".lstrip()
+        if self.written == "only":
+            schema = {}
         if self.filled:
             schema = {"type": "object", "properties": {}, **schema}
-        return {"name": tool.name, "description": tool.description, "parameters": schema}
+        return {"name": tool.name, "description": about, "parameters": schema}
+
+    def _writes(self, schema: dict[str, Any]) -> bool:
+        if self.written == "only":
+            return bool(schema)
+        return bool(self.written) and (is_untyped(schema) or (self.written == "nested" and is_nested(schema)))
 
 
 def parameters(tool: inference.Tool) -> dict[str, Any]:
     """The schema of a tool's arguments; empty where it takes none."""
     return parse_json_object(tool.parameters, "tools")
+
+
+def is_untyped(schema: Any) -> bool:
+    """Whether a part of a schema is more than its type says: templates that translate schemas lose it."""
+    if not isinstance(schema, dict) or not _UNTRANSLATED.isdisjoint(schema):
+        return True
+    return (bool(schema) and not isinstance(schema.get("type"), str)) or any(map(is_untyped, _parts(schema)))
+
+
+def is_nested(schema: Any) -> bool:
+    return any(part.get("type") in ("object", "array") or "enum" in part for part in _parts(schema))
+
+
+def _parts(schema: dict[str, Any]) -> list[Any]:
+    properties = schema.get("properties", {})
+    items = [schema["items"]] if "items" in schema else []
+    return [*(properties.values() if isinstance(properties, dict) else [properties]), *items]
 
 
 def in_turns(messages: Iterable[inference.ChatMessage]) -> Messages:
@@ -182,7 +216,7 @@ def _copy(message: inference.ChatMessage, **changed: Any) -> inference.ChatMessa
     return said
 
 
-def behind_tools(messages: Iterable[inference.ChatMessage]) -> Messages:
+def _behind_tools(messages: Messages) -> Messages:
     """The messages with the images of tools at the beginning of the user's message that follows, or in one of
     their own: many templates know images in messages of the user only."""
     found: Messages = []
@@ -339,6 +373,7 @@ def _system_in_user(messages: Messages) -> Messages:
 
 
 _ARRANGE: Mapping[str, Callable[[Messages], Messages]] = {
+    "behind": _behind_tools,
     "told": _told,
     "singly": _singly,
     "beside": _apart,

@@ -27,7 +27,7 @@ from sealring.node.engine.text.detokenizer import (
     WindowDetokenizer,
 )
 from sealring.node.engine.text.families import THINK
-from sealring.node.engine.text.marked import shape_of
+from sealring.node.engine.text.marked import shape_of, with_images
 from sealring.node.engine.text.plaintext import PlainText, Write
 from sealring.node.engine.text.rendering import refused
 from sealring.node.engine.text.sections import Format, SpeltDetokenizer, format_of
@@ -87,7 +87,8 @@ class Tokenizer(Protocol):
         """
 
     def placeholder(self, known: Sequence[str]) -> str:
-        """The first of these texts that the chat template writes for an image; empty if it knows none."""
+        """The first of these texts that the chat template writes for an image; empty if it knows none.
+        From then on `shape` says where images of tools stand."""
 
     def encode_markers(self, text: str) -> list[int]:
         """Tokens of what the server itself writes, the names of special ones included."""
@@ -179,7 +180,10 @@ class FileTokenizer:
         )
 
     def placeholder(self, known: Sequence[str]) -> str:
-        return placeholder(self._template.render, known) if self._template else ""
+        if self._template is None or not (found := placeholder(self._template.render, known)):
+            return ""
+        self.shape = with_images(self._template.render_all, self.shape, found)
+        return found
 
     def encode_markers(self, text: str) -> list[int]:
         return self._encode(text, add_special_tokens=False)
@@ -277,7 +281,10 @@ class LoadedTokenizer:
         return _chat(self._plain, (messages, tools, arguments or {}), render, shown, begun=begun)
 
     def placeholder(self, known: Sequence[str]) -> str:
-        return placeholder(self._template.render, known) if self._template else ""
+        if self._template is None or not (found := placeholder(self._template.render, known)):
+            return ""
+        self.shape = with_images(self._template.render_all, self.shape, found)
+        return found
 
     def encode_markers(self, text: str) -> list[int]:
         return self._encode(text, add_special_tokens=False)

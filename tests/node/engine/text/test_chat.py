@@ -11,7 +11,7 @@ from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.text.chat import encode_chat, sections_of
 from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.sections import Format
-from sealring.node.engine.text.shapes import Shape, behind_tools, in_turns
+from sealring.node.engine.text.shapes import Shape, in_turns
 from sealring.node.engine.text.template import ChatTemplate
 from sealring.node.engine.text.thinking import Thinking
 from sealring.v1 import inference_pb2 as inference
@@ -191,16 +191,16 @@ def test_images_of_tools_move_to_the_user_where_the_template_knows_none_there() 
     chat.messages.add(role="tool", content="x", images=[image("d")])
     chat.messages.add(role="assistant", content="yes")
     chat.messages.add(role="tool", content="y", images=[image("e")])
-    moved = behind_tools(chat.messages)
-    assert [(one.role, one.content, [(each.data, each.at) for each in one.images]) for one in moved[1:]] == [
-        ("tool", "it is", []),
-        ("tool", "so", []),
-        ("user", "well?", [(b"a", 0), (b"b", 0), (b"c", 5)]),
-        ("tool", "x", []),
-        ("user", "", [(b"d", 0)]),
-        ("assistant", "yes", []),
-        ("tool", "y", []),
-        ("user", "", [(b"e", 0)]),
+    moved, _, _ = Shape(behind=True).chat(chat.messages, ())
+    assert [(one["role"], one["content"]) for one in moved[1:]] == [
+        ("tool", "it is"),
+        ("tool", "so"),
+        ("user", [IMAGE, IMAGE, text("well?"), IMAGE]),
+        ("tool", "x"),
+        ("user", [IMAGE]),
+        ("assistant", "yes"),
+        ("tool", "y"),
+        ("user", [IMAGE]),
     ]
 
 

@@ -5,19 +5,24 @@ The templates are small ones of each kind that models have."""
 from __future__ import annotations
 
 import functools
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from conversations import call, conversations, message, missing, rendering
 from hypothesis import given
-from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.marked import ASKED, DETAILS, THOUGHTS, TOOLS, refuse_lost, shape_of
+from sealring.node.engine.text.marked import (
+    ASKED,
+    DETAILS,
+    THOUGHTS,
+    TOOLS,
+    refuse_lost,
+    shape_of,
+    with_images,
+)
 from sealring.node.engine.text.shapes import Shape
-from sealring.node.engine.text.template import ChatTemplate
 from sealring.v1 import inference_pb2 as inference
 
 TOLD = "{% for tool in tools or [] %}[tool]{{ tool.function | tojson }}{% endfor %}"
@@ -87,6 +92,24 @@ TEMPLATES: Mapping[str, tuple[str, list[str]]] = {
         ),
         ["filled"],
     ),
+    "GigaChat, gpt-oss, Gemma 4": (
+        "{% for tool in tools or [] %}[tool]{{ tool.function.name }}{{ tool.function.description }}"
+        "{% if tool.function.parameters.type == 'object' %}"
+        "{% for name, one in tool.function.parameters.properties.items() %}{{ name }}"
+        "{{ one.type }}{{ one.enum }}{% if one.type %}{{ one.properties }}{{ one['items'] }}{% endif %}"
+        "{% endfor %}{% endif %}{% endfor %}"
+        + EACH
+        + "{{ message.content }}{{ message.reasoning_content }}"
+        + CALLS
+        + "{% endfor %}",
+        ["filled", "written=untyped"],
+    ),
+    "Command R+": (
+        "{% for tool in tools or [] %}{{ tool.function.name }}{{ tool.function.description }}"
+        "{% for name, one in (tool.function.parameters.properties or {}).items() %}"
+        "{{ name + one.type + one.description }}{% endfor %}{% endfor %}" + SILENT,
+        ["told", "written=only"],
+    ),
     "Solar": (
         TOLD + EACH + "{{ message.content }}{{ message.reasoning }}" + CALLS + "{% endfor %}",
         ["thoughts=reasoning"],
@@ -109,21 +132,6 @@ TEMPLATES: Mapping[str, tuple[str, list[str]]] = {
         [],
     ),
 }
-
-
-def rendering(source: str) -> Any:
-    template = ChatTemplate(source, {})
-
-    def render(chats: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        found: list[str | None] = []
-        for chat in chats:
-            try:
-                found.append(template.render(**chat))
-            except InvalidInput:
-                found.append(None)
-        return found
-
-    return render
 
 
 @functools.cache
@@ -181,64 +189,69 @@ def test_it_costs_little_to_find_out() -> None:
     assert set(shape.lost) == {each.kind for each in ASKED}
 
 
-def message(role: str, content: str = "", **fields: Any) -> inference.ChatMessage:
-    return inference.ChatMessage(role=role, content=content, **fields)
-
-
-def call(name: str) -> inference.ToolCall:
-    return inference.ToolCall(id=name, name=f"zqlook{name}", arguments=json.dumps({"at": f"zqat{name}"}))
-
-
-@st.composite
-def conversations(draw: st.DrawFn) -> inference.Chat:
-    """Turns in any order, systems anywhere, calls with all of their results or none."""
-    chat, number = inference.Chat(), 0
-    for kind in draw(
-        st.lists(st.sampled_from(("system", "user", "assistant", "calls")), min_size=1, max_size=6)
-    ):
-        number += 1
-        if kind != "calls":
-            chat.messages.append(message(kind, f"zq{kind}{number}z"))
-            continue
-        names = [f"{number}n{each}" for each in range(draw(st.integers(1, 2)))]
-        text = draw(st.sampled_from(("", f"zqbeside{number}z")))
-        chat.messages.append(message("assistant", text, tool_calls=[call(name) for name in names]))
-        if draw(st.booleans()):
-            for name in draw(st.permutations(names)):
-                chat.messages.append(message("tool", f"zqresult{name}", tool_call_id=name))
-    chat.tools.extend(
-        draw(
-            st.lists(
-                st.sampled_from(
-                    (
-                        inference.Tool(name="zqbare"),
-                        inference.Tool(name="zqopen", parameters='{"type": "object"}'),
-                        inference.Tool(
-                            name="zqfull", description="zqlooks", parameters='{"properties": {"zqp": {}}}'
-                        ),
-                    )
-                ),
-                unique_by=lambda tool: tool.name,
-            )
-        )
-    )
-    return chat
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(chat=conversations())
 def test_no_conversation_loses_anything_silently(name: str, chat: inference.Chat) -> None:
     render, shape = asked(name)
+    if name == "Gemma 2" and refused(chat, shape):
+        return
+    assert missing(render, shape, chat) == []
+
+
+def refused(chat: inference.Chat, shape: Shape) -> bool:
     try:
         refuse_lost(chat, shape)
     except InvalidInput:
-        assert name == "Gemma 2"
-        return
-    messages, tools, variables = shape.chat(chat.messages, chat.tools)
-    (prompt,) = render([{"messages": messages, "tools": tools, "arguments": variables}])
-    assert prompt is not None, "refused without saying why"
-    wanted = re.findall(r"zq\w+", str(chat))
-    assert [mark for mark in wanted if mark not in prompt] == []
+        return True
+    return False
+
+
+PARTS = (
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{{ part.text or '<image>' }}{% endfor %}{% endif %}"
+)
+SEEING: Mapping[str, tuple[str, list[str]]] = {
+    "in any message": (TOLD + EACH + PARTS + CALLS + "{% endfor %}", []),
+    "refused in results": (
+        TOLD + EACH + "{% if message.role == 'tool' and message.content is not string %}"
+        "{{ raise_exception('a text') }}{% endif %}" + PARTS + CALLS + "{% endfor %}",
+        ["behind"],
+    ),
+    "left out of results, in turns": (
+        TURNS
+        + TOLD
+        + EACH
+        + "{% if message.role == 'tool' %}{{ message.content }}{% else %}"
+        + PARTS
+        + "{% endif %}"
+        + CALLS
+        + "{% endfor %}",
+        ["bridged", "opened", "behind"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEING)
+@given(chat=conversations(images=True))
+def test_no_conversation_loses_an_image(name: str, chat: inference.Chat) -> None:
+    render, shape = seeing(name)
+    assert shape.changes == SEEING[name][1]
+    assert missing(render, shape, chat, "<image>") == []
+
+
+@functools.cache
+def seeing(name: str) -> tuple[Any, Shape]:
+    render = rendering(SEEING[name][0])
+    return render, with_images(render, shape_of(render), "<image>")
+
+
+def test_images_in_results_are_refused_where_no_place_shows_them() -> None:
+    render, _ = seeing("in any message")
+    shape = with_images(render, shape_of(render), "<picture>")
+    chat = inference.Chat(messages=[message("user", "x"), message("assistant", tool_calls=[call("c1")])])
+    chat.messages.append(message("tool", "r", tool_call_id="c1", images=[inference.Image()]))
+    with pytest.raises(InvalidInput, match="does not show images in a tool's result"):
+        refuse_lost(chat, shape)
 
 
 def test_what_would_be_lost_is_named() -> None:
