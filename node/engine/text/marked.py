@@ -124,14 +124,18 @@ def _shown(*parts: Mapping[str, Any]) -> inference.Chat:
     return _chat(_USER, tools=[inference.Tool(name="any", description="any", parameters=json.dumps(schema))])
 
 
-_FIELDS = {"type": "object", "properties": {"zqinner": {"type": "string"}}}
-_NESTED = (
+_FIELDS: Mapping[str, Any] = {"type": "object", "properties": {"zqinner": {"type": "string"}}}
+_NESTED: Sequence[Mapping[str, Any]] = (
     {"type": "integer"},
     _FIELDS,
     {"type": "array", "items": _FIELDS},
     {"type": "string", "enum": ["zqone", "zqtwo"]},
 )
-_UNTYPED = ({"anyOf": [_FIELDS, {"type": "null"}]}, {"properties": {"zqplace": {}}}, {"const": "zqvalue"})
+_UNTYPED: Sequence[Mapping[str, Any]] = (
+    {"anyOf": [_FIELDS, {"type": "null"}]},
+    {"properties": {"zqplace": {}}},
+    {"const": "zqvalue"},
+)
 _SEES = _result("a", images=[inference.Image()])
 _SEEN = [
     _chat(_USER, _CALLS, _SEES, tools=_ANY),
