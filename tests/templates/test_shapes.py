@@ -39,7 +39,7 @@ REFUSED = {
     "llama-cpp-rwkv-world": {CALLS, TOOLS},
     "microsoft-Phi-3.5-mini-instruct": {CALLS, TOOLS},
 }
-"""What requests are refused for; what consists of it is refused as well. docs/clients.md says it."""
+"""The kinds that each template has requests refused for, without what consists of them (docs/clients.md)."""
 
 DEFAULT = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
 """Beside a template that is for chats with tools alone."""
