@@ -131,9 +131,7 @@ def _chat(value: _Object) -> Translated:
     for index, item in enumerate(as_list(value.get("messages") or [], "messages")):
         _add_message(chat, as_object(item, f"messages[{index}]"), f"messages[{index}]", tools)
     _add_tools(chat, tools)
-    said = chat.fields.get("messages") or [{}]
-    if said[-1].get("role") == "assistant" and said[-1].get("content") and not said[-1].get("tool_calls"):
-        chat.fields["continue_final_message"] = True
+    chat.go_on()
     return chat
 
 

@@ -139,6 +139,12 @@ class Translated:
         for inside, path in (parts or {}).items():
             self.names[f"{place}.{inside}"] = path
 
+    def go_on(self) -> None:
+        """Has the answer go on behind the last message, if that is a text of the assistant."""
+        last = (self.fields.get("messages") or [{}])[-1]
+        if last.get("role") == "assistant" and last.get("content") and not last.get("tool_calls"):
+            self.fields["continue_final_message"] = True
+
     def add_tool(self, function: dict[str, Any], source: str, parts: Mapping[str, str]) -> None:
         """Appends a function; `parts` are its fields that have another name there."""
         tools = self.fields.setdefault("tools", [])

@@ -128,6 +128,7 @@ def ask_ollama_chat(value: _Object, request_id: str) -> Asked:
         return _loading(chat, value, request_id, "message")
     for at, one in enumerate(messages):
         _add_message(chat, one, f"messages[{at}]")
+    chat.go_on()
     return _asked(chat, value, request_id, "message")
 
 

@@ -314,6 +314,9 @@ def _add_messages(chat: Translated, value: _Object, tools: _Tools, open_summary:
         chat.add_message(message, param, {"content": f"{param}.output"} if message["role"] == "tool" else {})
     chat.fields.setdefault("messages", [])
     chat.names["messages"] = "input"
+    last = items[-1] if items else {}
+    if last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete"):
+        chat.go_on()
 
 
 def _add_item(found: list[tuple[_Object, str]], item: _Object, param: str, tools: _Tools) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import re
+from collections import Counter
 from typing import Any
 
 import pytest
+from conversations import conversations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -252,3 +256,144 @@ def test_a_schema_is_taken_in_every_spelling_in_every_api(api: str) -> None:
         asked_of(api, {"structured_outputs": {"regex": "a+"}})
     assert caught.value.reason == "UNSUPPORTED_FIELD"
     assert "JSON Schema" in caught.value.hint
+
+
+B64 = base64.b64encode(b"\x89PNG picture").decode()
+URL = f"data:image/png;base64,{B64}"
+
+
+def _arguments(call: inference.ToolCall) -> Any:
+    return json.loads(call.arguments)
+
+
+def _schema(tool: inference.Tool) -> Any:
+    return json.loads(tool.parameters or "{}")
+
+
+def as_chat(chat: inference.Chat) -> dict[str, Any]:
+    said = []
+    for one in chat.messages:
+        shown = [{"type": "image_url", "image_url": {"url": URL}} for _ in one.images]
+        told: dict[str, Any] = {"role": one.role, "content": [*shown, {"type": "text", "text": one.content}]}
+        if one.tool_calls:
+            told["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in one.tool_calls
+            ]
+        if one.role == "tool":
+            told["tool_call_id"] = one.tool_call_id
+        said.append(told)
+    functions = [
+        {"name": tool.name, "description": tool.description, "parameters": _schema(tool)}
+        for tool in chat.tools
+    ]
+    return {"messages": said, "tools": [{"type": "function", "function": one} for one in functions]}
+
+
+def as_responses(chat: inference.Chat) -> dict[str, Any]:
+    items: list[dict[str, Any]] = []
+    for one in chat.messages:
+        kind = "output_text" if one.role == "assistant" else "input_text"
+        content = [{"type": "input_image", "image_url": URL} for _ in one.images]
+        content += [{"type": kind, "text": one.content}] * bool(one.content)
+        if one.role == "tool":
+            items.append({"type": "function_call_output", "call_id": one.tool_call_id, "output": content})
+        elif content:
+            items.append({"type": "message", "role": one.role, "content": content})
+        items += [
+            {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+            for call in one.tool_calls
+        ]
+    tools = [
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": _schema(tool),
+        }
+        for tool in chat.tools
+    ]
+    return {"input": items, "tools": tools}
+
+
+def as_messages(chat: inference.Chat) -> dict[str, Any]:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": B64}}
+    said: list[dict[str, Any]] = []
+    for one in chat.messages:
+        blocks: list[dict[str, Any]] = [image] * len(one.images)
+        blocks += [{"type": "text", "text": one.content}] * bool(one.content)
+        blocks += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(call)}
+            for call in one.tool_calls
+        ]
+        if one.role == "tool":
+            blocks = [{"type": "tool_result", "tool_use_id": one.tool_call_id, "content": blocks}]
+        said.append({"role": "user" if one.role == "tool" else one.role, "content": blocks})
+    tools = [
+        {"name": tool.name, "description": tool.description, "input_schema": _schema(tool)}
+        for tool in chat.tools
+    ]
+    return {"messages": said, "tools": tools, "max_tokens": 9}
+
+
+def as_ollama(chat: inference.Chat) -> dict[str, Any]:
+    said = []
+    for one in chat.messages:
+        told: dict[str, Any] = {"role": one.role, "content": one.content, "images": [B64] * len(one.images)}
+        if one.tool_calls:
+            functions = [{"name": call.name, "arguments": _arguments(call)} for call in one.tool_calls]
+            told["tool_calls"] = [{"function": function} for function in functions]
+        if one.role == "tool":
+            told["tool_name"] = one.name
+        said.append(told)
+    return {"messages": said, "tools": as_chat(chat)["tools"]}
+
+
+WRITERS = {
+    "chat": as_chat,
+    "responses": as_responses,
+    "messages": as_messages,
+    "ollama": as_ollama,
+}
+"""A chat of the contract in the form of each API; over gRPC it goes as it is."""
+
+
+@pytest.mark.parametrize("api", WRITERS)
+@given(chat=conversations(images=True))
+def test_no_text_and_no_image_is_lost_on_the_way_in(api: str, chat: inference.Chat) -> None:
+    """Neither in clear nor sealed: one translation is for both."""
+    ask, _ = APIS[api]
+    request = ask({"model": "demo", **WRITERS[api](chat)}, "r").request
+    validate_request(request)
+    found = request.envelope.clear.chat
+
+    def marks(told: inference.Chat) -> Counter[str]:
+        return Counter(re.findall(r"zq\w+", str(told)))
+
+    assert marks(found) >= marks(chat)
+    assert sum(len(one.images) for one in found.messages) == sum(len(one.images) for one in chat.messages)
+    spoken = [one.content for one in chat.messages if one.role in ("user", "tool")]
+    assert [one.content for one in found.messages if one.role in ("user", "tool")] == spoken
+
+
+@pytest.mark.parametrize("status", [None, "completed", "incomplete", "in_progress"])
+def test_an_answer_that_the_client_has_begun_goes_on(status: str | None) -> None:
+    """In Ollama's API, as in Anthropic's, behind any last text of the assistant; in Responses behind an item
+    that is not complete, for a new item begins behind others."""
+    begun = {"role": "assistant", "content": "The capital of"}
+    for api in ("ollama", "messages"):
+        assert asked_of(api, {"messages": [*ASKED, begun]}).envelope.clear.chat.begun
+        assert not asked_of(api, {"messages": [*ASKED, begun, *ASKED]}).envelope.clear.chat.begun
+    item = {"type": "message", **begun, **({"status": status} if status else {})}
+    responses = asked_of("responses", {"input": [*ASKED, item]}).envelope.clear.chat
+    assert responses.begun is (status in ("incomplete", "in_progress"))
+    assert responses.messages[-1].content == "The capital of"
+    thought = {"type": "reasoning", "summary": [], "status": "incomplete"}
+    assert not asked_of("responses", {"input": [*ASKED, item, thought]}).envelope.clear.chat.begun
+    call = {"function": {"name": "f", "arguments": {}}}
+    called = {"role": "assistant", "content": "x", "tool_calls": [call]}
+    assert not asked_of("ollama", {"messages": [*ASKED, called]}).envelope.clear.chat.begun

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sealring.mesh.errors import FailedPrecondition, InvalidInput
 from sealring.mesh.prompt.tools import parse_json_object
 from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.marked import refuse_lost
 from sealring.node.engine.text.sections import Sections, no_tool_calls
 from sealring.node.engine.text.showing import Shown
+from sealring.node.engine.text.thinking import Budget
 from sealring.node.engine.text.tokenizer import Tokenizer, cannot_continue
 from sealring.v1 import inference_pb2 as inference
 
@@ -58,9 +61,31 @@ def sections_of(
     return Sections(tokenizer.format, special, prompt.chat, tokenizer.last_turn(ids), stops)
 
 
-def budget_of(tokenizer: Tokenizer, chat: inference.Chat) -> int | None:
-    """The most tokens of thoughts; None for any number."""
-    return tokenizer.thinking.budget(_arguments(chat))
+def budget_of(
+    tokenizer: Tokenizer, chat: inference.Chat, special: Callable[[], Mapping[int, str]], room: int
+) -> Budget | None:
+    """The budget of thoughts in an answer of at most `room` tokens; None for any number. `special` gives the
+    tokens that a grammar knows as tokens.
+
+    An effort that cannot be held is for the template alone. Raises InvalidInput (NO_THINKING_BUDGET) for a
+    number that cannot.
+    """
+    told, marks = _arguments(chat), tokenizer.format.thinking
+    most = tokenizer.thinking.budget(told)
+    if most is None or most >= room or marks is None:
+        return None
+    begin, end = map(tokenizer.encode_markers, marks)
+    with contextlib.suppress(FailedPrecondition):
+        if end[0] in special():
+            return Budget(most, begin, end)
+    if "thinking_budget" not in told:
+        return None
+    raise InvalidInput(
+        "the thoughts of this model cannot be bounded: no token of their own ends them",
+        hint="leave the budget out, and bound the answer by max_tokens",
+        reason="NO_THINKING_BUDGET",
+        param="thinking_budget",
+    )
 
 
 def _arguments(chat: inference.Chat) -> dict[str, Any]:

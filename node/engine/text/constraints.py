@@ -19,7 +19,7 @@ from sealring.node.engine.text.piecewise import BREAK, Arguments, as_json
 from sealring.node.engine.text.schemas import closed
 from sealring.node.engine.text.sections import Format
 from sealring.node.engine.text.shapes import parameters
-from sealring.node.engine.text.thinking import limited, thought_rule
+from sealring.node.engine.text.thinking import Budget
 from sealring.v1 import inference_pb2 as inference
 
 _ANYTHING = {"type": "object"}
@@ -47,7 +47,7 @@ def grammar_of(
     said: str,
     held: frozenset[int] = frozenset(),
     silent: Container[int] = (),
-    budget: int | None = None,
+    budget: Budget | None = None,
 ) -> str:
     """The grammar of the answer to a prompt whose last turn is `said` so far; empty where it is free.
     `special` gives the tokens that a grammar matches as tokens and never as text, by their names; `silent`
@@ -73,9 +73,10 @@ def grammar_of(
     required = calls and chat.call_required
     if prompt.schema or strict or (required and known):
         return _Writer(form, special(), chat, held, silent, budget).grammar(prompt, said, calls=calls)
-    if budget is None or required or form.thinking is None or form.final:
+    if budget is None or required or form.thinking is None:
         return ""
-    return limited(budget, form.thinking, {name: token for token, name in special().items()}, said)
+    begin, end = form.thinking
+    return budget.grammar(thinks=said.rfind(begin) > said.rfind(end))
 
 
 class _Writer:
@@ -88,7 +89,7 @@ class _Writer:
         chat: inference.Chat,
         held: frozenset[int],
         silent: Container[int],
-        budget: int | None,
+        budget: Budget | None,
     ) -> None:
         self._form = form
         self._budget = budget
@@ -130,8 +131,8 @@ class _Writer:
         if self._form.thinking is None:
             return ""
         begin, end = self._form.thinking
-        if self._budget is not None and end in self._special:
-            self._rules.append(thought_rule(self._budget, self._special[end]))
+        if self._budget is not None:
+            self._rules.append(self._budget.rule())
         else:
             self._add_up_to("thought", end)
         thought = "thought BREAKS?" if held else "thought"

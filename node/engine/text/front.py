@@ -774,11 +774,9 @@ class Front:
         """The grammar of the answer to a prompt, and what it is compiled to; empty and None where it is free.
 
         A call that is required is held to the schemas of its tools wherever that is possible. Where they are
-        not possible together, each is tried, while they are few. `most` is the length of the answer: a budget
-        of thoughts that is as large needs no grammar.
+        not possible together, each is tried, while they are few. `most` is the length of the answer.
         """
-        budget = budget_of(tokenizer, prompt.chat) if prompt.WhichOneof("input") == "chat" else None
-        budget = budget if budget is not None and budget < most else None
+        budget = budget_of(tokenizer, prompt.chat, self.grammars.special, most)
 
         def made(held: frozenset[int]) -> tuple[str, Any]:
             special, silent = self.grammars.special, tokenizer.special

@@ -1,16 +1,16 @@
 """How long a model thinks: the switches that its chat template has, and a budget of tokens.
 
-A budget is a grammar of tokens: a bounded number of any but the end of thoughts, then that end. So it holds
-with drafts, for each row by itself, and for an answer that goes on after a fault.
+A budget is a grammar of tokens, for all thoughts of an answer together. So it holds with drafts, for each row
+by itself, and for an answer that goes on after a fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sealring.node.engine.text.families import Pair, Switch, family_of, switches_of
+from sealring.node.engine.text.families import Switch, family_of, switches_of
 
 _EFFORT = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 """Names that templates have for how much a model thinks."""
@@ -55,27 +55,48 @@ def thinking_of_template(source: str, *of_family: Any) -> Thinking:
     return Thinking(switches, tuple(name for name in _EFFORT if name in source))
 
 
-def thought_rule(budget: int, end: int) -> str:
-    """The rule of a grammar for the rest of thoughts that the token `end` ends."""
-    return f"thought: {f'<[^{end}]>{{0,{budget}}} ' * (budget > 0)}<[{end}]>"
+class Budget(NamedTuple):
+    """The most tokens of thoughts in an answer, and the tokens of the marks around thoughts."""
+
+    most: int
+    begin: Sequence[int]
+    end: Sequence[int]
+
+    def rule(self) -> str:
+        """The rule of a grammar for the rest of an answer's only thoughts, with their end."""
+        return f"thought: {f'<[^{self.end[0]}]>{{0,{self.most}}} ' * (self.most > 0)}{_tokens(self.end)}"
+
+    def grammar(self, *, thinks: bool) -> str:
+        """The grammar of an answer that is free but for its thoughts, which it is in already if it `thinks`.
+
+        Each token of thoughts may have behind it that they end and begin again. Once all are spent, the end
+        is all that may follow a beginning.
+        """
+        first, *rest = self.begin
+        parts = [_tokens(rest[:count]) for count in range(len(rest) + 1)]  # of the mark behind `first`
+        texts = [f"run {parts[at]} <[^{first},{token}]>" for at, token in enumerate(rest)]
+        again = [f"{part} <[{first}]>+" for part in parts[1:-1]]
+        return "\n".join(
+            [
+                f"start: {'thoughts' if thinks else 'text (begin thoughts)?'}",
+                f"thoughts: again* {f'one{{0,{self.most}}} ' * (self.most > 0)}end text (begin end text)*",
+                f"one: <[^{self.end[0]}]> again*",
+                f"text: ({_either([f'<[^{first}]>', *texts])})*",
+                f"run: <[{first}]>{'+' * bool(rest)} {f'({_either(again)})*' * bool(again)}",
+                f"begin: run {parts[-1]}",
+                f"end: {_tokens(self.end)}",
+                FREE,
+            ]
+        )
 
 
-def limited(budget: int, markers: Pair, tokens: Mapping[str, int], said: str) -> str:
-    """The grammar of an answer that is free but for its thoughts; empty where their marks are no tokens.
-
-    `tokens` are by their names, and `said` is the end of the prompt.
-    """
-    begin, end = markers
-    if end not in tokens:
-        return ""
-    rules = [thought_rule(budget, tokens[end]), FREE]
-    if said.rfind(begin) > said.rfind(end):
-        return "\n".join(["start: thought rest", *rules])
-    first = next((tokens[name] for name in tokens if begin.startswith(name)), None)
-    if first is None:
-        return ""
-    return "\n".join([f"start: (<[{first}]> thought | <[^{first}]>)? rest", *rules])
+def _either(parts: Sequence[str]) -> str:
+    return " | ".join(parts)
 
 
-FREE = "rest: <[*]>*"
+def _tokens(ids: Sequence[int]) -> str:
+    return " ".join(f"<[{token}]>" for token in ids)
+
+
+FREE = "again: end text begin"
 """The last rule of a grammar that holds nothing but thoughts."""

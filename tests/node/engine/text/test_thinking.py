@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import llguidance
@@ -12,14 +14,19 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from sealring.mesh.errors import FailedPrecondition, InvalidInput
+from sealring.node.engine.text.chat import budget_of
 from sealring.node.engine.text.constraints import grammar_of
 from sealring.node.engine.text.families import THINK
 from sealring.node.engine.text.sections import Format
-from sealring.node.engine.text.thinking import BUDGETS, Thinking, limited, thinking_of_template
+from sealring.node.engine.text.thinking import BUDGETS, FREE, Budget, Thinking, thinking_of_template
 from sealring.v1 import inference_pb2 as inference
 
 BEGIN, END = THINK[0]
 FORM = Format((BEGIN, END))
+TOKENS = {"<end>": 256, BEGIN: 257, END: 258}
+SIZE = 266
+BUDGET = Budget(2, [257], [258])
 
 
 @pytest.mark.parametrize(
@@ -63,63 +70,107 @@ def library() -> llguidance.LLTokenizer:
     backend = Backend(models.BPE(vocab={one: place for place, one in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<end>", BEGIN, END])
+    backend.add_special_tokens([*TOKENS, *(f"<|{place}|>" for place in range(7))])
     return llguidance.LLTokenizer(backend.to_str(), eos_token=[256])
-
-
-TOKENS = {"<end>": 256, BEGIN: 257, END: 258}
 
 
 def allowed(matcher: Any) -> list[int]:
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-    found: list[int] = bits[:259].nonzero()[0].tolist()
+    found: list[int] = bits[:SIZE].nonzero()[0].tolist()
     return found
 
 
+FAMILIES = {
+    "Qwen": ((257,), (258,)),
+    "gpt-oss": ((259, 5, 260), (261, 262, 6)),
+    "Kimi K3": ((263, 7, 264), (265, 7, 264)),
+    "muse": ((8, 9, 260), (261, 262, 6)),
+}
+"""The tokens of the marks, of which some are texts."""
+
+
 @pytest.mark.parametrize("budget", [0, 1, 5, 40_000])
-@pytest.mark.parametrize("said", ["", BEGIN])
-def test_thoughts_end_at_their_budget_and_all_else_is_free(
-    library: llguidance.LLTokenizer, budget: int, said: str
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_thoughts_of_an_answer_have_one_budget(
+    library: llguidance.LLTokenizer, name: str, thinks: bool, budget: int
 ) -> None:
-    """Random tokens are sampled where the grammar leaves a choice, and some are taken back as drafts are."""
-    grammar = limited(budget, (BEGIN, END), TOKENS, said)
+    """Random tokens are sampled where the grammar leaves a choice, some are taken back as drafts are, and
+    the thoughts end and begin again at random."""
+    begin, end = FAMILIES[name]
+    grammar = Budget(budget, begin, end).grammar(thinks=thinks)
+    assert grammar.endswith(FREE)
     matcher = llguidance.LLMatcher(library, grammar)
     assert not matcher.get_error()
     chosen = random.Random(budget)
-    if not said:
-        assert len(allowed(matcher)) == 259
-        assert matcher.consume_token(TOKENS[BEGIN])
+
+    def write(tokens: Iterable[int]) -> None:
+        for token in tokens:
+            assert token in allowed(matcher)
+            assert matcher.consume_token(token)
+
+    if not thinks:
+        assert len(allowed(matcher)) == SIZE
+        write([65, *begin[:-1], 65, *begin[:-1], *begin[:-1], *begin])
     for place in range(min(budget, 50)):
-        assert len(allowed(matcher)) == 259, place
-        assert matcher.consume_token(chosen.randrange(256))
+        assert len(allowed(matcher)) == SIZE, place
+        write([chosen.randrange(10, 256)])
         if place % 2:
             matcher.rollback(1)
-            assert matcher.consume_token(chosen.randrange(256))
+            write([chosen.choice([0, 256, *begin])])
+        if place % 7 == 3:
+            write([*end, 66, *begin[:-1], 67, *begin[:1], *begin] if len(begin) > 1 else [*end, 66, *begin])
     if budget <= 50:
-        assert allowed(matcher) == [TOKENS[END]]
-    assert matcher.consume_token(TOKENS[END])
-    for token in (65, TOKENS[BEGIN], 66, TOKENS[END]):
-        assert len(allowed(matcher)) == 259
+        assert allowed(matcher) == [end[0]]
+    write(end)
+    for _ in range(2):
+        assert len(allowed(matcher)) == SIZE
+        assert matcher.is_accepting()
+        write([65, *begin])
+        if budget <= 50:
+            assert allowed(matcher) == [end[0]]
+        write(end)
+
+
+def test_an_answer_without_thoughts_is_free(library: llguidance.LLTokenizer) -> None:
+    matcher = llguidance.LLMatcher(library, BUDGET.grammar(thinks=False))
+    for token in (65, 66, 67, TOKENS["<end>"]):
         assert matcher.is_accepting()
         assert matcher.consume_token(token)
 
 
-def test_an_answer_without_thoughts_is_free(library: llguidance.LLTokenizer) -> None:
-    matcher = llguidance.LLMatcher(library, limited(1, (BEGIN, END), TOKENS, f"{BEGIN}\n\n{END}\n\n"))
-    assert matcher.is_accepting()
-    for token in (65, 66, 67, TOKENS["<end>"]):
-        assert matcher.consume_token(token)
+@pytest.mark.parametrize(("ids", "known"), [({END: [258]}, True), ({END: [60, 61]}, False)])
+def test_a_number_that_cannot_be_held_is_refused_and_an_effort_is_left_to_the_template(
+    ids: dict[str, list[int]], known: bool
+) -> None:
+    tokenizer: Any = SimpleNamespace(
+        format=FORM, thinking=Thinking(), encode_markers=lambda text: ids.get(text, [257])
+    )
 
+    def asked(room: int = 99, **told: Any) -> Budget | None:
+        chat = inference.Chat(template_arguments=json.dumps(told))
+        return budget_of(tokenizer, chat, lambda: {258: END}, room)
 
-def test_marks_that_are_no_tokens_have_no_budget() -> None:
-    assert limited(5, (BEGIN, END), {}, BEGIN) == ""
-    assert limited(5, (BEGIN, END), {END: 258}, "") == ""
+    def unreadable() -> Any:
+        raise FailedPrecondition("no", reason="NO_GRAMMARS")
+
+    assert asked() == asked(thinking_budget=99) == asked(thinking_budget=7, enable_thinking=False) is None
+    effort = inference.Chat(template_arguments='{"reasoning_effort": "low"}')
+    assert budget_of(tokenizer, effort, unreadable, 9000) is None
+    if known:
+        assert asked(thinking_budget=7) == Budget(7, [257], [258])
+        assert asked(room=9000, reasoning_effort="low") == Budget(BUDGETS["low"], [257], [258])
+        return
+    assert asked(room=9000, reasoning_effort="low") is None
+    with pytest.raises(InvalidInput) as caught:
+        asked(thinking_budget=7)
+    assert caught.value.reason == "NO_THINKING_BUDGET"
 
 
 def test_a_budget_holds_beside_a_schema(library: llguidance.LLTokenizer) -> None:
     prompt = inference.Prompt(schema=json.dumps({"type": "integer"}))
     names = {token: name for name, token in TOKENS.items()}
-    made = grammar_of(prompt, FORM, lambda: names, BEGIN, budget=2)
+    made = grammar_of(prompt, FORM, lambda: names, BEGIN, budget=BUDGET)
     matcher = llguidance.LLMatcher(library, made)
     assert not matcher.get_error()
     assert matcher.consume_tokens([65, 66])
