@@ -64,8 +64,10 @@ class AnswerWriter(Protocol):
         logprobs: Sequence[inference.TokenLogprob] = (),
         choice: int = 0,
         parsed: inference.Parsed | None = None,
+        held: Sequence[inference.TokenLogprob] = (),
     ) -> None:
-        """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts."""
+        """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts. The
+        log-probabilities that are `held` come later."""
 
     def finished(self, event: inference.Finished) -> None: ...
 
@@ -121,6 +123,7 @@ class Answer:
         logprobs: Sequence[inference.TokenLogprob] = (),
         choice: int = 0,
         parsed: inference.Parsed | None = None,
+        held: Sequence[inference.TokenLogprob] = (),
     ) -> None:
         """A delta with `parsed` is never joined with another."""
         if sealed:

@@ -160,7 +160,8 @@ class GuestAnswer:
         self._guest, self._number = guest, number
         self._asked: control.Forward | None = None
         self._request: Request | None = None
-        self._reported: list[int] = []
+        self._counted: list[int] = []  # tokens of each choice that the guest has
+        self._held: list[Sequence[inference.TokenLogprob]] = []  # as it has them
         self._computed = False
 
     def request(self, forward: control.Forward, deployment: str, context: int) -> Request:
@@ -192,7 +193,8 @@ class GuestAnswer:
                 _extend(choice, new, min(request.max_tokens or context, context))
             progress.earlier_tokens = progress.new_tokens
         self._asked, self._request = forward, request
-        self._reported = [len(choice.tokens) for choice in progress.choices]
+        self._counted = [len(choice.tokens) for choice in progress.choices]
+        self._held = [choice.held for choice in progress.choices]
         return request
 
     def _say(self, **what: Any) -> None:
@@ -218,7 +220,7 @@ class GuestAnswer:
         self._say()
 
     def started(self, event: inference.Started) -> None:
-        self._event(inference.GenerateResponse(started=event))
+        self._say(event=inference.GenerateResponse(started=event))
 
     def delta(
         self,
@@ -228,15 +230,29 @@ class GuestAnswer:
         logprobs: Sequence[inference.TokenLogprob] = (),
         choice: int = 0,
         parsed: inference.Parsed | None = None,
+        held: Sequence[inference.TokenLogprob] = (),
     ) -> None:
+        """The guest gets the tokens up to this delta and no others: all tokens of a step are known before its
+        first delta, and this gateway may be gone before the next one."""
         if sealed:
             delta = inference.Delta(sealed=sealed, tokens=tokens)
         else:
             delta = inference.Delta(text=text, tokens=tokens, logprobs=logprobs, choice=choice, parsed=parsed)
-        self._event(inference.GenerateResponse(delta=delta))
+        assert self._request is not None
+        known, sent = self._request.progress.choices[choice], self._counted[choice]
+        self._held[choice] = held
+        self._counted[choice] = count = len(known.tokens) if sealed else tokens
+        progress = [control.Progress(held=one) for one in self._held]
+        progress[choice].tokens.extend(known.tokens[sent:count])
+        if known.end is not None and count == len(known.tokens):
+            progress[choice].end.CopyFrom(known.end)
+        self._say(event=inference.GenerateResponse(delta=delta), progress=progress)
 
     def finished(self, event: inference.Finished) -> None:
-        self._event(inference.GenerateResponse(finished=event))
+        assert self._request is not None
+        choices = self._request.progress.choices
+        progress = [_progress(choice, sent) for choice, sent in zip(choices, self._counted, strict=True)]
+        self._say(event=inference.GenerateResponse(finished=event), progress=progress)
         self._forget()
 
     def fail(self, error: SealringError) -> None:
@@ -252,13 +268,6 @@ class GuestAnswer:
 
     def give_up(self, error: SealringError) -> None:
         self.fail(error)
-
-    def _event(self, event: inference.GenerateResponse) -> None:
-        assert self._request is not None
-        choices = self._request.progress.choices
-        progress = [_progress(choice, sent) for choice, sent in zip(choices, self._reported, strict=True)]
-        self._reported = [len(choice.tokens) for choice in choices]
-        self._say(event=event, progress=progress)
 
 
 def _progress(choice: ChoiceProgress, sent: int) -> control.Progress:

@@ -58,9 +58,16 @@ class Begin(NamedTuple):
 
 
 Piece: TypeAlias = tuple[
-    Request, str, bytes, int, Sequence[inference.TokenLogprob], int, inference.Parsed | None
+    Request,
+    str,
+    bytes,
+    int,
+    Sequence[inference.TokenLogprob],
+    int,
+    inference.Parsed | None,
+    Sequence[inference.TokenLogprob],
 ]
-"""A delta of one request: text, sealed, tokens, log-probabilities, choice, parsed.
+"""A delta of one request: text, sealed, tokens, log-probabilities, choice, parsed, those still held.
 
 Either sealed is not empty, or text or the log-probabilities are not; tokens counts all generated so far.
 """

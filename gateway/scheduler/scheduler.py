@@ -374,17 +374,19 @@ class Scheduler:
         """Takes what an output tells. Raises InvalidInput (BAD_STEP) for a size that cannot be."""
         progress = row.progress
         if large:
-            held = sum(one.ByteSize() for one in output.held)
+            size = sum(one.ByteSize() for one in output.held)
             progress.spend(
-                output.ByteSize(), sealed=row.request.sealed, logprobs=row.request.logprobs, held=held
+                output.ByteSize(), sealed=row.request.sealed, logprobs=row.request.logprobs, held=size
             )
         logprobs: Sequence[inference.TokenLogprob] = ()
+        held: Sequence[inference.TokenLogprob] = ()
         if row.request.logprobs:
-            logprobs, progress.held = output.logprobs, output.held
+            logprobs = output.logprobs
+            progress.held = held = output.held
         text, sealed = output.text, output.sealed
         parsed = output.parsed if output.HasField("parsed") else None
         if text or sealed or logprobs or parsed is not None:
-            pieces.append((row.request, text, sealed, output.tokens, logprobs, row.choice, parsed))
+            pieces.append((row.request, text, sealed, output.tokens, logprobs, row.choice, parsed, held))
 
     def _sign(self, row: Row, tokens: int) -> None:
         """Has a row signed for, as `SignRow` says."""

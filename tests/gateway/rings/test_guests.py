@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Callable
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from requestkit import with_progress
 
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
@@ -58,11 +60,11 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     answer.started(inference.Started(ring="demo-0"))
     first, second = served.progress.choices
     first.tokens.extend([5, 6])
-    answer.delta("a", b"", 2)
+    first.end = inference.FinishedChoice(reason=inference.FINISH_REASON_STOP, completion_tokens=2)
     second.tokens.append(7)
     second.held = [inference.TokenLogprob(id=7)]
-    first.end = inference.FinishedChoice(reason=inference.FINISH_REASON_STOP, completion_tokens=2)
-    answer.delta("b", b"", 1, choice=1)
+    answer.delta("a", b"", 2)
+    answer.delta("b", b"", 1, choice=1, held=second.held)
     requests = [sent.take(one, CONTEXT) for one in told]
     assert requests == [asked] * 4
     assert [state(one) for one in asked.progress.choices] == [state(one) for one in served.progress.choices]
@@ -323,3 +325,51 @@ def test_what_is_not_on_its_way_to_the_guest_is_unread() -> None:
     for written in told.written:
         written()
     assert answer.unread == 0
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), min_size=1, max_size=6),
+        max_size=6,
+    ),
+    st.integers(0, 40),
+)
+@example([[(0, True, False), (0, True, True)]], 1)
+def test_a_gateway_that_takes_over_has_the_tokens_of_the_text_that_was_told_and_no_others(
+    steps: list[list[tuple[int, bool, bool]]], arrived: int
+) -> None:
+    """The other gateway goes between two messages of one step. Each token of a choice has text, a
+    log-probability or neither, which is held back until the next that has."""
+    told, sent, asked = Told(), Sent(), ask(choices=3)
+    answer = GuestAnswer(told, 3, 1, Refused())
+    served = answer.request(sent.add(asked, 0.0), "demo", CONTEXT)
+    back: list[list[int]] = [[], [], []]
+    for step in steps:
+        deltas = []
+        for number, tells, ends in step:
+            choice = served.progress.choices[number]
+            if choice.end is not None:
+                continue
+            choice.tokens.append(len(choice.tokens))
+            back[number].append(len(choice.tokens) - 1)
+            logged = back[number][:] if tells else []
+            if tells:
+                back[number] = []
+            choice.held = [inference.TokenLogprob(id=one) for one in back[number]]
+            if ends and tells:
+                choice.end = inference.FinishedChoice(completion_tokens=len(choice.tokens))
+            if tells:
+                logprobs = [inference.TokenLogprob(id=one) for one in logged]
+                deltas.append(
+                    ("x" * len(logged), b"", len(choice.tokens), logprobs, number, None, choice.held)
+                )
+        for delta in deltas:
+            answer.delta(*delta)
+    texts = ["", "", ""]
+    for message in told[:arrived]:
+        sent.take(message, CONTEXT)
+        texts[message.event.delta.choice] += message.event.delta.text
+    for number, choice in enumerate(asked.progress.choices):
+        assert list(choice.tokens) == list(range(len(texts[number])))
+        assert list(choice.held) == []
+        assert choice.end is None or choice.end.completion_tokens == len(texts[number])
