@@ -33,6 +33,10 @@ _LEAST = 4
 _LONGEST = 60
 """Longest `retry-after` in seconds: common clients ignore more."""
 
+MOST_KEYS = 1024
+"""Keys whose turns are remembered, more than have rows at once. The key whose last turn is the longest ago is
+forgotten first: it comes first as a new one too."""
+
 _Entry: TypeAlias = tuple[float, int, Request]
 """The time it is due, and a number that no other has, so that requests are never compared."""
 
@@ -154,6 +158,8 @@ class Turns:
         """The key has a turn now; returns how many it had before."""
         before = self._had.pop(key, 0)
         self._had[key] = before + 1
+        if len(self._had) > MOST_KEYS:
+            del self._had[next(iter(self._had))]
         return before
 
 

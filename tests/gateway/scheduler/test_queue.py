@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.queue import AHEAD_SECONDS, STEP_SECONDS, WINDOW, FairQueue, Pace, retry_after
-from sealring.gateway.scheduler.request import Request
+from sealring.gateway.scheduler.queue import (
+    AHEAD_SECONDS,
+    MOST_KEYS,
+    STEP_SECONDS,
+    WINDOW,
+    FairQueue,
+    Pace,
+    Turns,
+    retry_after,
+)
+from sealring.gateway.scheduler.request import Request, Row
 from sealring.mesh.prompt.numbers import MAX_PRIORITY
 from sealring.v1 import inference_pb2 as inference
 
@@ -197,3 +206,16 @@ def test_only_the_last_requests_are_looked_at() -> None:
 
 def test_refused_clients_are_told_to_come_back_within_a_minute() -> None:
     assert [retry_after(seconds) for seconds in (0, 0.2, 2.6, 59.9, 1e9)] == [1, 1, 3, 60, 60]
+
+
+def test_turns_of_many_keys_are_forgotten_and_leave_the_order_as_it_is() -> None:
+    turns = Turns()
+    for number in range(MOST_KEYS):
+        assert turns.taken(f"key {number}") == 0
+    assert turns.taken("key 1") == 1
+    assert turns.taken("another") == 0
+    asked = [Request(key, key, 1, inference.Envelope()) for key in ("key 1", "key 2", "key 0")]
+    rows = [Row(number, request) for number, request in enumerate(asked)]
+    assert turns.next(rows) == rows[2:], "its last turn is the longest ago, though nothing is known of it"
+    assert turns.next(rows[:2]) == rows[1:2]
+    assert turns.taken("key 0") == 0
