@@ -313,6 +313,8 @@ def unsupported(name: str, hint: str = "") -> InvalidInput:
 
 def unknown(name: str) -> InvalidInput:
     """The refusal of a field without a rule."""
+    import sealring.api.whole  # noqa: F401  # the tables of all APIs, whichever is in use
+
     if name in _NAMED:
         return unsupported(name, f"it is a field of {_NAMED[name]}, and not of this API")
     return InvalidInput(

@@ -6,6 +6,8 @@ import base64
 import contextlib
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -397,3 +399,17 @@ def test_an_answer_that_the_client_has_begun_goes_on(status: str | None) -> None
     call = {"function": {"name": "f", "arguments": {}}}
     called = {"role": "assistant", "content": "x", "tool_calls": [call]}
     assert not asked_of("ollama", {"messages": [*ASKED, called]}).envelope.clear.chat.begun
+
+
+def test_a_field_of_an_api_that_nobody_has_imported_is_refused_as_its_own() -> None:
+    """Otherwise an error depends on what else the process has done."""
+    code = """
+from sealring.api.completions import ask_completion
+from sealring.mesh.errors import InvalidInput
+try:
+    ask_completion({"model": "demo", "prompt": "Hi", "messages": [1]}, "")
+except InvalidInput as error:
+    print(error.reason)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "UNSUPPORTED_FIELD"
