@@ -83,8 +83,8 @@ PROGRAMS = {
     "claude": Program(
         "@anthropic-ai/claude-code",
         "Claude Code",
-        ("claude", "-p", "--allowedTools", "Read,Write,Bash", "--", "{prompt}"),
-        ("claude", "-p", "--continue", "--allowedTools", "Read,Write,Bash", "--", "{prompt}"),
+        ("claude", "-p", "--allowedTools", "Read,Edit,Write,Bash", "--", "{prompt}"),
+        ("claude", "-p", "--continue", "--allowedTools", "Read,Edit,Write,Bash", "--", "{prompt}"),
         ("Read", {"file_path": "{path}"}),
         ("Write", {"file_path": "{path}", "content": WRITTEN}),
         ("Bash", {"command": COMMAND, "description": "Check the list"}),
@@ -324,6 +324,35 @@ def picture_scenes(name: str, work: Path) -> list[Scene]:
     tool, arguments = LOOKS[name]
     look = Call(tool, _filled(arguments, {"path": str(work / PICTURE)}), PROGRAMS[name].held)
     return [Scene(cue(name, 8), tool, [Step(["I look at it.", look]), Step(LOOK)])]
+
+
+EDITED = "The code is mended."
+CODE = "code.py"
+OLD = "        return a\n"
+NEW = '    return f"<null> & {a}"\n\n'
+BEFORE = f"def size(a):\n    if a < 0:\n        a = -a\n{OLD}"
+AFTER = BEFORE.replace(OLD, NEW)
+"""Texts that have lost their indentation or their last lines make another file."""
+
+EDITS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "claude": ("Edit", {"file_path": "{path}", "old_string": OLD, "new_string": NEW}),
+    "opencode": ("edit", {"filePath": "{path}", "oldString": OLD, "newString": NEW}),
+    "qwen-code": ("edit", {"file_path": "{path}", "old_string": OLD, "new_string": NEW}),
+    "cline": ("editor", {"path": "{path}", "old_text": OLD, "new_text": NEW}),
+    "continue": ("Edit", {"file_path": "{path}", "old_string": OLD, "new_string": NEW}),
+    "pi": ("edit", {"path": "{path}", "edits": [{"oldText": OLD, "newText": NEW}]}),
+}
+"""The tools by which programs change a part of a file. Codex and aider have none."""
+
+
+def edit_scenes(name: str, work: Path) -> list[Scene]:
+    """What the model says to a program that changes CODE in a folder. Some must read it before."""
+    read, edit = (
+        Call(tool, _filled(arguments, {"path": str(work / CODE)}))
+        for tool, arguments in (PROGRAMS[name].read, EDITS[name])
+    )
+    steps = [Step(["I look at it.", read]), Step(edit, after="def size"), Step(EDITED)]
+    return [Scene(cue(name, 9), edit.name, steps)]
 
 
 def small_scenes() -> list[Scene]:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from sealring.node.engine.text.template import ChatTemplate
 from sealring.node.models.folders import VISION, bundled_model
 
 BASE = bundled_model()
@@ -71,9 +72,10 @@ class Call:
     arguments: Mapping[str, Any]
     whole: bool = False
 
-    def __str__(self) -> str:
+    def written(self, notation: str) -> str:
+        """As the family's template writes it."""
         told = {"name": self.name, "arguments": self.arguments}
-        return f"<tool_call>\n{json.dumps(told, ensure_ascii=False)}\n</tool_call>"
+        return ChatTemplate(_writer(notation), {}).render([], (), {"calls": [told]}).removesuffix("\n")
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,14 @@ class Step:
     says: str | Call | Sequence[str | Call]
     after: str = ""
 
-    @property
-    def parts(self) -> Answer:
+    def parts(self, notation: str) -> Answer:
         """The texts of the answer, and which of them are one token. Neighbours that are not are one text."""
         said = [self.says] if isinstance(self.says, (str, Call)) else self.says
         ends = ["\n"] * (len(said) - 1) + [""]
         parts = [
-            (f"{one}{end}", isinstance(one, Whole) or (isinstance(one, Call) and one.whole))
+            (f"{one}{end}", isinstance(one, Whole))
+            if isinstance(one, str)
+            else (f"{one.written(notation)}{end}", one.whole)
             for one, end in zip(said, ends, strict=True)
         ]
         kinds = itertools.groupby(parts, lambda part: part[1])
@@ -113,10 +116,17 @@ class Scene:
 
 
 def write_scripted(
-    folder: Path, scenes: Sequence[Scene], *, context: int = 131_072, ends: int = 0, sees: bool = False
+    folder: Path,
+    scenes: Sequence[Scene],
+    *,
+    context: int = 131_072,
+    ends: int = 0,
+    sees: bool = False,
+    notation: str = "json_tools",
 ) -> None:
     """Writes the model. `ends`: of each text the template renders only that many last characters. `sees`: it
-    has a tower, and scenes may LOOK."""
+    has a tower, and scenes may LOOK. It writes calls in the `notation`, of tests/data/notations, whose marks
+    are no tokens of their own here."""
     base = bundled_model(VISION) if sees else BASE
     answers: list[Answer] = [((LOST, False),), ((ASIDE, False),)]
     played = []
@@ -126,16 +136,17 @@ def write_scripted(
             if step.says == LOOK:
                 steps.append([step.after, -1])
                 continue
-            if step.parts not in answers:
-                answers.append(step.parts)
-            steps.append([step.after, answers.index(step.parts)])
+            if (parts := step.parts(notation)) not in answers:
+                answers.append(parts)
+            steps.append([step.after, answers.index(parts)])
         played.append([scene.cue, scene.tool, steps])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = json.loads((base / "tokenizer.json").read_bytes())
     following = _extend(tokenizer, answers)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
     settings = json.loads((BASE / "tokenizer_config.json").read_bytes())
-    settings |= {"model_max_length": context, "chat_template": _template(played, ends)}
+    settings |= {"model_max_length": context, "chat_template": _template(played, ends, notation)}
+    del settings["tool_parser_type"]  # its family is known by what its template writes
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = json.loads((base / "config.json").read_bytes()) | {"vocab_size": len(following)}
     text = config["text_config"] if sees else config
@@ -253,9 +264,14 @@ def _seeing(
     return weights
 
 
-def _template(scenes: Sequence[Any], ends: int) -> str:
+def _writer(notation: str) -> str:
+    """The template that writes `calls`."""
+    return (Path(__file__).parents[1] / "data" / "notations" / f"{notation}.jinja").read_text()
+
+
+def _template(scenes: Sequence[Any], ends: int, notation: str) -> str:
     filled = _TEMPLATE.replace("SCENES", json.dumps(scenes)).replace("ENDS", str(ends))
-    return filled.replace("QUESTION", QUESTION)
+    return filled.replace("QUESTION", QUESTION).replace("WRITER", _writer(notation))
 
 
 # As strict as many models': one system message, the first, never two messages of a user in a row, and images
@@ -265,6 +281,7 @@ _TEMPLATE = """\
 {%- macro turn(role, text, images='') -%}
 {{ '<|' + role + '|>' + images + text | replace('<|', '<') | trim + '<|end|>' }}
 {%- endmacro -%}
+{%- macro written(calls) %}WRITER{% endmacro -%}
 {%- set scenes = SCENES -%}
 {%- set names = (tools or []) | map(attribute='function') | map(attribute='name') | list -%}
 {%- set now = namespace(scene=none, done=0, heard='', role='', shown='', said='', images='') -%}
@@ -299,7 +316,8 @@ _TEMPLATE = """\
 {%- set now.said = now.said + turn('user', '<tool_response>\\n' + cut(text) + '\\n</tool_response>') -%}
 {%- elif message.role == 'assistant' -%}
 {%- set now.done = now.done + 1 -%}
-{%- set calls = message.tool_calls | tojson if message.tool_calls else '' -%}
+{%- set called = (message.tool_calls or []) | map(attribute='function') | list -%}
+{%- set calls = written(called) if called else '' -%}
 {%- set now.said = now.said + turn('assistant', cut(text) + calls) -%}
 {%- else -%}
 {{- raise_exception('unknown role ' + message.role) -}}

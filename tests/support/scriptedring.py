@@ -84,9 +84,10 @@ async def beside(
     context: int,
     ends: int = 0,
     sees: bool = False,
+    notation: str = "json_tools",
 ) -> AsyncIterator[None]:
-    """A second deployment on the same nodes. `context`, `ends` and `sees` are as in `write_scripted`."""
-    write_scripted(folder, scenes, context=context, ends=ends, sees=sees)
+    """A second deployment on the same nodes. The options are those of `write_scripted`."""
+    write_scripted(folder, scenes, context=context, ends=ends, sees=sees, notation=notation)
     async with _deployed(served, name, folder):
         yield
 
