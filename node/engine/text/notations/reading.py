@@ -365,12 +365,13 @@ class NestedReader(Reader):
         found, said, start = list[tuple[str, Tree]](), False, at
         while (tag := self._tag.search(text, at)) is not None:
             said = said or bool(text[at : tag.start()].strip())
-            if tag[1]:
-                if tag[2] != name or (found and said):
+            if tag[1] and tag[2] == name:
+                if found and said:
                     raise ValueError
                 return _element(found, unmarked(text[start : tag.start()])), tag.end()
-            inner, at = self._element(text, tag.end(), tag[2], level + 1)
-            found.append((tag[2], inner))
+            key = tag[1] + tag[2]  # a name may begin with a slash
+            inner, at = self._element(text, tag.end(), key, level + 1)
+            found.append((key, inner))
         raise ValueError
 
 

@@ -134,6 +134,11 @@ READ: list[tuple[str, str, list[tuple[str, Any]]]] = [
         [("look", {"at": "a\n'b", "n": [1, None]}), ("f.g", {})],
     ),
     ("llama4", OBJECT[0], OBJECT[1]),
+    (
+        "minimax_m3",
+        '<invoke name="look"><n></usr/x>1<//usr/x></n></invoke>'.replace("<", "]<]minimax[>[<"),
+        [("look", {"n": {"/usr/x": 1}})],
+    ),
 ]
 TOOLS = {"look": {"type": "object", "properties": {"at": {"type": "string"}, "n": {}}}}
 
