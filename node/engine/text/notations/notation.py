@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 """Around the name of a special token; no characters of a text."""
@@ -122,21 +123,24 @@ def _dsml(outer: str) -> Pieces:
     )
 
 
-def _arguments(begin: str, end: str, prefix: str = "", gap: str = "\n", after: str = "") -> Pieces:
-    key = f"<{prefix}arg_key>%s</{prefix}arg_key>{gap}<{prefix}arg_value>"
-    value = f"</{prefix}arg_value>{after}"
-    return Pieces(begin, end, "%s\n", text=key, text_end=value, value=key, value_end=value)
+def _pieces(begin: str, end: str, call: tuple[str, str], key: str, ends: str, **more: Any) -> Pieces:
+    """A text is written like any other value: the schema alone says what it is."""
+    return Pieces(begin, end, *call, text=key, text_end=ends, value=key, value_end=ends, **more)
 
 
-def _parameters(begin: str, end: str, pad: str, call: tuple[str, str] = _FUNCTION) -> Pieces:
-    key, value = f"<parameter=%s>{pad}", f"{pad}</parameter>\n"
-    return Pieces(begin, end, *call, several=True, text=key, text_end=value, value=key, value_end=value)
+def _arguments(begin: str, end: str, prefix: str = "") -> Pieces:
+    key = f"<{prefix}arg_key>%s</{prefix}arg_key>\n<{prefix}arg_value>"
+    return _pieces(begin, end, ("%s\n", ""), key, f"</{prefix}arg_value>\n")
+
+
+def _parameters(begin: str, end: str, pad: str) -> Pieces:
+    return _pieces(begin, end, _FUNCTION, f"<parameter=%s>{pad}", f"{pad}</parameter>\n", several=True)
 
 
 def _invokes(begin: str, end: str, prefix: str = "") -> Pieces:
-    key, value = f'<{prefix}parameter name="%s">', f"</{prefix}parameter>\n"
     call = f'\n<{prefix}invoke name="%s">\n', f"</{prefix}invoke>\n"
-    return Pieces(begin, end, *call, several=True, text=key, text_end=value, value=key, value_end=value)
+    key = f'<{prefix}parameter name="%s">'
+    return _pieces(begin, end, call, key, f"</{prefix}parameter>\n", several=True)
 
 
 NOTATIONS: dict[str, Notation] = {
@@ -217,27 +221,22 @@ NOTATIONS: dict[str, Notation] = {
     "muse_spark": _invokes("<atem:function_calls>", "</atem:function_calls>", "atem:"),
     "dsml": _dsml("function_calls"),
     "dsml_v4": _dsml("tool_calls"),
-    "glm47": _arguments(_TAG, _TAG_END, after="\n"),
-    "longcat": _arguments("<longcat_tool_call>", "</longcat_tool_call>", "longcat_", after="\n"),
-    "hy3": Pieces(
+    "glm47": _arguments(_TAG, _TAG_END),
+    "longcat": _arguments("<longcat_tool_call>", "</longcat_tool_call>", "longcat_"),
+    "hy3": _pieces(
         f"<tool_calls{_HY}",
         f"</tool_calls{_HY}",
-        f"\n<tool_call{_HY}%s<tool_sep{_HY}\n",
-        f"</tool_call{_HY}\n",
+        (f"\n<tool_call{_HY}%s<tool_sep{_HY}\n", f"</tool_call{_HY}\n"),
+        f"<arg_key{_HY}%s</arg_key{_HY}\n<arg_value{_HY}",
+        f"</arg_value{_HY}\n",
         several=True,
-        text=f"<arg_key{_HY}%s</arg_key{_HY}\n<arg_value{_HY}",
-        text_end=f"</arg_value{_HY}\n",
-        value=f"<arg_key{_HY}%s</arg_key{_HY}\n<arg_value{_HY}",
-        value_end=f"</arg_value{_HY}\n",
     ),
-    "minicpm5": Pieces(
+    "minicpm5": _pieces(
         '<function name="',
         "</function>",
-        '%s">',
-        text='<param name="%s">',
-        text_end="</param>",
-        value='<param name="%s">',
-        value_end="</param>",
+        ('%s">', ""),
+        '<param name="%s">',
+        "</param>",
         cdata=True,
         bare=False,
     ),
