@@ -104,6 +104,7 @@ def test_the_roster_that_the_head_names_comes_along() -> None:
         text=some,
         reasoning=some,
         calls=some,
+        order=some,
         finish="stop",
         prompt_tokens=1,
         tokens=1,
