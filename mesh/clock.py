@@ -1,4 +1,7 @@
-"""Clocks as arguments: code that depends on the time takes one of these, and tests can set it."""
+"""Clocks as arguments: code that depends on the time takes one of these, and tests can set it.
+
+Those of a machine (`MachineClocks`) belong to a context, so that a simulation can run several in one process.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import structlog
@@ -23,17 +28,35 @@ STEP_SECONDS = 10.0
 BELIEVED_SECONDS = 60.0
 """A wall clock that was set counts as right after this time."""
 
-monotonic_clock: Clock = time.monotonic
-
 _BOOT = time.CLOCK_MONOTONIC_RAW if sys.platform == "darwin" else time.CLOCK_MONOTONIC
 """On macOS the clock that goes on while the machine sleeps."""
 
 log = structlog.get_logger()
 
 
+def monotonic_clock() -> float:
+    """Seconds in which the machine was awake."""
+    return machine_clocks.get().monotonic()
+
+
 def boot_clock() -> float:
     """Seconds since the machine was started, including those in which a Mac slept. No program can set it."""
-    return time.clock_gettime(_BOOT)
+    return machine_clocks.get().boot()
+
+
+def system_clock() -> float:
+    """Seconds since 1970, as the machine says now; somebody may have set it wrong (`wall_clock`)."""
+    return machine_clocks.get().system()
+
+
+def wall_clock() -> float:
+    """Seconds since 1970, by a SteadyClock."""
+    return machine_clocks.get().wall()
+
+
+def awake_clock() -> float:
+    """This process's AwakeClock, for its event loop alone."""
+    return machine_clocks.get().awake()
 
 
 class SteadyClock:
@@ -44,7 +67,7 @@ class SteadyClock:
     threads.
     """
 
-    def __init__(self, wall: Clock = time.time, boot: Clock = boot_clock) -> None:
+    def __init__(self, wall: Clock = system_clock, boot: Clock = boot_clock) -> None:
         self._wall = wall
         self._boot = boot
         self._lock = threading.Lock()
@@ -76,9 +99,6 @@ class SteadyClock:
             log.warning("clock_stepped", seconds=step, hint=hint)
         self._stepped_to = zero  # which drifts
         return now - self._stepped_at >= BELIEVED_SECONDS
-
-
-wall_clock: Clock = SteadyClock()
 
 
 class AwakeClock:
@@ -123,5 +143,27 @@ class PausableClock:
         self._counted, self._since = self(), None
 
 
-awake_clock = AwakeClock()
-"""This process's own clock, for its event loop alone."""
+def _boot() -> float:
+    return time.clock_gettime(_BOOT)
+
+
+@dataclass(frozen=True)
+class MachineClocks:
+    """The clocks of one process on one machine."""
+
+    system: Clock
+    monotonic: Clock
+    boot: Clock
+    wall: SteadyClock
+    awake: AwakeClock
+
+    @classmethod
+    def of(cls, system: Clock, monotonic: Clock, boot: Clock) -> MachineClocks:
+        """`system` can be set, `monotonic` stands still while the machine sleeps, `boot` does neither."""
+        return cls(system, monotonic, boot, SteadyClock(system, boot), AwakeClock(monotonic))
+
+
+machine_clocks: ContextVar[MachineClocks] = ContextVar(
+    "machine_clocks",
+    default=MachineClocks.of(time.time, time.monotonic, _boot),  # noqa: B039
+)

@@ -23,7 +23,7 @@ from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.rpc.server import MAX_MESSAGE
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import channel_credentials, channel_options
+from sealring.mesh.rpc.tls import channel_options, secure_channel
 from sealring.mesh.system.files import unwritable, write_atomic
 from sealring.v1 import admin_pb2, admin_pb2_grpc
 
@@ -111,9 +111,7 @@ class Follower:
         ]
         nonce = secrets.token_bytes(NONCE_BYTES)
         request = admin_pb2.CopyStateRequest(nonce=nonce, known=self._known)
-        async with grpc.aio.secure_channel(
-            self.address, channel_credentials(tls), options=options
-        ) as channel:
+        async with secure_channel(self.address, tls, options) as channel:
             try:
                 response = await admin_pb2_grpc.AdminStub(channel).CopyState(request, timeout=_CALL_SECONDS)
             except grpc.aio.AioRpcError as error:

@@ -21,7 +21,7 @@ from sealring.mesh.errors import ConfigError, FailedPrecondition, SealringError
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.roster.model import Roster, term_of
-from sealring.mesh.rpc.tls import channel_credentials, channel_options
+from sealring.mesh.rpc.tls import channel_options, secure_channel
 from sealring.v1 import admin_pb2, admin_pb2_grpc
 
 _DEPOSED = "deposed"
@@ -67,7 +67,7 @@ async def _tell(address: str, roster: bytes, store: Store, folder: Path) -> None
     """Raises AioRpcError, Unavailable (STATE_UNWRITABLE), ConfigError (MEMBER_STATE_CORRUPT)."""
     tls = load_machine_state(folder / OPERATOR_DIR).tls
     options = channel_options(role_server_name(Role.COORDINATOR))
-    async with grpc.aio.secure_channel(address, channel_credentials(tls), options=options) as channel:
+    async with secure_channel(address, tls, options) as channel:
         request = admin_pb2.StandDownRequest(roster=roster)
         await admin_pb2_grpc.AdminStub(channel).StandDown(request, timeout=_RETRY_SECONDS)
     store.delete_meta(PREDECESSOR)

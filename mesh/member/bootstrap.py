@@ -37,6 +37,7 @@ from sealring.mesh.pki.certificates import (
 )
 from sealring.mesh.pki.root import MAX_CHAIN_BYTES, RootMetadata, decode_chain, follow_root, verify_root_chain
 from sealring.mesh.rpc.reach import first_of
+from sealring.mesh.rpc.transport import transport
 from sealring.mesh.system.addresses import format_address, parse_address
 
 TOKEN_ID_BYTES = 10
@@ -230,6 +231,13 @@ def _root_extension(certificate: x509.Certificate) -> bytes:
 
 
 async def _read_leaf(host: str, port: int) -> bytes:
+    leaf = await (transport.get().leaf or _leaf_over_tcp)(host, port)
+    if leaf is None or len(leaf) > MAX_CERTIFICATE_BYTES:
+        raise CertificateError("server presented no usable certificate", reason="BAD_CERTIFICATE")
+    return leaf
+
+
+async def _leaf_over_tcp(host: str, port: int) -> bytes | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -239,8 +247,6 @@ async def _read_leaf(host: str, port: int) -> bytes:
     try:
         session = writer.get_extra_info("ssl_object")
         leaf: bytes | None = session.getpeercert(binary_form=True)
+        return leaf
     finally:
         writer.transport.abort()
-    if leaf is None or len(leaf) > MAX_CERTIFICATE_BYTES:
-        raise CertificateError("server presented no usable certificate", reason="BAD_CERTIFICATE")
-    return leaf

@@ -20,6 +20,7 @@ from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES
 from sealring.mesh.rpc.connections import ConnectionWatch
 from sealring.mesh.rpc.heads import bound_heads
 from sealring.mesh.rpc.interceptor import ErrorInterceptor
+from sealring.mesh.rpc.transport import transport
 from sealring.mesh.system.addresses import listen_error, parse_address, require_loopback
 
 MAX_MESSAGE = 16 << 20
@@ -129,16 +130,17 @@ class Server:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         bound_heads()
+        self._transport = transport.get()
         self._watch = watch = ConnectionWatch(port.connections // 2)
         self._port = 0
         self._announced = False
         self._watching: asyncio.Task[None] | None = None
-        self._server = grpc.aio.server(
-            interceptors=[
+        self._server = self._transport.server(
+            [
                 ErrorInterceptor(counting=port.counting, vouch=watch.vouch, let_in=watch.let_in),
                 *interceptors,
             ],
-            options=[*SERVER_OPTIONS, *port.options, *options],
+            [*SERVER_OPTIONS, *port.options, *options],
         )
         self._health = health.aio.HealthServicer()
         names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -177,7 +179,8 @@ class Server:
             await starting
             await self._server.stop(None)
             raise
-        self._watching = asyncio.create_task(self._watch.watch(self._port, announced=self._announced))
+        if self._transport.watches:
+            self._watching = asyncio.create_task(self._watch.watch(self._port, announced=self._announced))
         await self.set_serving(True)
 
     async def set_serving(self, serving: bool) -> None:

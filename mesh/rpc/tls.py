@@ -22,6 +22,7 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial, key_
 from sealring.mesh.rpc.connections import announce
 from sealring.mesh.rpc.interceptor import Context
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS, REST_SECONDS
+from sealring.mesh.rpc.transport import Options, transport
 
 _UNTIL_THEY_END = 3e8
 """Grace period, in seconds, of a retired channel, whose streams end by themselves: ten years."""
@@ -64,12 +65,7 @@ def server_credentials(store: TlsStore, *, require_client: bool = True) -> grpc.
 
     `require_client=False` is for the joining port alone: a joining node has no certificate yet.
     """
-    served = _Served(store, require_client)
-    return grpc.dynamic_ssl_server_credentials(
-        served.newest(),
-        served,  # type: ignore[arg-type]  # None means unchanged, which the stubs leave out
-        require_client_authentication=require_client,
-    )
+    return transport.get().server_credentials(store, require_client, _Served(store, require_client))
 
 
 class _Served:
@@ -100,9 +96,13 @@ def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
 
 def joining_channel(address: str, authorities: tuple[bytes, ...]) -> grpc.aio.Channel:
     """A channel to the coordinator's joining port, which trusts `authorities` and presents no certificate."""
-    credentials = grpc.ssl_channel_credentials(root_certificates=to_pem(*authorities))
-    name = role_server_name(Role.COORDINATOR)
-    return grpc.aio.secure_channel(address, credentials, options=channel_options(name))
+    options = channel_options(role_server_name(Role.COORDINATOR))
+    return transport.get().channel(address, options, authorities=authorities)
+
+
+def secure_channel(address: str, material: TlsMaterial, options: Options) -> grpc.aio.Channel:
+    """A channel that presents the material's certificate; `options` are those of `channel_options`."""
+    return transport.get().channel(address, options, authorities=material.authorities, material=material)
 
 
 IDLE_MILLISECONDS = 10_000
@@ -153,10 +153,8 @@ class PeerChannel:
             self._retire()
             self._generation = generation
             self.key_hash = key_hash(material.certificate)
-            self._channel = grpc.aio.secure_channel(
-                self.address,
-                channel_credentials(material),
-                options=[*channel_options(self._server_name), *self._options],
+            self._channel = secure_channel(
+                self.address, material, [*channel_options(self._server_name), *self._options]
             )
         return self._channel
 

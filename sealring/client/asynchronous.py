@@ -6,7 +6,6 @@ import asyncio
 import math
 import os
 import secrets
-import time
 from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,12 +30,14 @@ from sealring.client.core import (
 from sealring.client.question import Question, routing_key_of
 from sealring.client.trust import RosterVerifier, parse_root_sha256
 from sealring.client.types import Completion, Delta, Model, RequestOptions, Ring
+from sealring.mesh.clock import monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.names import split_pin
 from sealring.mesh.prompt.numbers import request_of, validate_numbers
 from sealring.mesh.ring.routing import SECRET_BYTES
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc.transport import transport
 from sealring.mesh.system.addresses import parse_address, require_loopback
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
@@ -229,7 +230,7 @@ class AsyncClient(Asks[AsyncReply]):
     def _stub(self, gateway: str) -> Any:
         if gateway not in self._opened:
             if self._credentials is None:
-                channel = grpc.aio.insecure_channel(gateway, options=CHANNEL_OPTIONS)
+                channel = transport.get().channel(gateway, CHANNEL_OPTIONS)
             else:
                 channel = grpc.aio.secure_channel(gateway, self._credentials, options=CHANNEL_OPTIONS)
             self._opened[gateway] = channel
@@ -265,10 +266,10 @@ class AsyncClient(Asks[AsyncReply]):
                     asked = question.request
                     seconds = min(asked.deadline_ms / 1e3 or math.inf, attempts.seconds_left)
                     keep_alive = asked.keep_alive if asked.HasField("keep_alive") else None
-                    begun = time.monotonic()
+                    begun = monotonic_clock()
                     attempts.loading()
                     await self.load(model, keep_alive=keep_alive, within=seconds)
-                    state.load_seconds += time.monotonic() - begun
+                    state.load_seconds += monotonic_clock() - begun
                     view = await self._view(fresh=True)
                     if view.absent(model):
                         raise _unloaded(model)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Iterable
 
 from sealring.client.asynchronous import AsyncClient, AsyncReply
 from sealring.client.types import Completion, Delta, Model
 from sealring.edge.inference.service import model_not_found
 from sealring.edge.metrics import Metrics
+from sealring.mesh.clock import system_clock
 from sealring.mesh.errors import InvalidInput, Unavailable
 from sealring.mesh.names import served_name
 from sealring.mesh.prompt.numbers import numbers_of
@@ -25,7 +25,7 @@ class SealingBackend:
     def __init__(self, client: AsyncClient, metrics: Metrics) -> None:
         self._client = client
         self._metrics = metrics
-        self._created = int(time.time())
+        self._created = int(system_clock())
 
     async def generate(
         self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""

@@ -222,4 +222,4 @@ def test_every_grpc_server_is_the_one_with_limits() -> None:
         for file in (root / package).rglob("*.py")
         if "grpc.aio.server(" in file.read_text("utf-8") or "grpc.server(" in file.read_text("utf-8")
     }
-    assert found == {"mesh/rpc/server.py"}
+    assert found == {"mesh/rpc/transport.py"}

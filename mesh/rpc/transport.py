@@ -1,0 +1,96 @@
+"""What carries gRPC: TLS over TCP, or the network in memory that a simulation runs on (`mesh/rpc/memory.py`).
+
+A task, and every task and callback that it starts, uses the transport of its context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from sealring.mesh.pki.certificates import TlsMaterial, to_pem
+
+if TYPE_CHECKING:
+    from sealring.mesh.rpc.tls import TlsStore
+
+Options: TypeAlias = Sequence[tuple[str, Any]]
+
+
+class Transport(Protocol):
+    """Makes channels and servers that speak as those of `grpc.aio`."""
+
+    watches: bool
+    """Whether connections have descriptors, which a server counts."""
+
+    def channel(
+        self,
+        address: str,
+        options: Options,
+        *,
+        authorities: Sequence[bytes] = (),
+        material: TlsMaterial | None = None,
+    ) -> grpc.aio.Channel:
+        """A channel with TLS that trusts `authorities` (DER), and shows the certificate of `material` if
+        there is any. The peer's name is an option of gRPC's. Without authorities it is in clear."""
+
+    def server(
+        self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options
+    ) -> grpc.aio.Server: ...
+
+    def server_credentials(
+        self,
+        store: TlsStore,
+        require_client: bool,
+        newest: Callable[[], grpc.ServerCertificateConfiguration | None],
+    ) -> grpc.ServerCredentials:
+        """Credentials of a server that shows the certificate in `store` as it is at each handshake; `newest`
+        configures the handshakes of gRPC itself."""
+
+    leaf: Callable[[str, int], Awaitable[bytes | None]] | None
+    """The certificate (DER) of whatever answers at a host and port, not verified; raises OSError. Without it
+    `mesh/member/bootstrap.py` reads the certificate over TCP."""
+
+
+class _Tcp:
+    watches = True
+    leaf = None
+
+    def channel(
+        self,
+        address: str,
+        options: Options,
+        *,
+        authorities: Sequence[bytes] = (),
+        material: TlsMaterial | None = None,
+    ) -> grpc.aio.Channel:
+        if not authorities:
+            return grpc.aio.insecure_channel(address, options=options)
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=to_pem(*authorities),
+            private_key=material.private_key if material else None,
+            certificate_chain=to_pem(material.certificate) if material else None,
+        )
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> grpc.aio.Server:
+        return grpc.aio.server(interceptors=interceptors, options=options)
+
+    def server_credentials(
+        self,
+        store: TlsStore,
+        require_client: bool,
+        newest: Callable[[], grpc.ServerCertificateConfiguration | None],
+    ) -> grpc.ServerCredentials:
+        del store
+        return grpc.dynamic_ssl_server_credentials(
+            newest(),  # type: ignore[arg-type]
+            newest,  # type: ignore[arg-type]  # None means unchanged, which the stubs leave out
+            require_client_authentication=require_client,
+        )
+
+
+transport: ContextVar[Transport] = ContextVar("transport", default=_Tcp())  # noqa: B039 - it has no state

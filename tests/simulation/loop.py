@@ -1,0 +1,136 @@
+"""An event loop in virtual time, for many processes at once: nothing waits, all happens in one order.
+
+Each handle belongs to the process of its context (`mesh/rpc/memory.py`). A process that stands still has its
+handles kept until it goes on; those of a process that was killed are dropped, so that not even its `finally`
+blocks run.
+"""
+
+# ruff: noqa: SLF001 - asyncio offers no other way to decide when a handle runs
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any
+
+from sealring.mesh.rpc.memory import Process, process
+
+MOST_AT_ONCE = 1_000_000
+"""Callbacks without progress of time: code that spins."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Time passes when nothing is left to do. Threads do their work at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 1000.0
+        self._since_progress = 0
+        self.handled = 0
+        """Callbacks that have run."""
+        self._slept: dict[Process, float] = {}
+        self._kept: dict[Process, list[asyncio.Handle]] = {}
+        self._buried: list[asyncio.Task[Any]] = []
+        self.faults: list[dict[str, Any]] = []
+        """What went wrong without anybody to tell, as asyncio describes it."""
+
+    # Time
+
+    @property
+    def everywhere(self) -> float:
+        """Seconds that have passed, with those that machines have slept."""
+        return self._now
+
+    def time(self) -> float:
+        """Seconds that the running process's machine was awake."""
+        return self._now - self._slept.get(process.get(_NOBODY), 0.0)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return super().call_at(
+            when + self._slept.get(process.get(_NOBODY), 0.0), callback, *args, context=context
+        )
+
+    # Processes
+
+    def go_on(self, one: Process, *, asleep: float = 0.0) -> None:
+        """The process runs again; for its clock `asleep` seconds did not pass."""
+        self._ready.extend(self._kept.pop(one, ()))
+        if asleep:
+            self._slept[one] = self._slept.get(one, 0.0) + asleep
+            for handle in self._scheduled:
+                if handle._context.get(process) is one:  # type: ignore[attr-defined]
+                    handle._when += asleep  # type: ignore[attr-defined]
+            heapq.heapify(self._scheduled)
+
+    def bury(self, one: Process) -> None:
+        """Forgets what a killed process had to do. Its tasks stay as they are until the loop is closed."""
+        self._buried += [task for task in asyncio.all_tasks(self) if task.get_context().get(process) is one]
+        self._kept.pop(one, None)
+
+    # What asyncio's loops do
+
+    def _run_once(self) -> None:
+        while not self._ready:
+            if not self._scheduled:
+                raise RuntimeError("everything waits, and nothing will happen any more")
+            handle = heapq.heappop(self._scheduled)
+            handle._scheduled = False
+            if handle._cancelled:
+                self._timer_cancelled_count -= 1
+                continue
+            if handle._when > self._now:
+                self._now, self._since_progress = handle._when, 0
+            self._ready.append(handle)
+        for _ in range(len(self._ready)):
+            handle = self._ready.popleft()
+            if handle._cancelled:
+                continue
+            owner = handle._context.get(process)
+            if owner is not None and (owner.ended or owner.stands):
+                if not owner.ended:
+                    self._kept.setdefault(owner, []).append(handle)
+                continue
+            self.handled += 1
+            self._since_progress += 1
+            handle._run()
+        if self._since_progress > MOST_AT_ONCE:
+            raise RuntimeError("something spins: a million callbacks while no time passes")
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def _process_events(self, event_list: Any) -> None:
+        pass
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        pass
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self.is_closed():
+            self.faults.append(context)
+
+    def close(self) -> None:
+        super().close()
+        self._buried.clear()
+        self._kept.clear()
+
+
+class _Nobody(Process):
+    def __init__(self) -> None:
+        self.name, self.host = "nobody", ""
+        self.ended = self.stands = False
+
+
+_NOBODY = _Nobody()
