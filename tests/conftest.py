@@ -91,7 +91,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.freeze()
         gc.enable()
         if (clocks := sys.modules.get("sealring.mesh.clock")) is not None:
-            clocks.wall_clock.__init__()  # it would not follow such a step for a minute
+            own = clocks.machine_clocks.get()
+            own.wall.__init__(own.system, own.boot)  # it would not follow such a step for a minute
 
 
 @pytest.hookimpl(wrapper=True)

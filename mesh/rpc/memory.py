@@ -112,9 +112,8 @@ class Network:
             at = max(at, path.arrived.get(flow, 0.0) + _APART)
             path.arrived[flow] = at
         # A kernel takes what arrives, whether the process runs or not.
-        loop.call_later(
-            at - now(), functools.partial(loop.call_soon, deliver, context=context), context=Context()
-        )
+        arrives = functools.partial(loop.call_soon, deliver, context=context)
+        loop.call_at(at, arrives, context=Context())
 
     def _path(self, source: str, target: str) -> _Path:
         return self._paths.setdefault((source, target), _Path())

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simulation.loop import VirtualLoop
+from virtualloop import VirtualLoop
 
 from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
@@ -83,10 +82,12 @@ class EdgeInMemory:
 class Cluster:
     """Machines by name; their programs start, stop, are killed, stand still and go on."""
 
-    def __init__(self, folder: Path, seed: int, loop: VirtualLoop, children: Callable[[Machine], Any]) -> None:
+    def __init__(
+        self, folder: Path, seed: int, loop: VirtualLoop, children: Callable[[Machine], Any]
+    ) -> None:
         """`children` gives what spawns the engines and carriers of a node's machine."""
         self.folder, self.loop = folder, loop
-        self.random = random.Random(seed)  # noqa: S311 - a seed is to give the same cluster again
+        self.random = random.Random(seed)
         self.network = Network(self.random)
         self._children = children
         self.machines: dict[str, Machine] = {}
