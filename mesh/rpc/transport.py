@@ -50,9 +50,10 @@ class Transport(Protocol):
         """Credentials of a server that shows the certificate in `store` as it is at each handshake; `newest`
         configures the handshakes of gRPC itself."""
 
-    leaf: Callable[[str, int], Awaitable[bytes | None]] | None
-    """The certificate (DER) of whatever answers at a host and port, not verified; raises OSError. Without it
-    `mesh/member/bootstrap.py` reads the certificate over TCP."""
+    @property
+    def leaf(self) -> Callable[[str, int], Awaitable[bytes | None]] | None:
+        """Gives the certificate (DER) of whatever answers at a host and port, not verified; raises OSError.
+        Without it `mesh/member/bootstrap.py` reads the certificate over TCP."""
 
 
 class _Tcp:

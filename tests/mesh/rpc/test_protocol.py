@@ -33,6 +33,7 @@ from sealring.v1 import (
 GIVEN_UP = {
     6: {("Change", 10), ("Hello", 7), ("Hello", 8), ("Hello", 9), ("StepDone", 4)},
     8: {("Attached", 9)},
+    11: {("RowOutput", 12)},
 }
 """The fields that messages between machines have lost, by the first protocol without them."""
 
