@@ -20,7 +20,7 @@ from sealring.edge.access.turns import Turns
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
 from sealring.mesh.prompt.images import MAX_IMAGES_BYTES
-from sealring.mesh.prompt.tools import finite
+from sealring.mesh.prompt.tools import finite, unique
 
 MAX_TEXT = 4 << 20
 """Bytes of a body beside its images."""
@@ -159,10 +159,11 @@ def _image_size(text: bytes) -> int:
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) > MAX_MEMBERS:
         raise _too_many("members in one object", MAX_MEMBERS)
-    found = dict(members)
-    if len(found) < len(members):
-        raise InvalidInput("a name occurs twice in one object of the body", reason="BAD_JSON")
-    return found
+    try:
+        return unique(members)
+    except ValueError:
+        message = "a name occurs twice in one object of the body"
+        raise InvalidInput(message, reason="BAD_JSON") from None
 
 
 def _whole_number(digits: str) -> int:

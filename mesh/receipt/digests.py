@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from sealring.mesh.crypto.encoding import pack_fields
+from sealring.mesh.prompt.tools import finite, unique
 from sealring.v1 import inference_pb2 as inference
 
 HASH_BYTES = 32
@@ -121,21 +121,4 @@ def parse_json(text: str) -> Any:
 
     Raises ValueError, RecursionError.
     """
-    return json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name is there twice")
-    return found
-
-
-def _finite(digits: str) -> float:
-    if math.isinf(number := float(digits)):
-        raise ValueError("a number is too large")
-    return number
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(name)
+    return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
