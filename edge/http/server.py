@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,8 +29,12 @@ MAX_CONNECTIONS = 8192
 """Connections of a port, more than requests can be under way. One too many ends the oldest idle one of the
 address or API key that has most of these."""
 
-ACCEPTS = 16
-"""Connections that are accepted in one turn of the event loop."""
+ACCEPTS, TAKEN_IN = 16, 256
+"""Connections that a turn of the event loop begins to serve, and that it takes out of the kernel's queue. To
+serve one costs ten times as much."""
+
+FULL_SECONDS = 1.0
+"""How long a server waits that has no descriptor left."""
 
 _BACKLOG = 1024
 
@@ -40,28 +45,43 @@ class Listener(socket.socket):
     def __init__(self, family: int, most: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)
         self._most = most
-        self._accepted = 0
+        self.waiting: dict[str, deque[_Accepted]] = {}
+        """Connections that nobody serves yet, by their addresses, whose turns are in this order."""
+
         self.crowd = Crowd(sys.maxsize)  # `most` counts others too
         self.places: dict[Any, Place] = {}
         """The places of open connections, by the addresses of their clients."""
 
-    def accept(self) -> tuple[socket.socket, Any]:
-        """As that of any socket. Raises BlockingIOError after `ACCEPTS` in a turn; the next one goes on."""
-        if self._accepted == ACCEPTS:
-            raise BlockingIOError
-        accepted, address = super().accept()
-        if not self._accepted:
-            asyncio.get_running_loop().call_soon(self._turn)
-        self._accepted += 1
-        connection = _Accepted(accepted)
-        place = self.places[address] = self.crowd.enter(peer_name(address[0]), connection.end)
-        connection.closed = partial(self._release, address, place)
-        if len(self.places) > self._most:
-            self.crowd.send_away()
-        return connection, address
+    def take_in(self) -> None:
+        """Takes connections out of the kernel's queue, which is short, and in the order of arrival.
 
-    def _turn(self) -> None:
-        self._accepted = 0
+        Raises OSError where no descriptor is left.
+        """
+        for _ in range(TAKEN_IN):
+            try:
+                accepted, address = self.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            connection, name = _Accepted(accepted), peer_name(address[0])
+            place = self.places[address] = self.crowd.enter(name, connection.end)
+            connection.closed = partial(self._release, address, place)
+            self.waiting.setdefault(name, deque()).append(connection)
+            if len(self.places) > self._most:
+                self.crowd.send_away()
+
+    def turns(self) -> Iterator[_Accepted]:
+        """The next connections, of which each address has one in its turn."""
+        for _ in range(ACCEPTS):
+            while self.waiting:
+                name = next(iter(self.waiting))
+                queue = self.waiting.pop(name)
+                connection = queue.popleft()
+                if queue:
+                    self.waiting[name] = queue
+                if not connection.ended:
+                    yield connection
+                    break
+                connection.close()
 
     def _release(self, address: Any, place: Place) -> None:
         place.close()
@@ -73,12 +93,14 @@ class _Accepted(socket.socket):
     """A connection that says when it is closed."""
 
     closed: Callable[[], None] | None = None
+    ended = False
 
     def __init__(self, accepted: socket.socket) -> None:
         super().__init__(fileno=accepted.detach())
 
     def end(self) -> None:
         """Has the event loop close it, as if its client had."""
+        self.ended = True
         with contextlib.suppress(OSError):  # its client has
             self.shutdown(socket.SHUT_RDWR)
 
@@ -87,6 +109,62 @@ class _Accepted(socket.socket):
         if self.closed is not None:
             tell, self.closed = self.closed, None
             tell()
+
+
+class Accepting:
+    """Serves the connections of a listener, in turns of their addresses; asyncio serves who comes first."""
+
+    def __init__(
+        self, listener: Listener, serve: Callable[[socket.socket], Coroutine[Any, Any, Any]]
+    ) -> None:
+        """Raises OSError."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._serve = serve
+        self._loop = asyncio.get_running_loop()
+        self._begun = set[asyncio.Task[None]]()
+        self._turn: asyncio.Handle | None = None
+        self._listen()
+
+    def close(self) -> None:
+        """Takes no more connections, and ends those that are not served yet."""
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+        while self._listener.waiting:
+            for connection in self._listener.turns():
+                connection.close()
+        for task in self._begun:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Returns when nothing is begun any more."""
+        if self._begun:
+            await asyncio.wait(self._begun)
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._take_in)
+
+    def _take_in(self) -> None:
+        try:
+            self._listener.take_in()
+        except OSError:
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(FULL_SECONDS, self._listen)
+        if self._turn is None:
+            self._turns()
+
+    def _turns(self) -> None:
+        for connection in self._listener.turns():
+            task = self._loop.create_task(self._one(connection))
+            self._begun.add(task)
+            task.add_done_callback(self._begun.discard)
+        self._turn = self._loop.call_soon(self._turns) if self._listener.waiting else None
+
+    async def _one(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # no TLS, or too late: asyncio has closed it
+            await self._serve(connection)
 
 
 class _Server(uvicorn.Server):
@@ -101,14 +179,15 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         timeout = None if self.config.ssl is None else HANDSHAKE_SECONDS
         for one in sockets or []:
-            server = await loop.create_server(
-                partial(self._protocol, getattr(one, "places", {})),
-                sock=one,
+            assert isinstance(one, Listener)
+            protocol = partial(self._protocol, one.places)
+            serve = partial(
+                loop.connect_accepted_socket,
+                protocol,
                 ssl=self.config.ssl,
                 ssl_handshake_timeout=timeout,
-                backlog=self.config.backlog,
             )
-            self.servers.append(server)
+            self.servers.append(Accepting(one, serve))  # type: ignore[arg-type]  # closed as asyncio's are
         self.begun.set()
 
     def _protocol(self, places: Mapping[Any, Place]) -> EdgeProtocol:
@@ -170,7 +249,6 @@ class HttpServer:
         except OSError:
             bound.close()
             raise listen_error(address) from None
-        bound.setblocking(False)
         self.bound = bound
         return int(bound.getsockname()[1])
 

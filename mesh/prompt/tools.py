@@ -52,7 +52,7 @@ def finite(digits: str) -> float:
 
 
 def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError where a name is there twice: two readers may read it differently."""
+    """An object of JSON. Raises ValueError where a name is there twice: readers may take either value."""
     found = dict(members)
     if len(found) < len(members):
         raise ValueError("a name is there twice")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
+import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from patience import until
 
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http import server as module
-from sealring.edge.http.server import HttpServer, Listener
+from sealring.edge.http.server import Accepting, HttpServer, Listener
 from sealring.mesh.errors import ConfigError
 
 
@@ -144,10 +148,10 @@ async def test_who_comes_finds_a_place_and_who_waits_without_a_request_makes_it(
     port = listener.getsockname()[1]
     tls: Any = {"ssl": ssl.create_default_context(cafile=str(certificate)), "server_hostname": "localhost"}
     context = EdgeTls(certificate, key).context
-    async with (
-        asyncio.timeout(200),
-        await asyncio.get_running_loop().create_server(Greeting, sock=listener, ssl=context),
-    ):
+    listener.listen()
+    serve = partial(asyncio.get_running_loop().connect_accepted_socket, Greeting, ssl=context)
+    async with asyncio.timeout(200):
+        accepting = Accepting(listener, serve)
         silent = [await asyncio.open_connection("::1", port) for _ in range(3)]
         reader, other = await asyncio.open_connection("127.0.0.1", port, **tls)
         assert await reader.read(5) == b"hello"
@@ -164,20 +168,63 @@ async def test_who_comes_finds_a_place_and_who_waits_without_a_request_makes_it(
             writer.close()
         await until(lambda: not listener.places)
         assert not len(listener.crowd)
+        accepting.close()
+        await accepting.wait_closed()
 
 
-async def test_so_many_connections_are_accepted_in_a_turn() -> None:
-    listener = Listener(socket.AF_INET, 100)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen(100)
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with Listener(socket.AF_INET, 100) as made:
+        made.bind(("127.0.0.1", 0))
+        made.listen(100)
+        yield made
+
+
+async def test_so_many_connections_are_served_in_a_turn(listener: Listener) -> None:
     listener.setblocking(False)
     made = [socket.create_connection(listener.getsockname()) for _ in range(2 * module.ACCEPTS)]
-    for _ in range(2):
-        accepted = [listener.accept()[0] for _ in range(module.ACCEPTS)]
-        with pytest.raises(BlockingIOError):
-            listener.accept()
-        await asyncio.sleep(0)
-        for one in accepted:
-            one.close()
-    for one in (*made, listener):
+    listener.take_in()
+    accepted = [list(listener.turns()) for _ in range(3)]
+    assert [len(each) for each in accepted] == [module.ACCEPTS, module.ACCEPTS, 0]
+    for one in (*made, *accepted[0], *accepted[1]):
         one.close()
+    assert not listener.places
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has one address of loopback")
+async def test_addresses_take_turns_however_many_connections_each_has(listener: Listener) -> None:
+    """Those that were sent away meanwhile have none."""
+    listener.setblocking(False)
+    at = listener.getsockname()
+    crowd = [socket.create_connection(at, None, ("127.0.0.2", 0)) for _ in range(20)]
+    honest = [socket.create_connection(at, None, (f"127.0.0.{number}", 0)) for number in (3, 4)]
+    listener.take_in()
+    listener.crowd.send_away()
+    served = list(listener.turns())
+    assert [one.getpeername()[0] for one in served[:3]] == ["127.0.0.3", "127.0.0.4", "127.0.0.2"]
+    assert served[2].getpeername()[1] == crowd[1].getsockname()[1]
+    for one in (*crowd, *honest, *served, *listener.turns()):
+        one.close()
+    assert not listener.places
+
+
+async def test_a_server_without_descriptors_goes_on_when_it_has_some(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FULL_SECONDS", 0.0)
+    tries = iter([OSError(errno.EMFILE, "none left")] * 2)
+    take_in = Listener.take_in
+
+    def taken(own: Listener) -> None:
+        for error in tries:
+            raise error
+        take_in(own)
+
+    monkeypatch.setattr(Listener, "take_in", taken)
+    served: asyncio.Queue[socket.socket] = asyncio.Queue()
+    accepting = Accepting(listener, served.put)
+    with socket.create_connection(listener.getsockname()):
+        async with asyncio.timeout(60):
+            (await served.get()).close()
+    accepting.close()
+    await accepting.wait_closed()
