@@ -18,9 +18,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from sealring.edge.access.turns import Turns
 from sealring.edge.inference.timings import CURRENT, Timings
+from sealring.mesh.crypto.encoding import FormatError, unique_object
 from sealring.mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
 from sealring.mesh.prompt.images import MAX_IMAGES_BYTES
-from sealring.mesh.prompt.tools import finite, unique
+from sealring.mesh.prompt.tools import finite
 
 MAX_TEXT = 4 << 20
 """Bytes of a body beside its images."""
@@ -160,8 +161,8 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) > MAX_MEMBERS:
         raise _too_many("members in one object", MAX_MEMBERS)
     try:
-        return unique(members)
-    except ValueError:
+        return unique_object(members)
+    except FormatError:
         message = "a name occurs twice in one object of the body"
         raise InvalidInput(message, reason="BAD_JSON") from None
 

@@ -52,7 +52,7 @@ def parse_json_object(data: bytes, *, max_bytes: int) -> JsonObject:
     try:
         value = json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_unique_object,
+            object_pairs_hook=unique_object,
             parse_float=_refuse_number,
             parse_constant=_refuse_number,
             parse_int=_bounded_int,
@@ -193,7 +193,8 @@ def unpack_fields(data: bytes, *, count: int | None = None, max_bytes: int) -> l
     return fields
 
 
-def _unique_object(pairs: list[tuple[str, Json]]) -> JsonObject:
+def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises FormatError where a name is there twice: readers may take either value."""
     value = dict(pairs)
     if len(value) != len(pairs):
         raise FormatError("object has a duplicate field")

@@ -51,14 +51,6 @@ def finite(digits: str) -> float:
     return number
 
 
-def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError where a name is there twice: readers may take either value."""
-    found = dict(members)
-    if len(found) < len(members):
-        raise ValueError("a name is there twice")
-    return found
-
-
 def parse_json_object(text: str, param: str) -> dict[str, Any]:
     """The object in a JSON text; an empty text is an empty one. Raises InvalidInput (BAD_JSON_FIELD)."""
     value: Any = {}

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sealring.mesh.crypto.encoding import pack_fields
-from sealring.mesh.prompt.tools import finite, unique
+from sealring.mesh.crypto.encoding import pack_fields, unique_object
 from sealring.v1 import inference_pb2 as inference
 
 HASH_BYTES = 32
@@ -121,4 +121,10 @@ def parse_json(text: str) -> Any:
 
     Raises ValueError, RecursionError.
     """
-    return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+    return json.loads(text, object_pairs_hook=unique_object, parse_float=_finite, parse_constant=_finite)
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError("a number is not finite")
+    return number
