@@ -134,7 +134,8 @@ def check(
         print_table(columns, [[report["model_type"], report["layers"], ranges, report["weights"], *outcome]])
         if (template := report["template"]) is not None:
             say(f"chat template: {', '.join(template['changes']) or 'takes messages as they are'}")
-            say(f"it does not show: {', '.join(template['lost']) or 'nothing is lost'}")
+            lost = template["lost"]
+            say(f"it does not show {', '.join(lost)}" if lost else "it shows everything")
     if report["right"]:
         return
     if report["exact"] and report["tokens_equal"]:

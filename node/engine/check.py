@@ -36,6 +36,7 @@ from sealring.node.engine.check_runs import (
 from sealring.node.engine.staging import Stage, random_model, random_stage
 from sealring.node.engine.staging.anatomy import dissect, not_runnable
 from sealring.node.engine.staging.skeleton import build_skeleton
+from sealring.node.engine.text.marked import in_short
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.weights import load_lazily, load_stage
 
@@ -174,7 +175,7 @@ def template_of(path: Path) -> dict[str, Any] | None:
     tokenizer = load_tokenizer(path)
     tokenizer.close()
     shape = tokenizer.shape
-    return {"changes": shape.changes, "lost": list(shape.lost)} if shape.asked else None
+    return {"changes": shape.changes, "lost": in_short(shape.lost)} if shape.asked else None
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,13 @@ def test_every_option_of_sampling_has_a_value_here() -> None:
 
 
 @EVERY_API
+def test_a_request_without_a_model_asks_the_only_one(api: str) -> None:
+    ask, body = APIS[api]
+    for more in ({}, {"model": None}):
+        assert ask({**body, **more}, "r").request.model == ""
+
+
+@EVERY_API
 @pytest.mark.parametrize("name", VALUES_OF)
 def test_an_option_that_one_api_has_all_have(api: str, name: str) -> None:
     """There is one list: mesh/prompt/options.py and numbers.py."""

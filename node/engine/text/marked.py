@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
@@ -291,14 +291,19 @@ def kinds_of(chat: inference.Chat) -> set[str]:
     return {kind for kind, here in found.items() if here}
 
 
+def in_short(lost: Iterable[str]) -> list[str]:
+    """The kinds that are lost, without those that consist of another."""
+    found = list(lost)
+    if MESSAGES in found:
+        return [MESSAGES]
+    needs = {asked.kind: asked.needs for asked in ASKED}
+    return [kind for kind in found if not set(needs.get(kind, ())) & set(found)]
+
+
 def refuse_lost(chat: inference.Chat, shape: Shape) -> None:
     """Raises InvalidInput (CHAT_TEMPLATE_LOSES) for a chat of which the model would not see a part."""
     kinds = kinds_of(chat) if shape.lost else ()
-    needs = {asked.kind: asked.needs for asked in ASKED}
-    found = [kind for kind in shape.lost if kind in kinds]
-    gone = [kind for kind in found if not set(needs.get(kind, ())) & set(found)]
-    gone = [MESSAGES] if MESSAGES in gone else gone
-    if gone:
+    if gone := in_short(kind for kind in shape.lost if kind in kinds):
         raise InvalidInput(
             f"the model's chat template does not show {' and '.join(gone)}",
             reason="CHAT_TEMPLATE_LOSES",

@@ -53,8 +53,8 @@ def test_a_check_passes_when_all_of_it_is_right(
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ({"changes": [], "lost": []}, ["takes messages as they are", "nothing is lost"]),
-        ({"changes": ["null", "texts"], "lost": ["thoughts"]}, ["null, texts", "not show: thoughts"]),
+        ({"changes": [], "lost": []}, ["takes messages as they are", "it shows everything"]),
+        ({"changes": ["null", "texts"], "lost": ["thoughts"]}, ["null, texts", "does not show thoughts"]),
     ],
 )
 def test_a_check_says_what_the_chat_template_wants(

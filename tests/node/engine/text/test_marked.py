@@ -16,8 +16,10 @@ from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.text.marked import (
     ASKED,
     DETAILS,
+    MESSAGES,
     THOUGHTS,
     TOOLS,
+    in_short,
     refuse_lost,
     shape_of,
     with_images,
@@ -261,4 +263,6 @@ def test_what_would_be_lost_is_named() -> None:
         refuse_lost(chat, shape)
     assert caught.value.reason == "CHAT_TEMPLATE_LOSES"
     assert caught.value.metadata["param"] == "tools"
+    assert in_short(shape.lost) == ["tool calls", "tools"]
+    assert in_short([*shape.lost, MESSAGES]) == [MESSAGES]
     refuse_lost(inference.Chat(messages=[message("system", "s"), message("user", "x")]), shape)
