@@ -297,7 +297,7 @@ def in_short(lost: Iterable[str]) -> list[str]:
     if MESSAGES in found:
         return [MESSAGES]
     needs = {asked.kind: asked.needs for asked in ASKED}
-    return [kind for kind in found if not set(needs.get(kind, ())) & set(found)]
+    return [kind for kind in found if kind == TOOLS or not set(needs.get(kind, ())) & set(found)]
 
 
 def refuse_lost(chat: inference.Chat, shape: Shape) -> None:
