@@ -115,10 +115,10 @@ node.engine.trial's SECONDS."""
 LOAD_SECONDS = 120.0
 STUCK_SECONDS = 600.0
 """No prompt takes as long to read. Its images take a minute, and processes for them a minute each to start. A
-chat is rendered twice, in a process that has 20 s for each and a minute to start; where images of tools have
-to move, twice more. Where a process is lost another is asked, which may take as long again. Grammars are
-tried in another process, MAX_TRIED_TOOLS and two at most, until one costs too much: each has a part of a
-second of a processor. All else that a prompt costs is bounded in processor time."""
+chat is rendered twice, in a process that has 20 s for each and a minute to start. Where a process is lost
+another is asked, which may take as long again. Grammars are tried in another process, MAX_TRIED_TOOLS and two
+at most, until one costs too much: each has a part of a second of a processor. All else that a prompt costs is
+bounded in processor time."""
 
 
 class StoredNames(NamedTuple):
