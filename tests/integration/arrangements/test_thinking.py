@@ -1,4 +1,4 @@
-"""Budgets of thoughts hold on a real ring, in clear and sealed, whatever API they come by."""
+"""Budgets of thoughts hold on a real ring, in clear and sealed, in the APIs that have them."""
 
 import asyncio
 import json
