@@ -144,6 +144,13 @@ class Children:
             self._channels[key] = Channel()
         return self._channels[key]
 
+    def orphan(self) -> None:
+        """The daemon was killed: its children end, and the machine closes their connections. To be called in
+        the context of another process."""
+        alive, self.alive = self.alive, []
+        for child in alive:
+            child.crash(0)
+
     def power_off(self) -> None:
         """The machine loses its power."""
         for child in self.alive:

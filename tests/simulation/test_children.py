@@ -33,14 +33,15 @@ MODEL = SimulatedModel()
 
 
 class Network:
-    """Latency, and hosts that are cut off."""
+    """Latency, which changes the order, and hosts that are cut off."""
 
     def __init__(self) -> None:
         self.cut: set[str] = set()
+        self._random = random.Random(11)
 
     def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
         if not {source, target} & self.cut:
-            asyncio.get_running_loop().call_later(0.001, deliver)
+            asyncio.get_running_loop().call_later(self._random.uniform(0.0002, 0.003), deliver)
 
 
 class Member:
@@ -616,3 +617,23 @@ def test_epochs_that_fall_are_seen(simulated: Any) -> None:
         assert ring.wires.broken == ["host-0 opens epoch 2 of simulated-0 after a later one"]
 
     simulated(1, play)
+
+
+def test_children_end_with_their_daemon(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        ring.members[1].children.orphan()
+        assert ring.members[1].children.named("engine") == []
+        async with asyncio.timeout(600):
+            with pytest.raises(SealringError, match="neighbour"):
+                await _fault_of(ring, 2)
+        assert ring.wires.broken == []
+
+    simulated(3, play)
+
+
+async def _fault_of(ring: Ring, rank: int) -> None:
+    while not ring.members[rank].faults:
+        ring.changed.clear()
+        await ring.changed.wait()
+    raise ring.members[rank].faults[0]

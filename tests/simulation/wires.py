@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 Send: TypeAlias = Callable[[str, str, Callable[[], None]], None]
-"""Called with the hosts from and to which something goes, and what happens at its arrival in the context of
-the second. The network keeps the order of a pair of hosts, and drops what cannot arrive."""
+"""Called with the hosts from and to which something goes, and what happens at its arrival. The network may
+change the order, and drop what cannot arrive or keep it until it can."""
 
 _FIRST_RETRY, _LONGEST_RETRY = 0.3, 5.0
 
@@ -93,6 +93,7 @@ class Pipe:
     """Whether the listener has heard that the caller has closed its end."""
     _sent: int = 0
     _received: int = 0
+    _early: dict[int, bytes] = field(default_factory=dict)
     _unacknowledged: deque[tuple[int, float, bytes]] = field(default_factory=deque)
     _retry: float = _FIRST_RETRY
     _timer: asyncio.TimerHandle | None = None
@@ -106,6 +107,9 @@ class Pipe:
         self._unacknowledged.append((self._sent, now, message))
         self._transmit(self._sent, message)
         self._sent += 1
+        if self._timer is not None and not message:
+            self._timer.cancel()  # it may be of a process that has ended by now
+            self._timer = None
         if self._timer is None:
             self._arm()
 
@@ -121,9 +125,12 @@ class Pipe:
     def _arrive(self, number: int, message: bytes) -> None:
         if self.shut or self.listener.child.status is not None:
             self.wires.send(self.listener.host, self.caller.host, self._reset)
-        elif number == self._received:
-            self._received += 1
-            self.listener.child.do(partial(self.listener.arrived, self, message))
+        elif number >= self._received:
+            self._early[number] = message
+            while self._received in self._early:
+                next_one = self._early.pop(self._received)
+                self._received += 1
+                self.listener.child.do(partial(self.listener.arrived, self, next_one))
 
     def _reset(self) -> None:
         if not self._over:
