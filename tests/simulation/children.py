@@ -13,6 +13,7 @@ from simulatedengine import SimulatedEngine
 from simulatedmodel import SimulatedModel
 from wires import Wires
 
+from sealring.mesh.errors import SealringError
 from sealring.node.wire.channel import RecordHeader
 
 FIRST_PID = 1 << 30
@@ -85,7 +86,10 @@ def _expect(carrier: SimulatedCarrier, header: RecordHeader) -> None:
 
 
 class Children:
-    """The children of one machine, alive or not; its daemon may start anew. `load` befalls the next loads."""
+    """The children of one machine, alive or not; its daemon may start anew.
+
+    `load` befalls the next loads, `step_error` the next step, and all steps take `slowness` times as long.
+    """
 
     def __init__(
         self,
@@ -101,6 +105,8 @@ class Children:
         self.host, self.wires, self.memory, self.rekey_records = host, wires, memory, rekey_records
         self.models: Mapping[str, SimulatedModel] = {model.name: model for model in models}
         self.load = LoadFault()
+        self.step_error: SealringError | None = None
+        self.slowness = 1.0
         self.alive: list[SimulatedChild] = []
         self._channels: dict[tuple[str, int], Channel] = {}
         self._spawned = 0
@@ -126,6 +132,12 @@ class Children:
         self.alive.append(child)
         child.program.begin()
         return child
+
+    @property
+    def memory_used(self) -> int:
+        """Bytes that all its engines hold."""
+        programs = [child.program for child in self.named("engine")]
+        return sum(one.memory for one in programs if isinstance(one, SimulatedEngine))
 
     def named(self, name: str) -> list[SimulatedChild]:
         """The engines or the carriers that are alive, oldest first."""

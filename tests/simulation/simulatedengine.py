@@ -9,7 +9,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,9 +40,11 @@ from sealring.mesh.ring.composition import (
     Origin,
     ResolvedStep,
     Restoring,
+    Settling,
 )
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.engine.allowance import Account, Allowance
+from sealring.node.engine.drafts import Runs
 from sealring.node.engine.receipts import Sampled, bring
 from sealring.node.wire.channel import Kind, RecordHeader
 from sealring.v1 import control_pb2 as control
@@ -161,6 +163,8 @@ class SimulatedEngine:
             sequence=sequence,
             steps=epoch.served.steps if epoch is not None else 0,
             memory=self.memory,
+            drafted=epoch.runs.drafted if epoch is not None else 0,
+            accepted=epoch.runs.accepted if epoch is not None else 0,
             step_us=round(1e6 * self._stage.model.seconds(1, 1, self._stage.share)) if self._stage else 0,
         )
         self.says(pong=pong)
@@ -196,7 +200,8 @@ class SimulatedEngine:
             self.child.exit(-signal.SIGKILL)
         elif fault.error is not None:
             self._problem(stage.asked.id, fault.error)
-        elif stage.weight_bytes > self.children.memory:
+        elif stage.weight_bytes + self.children.memory_used > self.children.memory:
+            self._wires.note(f"{self.host} is to load more than its memory holds")
             error = ResourceExhausted("the stage does not fit into memory", reason="OUT_OF_MEMORY")
             self._problem(stage.asked.id, error)
         else:
@@ -222,7 +227,9 @@ class SimulatedEngine:
         if asked.ring != self._ring:
             self._kept.clear()
         self._ring = asked.ring
-        names = self._front.begin_epoch(sorted(self._kept)) if self._front is not None else {}
+        names = {}
+        if self._front is not None:
+            names = self._front.begin_epoch(sorted(self._kept), speculate=asked.speculate)
         kept = []
         for origin in sorted(self._kept):
             regular, ends = names.get(origin, (b"", b""))
@@ -233,7 +240,8 @@ class SimulatedEngine:
         self._wires.opened(served)
         if channel is not None:
             channel.open(self)
-        self.says(epoch_opened=engine.EpochOpened(id=asked.id, kept=kept))
+        runs = stage.model.draft_runs if asked.size > 1 else 0
+        self.says(epoch_opened=engine.EpochOpened(id=asked.id, kept=kept, draft_runs=runs))
 
     def _receive_channel(self, epoch: int) -> None:
         """Takes the descriptors of the data channel, which nobody uses. Raises Internal (NO_CHANNEL)."""
@@ -342,8 +350,9 @@ class Epoch:
         self.owner, self.channel, self.served = owner, channel, served
         self.over = False
         self.sampled = Sampled()
+        self.runs = Runs()
         self._stage, self._model, self._front = stage, stage.model, front
-        self._number, self._size = asked.epoch, asked.size
+        self._number, self._speculate = asked.epoch, asked.speculate and asked.size > 1
         self._composition = Composition(
             epoch=asked.epoch, max_rows=asked.max_rows, prefill_chunk=asked.prefill_chunk
         )
@@ -388,6 +397,7 @@ class Epoch:
         if not isinstance(error, EpochEnded | DeadlineExceeded):
             self._prefixes.clear()
             self._earlier = {}
+        if isinstance(error, InvalidInput | ResourceExhausted):
             self._broken(f"fails: {error.reason}: {error.message}")
         self._rows.clear()
         self._tell()
@@ -407,8 +417,8 @@ class Epoch:
             return
         try:
             resolved = self._composition.apply(step)
-            if resolved.drafts or resolved.guesses:
-                raise InvalidInput("simulated engines take no drafts", reason="BAD_STEP")
+            if resolved.guesses or resolved.modelled or (resolved.drafts and not self._speculate):
+                raise InvalidInput("the deployment has no such guesses", reason="BAD_STEP")
             self._account.announced(resolved, self._composition, self.served.steps)
         except SealringError as error:
             self.fail(error)
@@ -422,7 +432,7 @@ class Epoch:
         if self._stage.is_head:
             return [_tokens_record(step)] if step.sampled else []
         if step.rows:
-            return [_state_record(step, len(step.rows), 1)]
+            return [_state_record(step, len(step.rows), 1 + step.drafts)]
         headers = []
         for chunk in step.chunks:
             if chunk.params_bytes:
@@ -454,18 +464,21 @@ class Epoch:
             self._busy = True
             source = self.owner.children.wires.random
             rows = len(step.rows) or len(step.chunks)
-            tokens = 1 if step.rows else sum(chunk.tokens for chunk in step.chunks)
+            tokens = 1 + step.drafts if step.rows else sum(chunk.tokens for chunk in step.chunks)
             seconds = self._model.seconds(rows, tokens, self._stage.share) if rows else 0.0
-            self.owner.child.later(seconds * source.uniform(0.8, 1.2), partial(self._compute, step))
+            seconds *= source.uniform(0.8, 1.2) * self.owner.children.slowness
+            self.owner.child.later(seconds, partial(self._compute, step))
 
     def _ready(self, step: ResolvedStep) -> bool:
         if self._stage.is_head:
-            return not self._outstanding.intersection(step.rows)
+            return step.continues or not self._outstanding.intersection(step.rows)
         return len(self._records) >= len(self._incoming(step))
 
     def _change(self, step: ResolvedStep) -> None:
         for change in step.changes:
-            if isinstance(change, Keeping):
+            if isinstance(change, Settling):
+                self._settle(change)
+            elif isinstance(change, Keeping):
                 row = self._row(change.row)
                 if len(row.states) <= change.tokens:
                     self._broken(f"keeps {change.tokens} tokens of row {change.row}, which has fewer")
@@ -487,10 +500,19 @@ class Epoch:
                 self._last.pop(change.row, None)
                 self._outstanding.discard(change.row)
                 self.sampled.forget(change.row)
+                self.runs.forget(change.row)
                 if self._front is not None:
                     self._front.forget(change.row)
         if step.number == 1:
             self._earlier = {}
+
+    def _settle(self, change: Settling) -> None:
+        row = self._row(change.row)
+        del row.states[len(row.states) - change.surplus :]
+        self.sampled.settle(change)
+        if self._front is not None:
+            self.runs.settle(change, ended=self._front.ended(change.row))
+            self._outstanding.discard(change.row)
 
     def _drop(self, prefix: int) -> None:
         if self._front is not None:
@@ -506,6 +528,10 @@ class Epoch:
 
     def _compute(self, step: ResolvedStep) -> None:
         if self.over:
+            return
+        fault, self.owner.children.step_error = self.owner.children.step_error, None
+        if fault is not None:
+            self.fail(fault)
             return
         try:
             tokens = self._decode(step) if step.rows else self._prefill(step)
@@ -531,19 +557,32 @@ class Epoch:
         self._go_on()
 
     def _decode(self, step: ResolvedStep) -> list[int]:
-        """Computes a token of each row; the tail returns the next ones."""
-        if self._stage.is_head:
-            tokens = [self._last.get(row, END) for row in step.rows]
-        else:
-            tokens = unpacked(self._take(Kind.ACTIVATIONS))
-        for number, token in zip(step.rows, tokens, strict=True):
+        """Computes a token of each row, and its drafts; the tail returns what follows each of them."""
+        tokens = self._inputs(step) if self._stage.is_head else unpacked(self._take(Kind.ACTIVATIONS))
+        each = 1 + step.drafts
+        for at, number in enumerate(step.rows):
             states = self._row(number).states
-            states.append(after(states[-1], token))
+            for token in tokens[at * each : (at + 1) * each]:
+                states.append(after(states[-1], token))
         if not self._stage.is_tail:
             assert self.channel is not None
-            self.channel.send(_state_record(step, len(step.rows), 1), packed(tokens))
+            self.channel.send(_state_record(step, len(step.rows), each), packed(tokens))
             return []
-        return [self._sample(self._row(row)) for row in step.rows]
+        return [self._sample(self._row(row), back) for row in step.rows for back in reversed(range(each))]
+
+    def _inputs(self, step: ResolvedStep) -> list[int]:
+        """The head's last tokens, and drafts behind them."""
+        if step.continues:
+            return self.runs.go_on(step)
+        last = [self._last.get(row, END) for row in step.rows]
+        if not step.drafts:
+            return last
+        assert self._front is not None
+        runs = [
+            self.runs.begin(step, row, token, (), self._front.guesses(row))
+            for row, token in zip(step.rows, last, strict=True)
+        ]
+        return [token for run in runs for token in run]
 
     def _prefill(self, step: ResolvedStep) -> list[int]:
         sampled: list[int] = []
@@ -586,13 +625,14 @@ class Epoch:
             self.sampled.begin(chunk.row, chunk.choices, row.parameters.receipt, row.parameters.answered)
         return row, record
 
-    def _sample(self, row: _Row) -> int:
+    def _sample(self, row: _Row, back: int = 0) -> int:
+        """The token behind all that the row holds but the last `back` ones."""
         assert row.parameters is not None
-        asked, held = row.parameters, len(row.states) - 1
+        asked, held = row.parameters, len(row.states) - 1 - back
         position = held - asked.prompt_tokens + 1
         if position >= asked.length:
             return END
-        return self._model.sample(row.states[-1], asked.choice)
+        return self._model.sample(row.states[held], asked.choice)
 
     def _take(self, kind: Kind) -> bytes:
         header, payload = self._records.popleft()
@@ -618,12 +658,18 @@ class Epoch:
 
     def _came(self, step: ResolvedStep, tokens: Sequence[int]) -> None:
         """The tokens of a step are at the head."""
+        refuted = False
+        if step.drafts:
+            counted = self.runs.came(step, tokens)
+            refuted = self.runs.broken(step.rows[0])
+            tokens = [tokens[at] for at in counted]
+            step = replace(step, sampled=tuple(step.sampled[at] for at in counted))
         for row, token in zip(step.sampled, tokens, strict=True):
             self._outstanding.discard(row)
             if row in self._rows:
                 self._last[row] = token
         if self._front is not None:
-            self._front.deliver(step, tokens)
+            self._front.deliver(step, tokens, refuted=refuted)
         self._go_on()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from simulatedmodel import EMPTY, END, SimulatedModel, after, packed, prompt_tex
 from simulatedrows import Parameters
 
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
-from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep
+from sealring.mesh.ring.composition import MAX_DRAFTS, Adopting, Chunk, Keeping, Origin, ResolvedStep
 from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import KEY_BYTES, PrefixNames
 from sealring.mesh.rpc.problem import to_problem
@@ -57,10 +57,12 @@ class SimulatedFront:
         self._reading: dict[int, engine.OpenEngineRow] = {}
         self._free_at = 0.0
         self._generation = 0
+        self._speculate = False
 
-    def begin_epoch(self, origins: Sequence[Origin]) -> dict[Origin, tuple[bytes, bytes]]:
+    def begin_epoch(self, origins: Sequence[Origin], *, speculate: bool) -> dict[Origin, tuple[bytes, bytes]]:
         """Names are made under another key from now on; the new names of what is kept."""
         self.close_rows()
+        self._speculate = speculate
         self._key = self._owner.children.wires.random.randbytes(KEY_BYTES)
         earlier = self._earlier | dict(self._kept.values())
         self._kept = {}
@@ -152,6 +154,7 @@ class SimulatedFront:
             params_bytes=len(parameters.encode()),
             max_tokens=most - len(answered),
             answered=len(answered),
+            drafts=_drafts(asked.prompt.sampling) * self._speculate,
             prefixes=prefixes,
             ends=ends,
         )
@@ -206,9 +209,32 @@ class SimulatedFront:
         for copy in opened.copies if opened is not None else ():
             self.forget(copy)
 
-    def deliver(self, step: ResolvedStep, tokens: Sequence[int]) -> None:
+    def ended(self, row: int) -> bool:
+        """Whether the row's answer has ended."""
+        return row in self._rows and bool(self._rows[row].finish)
+
+    def guesses(self, row: int) -> Callable[[int, int], list[int]]:
+        """Gives the next drafts of a row, some of them wrong, by their place and their number."""
+        opened, source = self._rows.get(row), self._owner.children.wires.random
+        cache = opened.cache if opened is not None else EMPTY
+        choice = opened.parameters.choice if opened is not None else 0
+
+        def more(_: int, count: int) -> list[int]:
+            nonlocal cache
+            found = []
+            for _ in range(count):
+                token = self._model.sample(cache, choice)
+                found.append(token if source.random() < self._model.guessed else 1 + token % 3)
+                cache = after(cache, token)
+            return found
+
+        return more
+
+    def deliver(self, step: ResolvedStep, tokens: Sequence[int], *, refuted: bool = False) -> None:
         """Says what a step has brought: nothing of rows that have finished or are gone."""
-        done = control.StepDone(step=step.number)
+        done = control.StepDone(step=step.number, refuted=refuted)
+        if step.asks:
+            done.likely = round(100 * self._model.guessed)
         ended = []
         for number, token in zip(step.sampled, tokens, strict=False):
             opened = self._rows.get(number)
@@ -250,6 +276,10 @@ class SimulatedFront:
 
     def _note(self, what: str) -> None:
         self._owner.children.wires.note(f"{self._owner.host}: {what}")
+
+
+def _drafts(sampling: inference.Sampling) -> int:
+    return sampling.num_draft_tokens if sampling.HasField("num_draft_tokens") else MAX_DRAFTS
 
 
 def _bad_chunk(chunk: Chunk) -> InvalidInput:

@@ -40,13 +40,16 @@ class SimulatedModel:
     kv_bytes_per_token: int = 256  # of a layer
     row_bytes: int = 64  # of a layer
     context: int = 512
-    vocabulary: int = 1 << 20
+    vocabulary: int = 1 << 15
     longest: int = 24
     load_seconds: float = 2.0
     profile_seconds: float = 0.2
     read_seconds: float = 0.002
     step_seconds: float = 0.004
     token_seconds: float = 0.0001
+    draft_runs: int = 64
+    guessed: float = 0.6
+    """The share of drafts that are right."""
 
     @property
     def digest(self) -> str:

@@ -16,7 +16,7 @@ from simulatedmodel import SimulatedModel
 from wires import Wires
 
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
-from sealring.mesh.errors import EpochEnded, ResourceExhausted, SealringError
+from sealring.mesh.errors import EpochEnded, ResourceExhausted, SealringError, StageFailed
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.daemon.carrier_process import CarrierProcess
 from sealring.node.daemon.engine_process import EngineProcess, StageKey
@@ -82,6 +82,7 @@ class Member:
             max_rows=ROWS,
             kv_budget=1 << 20,
             ring=RING,
+            speculate=True,
         )
         if self.ring.size == 1:
             return await self.engine.open_epoch(command, (), self)
@@ -250,6 +251,19 @@ class Ring:
             changes = []
             await self.until(lambda: self.done >= number)  # noqa: B023
         number = self.step(*changes, *(control.Change(evict=control.Evict(row=row)) for row in rows))
+        await self.until(lambda: self.done >= number)
+
+    async def draft(self, row: int, opened: control.RowOpened, runs: int, drafts: int) -> None:
+        """As `decode`, with `runs` runs of drafts under way at once."""
+        changes = [control.Change(admit=control.Admit(row=row, lane=0))]
+        while not self.outputs[row].finish:
+            for _ in range(runs):
+                number = self.step(*changes, decode=control.Decode(lane=0, drafts=drafts, asks=True))
+                changes = []
+            await self.until(lambda: self.done >= number)  # noqa: B023
+            tokens = opened.prompt_tokens + self.outputs[row].tokens - 1
+            changes = [control.Change(settle=control.Settle(row=row, tokens=tokens))]
+        number = self.step(*changes, control.Change(evict=control.Evict(row=row)))
         await self.until(lambda: self.done >= number)
 
     async def answer(self, row: int, text: str, max_tokens: int = 0) -> tuple[str, int]:
@@ -637,3 +651,43 @@ async def _fault_of(ring: Ring, rank: int) -> None:
         ring.changed.clear()
         await ring.changed.wait()
     raise ring.members[rank].faults[0]
+
+
+@pytest.mark.parametrize(("size", "runs", "drafts"), [(2, 1, 1), (2, 3, 4), (3, 2, 7)])
+def test_drafts_change_no_answer(simulated: Any, size: int, runs: int, drafts: int) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        for row, (text, most) in enumerate((("say:40 please", 0), ("say:40 again", 17), (LONG, 0)), 1):
+            opened = await ring.opened(row, text, most)
+            await ring.prefill(opened)
+            await ring.draft(row, opened, runs, drafts)
+            assert (ring.texts[row], ring.outputs[row].tokens) == MODEL.answer(text, 0, most)
+        assert [(one.rows, one.kv_bytes) for one in ring.wires.served] == [(0, 0)] * size
+        assert ring.steps < 3 * 40
+        assert ring.wires.broken == []
+
+    simulated(size, play)
+
+
+def test_a_step_that_fails_ends_the_epoch(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        await ring.form()
+        ring.members[1].children.step_error = StageFailed("reset", reason=StageFailed.gpu_reset)
+        with pytest.raises(SealringError) as failed:
+            await ring.answer(1, "hello")
+        assert failed.value.reason == StageFailed.gpu_reset
+        assert ring.wires.broken == []
+
+    simulated(2, play)
+
+
+def test_two_engines_that_fill_a_machine_twice_are_seen(simulated: Any) -> None:
+    async def play(ring: Ring) -> None:
+        (member,) = ring.members
+        first = member.engine
+        with pytest.raises(SealringError):
+            await member.start()
+        await first.stop()
+        assert ring.wires.broken == ["host-0 is to load more than its memory holds"]
+
+    simulated(1, play, memory=MODEL.stage_bytes(0, MODEL.layers) * 3 // 2)
