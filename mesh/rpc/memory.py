@@ -888,7 +888,7 @@ class _Server:
         self._handlers += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        pass
+        self._handlers.append(grpc.method_handlers_generic_handler(service, handlers))
 
     def add_insecure_port(self, address: str) -> int:
         return self._network.listen(address, self)

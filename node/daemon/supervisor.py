@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 import psutil  # type: ignore[import-untyped]
 import structlog
 
-from sealring.mesh.clock import Clock, awake_clock
+from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput
 from sealring.mesh.system.processes import signal_group
 from sealring.mesh.system.starting import starting
@@ -77,8 +77,7 @@ class Child:
         self._on_end: Callable[[], None] | None = on_end
         self._frames = Frames(self._message, self._socket_ended)
         self._loop = asyncio.get_running_loop()
-        self.clock: Clock = awake_clock
-        self.last_heard = self.clock()
+        self.last_heard = awake_clock()
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping: asyncio.Task[int] | None = None
 
@@ -176,7 +175,7 @@ class Child:
         await self._loop.create_connection(lambda: self._frames, sock=ours)
 
     def _message(self, body: bytes) -> None:
-        self.last_heard = self.clock()
+        self.last_heard = awake_clock()
         self._on_message(body)
 
     def _socket_ended(self) -> None:
@@ -360,14 +359,12 @@ class Liveness:
 
     async def _run(self, interval: float, deadline: float) -> None:
         while not self._child.ended:
-            sent = self._child.clock()
+            sent = awake_clock()
             self._sequence += 1
             self._child.send(self._ping(self._sequence))
             due, end = sent + min(interval, deadline), sent + deadline
             seconds, worked_at = self._child.cpu_seconds(), sent
-            while (now := self._child.clock()) < due or (
-                self._child.last_heard < sent and not self._child.ended
-            ):
+            while (now := awake_clock()) < due or (self._child.last_heard < sent and not self._child.ended):
                 before, seconds = seconds, self._child.cpu_seconds()
                 if seconds is None or seconds != before:
                     worked_at = now

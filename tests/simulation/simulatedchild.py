@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from sealring.mesh.clock import AwakeClock
+from sealring.mesh.clock import awake_clock
 from sealring.node.daemon.supervisor import child_ended
 
 _EXIT_SECONDS = 0.01
@@ -49,8 +49,7 @@ class SimulatedChild:
         self.program: Program
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
-        self.clock = AwakeClock(self._loop.time)
-        self.last_heard = self.clock()
+        self.last_heard = awake_clock()
         self._on_message = on_message
         self._on_end: Callable[[], None] | None = on_end
         self._held: list[Callable[[], None]] = []
@@ -168,7 +167,7 @@ class SimulatedChild:
 
     def _hear(self, event: bytes) -> None:
         if not self.ended:
-            self.last_heard = self.clock()
+            self.last_heard = awake_clock()
             self._on_message(event)
 
     def _socket_ended(self) -> None:

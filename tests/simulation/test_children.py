@@ -15,6 +15,7 @@ from commands import quickly
 from simulatedmodel import SimulatedModel
 from wires import Wires
 
+from sealring.mesh.clock import MachineClocks, machine_clocks
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.errors import EpochEnded, ResourceExhausted, SealringError, StageFailed
 from sealring.node.carrier.neighbours import PASS_BYTES
@@ -292,7 +293,9 @@ def simulated(tmp_path: Path) -> Callable[..., None]:
         errors: list[Any] = []
 
         async def whole() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: errors.append(context))
+            machine_clocks.set(MachineClocks.of(loop.time, loop.time, loop.time))
             async with ring_of(size, tmp_path, **options) as ring:
                 await play(ring)
 

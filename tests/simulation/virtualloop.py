@@ -14,11 +14,14 @@ import heapq
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sealring.mesh.rpc.memory import Process, process
 
 MOST_AT_ONCE = 1_000_000
 """Callbacks without progress of time: code that spins."""
+
+_LATE = 1e-6
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -33,6 +36,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._slept: dict[Process, float] = {}
         self._kept: dict[Process, list[asyncio.Handle]] = {}
         self._buried: list[asyncio.Task[Any]] = []
+        self._owners: WeakKeyDictionary[asyncio.Task[Any], Process] = WeakKeyDictionary()
         self.faults: list[dict[str, Any]] = []
         """What went wrong without anybody to tell, as asyncio describes it."""
 
@@ -68,8 +72,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def bury(self, one: Process) -> None:
         """Forgets what a killed process had to do. Its tasks stay as they are until the loop is closed."""
-        self._buried += [task for task in asyncio.all_tasks(self) if task.get_context().get(process) is one]
+        self._buried += [task for task, owner in self._owners.items() if owner is one and not task.done()]
         self._kept.pop(one, None)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        made = super().create_task(coro, **options)
+        context = options.get("context")
+        owner = process.get(_NOBODY) if context is None else context.get(process, _NOBODY)
+        self._owners[made] = owner  # a task's own context is known only since Python 3.12
+        return made
 
     # What asyncio's loops do
 
@@ -83,7 +94,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._timer_cancelled_count -= 1
                 continue
             if handle._when > self._now:
-                self._now, self._since_progress = handle._when, 0
+                # A little later, for a sum of floats may leave too little to wait for: no time would pass.
+                self._now, self._since_progress = handle._when + _LATE, 0
             self._ready.append(handle)
         for _ in range(len(self._ready)):
             handle = self._ready.popleft()

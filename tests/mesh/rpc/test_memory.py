@@ -69,7 +69,6 @@ class Bed:
         }
 
         def add(_: object, server: Any) -> None:
-            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
             server.add_registered_method_handlers(SERVICE, handlers)
 
         self.server = Server([(add, None, SERVICE)])

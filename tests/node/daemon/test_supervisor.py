@@ -150,7 +150,7 @@ async def test_stop_survives_cancellation(family: Family) -> None:
 
 async def test_whoever_stops_watching_or_begins_anew_leaves_nothing_running() -> None:
     nothing = dict.fromkeys(("send", "cpu_seconds", "stopped_at"), lambda *_: None)
-    child: Any = SimpleNamespace(ended=False, last_heard=0.0, clock=lambda: 0.0, **nothing)
+    child: Any = SimpleNamespace(ended=False, last_heard=0.0, **nothing)
     liveness = Liveness(child, lambda number: b"", lambda: None)
     before = asyncio.all_tasks()
     counts = []
