@@ -8,7 +8,7 @@ from typing import Any
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import check_tool_name, parse_json_object
-from sealring.node.engine.text.notations.reading import Reader
+from sealring.node.engine.text.notations.reading import Alone, Reader
 from sealring.node.engine.text.notations.values import Allowed, Written, dumped, json_of, named
 from sealring.v1 import inference_pb2 as inference
 
@@ -16,7 +16,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """The schemas of the tools' arguments, by the tools' names."""
 
 
-def read_calls(reader: Reader, text: str, schemas: Schemas) -> list[inference.ToolCall] | None:
+def read_calls(reader: Reader | Alone, text: str, schemas: Schemas) -> list[inference.ToolCall] | None:
     """The calls in what a model has written between its markers; None where it cannot be read."""
     found = reader.read(text)
     return None if found is None else calls_of(found, schemas)

@@ -58,7 +58,8 @@ def sections_of(
     if prompt.WhichOneof("input") != "chat" or not tokenizer.format:
         return None
     special = frozenset(tokenizer.special.values())
-    return Sections(tokenizer.format, special, prompt.chat, tokenizer.last_turn(ids), stops)
+    said, held = tokenizer.last_turn(ids), bool(prompt.schema)
+    return Sections(tokenizer.format, special, prompt.chat, said, stops, held=held)
 
 
 def budget_of(

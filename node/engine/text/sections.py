@@ -15,8 +15,17 @@ from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.text.calls import calls_of, read_calls
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
 from sealring.node.engine.text.families import family_of, thinking_of
-from sealring.node.engine.text.notations.notation import CLOSE, LONGEST, NOTATIONS, OPEN, spelt, unmarked
-from sealring.node.engine.text.notations.reading import Ending, reader_of
+from sealring.node.engine.text.notations.notation import (
+    CLOSE,
+    LONGEST,
+    NOTATIONS,
+    OPEN,
+    Notation,
+    Objects,
+    spelt,
+    unmarked,
+)
+from sealring.node.engine.text.notations.reading import Alone, Ending, reader_of
 from sealring.node.engine.text.notations.values import Raw, Written
 from sealring.node.engine.text.shapes import parameters
 from sealring.v1 import inference_pb2 as inference
@@ -91,6 +100,7 @@ class SpeltDetokenizer:
 
 class Sections:
     """The sections of one answer. `special` names the special tokens; the prompt ends with `prompt_end`.
+    No JSON is a call of an answer that is `held` to a schema.
 
     `stops` look at the text alone, and at what stands between thoughts and calls by itself. Text that is held
     back is sent before a thought or a call.
@@ -105,11 +115,14 @@ class Sections:
         chat: inference.Chat,
         prompt_end: str = "",
         stops: StopStrings | None = None,
+        *,
+        held: bool = False,
     ) -> None:
         self._stops = stops or StopStrings(())
         self._schemas = {tool.name: parameters(tool) for tool in chat.tools}
         self._one_call = chat.one_call
         self._strict = any(tool.strict for tool in chat.tools)  # a grammar holds what `begin` begins, alone
+        self._may_start = not (held or self._strict or chat.begun)
         self._form, self._special = form, frozenset(special)
         self._state, self._back, self._held = "text", "text", ""
         self._header = self._called = ""
@@ -121,7 +134,7 @@ class Sections:
         self._finish: inference.FinishReason.ValueType = inference.FINISH_REASON_UNSPECIFIED
         self._content: list[str] = []
         self._begun, self._sure, self._given_up = "", False, 0
-        self._ending: Ending | None = None
+        self._ending: Ending | Alone | None = None
         calls = form.call if chat.tools else None
         self._reader = None
         if calls is not None and form.name in NOTATIONS and form.name != "harmony":
@@ -241,14 +254,10 @@ class Sections:
     def _next(self, *, final: bool) -> tuple[int, str]:
         """The end of the text that may be sent, and the marker there, if it is whole."""
         held, edges = self._held, self._edges[self._state]
-        if self._first and self._state == "text" and (said := held.lstrip()):
-            self._first = False
-            if (
-                self._reader is not None
-                and not self._strict
-                and said.startswith(self._reader.notation.starts or "\0")
-            ):
-                return len(held) - len(said), said[0]
+        if self._first and self._may_start and self._state == "text" and (said := held.lstrip()):
+            starts = self._starts(said)
+            if starts or (starts is None and not final):
+                return len(held) - len(said), said[0] if starts else ""
         for found in _any_of(tuple(edges)).finditer(held):
             if edges[found[0]] != "reasoning" or OPEN in found[0] or self._on_new_line(held, found.start()):
                 return found.start(), found[0]
@@ -261,6 +270,12 @@ class Sections:
             if any(marker.startswith(held[start:]) for marker in edges):
                 return start, ""
         return end, ""
+
+    def _starts(self, said: str) -> bool | None:
+        """Whether a call without a marker begins an answer; None where that is not known yet."""
+        if self._reader is not None and _alone(self._reader.notation):
+            return Alone.begins(said, self._schemas)
+        return self._reader is not None and said.startswith(self._reader.notation.starts or "\0")
 
     def _on_new_line(self, held: str, at: int) -> bool:
         before = _NAMED.sub("", held[max(0, at - LONGEST) : at]).rstrip(" \t")
@@ -284,6 +299,7 @@ class Sections:
         if self._state == "reasoning":
             parsed.reasoning += text
             return self._stops.flush() if text else ""
+        self._first = self._first and (not text or text.isspace())
         if ended := text.rstrip(" \t"):
             self._new_line = ended.endswith("\n")
         return self._stops.add(text)
@@ -292,11 +308,14 @@ class Sections:
         assert self._reader is not None
         self._back, self._state, self._begun = self._state, "call", marker
         self._content = [] if kind == "call" else [marker]
+        self._first = self._first and self._back != "text"
         over = spelt(self._form.thinking[1], self._special) if self._form.thinking else ""
-        self._ending = Ending(
-            self._reader, bare=kind == "bare", over=over if self._back == "reasoning" else ""
+        self._sure = kind == "start" and _alone(self._reader.notation)
+        self._ending = (
+            Alone(marker)
+            if self._sure
+            else Ending(self._reader, bare=kind == "bare", over=over if self._back == "reasoning" else "")
         )
-        self._sure = False
 
     def _go_on(self, parsed: inference.Parsed) -> tuple[bool, str]:
         """Goes on in a call; whether there is more to do, and the text."""
@@ -320,7 +339,8 @@ class Sections:
         self._held = self._held[len(marker) :]
         calls = None
         if kind or self._finish != inference.FINISH_REASON_LENGTH:
-            calls = read_calls(self._reader, "".join(self._content), self._schemas)
+            reader = self._ending if isinstance(self._ending, Alone) else self._reader
+            calls = read_calls(reader, "".join(self._content), self._schemas)
             if calls and self._begun in self._reader.notation.starts:  # JSON with a name may be the answer
                 calls = calls if all(call.name in self._schemas for call in calls) else None
         if calls is None:
@@ -337,7 +357,7 @@ class Sections:
     def _give_up(self, parsed: inference.Parsed, end: str, *, whole: bool = True, again: bool = False) -> str:
         """Makes text of a call that cannot be read, as it was written: all of it, or its beginning alone."""
         assert self._reader is not None
-        self._state, self._first = self._back, False
+        self._state = self._back
         content, self._content = "".join(self._content), []
         if not content.startswith(self._begun):
             content = self._begun + content
@@ -367,6 +387,10 @@ class Sections:
             return self._say(text, parsed)
         parsed.tool_calls.extend(calls)
         return self._stops.flush()
+
+
+def _alone(notation: Notation) -> bool:
+    return isinstance(notation, Objects) and notation.alone
 
 
 MOST_GIVEN_UP = 32

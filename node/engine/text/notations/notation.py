@@ -48,6 +48,8 @@ class Objects(Notation):
 
     keyed: bool = False
     """The name is the key, and the arguments are its value."""
+    alone: bool = False
+    """Whether an answer is a call that is nothing but one object (`reading.Alone`)."""
     bare: bool = False
 
 
@@ -144,7 +146,7 @@ def _invokes(begin: str, end: str, prefix: str = "") -> Pieces:
 
 
 NOTATIONS: dict[str, Notation] = {
-    "json_tools": Objects(_TAG, _TAG_END, f"\n{_OBJECT}", "}\n"),
+    "json_tools": Objects(_TAG, _TAG_END, f"\n{_OBJECT}", "}\n", alone=True),
     "llama": Objects(
         "<|python_tag|>",
         "",

@@ -6,7 +6,7 @@ A reader takes time in proportion to the text, in the thread that asks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 
 from sealring.node.engine.text.notations.notation import (
@@ -47,6 +47,8 @@ _KEYS = ("name", *_GIVEN, "function", "type", "id", "index", "tool_name", "tool_
 _ID = r"(?P<id>[\w.-]*)"
 _TYPES = "(?:string|integer|number|boolean|array|object|null)"
 _BRACES = re.compile(r"[\s}]*+")
+_LEVELS = re.compile(r'(?P<open>")|[{}]')
+_FOLLOWS = re.compile(r"(?P<over>[^\s`])")
 _MOST = 32  # levels of objects and arrays
 
 
@@ -463,3 +465,57 @@ class Ending:
                 self._inside = not self._inside
             at = found.end()
         return max(at, len(held) - self._longest), None
+
+
+class Alone:
+    """Reads an object that is a call because it is all of an answer, fenced or not: it has the name of a tool
+    and arguments, in this order and nothing else."""
+
+    def __init__(self, begun: str) -> None:
+        """`begun` is the first character, which is read."""
+        self._level, self._inside, self._closed = int(begun == "{"), False, False
+
+    @staticmethod
+    def begins(text: str, names: Collection[str]) -> bool | None:
+        """Whether a text begins such an answer; None where it is too short to say."""
+        if text[:1] not in ("{", "`"):
+            return False
+        told = "".join(text[:LONGEST].split())
+        forms = [
+            f'{fence}{{"name":"{name}","{key}":{{'
+            for fence in ("", "```", "```json")
+            for name in names
+            for key in _GIVEN
+        ]
+        if told.startswith(tuple(forms)):
+            return True
+        return None if len(text) < LONGEST and any(form.startswith(told) for form in forms) else False
+
+    def find(self, held: str) -> tuple[int, re.Match[str] | None]:
+        """As `Ending.find`. The one marker is what follows the object and is no fence."""
+        at = 0
+        while not self._closed and (found := (_JSON_END if self._inside else _LEVELS).search(held, at)):
+            at = found.end()
+            if found[0] in "{}":
+                self._level += 1 if found[0] == "{" else -1
+                self._closed = self._level <= 0
+            elif found.lastgroup is not None:
+                self._inside = not self._inside
+        if self._closed:
+            follows = _FOLLOWS.search(held, at)
+            return (len(held), None) if follows is None else (follows.start(), follows)
+        return max(at, len(held) - 1), None  # a backslash stays with what it escapes
+
+    def read(self, text: str) -> list[Written] | None:
+        """As `Reader.read`."""
+        if not self._closed:
+            return None
+        text = text.strip()
+        if text.startswith("```"):
+            text = text.removeprefix("```").removeprefix("json").removesuffix("```")
+        try:
+            (found,) = objects(text)
+            name, given = found.values()
+            return [Written(name.value, arguments_of(given))]
+        except (ValueError, RecursionError):
+            return None

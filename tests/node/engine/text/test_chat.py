@@ -135,6 +135,17 @@ def test_only_answers_to_chats_are_divided(form: Format, prompt: inference.Promp
     assert (sections_of(template, prompt, [], StopStrings(())) is not None) is divided
 
 
+@pytest.mark.parametrize("schema", ["", "{}"])
+def test_an_answer_that_is_held_to_a_schema_is_no_call(schema: str) -> None:
+    template: Any = Template(Format(THINK, CALL, "json_tools"))
+    prompt = inference.Prompt(chat=inference.Chat(tools=[inference.Tool(name="f")]), schema=schema)
+    sections = sections_of(template, prompt, [], StopStrings(()))
+    assert sections is not None
+    answer = '{"name": "f", "arguments": {}}'
+    text, parsed = sections.take(answer, inference.FINISH_REASON_STOP)
+    assert (text, parsed is None) == ((answer, True) if schema else ("", False))
+
+
 def image(name: str, at: int = 0) -> inference.Image:
     return inference.Image(data=name.encode(), at=at)
 

@@ -369,3 +369,67 @@ def test_an_end_behind_a_beginning_without_a_call_is_text(step: int) -> None:
     pieces = [whole[at : at + step] for at in range(0, len(whole), step)]
     found = read(Sections(Format(call=(hy3.begin, hy3.end), name="hy3"), (), chat()), pieces)
     assert found == (hy3.begin + hy3.end, "", [("look", {})])
+
+
+ALONE = '{"name": "look", "arguments": {"at": "a } b \\\\\\" {"}}'
+SAID = [("look", {"at": 'a } b \\" {'})]
+FENCED = f"```json\n{ALONE}\n```"
+
+
+@pytest.mark.parametrize("whole", [ALONE, f"\n {ALONE}\n", FENCED, FENCED.replace("json", ""), FENCED[:-4]])
+@given(data=st.data())
+@settings(max_examples=8, deadline=None)
+def test_an_answer_that_is_one_object_with_a_tools_name_is_a_call(whole: str, data: st.DataObject) -> None:
+    for before, thought in (("", ""), ("<think>hm</think>", "hm")):
+        text, *found = read(Sections(QWEN, (), chat()), cut(data, before + whole))
+        assert (text.strip(), *found) == ("", thought, SAID)
+
+
+OTHERS = [
+    f"{ALONE} Done.",
+    f"{ALONE}{ALONE}",
+    f"{FENCED}\nSo.",
+    ALONE + "}",
+    ALONE[:-1],
+    f"[{ALONE}]",
+    f"So: {ALONE}",
+]
+WORDS = (*'{}"`:, \n', "name", '"name": "look"', '"arguments": {', "look", "```json\n", "x", "[", "]")
+
+
+@given(
+    data=st.data(), other=st.sampled_from(OTHERS) | st.lists(st.sampled_from(WORDS), max_size=8).map("".join)
+)
+@settings(max_examples=120, deadline=None)
+def test_any_other_json_is_text_and_waits_only_while_it_may_be_a_call(
+    data: st.DataObject, other: str
+) -> None:
+    begins = [f'{fence}{{"name":"look","arguments":{{' for fence in ("", "```", "```json")]
+    sections, sent, told = Sections(QWEN, (), chat()), "", ""
+    for piece in cut(data, other):
+        sent, told = sent + sections.take(piece, MORE)[0], told + piece
+        compact = "".join(told.split())
+        assert sent == told or any(compact.startswith(one) or one.startswith(compact) for one in begins)
+    text, parsed = sections.take("", STOP)
+    assert parsed is None
+    assert sent + text == other
+
+
+@pytest.mark.parametrize("behind", [" D", "{", "\n```\nx", "]"])
+def test_what_follows_an_object_makes_it_text_at_once(behind: str) -> None:
+    assert Sections(QWEN, (), chat()).take(FENCED[:-4] + behind, MORE) == (FENCED[:-4] + behind, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "held"),
+    [
+        (inference.Chat(), False),
+        (chat(), True),
+        (chat(begun=True), False),
+        (inference.Chat(tools=[inference.Tool(name="look", strict=True)]), False),
+        (inference.Chat(tools=[inference.Tool(name="lo")]), False),
+    ],
+)
+def test_json_that_was_asked_for_is_no_call(asked: inference.Chat, held: bool) -> None:
+    for form, answer in ((QWEN, ALONE), (QWEN, FENCED), (LLAMA, ALONE)):
+        assert read(Sections(form, (), asked, held=held), [answer]) == (answer, "", [])
