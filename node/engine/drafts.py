@@ -465,6 +465,8 @@ class Runs:
 
     @staticmethod
     def _counted(chain: _Chain, run: Sequence[int], sampled: Sequence[int]) -> int:
+        if chain.accepted and run[0] != chain.last:
+            chain.broken = True  # the draft was taken when that token had come, so `refuted` did not see it
         if chain.broken:
             return 0
         count = 1

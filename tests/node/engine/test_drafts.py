@@ -214,6 +214,18 @@ def test_runs_behind_a_refuted_guess_bring_nothing_though_all_drafts_before_were
     assert runs.came(run(2, continues=True), [8, 9]) == []
 
 
+def test_runs_behind_a_guess_that_came_too_late_to_be_refuted_bring_nothing() -> None:
+    """A draft model's guess is taken for the next run after the tokens came, and before it has heard them."""
+    runs = Runs()
+    runs.begin(run(1), 1, 5, [6], lambda at, count: [7, 8])
+    assert runs.came(run(1), [6, 9]) == [0, 1]
+    assert not runs.broken(1)
+    assert runs.go_on(run(2, continues=True)) == [7, 8]
+    assert runs.came(run(2, continues=True), [8, 9]) == []
+    assert runs.broken(1)
+    runs.settle(Settling(1, 0, 2, 2))
+
+
 def test_a_chain_takes_further_drafts_when_a_run_needs_them() -> None:
     asked = []
 
