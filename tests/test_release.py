@@ -23,6 +23,9 @@ SCRIPT = ROOT / ".ci" / "release.py"
 PARTS = runpy.run_path(str(SCRIPT))
 HOST = "https://host.invalid"
 EPOCH = 1_790_000_000
+MOST_BYTES = 4_300_000
+"""The size of the wheel with both bundled models, at most."""
+
 SETTINGS = [
     {"LC_ALL": "C", "TZ": "UTC", "PYTHONHASHSEED": "1", "umask": 0o022, "stamp": 1_700_000_000},
     {"LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2", "umask": 0o077, "stamp": 1_750_000_000},
@@ -76,6 +79,7 @@ def test_two_builds_in_other_folders_times_and_locales_have_equal_bytes(
     out = tmp_path / "b" / "out"
     (wheel,) = out.glob("*.whl")
     (sdist,) = out.glob("*.tar.gz")
+    assert wheel.stat().st_size <= MOST_BYTES
     with zipfile.ZipFile(wheel) as archive:
         assert archive.testzip() is None
         names = archive.namelist()

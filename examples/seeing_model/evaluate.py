@@ -14,7 +14,7 @@ import sealring.node.engine  # noqa: F401  # a folder of its own for what mlx co
 
 # isort: split
 import mlx.core as mx
-from train import HERE, Writer, begun, logits_of, tokenizer
+from train import HERE, Writer, begun, logits_of, tokenizer, weights_of
 
 SEED = 1 << 20
 """Seed of the pictures here. Seeds of training are below it."""
@@ -49,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     made = tokenizer()
     model = begun(made, json.loads((options.model / "config.json").read_text()))
-    model.load_weights(str(options.model / "model.safetensors"))
+    model.load_weights(list(weights_of(options.model).items()))
     score = measured(model, options.batches)
     options.out.write_text(json.dumps(score, indent=1) + "\n")
     print(score)

@@ -42,7 +42,7 @@ IMAGE, BREAK, FINISH = "<|image|>", "<|image_break|>", "<|image_end|>"
 MIDDLE = 0.5
 """What is taken from each channel, and what it is divided by."""
 
-PICTURES, CONVERSATIONS, LENGTH = 48, 12, 256
+PICTURES, CONVERSATIONS, LENGTH, LONGEST = 48, 12, 256, 1024
 """Conversations in a batch about pictures, and in another batch; the most tokens in one of the latter."""
 
 CHAT_TEMPLATE = """\
@@ -160,16 +160,16 @@ class Writer:
             rows.append((ids, learnt))
         return Batch(*self._padded(rows), np.stack(pixels))
 
-    def conversations(self) -> Batch:
-        """The demo model's own conversations, those that are not too long."""
+    def conversations(self, count: int, least: int = 0, most: int = LENGTH) -> Batch:
+        """Some of the demo model's own conversations, of `least` to `most` tokens."""
         rows: list[tuple[list[int], list[bool]]] = []
-        while len(rows) < CONVERSATIONS:
+        while len(rows) < count:
             ids, learnt = [self._begin], [False]
             for message in training_conversation(self._random, self._forbidden):
                 said = self._ids(message["content"])
                 ids += [self._roles[message["role"]], *said, self._end]
                 learnt += [False, *[message["role"] == "assistant"] * (len(said) + 1)]
-            if len(ids) <= LENGTH:
+            if least <= len(ids) <= most:
                 rows.append((ids, learnt))
         return Batch(*self._padded(rows), None)
 
@@ -185,20 +185,28 @@ class Writer:
         return tokens, mask
 
 
-def write(seed: int, queue: Any) -> None:
-    """Puts batches into the queue, three about pictures and then one of other conversations."""
+def write(seed: int, queue: Any, pictures: bool, conversations: int) -> None:
+    """Puts batches into the queue, three about pictures and then one of other conversations; without
+    pictures three of short ones and then one of long ones."""
     writer = Writer(seed)
     while True:
         for _ in range(3):
-            queue.put(writer.pictures())
-        queue.put(writer.conversations())
+            queue.put(writer.pictures() if pictures else writer.conversations(conversations))
+        if pictures:
+            queue.put(writer.conversations(conversations))
+        else:
+            queue.put(writer.conversations(conversations // 4, LENGTH, LONGEST))
 
 
-def batches(workers: int, seed: int) -> Iterator[Batch]:
+def batches(
+    workers: int, seed: int, pictures: bool = True, conversations: int = CONVERSATIONS
+) -> Iterator[Batch]:
     context = multiprocessing.get_context("spawn")
     queue: Any = context.Queue(maxsize=4 * workers)
     for number in range(workers):
-        context.Process(target=write, args=(seed * 1000 + number, queue), daemon=True).start()
+        context.Process(
+            target=write, args=(seed * 1000 + number, queue, pictures, conversations), daemon=True
+        ).start()
     while True:
         yield queue.get()
 
@@ -235,6 +243,17 @@ def loss_of(model: Any, tokens: mx.array, learnt: mx.array, pixels: mx.array | N
     return losses.sum() / learnt[:, 1:].sum()
 
 
+def weights_of(folder: Path) -> dict[str, mx.array]:
+    """The weights of a model's folder, those that are quantized as floats."""
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    how = json.loads((folder / "config.json").read_text()).get("quantization")
+    for name in [name for name in weights if name.endswith(".scales")]:
+        stem = name.removesuffix("scales")
+        rounded = (weights.pop(f"{stem}{part}") for part in ("weight", "scales", "biases"))
+        weights[f"{stem}weight"] = mx.dequantize(*rounded, **how)
+    return dict(weights)
+
+
 def begun(made: Tokenizer, settings: dict[str, Any]) -> Any:
     """The demo model with a tower of random weights."""
     family = pixtral()
@@ -242,7 +261,7 @@ def begun(made: Tokenizer, settings: dict[str, Any]) -> Any:
     model_config.text_config = family.TextConfig.from_dict(settings["text_config"])
     model_config.vision_config = family.VisionConfig.from_dict(settings["vision_config"])
     model = family.Model(model_config)
-    weights: Any = mx.load(str(DEMO / "model" / "model.safetensors"))
+    weights = weights_of(DEMO / "model")
     words = weights["model.embed_tokens.weight"]
     more = made.get_vocab_size() - len(words)
     words = mx.concatenate([words, mx.random.normal((more, words.shape[1])) * 0.04])

@@ -108,6 +108,7 @@ def test_mlx_finds_a_private_folder_when_it_is_imported(module: str, tmp_path: P
 
 CLAIMING = [Path("node/engine"), Path("node/carrier"), Path("bench")]
 SCRIPTS = [
+    Path("examples/quantise.py"),
     Path("examples/demo_model/evaluate.py"),
     Path("examples/seeing_model/evaluate.py"),
     Path("examples/seeing_model/train.py"),
