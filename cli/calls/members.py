@@ -124,8 +124,9 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
     for one in nodes:
         if one.get("idle"):
             print_data(f"{one['name']} is in no ring: {one['idle']}")
-    if battery := [one["name"] for one in nodes if one.get("on_battery")]:
-        print_data(f"on battery: {', '.join(battery)}")
+    for field, what in (("on_battery", "on battery"), ("low_power", "in Low Power Mode")):
+        if names := [one["name"] for one in nodes if one.get(field)]:
+            print_data(f"{what}: {', '.join(names)}")
     for one in nodes:
         if one.get("stored_bytes") or one.get("stored_broken"):
             print_data(f"{one['name']} stores {_stored(one)}")

@@ -44,6 +44,7 @@ def describe_node(
         node.memory_overhead = session.heartbeat.memory_overhead
         node.load = session.heartbeat.load
         node.on_battery = session.heartbeat.on_battery
+        node.low_power = session.heartbeat.low_power
         for name in ("bytes", "read", "oldest", "broken", "blocks", "damaged"):
             setattr(node, f"stored_{name}", getattr(session.heartbeat, f"stored_{name}"))
         node.models.extend(session.heartbeat.models)

@@ -301,7 +301,7 @@ class ControlStreams:
         self._waiting_since: float | None = None
         self._clock = clock
         self._losses = LossWatch(len(targets))
-        self._on_battery: dict[int, bool] = {}  # by rank
+        self._saves_power: dict[int, bool] = {}  # by rank
         self.streams = [
             MemberStream(
                 target,
@@ -425,13 +425,13 @@ class ControlStreams:
             stream.cancel()
 
     @property
-    def on_battery(self) -> bool:
-        """Whether a member has said that it runs on battery."""
-        return any(self._on_battery.values())
+    def saves_power(self) -> bool:
+        """Whether a member has said that it runs on battery or in Low Power Mode."""
+        return any(self._saves_power.values())
 
     def pong(self, rank: int, pong: control.Pong) -> None:
         """Raises EpochEnded (RECORD_LOST)."""
-        self._on_battery[rank] = pong.on_battery
+        self._saves_power[rank] = pong.on_battery or pong.low_power
         lost = self._losses.heard(
             rank,
             sent=pong.records_sent,

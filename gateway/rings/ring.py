@@ -288,7 +288,7 @@ class Ring:
         self._finish_all(self._receipts.late(self._clock()))
         self._idle.forget_but(self.answers)
         streams = self._streams
-        schedules = streams is not None and not streams.guest and not streams.on_battery
+        schedules = streams is not None and not streams.guest and not streams.saves_power
         idle = schedules and not self._holding and not self.answers
         if idle and (request := self._idle.take()) is not None:
             self.answers[request.id] = Answer()  # which nobody reads

@@ -40,10 +40,10 @@ from sealring.mesh.rpc.pieces import MAX_WHOLE, Joiner, Outgoing
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.silence import ANSWER_SECONDS, Silence
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
+from sealring.mesh.system.power import power
 from sealring.node.daemon.epoch import MemberEpoch
 from sealring.node.daemon.receipts import ReceiptKey, ReceiptRows
 from sealring.node.daemon.sealed_rows import SealedReply, SealedRows, Unsealer
-from sealring.node.wire.waiting import lately_on_battery
 from sealring.v1 import control_pb2, engine_pb2, membership_pb2
 
 log = structlog.get_logger()
@@ -420,7 +420,8 @@ class GatewayStream:
                 records_sent=links.sent,
                 records_received=links.received,
                 waiting_ms=links.waiting_ms,
-                on_battery=lately_on_battery(),
+                on_battery=power().on_battery,
+                low_power=power().low,
             )
             self._put(control_pb2.ScheduleResponse(pong=pong).SerializeToString())
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import structlog
 
+from sealring.mesh.system.power import Power, power
 from sealring.mesh.system.starting import starting
-from sealring.node.wire.waiting import lately_on_battery
 
 log = structlog.get_logger()
 
@@ -30,13 +30,13 @@ class Awake:
         self,
         quiet: Callable[[], bool],
         *,
-        on_battery: Callable[[], bool] = lately_on_battery,
+        power: Callable[[], Power] = power,
         program: Path = CAFFEINATE,
     ) -> None:
         """`quiet` says whether none of the node's rings does anything."""
         self._serves = False
         self._quiet = quiet
-        self._on_battery = on_battery
+        self._power = power
         self._program = program if program.exists() else None
         self._process: asyncio.subprocess.Process | None = None
         self._refused = False
@@ -56,7 +56,7 @@ class Awake:
     async def look(self) -> None:
         """Holds off idle sleep, and on mains power all sleep, if that is wanted now. Call it regularly."""
         if self._program is not None:  # a Mac
-            await self._hold(self._serves and not (self._quiet() and self._on_battery()))
+            await self._hold(self._serves and not (self._quiet() and self._power().on_battery))
 
     async def _hold(self, wanted: bool) -> None:
         async with self._turn:

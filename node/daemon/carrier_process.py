@@ -17,6 +17,7 @@ from sealring.mesh.errors import DeadlineExceeded, EpochEnded, SealringError
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.networks import own_addresses, sources_towards
+from sealring.mesh.system.starting import Starts
 from sealring.node.carrier.ways import MAX_WAYS
 from sealring.node.daemon.supervisor import Child, Liveness, Spawn, child_ended, within
 from sealring.v1 import control_pb2, engine_pb2, trace_pb2
@@ -26,7 +27,7 @@ log = structlog.get_logger()
 CARRIER_MODULE = "sealring.node.carrier.main"
 
 _TIMEOUT = "CARRIER_TIMEOUT"
-_START_SECONDS = 30.0
+_STARTS = Starts("carrier", 30.0)
 _UP_GRACE_SECONDS = 2.0
 _PING_INTERVAL = 1.0
 _PING_DEADLINE = 8.0
@@ -100,7 +101,8 @@ class CarrierProcess:
             )
             carrier._liveness = watch(carrier._child, _ping, carrier._frozen)
             carrier._liveness.look()
-            await within(carrier._ready, _START_SECONDS, "the start of a carrier", _TIMEOUT)
+            await within(carrier._ready, _STARTS.allowed(), "the start of a carrier", _TIMEOUT)
+            _STARTS.ready()
         except BaseException:
             await carrier.stop()
             raise

@@ -6,12 +6,13 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, cast
+from typing import Protocol, cast
 
 import structlog
 
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.system.starting import Starts
 from sealring.node.daemon.supervisor import Child, Liveness, Spawn, child_ended, within
 from sealring.node.wire.frames import socket_pair
 from sealring.v1 import control_pb2, engine_pb2, model_pb2, trace_pb2
@@ -21,10 +22,7 @@ log = structlog.get_logger()
 ENGINE_MODULE = "sealring.node.engine.main"
 
 _TIMEOUT = "ENGINE_TIMEOUT"
-_START_SECONDS = 60.0
-_FIRST_START_SECONDS = 300.0
-"""For a daemon's first engine: macOS checks each library of a new installation when it is first loaded."""
-
+_STARTS = Starts("engine", 60.0)
 _PROFILE_SECONDS = 120.0
 _LOAD_SECONDS = 1800.0
 _EPOCH_SECONDS = 30.0
@@ -102,8 +100,6 @@ class EngineSink(Protocol):
 class EngineProcess:
     """One engine process. It loads at most one stage in its life."""
 
-    _one_was_ready: ClassVar[bool] = False
-
     def __init__(self, on_end: Callable[[EngineProcess], None]) -> None:
         self.memory_limit = self.overhead = self.longest_chunk = 0
         self.figures = EngineFigures()
@@ -151,9 +147,8 @@ class EngineProcess:
                 )
             engine._liveness = watch(engine._child, _ping, engine._frozen)
             engine._liveness.look()
-            seconds = _START_SECONDS if cls._one_was_ready else _FIRST_START_SECONDS
-            await within(engine._ready, seconds, "the start of an engine", _TIMEOUT)
-            cls._one_was_ready = True
+            await within(engine._ready, _STARTS.allowed(), "the start of an engine", _TIMEOUT)
+            _STARTS.ready()
         except BaseException:
             await engine.stop()
             raise

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.rpc.protocol import software_version
+from sealring.mesh.system.power import power
 from sealring.mesh.trust.attestation import sign_sealing_key
 from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.seats import Seats
-from sealring.node.wire.waiting import lately_on_battery
 from sealring.v1 import membership_pb2
 
 
@@ -80,5 +80,6 @@ class NodeStatus:
             stored_broken=any(each.broken for each in stored),
             stored_blocks=max((each.blocks for each in stored), default=0),
             stored_damaged=sum(each.damaged for each in stored),
-            on_battery=lately_on_battery(),
+            on_battery=power().on_battery,
+            low_power=power().low,
         )

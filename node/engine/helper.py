@@ -26,11 +26,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sealring.mesh.errors import FailedPrecondition, SealringError, Unavailable
-from sealring.mesh.system.starting import starting
+from sealring.mesh.system.starting import Starts, starting
 from sealring.node.engine.confining import confine
 
 T = TypeVar("T")
@@ -71,6 +72,11 @@ BROKEN = frozenset(
 _Process = subprocess.Popen[bytes]
 
 
+@cache
+def _starts_of(module: str) -> Starts:
+    return Starts(module, START_SECONDS)
+
+
 class OverLimitsError(Exception):
     """A question takes more of a processor or of memory than it may, or has broken two processes. The fault
     is the client's."""
@@ -107,6 +113,7 @@ class Helpers:
         data: int = 0,
     ) -> None:
         """`memory` bounds the bytes that a process takes, `data` those of an answer behind its line."""
+        self._starts = _starts_of(module)
         self._command = [sys.executable, "-P", "-m", module, *arguments]
         self._first = first
         self._begun = begun
@@ -164,10 +171,11 @@ class Helpers:
     def _begin(self) -> _Process:
         process = start_process(self._command)
         try:
-            self._exchange(process, self._first, START_SECONDS, self._check_begun)
+            self._exchange(process, self._first, self._starts.allowed(), self._check_begun)
         except SealringError:
             _end(process)
             raise
+        self._starts.ready()
         return process
 
     def _check_begun(self, answer: dict[str, Any]) -> None:

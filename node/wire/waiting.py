@@ -4,23 +4,21 @@ A core that sleeps takes 50 to 150 us to wake, and a record wakes three threads 
 four on its way back to the head. So a thread that waits sleeps until shortly before the next record is due by
 the last two, looks for it without sleeping for some tenths of a millisecond, and sleeps on. It does so only
 after a record that came as expected, which ends with the last row; only where cores are plenty; and never on
-battery (docs/decisions/0044-awake-when-it-is-due.md).
+battery or in Low Power Mode (docs/decisions/0044-awake-when-it-is-due.md).
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
 import os
 import select
 import sys
 from collections.abc import Callable
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import cache
 from typing import TypeVar
 
 from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.system.power import power
 from sealring.mesh.system.sysctl import sysctl
 
 AWAKE_SECONDS = 0.0005
@@ -32,16 +30,8 @@ LONGEST_SECONDS = 0.25
 PLENTY = 8
 """Cores at full speed: twice as many as the threads of a ring's processes that may be awake at once."""
 
-_POWER_SECONDS = 60.0
-"""Time for which an answer about the power source is kept."""
-
 _GRAIN = 0.001
 """`select.poll` counts in milliseconds, and macOS lets a timer be a millisecond late."""
-
-_SUPPLIES = Path("/sys/class/power_supply")
-_IOKIT = "/System/Library/Frameworks/IOKit.framework/IOKit"
-_UNLIMITED = -2.0
-"""`kIOPSTimeRemainingUnlimited` of IOKit's IOPowerSources.h: a power source that does not run down."""
 
 T = TypeVar("T")
 
@@ -87,19 +77,8 @@ def polled(poll: select.poll, seconds: float | None) -> list[tuple[int, int]]:
 
 
 def may_be_awake(clock: Clock = monotonic_clock) -> bool:
-    """Whether this process may wait awake now: cores are plenty, and the machine does not run on battery."""
-    return full_speed_cores() >= PLENTY and not lately_on_battery(clock)
-
-
-def lately_on_battery(clock: Clock = monotonic_clock) -> bool:
-    """As `on_battery`, of a minute at most ago."""
-    return _battery_in(int(clock() / _POWER_SECONDS))
-
-
-@lru_cache(maxsize=1)
-def _battery_in(interval: int) -> bool:
-    """As `on_battery`, asked once in each interval."""
-    return on_battery()
+    """Whether this process may wait awake now: cores are plenty, and the machine saves no power."""
+    return full_speed_cores() >= PLENTY and not power(clock).saved
 
 
 @cache
@@ -109,18 +88,3 @@ def full_speed_cores() -> int:
         return int.from_bytes(sysctl("hw.perflevel0.logicalcpu"), sys.byteorder)  # 0 on an Intel Mac
     else:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
-
-
-def on_battery(supplies: Path = _SUPPLIES) -> bool:
-    """Whether the machine runs on battery; also where that cannot be found out on a Mac."""
-    if sys.platform == "darwin":
-        try:
-            remaining = ctypes.CDLL(_IOKIT).IOPSGetTimeRemainingEstimate
-        except (OSError, AttributeError):
-            return True
-        remaining.restype, remaining.argtypes = ctypes.c_double, []
-        return bool(remaining() != _UNLIMITED)
-    else:
-        with contextlib.suppress(OSError):
-            return any(file.read_text().strip() == "Discharging" for file in supplies.glob("*/status"))
-        return False

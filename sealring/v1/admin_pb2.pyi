@@ -481,6 +481,7 @@ class Node(_message.Message):
     STORED_BLOCKS_FIELD_NUMBER: _builtins.int
     STORED_DAMAGED_FIELD_NUMBER: _builtins.int
     ON_BATTERY_FIELD_NUMBER: _builtins.int
+    LOW_POWER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     state: Global___NodeState.ValueType
@@ -507,6 +508,8 @@ class Node(_message.Message):
     stored_blocks: _builtins.int
     stored_damaged: _builtins.int
     on_battery: _builtins.bool
+    """as in Heartbeat"""
+    low_power: _builtins.bool
     """as in Heartbeat"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -543,10 +546,11 @@ class Node(_message.Message):
         stored_blocks: _builtins.int = ...,
         stored_damaged: _builtins.int = ...,
         on_battery: _builtins.bool = ...,
+        low_power: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "on_battery", b"on_battery", "rings", b"rings", "software_version", b"software_version", "state", b"state", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "low_power", b"low_power", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "on_battery", b"on_battery", "rings", b"rings", "software_version", b"software_version", "state", b"state", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1502,6 +1502,7 @@ class Pong(_message.Message):
     RECORDS_RECEIVED_FIELD_NUMBER: _builtins.int
     WAITING_MS_FIELD_NUMBER: _builtins.int
     ON_BATTERY_FIELD_NUMBER: _builtins.int
+    LOW_POWER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     steps: _builtins.int
     """executed in this epoch"""
@@ -1515,6 +1516,8 @@ class Pong(_message.Message):
     """the time without a byte of an awaited record; 0 while none is awaited"""
     on_battery: _builtins.bool
     """the machine runs on battery"""
+    low_power: _builtins.bool
+    """the machine is in Low Power Mode"""
     def __init__(
         self,
         *,
@@ -1525,10 +1528,11 @@ class Pong(_message.Message):
         records_received: _builtins.int = ...,
         waiting_ms: _builtins.int = ...,
         on_battery: _builtins.bool = ...,
+        low_power: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_memory", b"engine_memory", "on_battery", b"on_battery", "records_received", b"records_received", "records_sent", b"records_sent", "sequence", b"sequence", "steps", b"steps", "waiting_ms", b"waiting_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_memory", b"engine_memory", "low_power", b"low_power", "on_battery", b"on_battery", "records_received", b"records_received", "records_sent", b"records_sent", "sequence", b"sequence", "steps", b"steps", "waiting_ms", b"waiting_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

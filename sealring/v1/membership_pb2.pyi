@@ -953,6 +953,7 @@ class Heartbeat(_message.Message):
     NEXT_MS_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     ON_BATTERY_FIELD_NUMBER: _builtins.int
+    LOW_POWER_FIELD_NUMBER: _builtins.int
     memory_total: _builtins.int
     memory_usable: _builtins.int
     """for weights and KV caches, what is loaded now included"""
@@ -980,6 +981,8 @@ class Heartbeat(_message.Message):
     """the coordinator answers it"""
     on_battery: _builtins.bool
     """the machine runs on battery"""
+    low_power: _builtins.bool
+    """the machine is in Low Power Mode"""
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingHealth]: ...
     @_builtins.property
@@ -1011,10 +1014,11 @@ class Heartbeat(_message.Message):
         next_ms: _builtins.int = ...,
         answer: _builtins.bool = ...,
         on_battery: _builtins.bool = ...,
+        low_power: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "answer", b"answer", "load", b"load", "longest_chunk", b"longest_chunk", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "next_ms", b"next_ms", "on_battery", b"on_battery", "rings", b"rings", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "answer", b"answer", "load", b"load", "longest_chunk", b"longest_chunk", "low_power", b"low_power", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "next_ms", b"next_ms", "on_battery", b"on_battery", "rings", b"rings", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

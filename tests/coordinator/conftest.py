@@ -290,6 +290,7 @@ class FakeNode:
             load=0.5,
             rings=rings,
             on_battery=True,
+            low_power=True,
         )
         await self.send(heartbeat=heartbeat)
 

@@ -95,13 +95,14 @@ def test_it_shows_nodes_gateways_and_why(here: Any, looked: Any) -> None:
 def test_it_shows_what_nodes_store_of_prompts(here: Any, coordinator: Any) -> None:
     stored = {"stored_bytes": 3 << 30, "stored_blocks": 1200, "stored_read": 20_480, "stored_damaged": 2}
     nodes = [
-        admin_pb2.Node(id="a", name="mac-1", state=ONLINE, stored_broken=True, on_battery=True, **stored)
+        admin_pb2.Node(id="a", name="mac-1", state=ONLINE, stored_broken=True, on_battery=True, **stored),
+        admin_pb2.Node(id="b", name="mac-2", state=ONLINE, low_power=True),
     ]
     coordinator.answers["ListNodes"] = admin_pb2.ListNodesResponse(nodes=nodes)
     said = "mac-1 stores 3.0 GiB of prompts in 1,200 blocks, and has read 20,480 tokens of them"
     assert f"{said}; 2 were damaged; its disk takes no more" in here("status").out
-    assert "on battery: mac-1\n" in here("status").out
-    (node,) = here("status", "--json").data["nodes"]
+    assert "on battery: mac-1\nin Low Power Mode: mac-2\n" in here("status").out
+    node, _ = here("status", "--json").data["nodes"]
     assert {name: node[name] for name in stored} == stored
 
 

@@ -158,7 +158,7 @@ async def test_nodes_are_listed_with_what_they_report(cluster: Cluster) -> None:
     assert (alpha.memory_usable, alpha.memory_total, alpha.load) == (3 << 30, 6 << 30, 0.5)
     (place,) = alpha.rings
     assert (place.ring, place.rank, place.first_layer, place.end_layer) == ("demo-0", 0, 0, 9)
-    assert (alpha.memory_overhead, alpha.on_battery) == (1, True)
+    assert (alpha.memory_overhead, alpha.on_battery, alpha.low_power) == (1, True, True)
     assert abs(alpha.last_seen - wall_clock()) < 60
     assert beta.state == admin_pb2.NODE_STATE_OFFLINE
     assert list(beta.addresses) == ["127.0.0.1:7999"]

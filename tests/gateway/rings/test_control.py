@@ -507,14 +507,15 @@ async def test_a_record_that_is_lost_ends_the_epoch_and_names_its_sender() -> No
     assert (caught.value.reason, caught.value.metadata["member"]) == ("RECORD_LOST", "m1")
 
 
-async def test_a_member_on_battery_is_known_by_its_newest_pong() -> None:
+@pytest.mark.parametrize("said", [{"on_battery": True}, {"low_power": True}])
+async def test_a_member_that_saves_power_is_known_by_its_newest_pong(said: dict[str, bool]) -> None:
     streams, _ = played(Call(), Call())
-    assert not streams.on_battery
-    streams.pong(1, control_pb2.Pong(on_battery=True))
+    assert not streams.saves_power
+    streams.pong(1, control_pb2.Pong(**said))
     streams.pong(0, control_pb2.Pong())
-    assert streams.on_battery
+    assert streams.saves_power
     streams.pong(1, control_pb2.Pong())
-    assert not streams.on_battery
+    assert not streams.saves_power
 
 
 def look(watch: LossWatch, rank: int, now: float, sent: int = 0, received: int = 0, waiting: float = 0.0):

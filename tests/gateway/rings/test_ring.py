@@ -44,7 +44,7 @@ class Members:
     epoch = 4
 
     def __init__(self) -> None:
-        self.guest = self.on_battery = False
+        self.guest = self.saves_power = False
         self.steps: list[control.Step] = []
         self.head: list[control.ScheduleRequest] = []
         self.owed = self.heard = 0
@@ -950,12 +950,12 @@ def test_an_idle_ring_prefills_what_the_users_next_question_begins_with() -> Non
     assert ring.counted("idle_prefill_tokens") > 0
 
 
-def test_idle_prefill_waits_while_a_member_is_on_battery_and_can_be_switched_off() -> None:
+def test_idle_prefill_waits_while_a_member_saves_power_and_can_be_switched_off() -> None:
     ring = Thinking()
     ring.answered()
-    ring.members.on_battery = True
+    ring.members.saves_power = True
     assert ring.tick() is None
-    ring.members.on_battery = False
+    ring.members.saves_power = False
     assert ring.tick() is not None
     off = Thinking(idle_prefill=False)
     off.answered()

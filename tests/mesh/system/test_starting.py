@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from sealring.mesh.system.starting import starting
+from sealring.mesh.system.starting import FIRST_SECONDS, Starts, starting
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("cli", "coordinator", "doctor", "edge", "gateway", "mesh", "node", "sealring")
@@ -56,3 +57,12 @@ def test_an_end_before_the_program_is_an_oserror() -> None:
         raise subprocess.TimeoutExpired("x", 1)
     with pytest.raises(FileNotFoundError), starting():
         subprocess.Popen(["/no/such/program"])
+
+
+def test_starts_may_take_longer_until_one_was_ready_which_is_logged() -> None:
+    starts = Starts("engine", 60.0)
+    with capture_logs() as logged:
+        assert [starts.allowed(), starts.allowed()] == [FIRST_SECONDS] * 2
+        starts.ready()
+        assert starts.allowed() == 60.0
+    assert [entry["event"] for entry in logged] == ["first_start"] * 2

@@ -28,13 +28,13 @@ from sealring.mesh.rpc.pieces import PIECE_BYTES, Outgoing
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, server_credentials
+from sealring.mesh.system.power import power
 from sealring.node.control import service as control
 from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MemberEpoch, Phase
 from sealring.node.daemon.receipts import ReceiptKey, SignedOnce
 from sealring.node.daemon.sealed_rows import Unsealer
-from sealring.node.wire.waiting import lately_on_battery
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
 
 
@@ -228,8 +228,8 @@ async def test_what_passes_through(connect) -> None:
     assert (await stream.next()).refused.row == 2
     assert (await stream.next()).done == done
     await stream.send(ping=control_pb2.Ping(sequence=3))
-    power = lately_on_battery()
-    pong = control_pb2.Pong(sequence=3, steps=5, engine_memory=77, on_battery=power)
+    saving = {"on_battery": power().on_battery, "low_power": power().low}
+    pong = control_pb2.Pong(sequence=3, steps=5, engine_memory=77, **saving)
     assert (await stream.next()).pong == pong
     assert desk.faults == []
 

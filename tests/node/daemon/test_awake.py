@@ -11,7 +11,10 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from sealring.mesh.system.power import Power
 from sealring.node.daemon.awake import Awake
+
+MAINS = Power(on_battery=False, low=False)
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def program(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def awake(program: Path):
-    made = Awake(lambda: False, on_battery=lambda: False, program=program)
+    made = Awake(lambda: False, power=lambda: MAINS, program=program)
     yield made
     await made.follow(False)
 
@@ -63,7 +66,7 @@ async def test_it_ends_with_this_process_and_holds_off_idle_sleep(tmp_path: Path
     program, told = tmp_path / "caffeinate", tmp_path / "told"
     program.write_text(f'#!/bin/sh\necho "$@" > {told}\n')
     program.chmod(0o700)
-    awake = Awake(lambda: False, on_battery=lambda: False, program=program)
+    awake = Awake(lambda: False, power=lambda: MAINS, program=program)
     await awake.follow(True)
     await ended(awake)
     assert told.read_text().split() == ["-i", "-s", "-w", str(os.getpid())]
@@ -76,7 +79,7 @@ async def test_where_there_is_no_such_program_nothing_happens(tmp_path: Path, mo
     if mode is not None:
         program.write_text("")
         program.chmod(mode)
-    awake = Awake(lambda: False, on_battery=lambda: False, program=program)
+    awake = Awake(lambda: False, power=lambda: MAINS, program=program)
     with capture_logs() as logs:
         await awake.follow(True)
         await awake.look()
@@ -87,7 +90,7 @@ async def test_where_there_is_no_such_program_nothing_happens(tmp_path: Path, mo
 
 async def test_on_battery_a_machine_that_nobody_asks_may_sleep(program: Path) -> None:
     quiet, battery = True, True
-    awake = Awake(lambda: quiet, on_battery=lambda: battery, program=program)
+    awake = Awake(lambda: quiet, power=lambda: Power(battery, low=False), program=program)
     await awake.follow(True)
     assert awake.pid is None
     quiet = False

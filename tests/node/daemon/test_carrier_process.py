@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.mesh.errors import DeadlineExceeded, EpochEnded, SealringError
 from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.system.starting import Starts
+from sealring.node.daemon import carrier_process
 from sealring.node.daemon.carrier_process import CarrierProcess, LinkFigures, knock
 from sealring.v1 import engine_pb2
 
@@ -183,6 +185,16 @@ async def bench(tmp_path: Path) -> Bench:
     bench = Bench()
     await bench.start(tmp_path)
     return bench
+
+
+async def test_the_first_carrier_of_a_daemon_may_take_longer_to_start(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrier_process, "_STARTS", Starts("carrier", 0.0))
+    await bench.start(tmp_path)
+    monkeypatch.setattr(bench.script, "says", lambda **_: None)
+    with pytest.raises(DeadlineExceeded, match="took longer than 0 s"):
+        await bench.start(tmp_path)
 
 
 async def test_pings_begin_when_the_ring_is_formed(bench: Bench) -> None:

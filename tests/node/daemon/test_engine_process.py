@@ -11,6 +11,7 @@ import pytest
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, ModelError, SealringError
 from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.system.starting import Starts
 from sealring.node.daemon import engine_process
 from sealring.node.daemon.engine_process import DraftKey, EngineFigures, EngineProcess, StageKey
 from sealring.v1 import control_pb2, engine_pb2
@@ -220,10 +221,10 @@ async def test_the_first_engine_of_a_daemon_may_take_longer_to_start(monkeypatch
     """Only then are the libraries new to macOS."""
     silent = Script()
     monkeypatch.setattr(silent, "says", lambda **_: None)
-    monkeypatch.setattr(EngineProcess, "_one_was_ready", False)
+    starts = {usual: Starts("engine", usual) for usual in (0.0, 200.0)}
     for script, usual, first in ((silent, 200.0, 0.0), (Script(), 0.0, 200.0), (silent, 0.0, 200.0)):
-        monkeypatch.setattr(engine_process, "_START_SECONDS", usual)
-        monkeypatch.setattr(engine_process, "_FIRST_START_SECONDS", first)
+        monkeypatch.setattr(engine_process, "_STARTS", starts[usual])
+        monkeypatch.setattr("sealring.mesh.system.starting.FIRST_SECONDS", first)
         starting = EngineProcess.start(on_end=lambda _: None, spawn=script.spawn, watch=script.liveness)
         if script is silent:
             with pytest.raises(DeadlineExceeded, match="took longer than 0 s"):

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from visionmodels import FAMILIES, write_folder
 
 from sealring.mesh.errors import SealringError, Unavailable
+from sealring.mesh.system.starting import Starts
 from sealring.node.engine import helper
 from sealring.node.engine.text.rendering import RenderingProcess
 from sealring.node.engine.trial import Trial
@@ -111,6 +112,17 @@ def test_each_process_is_confined_that_is_asked(asked: tuple[Ask, psutil.Process
     status = dict(line.split(":", 1) for line in told.splitlines())
     assert (status["Seccomp"].strip(), status["NoNewPrivs"].strip()) == ("2", "1")
     assert asked[1].num_fds() == 3
+
+
+def test_the_first_process_of_a_kind_may_take_longer_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = Starts("template", 0.0)
+    monkeypatch.setattr(helper, "_starts_of", lambda module: starts)
+    with template(tmp_path) as ask:
+        ask()
+    with pytest.raises(Unavailable), template(tmp_path):
+        pass
 
 
 def test_what_a_process_was_asked_that_is_killed_is_asked_again(

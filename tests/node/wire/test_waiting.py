@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import threading
 import time
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 
+from sealring.mesh.system.power import Power
 from sealring.node.wire import waiting
-from sealring.node.wire.waiting import AWAKE_SECONDS, Rhythm, on_battery, polled
+from sealring.node.wire.waiting import AWAKE_SECONDS, Rhythm, polled
 
 WAKE, LOOK = 100e-6, 5e-6
 """Seconds that a thread takes to wake, and that one look takes."""
@@ -114,23 +113,11 @@ def test_descriptors_are_polled(awake: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "expected"), [([], False), (["Full"], False), (["Unknown", "Discharging"], True)]
+    ("cores", "saved", "awake"), [(64, False, True), (64, True, False), (2, False, False)]
 )
-@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac asks IOKit")
-def test_a_battery_that_runs_down_is_seen(tmp_path: Path, states: list[str], expected: bool) -> None:
-    for number, state in enumerate(states):
-        (tmp_path / f"BAT{number}").mkdir()
-        (tmp_path / f"BAT{number}" / "status").write_text(f"{state}\n")
-    assert on_battery(tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    ("cores", "battery", "awake"), [(64, False, True), (64, True, False), (2, False, False)]
-)
-def test_no_process_waits_awake_with_few_cores_or_on_battery(
-    monkeypatch: pytest.MonkeyPatch, cores: int, battery: bool, awake: bool
+def test_no_process_waits_awake_with_few_cores_or_to_save_power(
+    monkeypatch: pytest.MonkeyPatch, cores: int, saved: bool, awake: bool
 ) -> None:
     monkeypatch.setattr(waiting, "full_speed_cores", lambda: cores)
-    monkeypatch.setattr(waiting, "on_battery", lambda: battery)
-    later = 1e6 * (1 + cores + battery)
-    assert waiting.may_be_awake(lambda: later) == awake
+    monkeypatch.setattr(waiting, "power", lambda clock: Power(False, low=saved))
+    assert waiting.may_be_awake() == awake
