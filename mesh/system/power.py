@@ -1,4 +1,4 @@
-"""What a machine saves power by: it runs on battery, or its owner has turned on macOS's Low Power Mode."""
+"""How a machine saves power: on battery, or because its owner has turned on macOS's Low Power Mode."""
 
 from __future__ import annotations
 
