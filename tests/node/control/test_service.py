@@ -242,7 +242,7 @@ async def test_a_head_signs_for_what_its_engine_has_sent(connect) -> None:
     await until(lambda: desk.engine.work)
     bound = desk.engine.work[0].open_row.receipt
     digests = engine_pb2.RowDigests(row=4, binding=bound, tokens=9, given=2, sampled=bytes(32), finish=1)
-    for name in ("text", "reasoning", "calls"):
+    for name in ("text", "reasoning", "calls", "order"):
         setattr(digests, name, bytes(32))
     desk.epoch.row_digests(digests)
     receipt = (await stream.next()).receipt
@@ -269,7 +269,7 @@ async def test_a_head_signs_once_an_epoch_for_a_nonce_and_a_request(connect, mon
         found = []
         for number in range(row, row + choices):
             digests = engine_pb2.RowDigests(row=number, binding=bound, tokens=9, sampled=bytes(32), finish=1)
-            for name in ("text", "reasoning", "calls"):
+            for name in ("text", "reasoning", "calls", "order"):
                 setattr(digests, name, bytes(32))
             desk.epoch.row_digests(digests)
             found.append((await stream.next()).receipt.head.missing)
