@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from sealring.api.errors import error_status
 from sealring.edge.http.answers import error_response
 from sealring.edge.http.pieces import InPieces
+from sealring.edge.http.websocket import WebSocketProtocol
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.rpc.crowd import Place
 
@@ -105,11 +106,33 @@ class EdgeProtocol(H11Protocol, InPieces):
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self.conn.their_state is not h11.IDLE and not self._answered_early():
+        if self.conn.their_state is not h11.IDLE and not (self._refused or self._answered_early()):
             self._unwatch_headers()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Has another parser read the head. That one answers nothing to what it cannot read."""
+        super().handle_websocket_upgrade(event)
+        socket = self.transport.get_protocol()
+        assert isinstance(socket, WebSocketProtocol)
+        if not socket.handshake_initiated:
+            self.connections.discard(socket)
+            self.connections.add(self)
+            self.transport.set_protocol(self)
+            self._refuse(
+                "no WebSocket is opened by this request",
+                "send it without a body, and with headers of 8192 bytes at most",
+            )
+
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no request, drops what else comes, and closes once the client has, or soon.
+        """Answers what is no request."""
+        self._refuse(
+            "the HTTP request is malformed or above a limit",
+            f"send at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together, one length of "
+            f"the body, and chunks of {MIN_CHUNK_BYTES} bytes or more",
+        )
+
+    def _refuse(self, why: str, hint: str) -> None:
+        """Answers, drops what else comes, and closes once the client has, or soon.
 
         Closing at once, with input unread, would reset the connection before the client has the answer.
         """
@@ -120,12 +143,7 @@ class EdgeProtocol(H11Protocol, InPieces):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun already
             self.transport.abort()
             return
-        error = InvalidInput(
-            "the HTTP request is malformed or above a limit",
-            hint=f"send at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together, one length of "
-            f"the body, and chunks of {MIN_CHUNK_BYTES} bytes or more",
-            reason="BAD_HTTP",
-        )
+        error = InvalidInput(why, hint=hint, reason="BAD_HTTP")
         response = error_response(error)
         headers = [*response.raw_headers, (b"connection", b"close")]
         for event in (

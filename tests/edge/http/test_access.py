@@ -257,6 +257,23 @@ async def test_a_body_that_nobody_wants_is_cut_off(
         writer.close()
 
 
+async def test_who_sends_no_http_is_cut_off_after_the_answer(
+    port: int, header_limit: Callable[[float], None]
+) -> None:
+    """It may leave its own direction open, and over TLS it is not told that ours has ended."""
+    header_limit(0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"no HTTP\r\n\r\n")
+    async with asyncio.timeout(200):
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
+        with pytest.raises(ConnectionError):
+            while True:
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+    writer.close()
+
+
 async def test_an_answer_may_take_longer_than_headers(
     port: int, backend: Any, header_limit: Callable[[float], None]
 ) -> None:

@@ -177,6 +177,30 @@ async def test_heads_that_are_not_taken_end_the_connection(port: int, backend: A
     writer.close()
 
 
+SOCKET = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"content-length: 5\r\n\r\nhello",
+        b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"a: " + b"b" * (MAX_HEADER_BYTES * 3 // 4) + b"\r\n\r\n",
+    ],
+)
+async def test_a_websocket_that_cannot_be_opened_is_answered(port: int, more: bytes) -> None:
+    """Two parsers read its head: what the second does not take waits for nobody."""
+    answer = await until_closed(port, SOCKET + more)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert json.loads(body)["error"]["code"] == "bad_http"
+    assert "WebSocket" in json.loads(body)["error"]["message"]
+
+
 def chunked(body: bytes, size: int) -> bytes:
     pieces = [body[start : start + size] for start in range(0, len(body), size)]
     framed = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in [*pieces, b""])
