@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import hasty
 import psutil
 from answering import ASKED_SECONDS, Answer, Progress, ask_all, ask_clear
@@ -313,7 +314,7 @@ async def suffer(place: Place, case: Case) -> Outcome:
         outcome.left = await _settled(place, before)
     except Lacking as error:
         outcome.lacking = str(error)
-    except (SealringError, TimeoutError, ExceptionGroup) as error:
+    except (SealringError, TimeoutError, ExceptionGroup, grpc.aio.AioRpcError) as error:
         causes = error.exceptions if isinstance(error, ExceptionGroup) else [error]
         outcome.lacking = "; ".join(str(one) for one in causes if isinstance(one, Lacking))
         outcome.broken = "; ".join(f"{type(one).__name__}: {one}" for one in causes)[:300]

@@ -19,7 +19,7 @@ from sealring.coordinator.rings.running import RingTable
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.errors import AlreadyExists, EpochEnded, ResourceExhausted
+from sealring.mesh.errors import AlreadyExists, EpochEnded, NotFound, ResourceExhausted
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc.problem import from_problem, to_problem
@@ -453,6 +453,37 @@ async def test_a_model_whose_nodes_have_left_fails_what_waits_for_it_until_they_
     assert "alpha is away" in problem.message
     await cluster.back(node)
     await gateway.phase("one", LOADED)
+    await gateway.close()
+
+
+@pytest.mark.parametrize("has", [True, False])
+async def test_nodes_that_come_while_others_are_asked_for_a_model_are_asked_too(
+    cluster: Cluster, has: bool
+) -> None:
+    """Whether too few nodes have the model without them, or none."""
+    alpha, beta = [await cluster.node(name) for name in ("alpha", "beta")]
+    await deploy(cluster, "one", stages=2 if has else 1)
+    gateway = await gate(cluster)
+    await beta.stop()
+    sessions = cluster.coordinator.sessions
+    while sessions.find(beta.id) is not None:
+        await asyncio.sleep(0.01)
+    before = (await alpha.wait_for("profile")).id
+    alpha.profiles = False
+    await gateway.want("one", waiting=1)
+    request = await alpha.wait_for("profile", lambda one: one.id > before)
+    await cluster.back(beta)
+    while (session := sessions.find(beta.id)) is None or session.heartbeat is None:
+        await asyncio.sleep(0.01)
+    alpha.profiles = True
+    if has:
+        await alpha.tell_profile(request)
+    else:
+        result = membership_pb2.ProfileResult(id=request.id, problem=to_problem(NotFound("it is not here")))
+        await alpha.send(profile=result)
+    await gateway.phase("one", LOADED)
+    phases = [phase for _, phase in gateway.seen]
+    assert NOT_LOADED not in phases[phases.index(WAITING) :]
     await gateway.close()
 
 
