@@ -110,6 +110,11 @@ def test_an_answer_with_nothing_left_out_of_it_is_taken_as_programs_write_it_aga
     assert taken(case, value, body=body)
 
 
+def without_calls(told: dict[str, Any]) -> list[Any]:
+    """What a reader sees of a response, of its calls no more than where they stand."""
+    return ["a call" if "call" in str(one.get("output.type")) else one for one in told["output"]]
+
+
 @EVERY
 @pytest.mark.parametrize("body", [True, False])
 @given(data=st.data())
@@ -124,6 +129,8 @@ def test_nothing_that_a_reader_sees_is_believed_unless_it_was_signed(
         for name in REQUESTS_OWN.get(case.api, set()) & true.keys() if not body else ():
             told.pop(name, None)
             expected.pop(name, None)
+        if read(case, value, body=body).choices[0].calls is None:  # which the command says
+            told["output"], expected["output"] = without_calls(told), without_calls(expected)
         assert json.dumps(told, sort_keys=True) == json.dumps(expected, sort_keys=True)
 
 

@@ -211,6 +211,17 @@ def part_of(value: Any, at: tuple[Any, ...]) -> Any:
     return value
 
 
+def _exchange(value: Object, one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    """Has two parts change places; of one and the same it makes two, as of a text in a list of parts."""
+    holder, second = part_of(value, one[:-1]), part_of(value, other[:-1])
+    if one != other:
+        found = copy.deepcopy((holder[one[-1]], second[other[-1]]))
+        second[other[-1]], holder[one[-1]] = found
+    elif len(one) > 1 and isinstance(one[-2], int) and isinstance(found := holder[one[-1]], str):
+        holder[one[-1]] = found[:1]
+        part_of(value, one[:-2]).insert(one[-2] + 1, {**holder, one[-1]: found[1:]})
+
+
 @st.composite
 def forged(draw: st.DrawFn, true: Object) -> Object:
     """An answer with parts that were inserted, renamed, doubled, moved, dropped or replaced, at any level."""
@@ -221,7 +232,9 @@ def forged(draw: st.DrawFn, true: Object) -> Object:
         other = part_of(value, draw(st.sampled_from(found)))
         new = copy.deepcopy(draw(st.sampled_from([*LEAVES, other])))
         name = draw(st.sampled_from(NAMES))
-        if isinstance(holder, dict):
+        if draw(st.booleans()):
+            _exchange(value, draw(st.sampled_from(found[1:])), draw(st.sampled_from(found[1:])))
+        elif isinstance(holder, dict):
             own = [one for one in holder if one != NAME]
             old = draw(st.sampled_from(own)) if own else name
             match draw(st.sampled_from(["insert", "rename", "drop", "replace"])):

@@ -19,7 +19,7 @@ from sealring.mesh.errors import ReceiptError
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
 from sealring.mesh.receipt.form import receipts_json, receipts_of
 from sealring.mesh.receipt.statement import Earlier, parse_statement, tail_statement
-from sealring.mesh.receipt.verify import Known, check_together, verify_receipt
+from sealring.mesh.receipt.verify import Known, check_receipt, check_together, verify_receipt
 from sealring.mesh.roster.model import Revoked
 from sealring.v1 import inference_pb2 as inference
 
@@ -144,6 +144,21 @@ def test_one_receipt_is_not_shown_for_two_answers(cluster: Any) -> None:
         check_together([one, other, one])
 
 
+def test_other_prompts_and_other_nonces_may_have_runs_and_epochs_of_their_own(cluster: Any) -> None:
+    """Rows are counted anew in each epoch."""
+    envelope = cluster.sign()
+    other = b"\x05" * 32
+    proven = [
+        verify_receipt(
+            signed(cluster, envelope, statement_of(cluster, envelope, **changes)),
+            pin(cluster),
+            Known(),
+        )
+        for changes in ({}, {"request": other, "epoch": 5}, {"nonce": other, "epoch": 6})
+    ]
+    check_together(proven)
+
+
 def test_two_requests_with_one_nonce_have_receipts_that_do_not_mix(cluster: Any) -> None:
     """One question is asked twice with one nonce: the row tells the answers apart."""
     envelope = cluster.sign()
@@ -222,6 +237,21 @@ def test_a_ring_that_its_client_has_not_chosen_is_refused(cluster: Any) -> None:
         verify_receipt(receipt, pin(cluster), known(ring="ring-1"))
 
 
+def test_what_differs_is_said(cluster: Any) -> None:
+    envelope = cluster.sign()
+    receipt = signed(cluster, envelope, statement_of(cluster, envelope))
+    for changes, reason, said in (
+        ({"model_digest": b"\x05" * 32}, "RECEIPT_OTHER_MODEL", "another model: its model_digest differs"),
+        ({"deployment": "big"}, "RECEIPT_OTHER_MODEL", "another model: its deployment differs"),
+        ({"order": b"\x05" * 32}, "RECEIPT_OTHER_ANSWER", "another answer: its order differs"),
+        ({"nonce": b"\x05" * 32}, "RECEIPT_OTHER_NONCE", "another nonce (hint"),
+    ):
+        with pytest.raises(ReceiptError) as caught:
+            verify_receipt(receipt, pin(cluster), known(**changes))
+        assert caught.value.reason == reason
+        assert said in str(caught.value)
+
+
 def test_only_the_head_and_the_tail_of_that_ring_can_sign(cluster: Any) -> None:
     envelope = cluster.sign()
     statement = statement_of(cluster, envelope)
@@ -265,6 +295,9 @@ def test_a_receipt_that_was_cut_proves_nothing(cluster: Any) -> None:
         receipt.ClearField(part)
         with refused(reason, ReceiptError):
             verify_receipt(receipt, pin(cluster), known())
+        if part in ("head", "tail"):
+            with refused(reason, ReceiptError):
+                check_receipt(receipt, cluster.verified(), known())
 
 
 def test_rosters_of_other_clusters_and_of_other_times_are_refused(
@@ -389,6 +422,33 @@ def test_a_tail_that_signed_after_it_was_revoked_is_not_believed(cluster: Any) -
         with refused(reason, ReceiptError):
             verify_receipt(receipt, pin(cluster), known(), later=roster)
     verify_receipt(receipt, pin(cluster), known(), later=later(ENDED + 9))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_head_counts_until_the_answer_ended_whenever_the_tail_had_signed(
+    make_cluster: Callable[..., Any], size: int
+) -> None:
+    cluster = make_cluster(size)
+    envelope = cluster.sign()
+    statement = statement_of(cluster, envelope, opened=NOW * 1000, finished=ENDED * 1000)
+    receipt = signed(cluster, envelope, statement)
+    receipt.tail.finished = NOW * 1000
+    last = tail_statement(statement, receipt.tail.finished).encode()
+    receipt.tail.signature = cluster.signers[-1].sign(Label.RECEIPT, last)
+    if size == 1:
+        receipt.ClearField("tail")
+    head = make_member(cluster.signers[0])
+    others = [make_member(SoftwareSigner.generate())]
+    later = cluster.verified(
+        version=2,
+        issued=ENDED + 20,
+        expires=ENDED + 80,
+        members=tuple(others),
+        rings=(make_ring(others),),
+        revoked=(Revoked(head.id, head.identity_key, JOINED, ENDED - 1),),
+    )
+    with refused("RECEIPT_REVOKED", ReceiptError):
+        verify_receipt(receipt, pin(cluster), known(), later=later)
 
 
 @pytest.fixture
