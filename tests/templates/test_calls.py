@@ -30,13 +30,12 @@ TOKENS = {
 """What a family is recognised by where its template does not say it."""
 
 SILENT = {
-    "CohereForAI-c4ai-command-r-plus-tool_use": "it writes no calls without a plan",
+    "CohereForAI-c4ai-command-r-plus-tool_use": "it refuses parameters without a description",
     "HuggingFaceTB-SmolLM3-3B": "it leaves calls out",
     "Kimi-K2-Instruct": "it changes a list, which the sandbox forbids",
     "Kimi-K2-Thinking": "it changes a list, which the sandbox forbids",
     "LFM2-8B-A1B": "it leaves calls out",
     "LFM2.5-Instruct": "it leaves calls out",
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "it leaves calls out beside a content",
     "ibm-granite-granite-3.3-2B-Instruct": "it leaves calls out",
     "llama-cpp-deepseek-r1": "it does not render",
 }

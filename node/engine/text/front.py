@@ -13,7 +13,7 @@ import dataclasses
 import hmac
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -183,7 +183,6 @@ class Answer:
         if self.receipt is not None:
             self.receipt.token(token)
         if self._follower is not None and not self._follower.allows(token):
-            self.finish = inference.FINISH_REASON_STOP  # nothing more is sent
             raise left_its_grammar()
         if self._stops.stopped:  # in a call that was read when the token before had been sent
             self.finish = inference.FINISH_REASON_STOP
@@ -636,8 +635,9 @@ class Front:
         else:
             ids, param = tokenizer.encode_text(asked.text), "prompt"
         room = self._room(len(ids), param)
-        _check_ids(ids, self._vocabulary, param)  # a tokenizer may have more than the model
-        _check_biases(sampling, tokenizer.size)
+        _check_ids(ids, self._vocabulary, param, "BAD_TOKEN")  # a tokenizer may have more than the model
+        _check_ids(sampling.logit_bias, tokenizer.size, "logit_bias")
+        _check_ids(sampling.stop_token_ids, tokenizer.size, "stop_token_ids")
         scores = sampling.prompt_logprobs and not answered
         if scores:
             _check_scored(len(ids), sampling)
@@ -688,7 +688,7 @@ class Front:
     ) -> list[OpenRow]:
         """A row for each choice, the first of them with the prompt. `guessed`: drafts are made of them."""
         asked, sampling = command.prompt, command.prompt.sampling
-        ends = tokenizer.end_tokens | _stop_tokens(sampling, tokenizer.size)
+        ends = tokenizer.end_tokens.union(sampling.stop_token_ids)
 
         def answer() -> Answer:
             log = None
@@ -822,13 +822,13 @@ class Front:
     def prompt(self, row: int) -> Tokens:
         opened = self._rows.get(row)
         if opened is None or opened.prompt is None:
-            raise _not_open(row)
+            raise _bad_step(f"row {row} is not open at the head")
         return opened.prompt
 
     def parameters(self, row: int) -> bytes:
         opened = self._rows.get(row)
         if opened is None:
-            raise _not_open(row)
+            raise _bad_step(f"row {row} is not open at the head")
         return opened.parameters
 
     def drafts(self, row: int, last: int, count: int) -> list[int]:
@@ -836,7 +836,7 @@ class Front:
         if opened is None:
             return [last] * count
         if opened.lookup is None:  # what is right would tell the gateway what it is not to know
-            raise InvalidInput(f"row {row} is to have no drafts", reason="BAD_STEP")
+            raise _bad_step(f"row {row} is to have no drafts")
         looked_up = opened.lookup.drafts(last, count)
         forced = opened.answer.forced()[:count]
         return [*forced, *looked_up[len(forced) :]]
@@ -963,6 +963,7 @@ class Front:
             try:
                 outputs.append(output := self._output(row, opened, token, logprobs.get(index)))
             except (Internal, ResourceExhausted) as error:
+                opened.answer.finish = inference.FINISH_REASON_STOP  # nothing more is sent
                 failed.append(refusal(row, error))
             else:
                 if output.finish:
@@ -1007,14 +1008,18 @@ class Front:
             output.logprobs.extend(answer.of_prompt(opened.scored, logprobs))
             opened.scored = ()
             if output.ByteSize() > MAX_TOLD_BYTES:
-                answer.finish = inference.FINISH_REASON_STOP  # nothing more is sent
-                raise _too_long_to_tell()
+                raise _too_many_logprobs(
+                    "the log-probabilities of the prompt's tokens are too long for one message",
+                    "send a shorter prompt, or ask for fewer likely tokens beside each",
+                )
             output.logprobs.extend(told)
             output.held.extend(answer.held)
             size = sum(one.ByteSize() for one in output.held)
             if len(output.held) > MAX_WITHHELD or size > MAX_TOLD_BYTES:
-                answer.finish = inference.FINISH_REASON_STOP
-                raise _too_much_withheld()
+                raise _too_many_logprobs(
+                    "too many tokens without text come where a stop string may go on",
+                    "leave the stop strings out, or the log-probabilities",
+                )
         else:
             output.text, parsed = answer.add(token)
         if parsed is not None:
@@ -1034,8 +1039,12 @@ class Front:
                     output.prefixes += prefixes
                     output.ends += ends
         if output.ByteSize() > MAX_OUTPUT_BYTES:
-            answer.finish = inference.FINISH_REASON_STOP  # nothing more is sent
-            raise _too_large()
+            raise ResourceExhausted(
+                "the answer has a tool call that is too long for one message",
+                hint="send the request again, or with a lower max_tokens",
+                reason="OUTPUT_TOO_LARGE",
+                param="max_tokens",
+            )
         return output
 
 
@@ -1087,35 +1096,11 @@ def _drafts(sampling: inference.Sampling) -> int:
 
 def _not_kept(prefix: int) -> InvalidInput:
     """The gateway may ask for a row's own prefixes only: else an answer would show another's prompt."""
-    return InvalidInput(
-        f"prefix {prefix} is not one of the row's own",
-        reason="BAD_STEP",
-        hint="gateway and head disagree; the epoch must end",
-    )
+    return _bad_step(f"prefix {prefix} is not one of the row's own")
 
 
-def _check_biases(sampling: inference.Sampling, size: int) -> None:
-    if max(sampling.logit_bias, default=0) >= size:
-        raise InvalidInput(
-            "logit_bias names a token that the model does not have",
-            hint=f"its token ids are 0 to {size - 1}",
-            reason="BAD_SAMPLING",
-            param="logit_bias",
-            limit=size,
-        )
-
-
-def _stop_tokens(sampling: inference.Sampling, size: int) -> frozenset[int]:
-    """Raises InvalidInput (BAD_SAMPLING)."""
-    if max(sampling.stop_token_ids, default=0) >= size:
-        raise InvalidInput(
-            "stop_token_ids names a token that the model does not have",
-            hint=f"its token ids are 0 to {size - 1}",
-            reason="BAD_SAMPLING",
-            param="stop_token_ids",
-            limit=size,
-        )
-    return frozenset(sampling.stop_token_ids)
+def _bad_step(what: str) -> InvalidInput:
+    return InvalidInput(what, reason="BAD_STEP", hint="gateway and head disagree; the epoch must end")
 
 
 def _check_free(sampling: inference.Sampling) -> None:
@@ -1130,13 +1115,13 @@ def _check_free(sampling: inference.Sampling) -> None:
         )
 
 
-def _check_ids(ids: list[int], size: int, param: str) -> None:
+def _check_ids(ids: Iterable[int], size: int, param: str, reason: str = "BAD_SAMPLING") -> None:
     """Looking up an embedding that the model does not have would read memory of others."""
-    if max(ids) >= size:
+    if max(ids, default=0) >= size:
         raise InvalidInput(
-            "the prompt has a token that the model's vocabulary does not",
-            hint=f"its ids are below {size}",
-            reason="BAD_TOKEN",
+            f"a token of {param} is none of the model's",
+            hint=f"its token ids are 0 to {size - 1}",
+            reason=reason,
             param=param,
             limit=size,
         )
@@ -1162,31 +1147,8 @@ def _too_many_pictures() -> ResourceExhausted:
     )
 
 
-def _too_long_to_tell() -> ResourceExhausted:
-    return ResourceExhausted(
-        "the log-probabilities of the prompt's tokens are too long for one message",
-        hint="send a shorter prompt, or ask for fewer likely tokens beside each",
-        reason="TOO_MANY_LOGPROBS",
-        param="logprobs",
-    )
-
-
-def _too_large() -> ResourceExhausted:
-    return ResourceExhausted(
-        "the answer has a tool call that is too long for one message",
-        hint="send the request again, or with a lower max_tokens",
-        reason="OUTPUT_TOO_LARGE",
-        param="max_tokens",
-    )
-
-
-def _too_much_withheld() -> ResourceExhausted:
-    return ResourceExhausted(
-        "too many tokens without text come where a stop string may go on; their log-probabilities do not fit",
-        hint="leave the stop strings out, or the log-probabilities",
-        reason="TOO_MANY_LOGPROBS",
-        param="logprobs",
-    )
+def _too_many_logprobs(what: str, hint: str) -> ResourceExhausted:
+    return ResourceExhausted(what, hint=hint, reason="TOO_MANY_LOGPROBS", param="logprobs")
 
 
 def _check_resume(command: engine.OpenEngineRow, vocabulary: int) -> None:
@@ -1202,12 +1164,4 @@ def _check_resume(command: engine.OpenEngineRow, vocabulary: int) -> None:
 def _bad_resume(why: str) -> InvalidInput:
     return InvalidInput(
         f"the answer cannot go on: {why}", reason="BAD_RESUME", hint="ask anew", param="resume"
-    )
-
-
-def _not_open(row: int) -> InvalidInput:
-    return InvalidInput(
-        f"row {row} is not open at the head",
-        reason="BAD_STEP",
-        hint="gateway and head disagree; the epoch must end",
     )

@@ -12,10 +12,11 @@ import json
 import re
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import mlx_lm_import
@@ -48,7 +49,7 @@ _GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """One model's tokenizer. Used by the front's threads; encoding and decoding may run at once."""
 
     end_tokens: frozenset[int]
@@ -63,11 +64,19 @@ class Tokenizer(Protocol):
     special: Mapping[int, str]
     """Tokens without a text, by id, and their names."""
 
-    shape: Shape
+    shape = Shape()
     """What the chat template wants of messages and tools."""
 
     thinking: Thinking
     """What the chat template knows of thinking."""
+
+    _plain: PlainText
+    _template: RenderingProcess | None = None
+    _render: Callable[[Messages, Tools, Mapping[str, Any]], str] | None = None
+
+    def _use(self, template: RenderingProcess) -> None:
+        self._template, self._render = template, template.render
+        self.shape = shape_of(template.render_all)
 
     def encode_chat(
         self,
@@ -85,38 +94,63 @@ class Tokenizer(Protocol):
         last message, nothing follows its content. Raises InvalidInput: CHAT_TEMPLATE_REFUSED,
         NO_CHAT_TEMPLATE, CONTEXT_TOO_LONG, PROMPT_UNUSABLE, BAD_IMAGE, CANNOT_CONTINUE.
         """
+        if self._render is None:
+            raise InvalidInput(
+                "this model has no chat template",
+                reason="NO_CHAT_TEMPLATE",
+                hint="send a text to complete instead of messages, or serve a chat model",
+                param="messages",
+            )
+        return _chat(self._plain, (messages, tools, arguments or {}), self._render, shown, begun=begun)
 
     def placeholder(self, known: Sequence[str]) -> str:
         """The first of these texts that the chat template writes for an image; empty if it knows none.
         From then on `shape` says where images of tools stand."""
+        if self._template is None or not (found := placeholder(self._template.render, known)):
+            return ""
+        self.shape = with_images(self._template.render_all, self.shape, found)
+        return found
 
     def encode_markers(self, text: str) -> list[int]:
         """Tokens of what the server itself writes, the names of special ones included."""
+        return self._encode(text, add_special_tokens=False)
 
     def last_turn(self, tokens: Sequence[int]) -> str:
         """The end of a chat that was encoded, from its last control token on, which no content can hold."""
+        return b"".join(map(self.spelling, self._plain.after_controls(tokens))).decode("utf-8", "replace")
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of a text that the model shall continue, and that is text, too.
 
         Raises InvalidInput: CONTEXT_TOO_LONG, PROMPT_UNUSABLE."""
+        return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
 
     def encode_answer(self, text: str) -> list[int]:
         """Tokens of a text as an answer has them. Raises InvalidInput: CONTEXT_TOO_LONG, PROMPT_UNUSABLE."""
+        return self._plain.encode(text, lambda write: write(text), add_special_tokens=False)
 
     def close(self) -> None:
         """No chat is to be encoded any more."""
+        if self._template is not None:
+            self._template.close()
 
+    @abstractmethod
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    @abstractmethod
     def detokenizer(self, *, spelt: bool = False, begun: bool = False) -> Detokenizer:
         """A new one, for one answer; `spelt` for one that names special tokens to Sections, `begun` for the
         rest of an answer."""
 
+    @abstractmethod
     def spelling(self, token: int) -> bytes:
         """A token as it is spelt by itself, special ones by their name; may be a part of a character."""
 
+    @abstractmethod
     def vocabulary(self) -> str | None:
         """The content of a `tokenizer.json`, for grammars; None for a model without one."""
 
+    @abstractmethod
     def names(self) -> Mapping[str, int]:
         """All tokens as the model's files name them, and their ids."""
 
@@ -138,7 +172,7 @@ def load_tokenizer(path: Path, *, context: int = sys.maxsize, chats: bool = True
     return LoadedTokenizer(path, context, chats=chats)
 
 
-class FileTokenizer:
+class FileTokenizer(Tokenizer):
     """A `tokenizer.json` and the chat template beside it."""
 
     def __init__(
@@ -157,49 +191,12 @@ class FileTokenizer:
         about = names, parser if isinstance(parser, str) else "", _kind(path)
         self.format = format_of(source, *about)
         self.thinking = thinking_of_template(source, *about)
-        variables = special | {"enable_thinking": self.format.thinking is not None}
-        self._template = _template(default, variables, with_tools) if default and chats else None
-        self.shape = shape_of(self._template.render_all) if self._template else Shape()
+        if default and chats:
+            variables = special | {"enable_thinking": self.format.thinking is not None}
+            self._use(_template(default, variables, with_tools))
         controls = _controls(backend.get_added_tokens_decoder(), source, special)
         self._plain = PlainText(self._encode, controls, _normalizer(backend), context)
-        self.special: Mapping[int, str] = self._spelling.special
-
-    def encode_chat(
-        self,
-        messages: Messages,
-        tools: Tools = (),
-        arguments: Mapping[str, Any] | None = None,
-        shown: Shown | None = None,
-        *,
-        begun: bool = False,
-    ) -> list[int]:
-        if not self._template:
-            raise no_chat_template()
-        return _chat(
-            self._plain, (messages, tools, arguments or {}), self._template.render, shown, begun=begun
-        )
-
-    def placeholder(self, known: Sequence[str]) -> str:
-        if self._template is None or not (found := placeholder(self._template.render, known)):
-            return ""
-        self.shape = with_images(self._template.render_all, self.shape, found)
-        return found
-
-    def encode_markers(self, text: str) -> list[int]:
-        return self._encode(text, add_special_tokens=False)
-
-    def last_turn(self, tokens: Sequence[int]) -> str:
-        return b"".join(map(self.spelling, self._plain.after_controls(tokens))).decode("utf-8", "replace")
-
-    def encode_text(self, text: str) -> list[int]:
-        return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
-
-    def encode_answer(self, text: str) -> list[int]:
-        return self._plain.encode(text, lambda write: write(text), add_special_tokens=False)
-
-    def close(self) -> None:
-        if self._template is not None:
-            self._template.close()
+        self.special = self._spelling.special
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # As a batch of one: `encode` holds the interpreter lock, so no row would get a token meanwhile.
@@ -222,7 +219,7 @@ class FileTokenizer:
         return found
 
 
-class LoadedTokenizer:
+class LoadedTokenizer(Tokenizer):
     """The tokenizer that mlx-lm's loader makes of a folder; imports transformers."""
 
     def __init__(self, path: Path, context: int, *, chats: bool) -> None:
@@ -249,58 +246,16 @@ class LoadedTokenizer:
         names = self._wrapper.get_vocab()
         self.format = format_of(source, names, parser, _kind(path))
         self.thinking = thinking_of_template(source, names, parser, _kind(path))
-        self.special: Mapping[int, str] = {
-            token: self._wrapper.decode([token]) for token in self._wrapper.all_special_ids
-        }
+        self.special = {token: self._wrapper.decode([token]) for token in self._wrapper.all_special_ids}
 
-        own = self._wrapper._chat_template is not None  # code of mlx-lm's
-        variables = {self._wrapper._thinking_kwarg: self._wrapper.has_thinking}
-        named = {
-            name: value for name, value in self._wrapper.special_tokens_map.items() if isinstance(value, str)
-        }
-        wanted = default and not own and chats
-        self._template = _template(default, named | variables, with_tools) if wanted else None
-        self.shape = Shape()
-        if self._template is not None:
-            self.shape = shape_of(self._template.render_all)
-        elif own and chats:
+        if default and chats and self._wrapper._chat_template is None:
+            named = self._wrapper.special_tokens_map.items()
+            variables = {name: value for name, value in named if isinstance(value, str)}
+            thinks = {self._wrapper._thinking_kwarg: self._wrapper.has_thinking}
+            self._use(_template(default, variables | thinks, with_tools))
+        elif chats and self._wrapper.has_chat_template:  # mlx-lm's code, or the class's
+            self._render = self._render_by_code
             self.shape = shape_of(self._render_all)
-
-    def encode_chat(
-        self,
-        messages: Messages,
-        tools: Tools = (),
-        arguments: Mapping[str, Any] | None = None,
-        shown: Shown | None = None,
-        *,
-        begun: bool = False,
-    ) -> list[int]:
-        if not self._wrapper.has_chat_template:
-            raise no_chat_template()
-        render = self._template.render if self._template else self._render
-        return _chat(self._plain, (messages, tools, arguments or {}), render, shown, begun=begun)
-
-    def placeholder(self, known: Sequence[str]) -> str:
-        if self._template is None or not (found := placeholder(self._template.render, known)):
-            return ""
-        self.shape = with_images(self._template.render_all, self.shape, found)
-        return found
-
-    def encode_markers(self, text: str) -> list[int]:
-        return self._encode(text, add_special_tokens=False)
-
-    def last_turn(self, tokens: Sequence[int]) -> str:
-        return b"".join(map(self.spelling, self._plain.after_controls(tokens))).decode("utf-8", "replace")
-
-    def close(self) -> None:
-        if self._template is not None:
-            self._template.close()
-
-    def encode_text(self, text: str) -> list[int]:
-        return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
-
-    def encode_answer(self, text: str) -> list[int]:
-        return self._plain.encode(text, lambda write: write(text), add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         with self._encoding:
@@ -310,12 +265,12 @@ class LoadedTokenizer:
         texts: list[str | None] = []
         for chat in chats:
             try:
-                texts.append(self._render(**chat))
+                texts.append(self._render_by_code(**chat))
             except InvalidInput:
                 texts.append(None)
         return texts
 
-    def _render(self, messages: Messages, tools: Tools, arguments: Mapping[str, Any]) -> str:
+    def _render_by_code(self, messages: Messages, tools: Tools, arguments: Mapping[str, Any]) -> str:
         try:
             rendered = self._wrapper.apply_chat_template(
                 [dict(message) for message in messages],
@@ -478,15 +433,6 @@ def _read_backend(path: Path) -> Any:
         return Backend.from_file(str(path / "tokenizer.json"))
     except Exception:
         raise _corrupt(path, "tokenizer.json") from None
-
-
-def no_chat_template() -> InvalidInput:
-    return InvalidInput(
-        "this model has no chat template",
-        reason="NO_CHAT_TEMPLATE",
-        hint="send a text to complete instead of messages, or serve a chat model",
-        param="messages",
-    )
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -810,7 +810,7 @@ def calling(folder: Path) -> Iterator[Desk]:
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["tool_parser_type"] = "json_tools"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    made = Desk(folder, 200)
+    made = Desk(folder, 4000)
     yield made
     made.front.stop()
 

@@ -24,6 +24,7 @@ from sealring.node.engine.text.notations.notation import (
     Python,
     spelt,
 )
+from sealring.node.engine.text.notations.reading import Ending
 from sealring.node.engine.text.sections import Format, Sections
 from sealring.node.engine.text.template import ChatTemplate
 from sealring.v1 import inference_pb2 as inference
@@ -37,6 +38,7 @@ HARMONY = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"
 SHIELD = "\ufdd2"
 """Stands in a text where it would spell a special token."""
 
+LOOK = [inference.Tool(name="look", parameters='{"properties": {"at": {"type": "string"}}}')]
 Call = tuple[str, dict[str, Any]]
 
 
@@ -278,6 +280,29 @@ def lost(name: str, number: int, *, tokens: bool) -> None:
 def test_no_word_of_an_answer_is_lost(name: str) -> None:
     for number in range(CALLS):
         lost(name, number, tokens=bool(number % 2) or name == "harmony")
+
+
+@pytest.mark.parametrize("name", sorted(NOTATIONS.keys() - {"harmony"}))
+def test_a_call_is_looked_at_in_proportion_to_its_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it comes. Harmony's calls are messages, of which nothing is held."""
+    find, looked = Ending.find, 0
+
+    def counted(ending: Ending, held: str) -> tuple[int, re.Match[str] | None]:
+        nonlocal looked
+        looked += len(held)
+        return find(ending, held)
+
+    monkeypatch.setattr(Ending, "find", counted)
+    counts = []
+    for length in (1 << 13, 1 << 14):
+        text = said(name, [("look", {"at": "x = {1}\n" * (length // 8)})], tokens_of(name))
+        pieces = [text[at : at + 64] for at in range(0, len(text), 64)]
+        sections, looked = Sections(form_of(name), tokens_of(name), inference.Chat(tools=LOOK)), 0
+        for piece in pieces:
+            sections.take(piece, inference.FINISH_REASON_UNSPECIFIED)
+        sections.take("", inference.FINISH_REASON_STOP)
+        counts.append(looked)
+    assert 0 < counts[1] < 2.2 * counts[0]
 
 
 @pytest.mark.sweep
