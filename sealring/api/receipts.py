@@ -117,7 +117,8 @@ def read_answer(value: _Object, api: str, body: _Object | None = None) -> Answer
     if NAME not in value:
         raise ReceiptError(
             "the answer has no receipt",
-            hint="ask with the header `sealring-receipt` and a nonce of 32 hexadecimal digits or more",
+            hint="ask with the header `sealring-receipt` and a nonce of 32 hexadecimal digits or more; of a "
+            f"stream the value of {NAME} in its last event is read alone",
             reason="RECEIPT_MISSING",
         )
     receipts = receipts_of(value[NAME])

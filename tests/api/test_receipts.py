@@ -224,6 +224,10 @@ def test_what_sealring_chat_prints_is_read_by_its_own_name() -> None:
         **{"finish": "stop", "sealed": True, "ttft_s": 0.1, "tok_s": 3, "logprobs": [], "min_trust": "none"},
         **RECEIPTS,
     }
+    assert {"ring", "sealed", "tok_s"} < set(read_answer(printed, CHAT).unsigned)
+    assert not {"answer", "model", "finish"} & set(read_answer(printed, CHAT).unsigned)
+    with refused("RECEIPT_MALFORMED", ReceiptError):
+        read_answer({**printed, NAME: receipts_json([SIGNED, SIGNED])}, CHAT)
     (found,) = read_answer(printed, CHAT).choices
     assert (found.reasoning, found.calls, found.finish) == (None, None, "stop")
     for changed in ({**printed, "text": "Ho"}, {**printed, "answer": ["Hi"]}, {**printed, "sealed": 1}):

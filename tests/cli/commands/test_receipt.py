@@ -180,6 +180,32 @@ def test_a_streams_receipt_is_compared_with_its_request_by_the_api_that_was_aske
     assert "the value of sealring_receipt in its last event" in here(*verify(pin, "stream")).err
 
 
+@pytest.mark.parametrize(
+    ("api", "stream"),
+    [
+        ("/v1/chat/completions", 'data: {{"choices": []}}\n\ndata: {event}\n\ndata: [DONE]\n\n'),
+        ("/v1/chat/completions", "data: {event}\n\n"),
+        ("/v1/chat/completions", "{event}"),
+        ("/v1/messages", 'event: message_stop\ndata: {{"type": "message_stop", {part}}}\n\n'),
+        ("/v1/messages", '{{"type": "message_stop", {part}}}'),
+        ("/v1/responses", '{{"type": "response.completed", "response": {event}}}'),
+        ("/api/chat", '{{"done": false, "message": {{"content": "Hello!"}}}}\n{event}\n'),
+        ("/api/chat", '{{"model": "demo", "done": true, "message": {{"content": "Hello!"}}, {part}}}'),
+    ],
+)
+def test_a_stream_is_no_answer_and_its_user_is_told_what_to_give(
+    here: Sealring, pin: str, home: Path, api: str, stream: str
+) -> None:
+    """Whole, as one of its events, or as what stands in one."""
+    part = f'"{NAME}": {(home / "bare.json").read_text()}'
+    event = f'{{"object": "chat.completion.chunk", "model": "demo", "choices": [], {part}}}'
+    (home / "stream").write_text(stream.format(event=event, part=part))
+    done = here(*verify(pin, "stream", "--api", api))
+    assert done.status != 0
+    assert done.out == ""
+    assert "of a stream the value of sealring_receipt" in " ".join(done.err.split()), done.err
+
+
 def test_an_answer_does_not_say_how_it_is_read(here: Sealring, pin: str, home: Path) -> None:
     """A gateway puts the true text where another API has it, and its own where this one has."""
     file = home / "answer.json"
