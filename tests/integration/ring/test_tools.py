@@ -9,7 +9,7 @@ pytestmark = CLUSTER
 
 
 async def test_a_custom_tools_input_keeps_to_its_grammar(ring, sealed):
-    form = {"type": "grammar", "syntax": "lark", "definition": 'start: CITY "!"\nCITY: /[A-Z][a-z]+/'}
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: CITY "!"\nCITY: /[A-Z][a-z]{4}/'}
     asked = {"model": "demo", "temperature": 0, "tools": [{"type": "custom", **GET, "format": form}]}
 
     async def called(url):
