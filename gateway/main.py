@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -49,8 +50,14 @@ async def run(settings: GatewaySettings) -> None:
     await run_enrolled(settings.state_dir, lambda stop: serve(settings, stop))
 
 
-async def serve(settings: GatewaySettings, stop: asyncio.Event, *, clock: Clock = wall_clock) -> None:
-    """The gateway, until `stop` is set. `clock` tells when a roster has expired.
+async def serve(
+    settings: GatewaySettings,
+    stop: asyncio.Event,
+    *,
+    clock: Clock = wall_clock,
+    http: Callable[..., HttpServer] = HttpServer,
+) -> None:
+    """The gateway, until `stop` is set. `clock` tells when a roster has expired; `http` makes the HTTP edge.
 
     Raises as `run`, and PermissionDenied (REMOVED).
     """
@@ -80,7 +87,7 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event, *, clock: Clock 
     gate = _gate(settings, metrics)
     http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
     grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)
-    edge, server = _edges(settings, backend, metrics, gate, http_tls)
+    edge, server = _edges(settings, backend, metrics, gate, http_tls, http)
     try:
         grpc_port = server.listen(settings.grpc_listen, grpc_tls.grpc_credentials() if grpc_tls else None)
         http_port = edge.listen(settings.http_listen)
@@ -107,7 +114,12 @@ async def serve(settings: GatewaySettings, stop: asyncio.Event, *, clock: Clock 
 
 
 def _edges(
-    settings: GatewaySettings, backend: RingBackend, metrics: Metrics, gate: Gate, http_tls: EdgeTls | None
+    settings: GatewaySettings,
+    backend: RingBackend,
+    metrics: Metrics,
+    gate: Gate,
+    http_tls: EdgeTls | None,
+    http: Callable[..., HttpServer],
 ) -> tuple[HttpServer, Server]:
     """The servers for clients, HTTP and gRPC, which share the answers that are kept for idempotency keys."""
     kept = KeptAnswers()
@@ -120,7 +132,7 @@ def _edges(
         port=INFERENCE,
         interceptors=[GateInterceptor(gate)],
     )
-    return HttpServer(app, tls=http_tls), server
+    return http(app, tls=http_tls), server
 
 
 def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:

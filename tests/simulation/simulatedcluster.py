@@ -5,29 +5,39 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc.aio
+from children import Children
+from cryptography.hazmat.primitives.asymmetric import ec
+from simulatedmodel import SimulatedModel
 from virtualloop import VirtualLoop
+from wires import Wires
 
+from sealring.client import AsyncClient
 from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.gateway.main import serve as serve_gateway
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import MachineClocks, machine_clocks
-from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto.identity import SoftwareSigner, private_pem
+from sealring.mesh.member import discovery
 from sealring.mesh.member.enrolment import NodeEvidence, enrol
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state
 from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.rpc.memory import Network, Process
+from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import channel_options, secure_channel
+from sealring.mesh.rpc.transport import transport
+from sealring.mesh.system.files import create_exclusive
 from sealring.node.main import serve as serve_node
 from sealring.node.settings import NodeSettings
-from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2
+from sealring.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, membership_pb2
 
 T = TypeVar("T")
 
@@ -64,6 +74,15 @@ class Program:
     stop: asyncio.Event
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer as a client has read it."""
+
+    text: str
+    prompt_tokens: int
+    tokens: int
+
+
 class EdgeInMemory:
     """In the place of the HTTP server: its application is called, and no socket is opened."""
 
@@ -82,19 +101,20 @@ class EdgeInMemory:
 class Cluster:
     """Machines by name; their programs start, stop, are killed, stand still and go on."""
 
-    def __init__(
-        self, folder: Path, seed: int, loop: VirtualLoop, children: Callable[[Machine], Any]
-    ) -> None:
-        """`children` gives what spawns the engines and carriers of a node's machine."""
-        self.folder, self.loop = folder, loop
+    def __init__(self, folder: Path, seed: int, loop: VirtualLoop, models: Sequence[SimulatedModel]) -> None:
+        """Each node has all `models`."""
+        self.folder, self.loop, self.models = folder, loop, models
         self.random = random.Random(seed)
         self.network = Network(self.random)
-        self._children = children
+        self.wires = Wires(self._send, self.random)
+        self.children: dict[str, Children] = {}
+        for model in models:
+            model.write(folder / "models")
         self.machines: dict[str, Machine] = {}
         self.programs: dict[str, Program] = {}
         self.edges: dict[str, EdgeInMemory] = {}
         self.coordinator: Coordinator | None = None
-        self._folder_of: dict[str, Path] = {}
+        self.pin = b""
         self._settings = CoordinatorSettings(
             state_dir=folder / "coordinator",
             listen="10.0.0.1:7700",
@@ -136,7 +156,8 @@ class Cluster:
         elif name.startswith("gateway"):
             work = self._gateway(name, stop)
         else:
-            work = serve_node(self._node_settings(name), stop, spawn=self._children(self.machines[name]))
+            self.children[name] = Children(self.machines[name].host, self.wires, self.models)
+            work = serve_node(self._node_settings(name), stop, spawn=self.children[name].spawn)
         task = self.loop.create_task(work, context=process.context)
         made = self.programs[name] = Program(process, task, stop)
         return made
@@ -149,10 +170,19 @@ class Cluster:
         self.network.end(program.process)
 
     def kill(self, name: str) -> None:
-        """Ends a program as SIGKILL does."""
+        """Ends a program as SIGKILL does. Its children end with it."""
         program = self.programs.pop(name)
+        for child in self.children[name].alive if name in self.children else ():
+            child.crash()
         self.network.end(program.process)
         self.loop.bury(program.process)
+
+    def kill_coordinator(self) -> None:
+        """Ends the coordinator as SIGKILL does; its database is closed, as by the kernel."""
+        self.kill("coordinator")
+        assert self.coordinator is not None
+        self.coordinator.store.close()
+        self.coordinator = None
 
     def stand(self, name: str) -> None:
         """Stops a program as SIGSTOP does."""
@@ -163,6 +193,12 @@ class Cluster:
         program = self.programs[name]
         self.loop.go_on(program.process, asleep=asleep)
         self.network.go_on(program.process)
+
+    def _send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
+        """What carriers send each other: the machine of a node has no other program."""
+        program = next((one for one in self.programs.values() if one.process.host == target), None)
+        if program is not None:
+            self.network.send(source, target, deliver, program.process.context, "ring")
 
     # What runs
 
@@ -192,6 +228,7 @@ class Cluster:
             name=name,
             listen=f"{host}:7710",
             software_identity_allowed=True,
+            models=[self.folder / "models"],
             prefix_disk=0,
         )
 
@@ -202,10 +239,13 @@ class Cluster:
         await self.run("coordinator", _at_once(lambda: init(self._settings)))
         self.start("coordinator")
         await self.until(lambda: self.coordinator is not None and self.coordinator.port > 0)
+        assert self.coordinator is not None
+        self.pin = self.coordinator.keys.pin
 
     async def join(self, name: str, host: str) -> None:
         """Enrols a machine as a gateway or as a node, by its name."""
-        self.machine(name, host)
+        if name not in self.machines:
+            self.machine(name, host)
         role = Role.GATEWAY if name.startswith("gateway") else Role.MEMBER
         number = membership_pb2.ROLE_GATEWAY if role is Role.GATEWAY else membership_pb2.ROLE_NODE
         token = (await self.admin("CreateJoinToken", role=number)).token
@@ -213,10 +253,14 @@ class Cluster:
         evidence = NodeEvidence(
             sealing_key=secrets.token_bytes(32), manifest_hash=bytes(32), addresses=(f"{host}:7710",)
         )
+        if not (state / IDENTITY_KEY).exists():  # an identity orders members: the seed makes it too
+            state.mkdir(mode=0o700)
+            key = ec.derive_private_key(self.random.randrange(1, 1 << 255), ec.SECP256R1())
+            create_exclusive(state / IDENTITY_KEY, private_pem(key))
         joining = enrol(
             token=token,
             role=role,
-            signer=SoftwareSigner.load_or_create(state / IDENTITY_KEY),
+            signer=SoftwareSigner.load(state / IDENTITY_KEY),
             state_dir=state,
             name=name,
             evidence=evidence if role is Role.MEMBER else None,
@@ -239,6 +283,78 @@ class Cluster:
                     raise from_rpc_error(error) from None
                 raise
 
+    async def deploy(self, name: str, model: str, **spec: Any) -> admin_pb2.DeploymentPlan:
+        """Deploys a model."""
+        asked = admin_pb2.DeploymentSpec(name=name, model=model, **spec)
+        plan: admin_pb2.DeploymentPlan = (await self.admin("CreateDeployment", spec=asked)).plan
+        return plan
+
+    async def deployed(self, name: str) -> list[admin_pb2.Deployment]:
+        """The deployment of that name."""
+        found = await self.admin("ListDeployments")
+        return [one for one in found.deployments if one.plan.spec.name == name]
+
+    async def rings(self, deployment: str) -> list[admin_pb2.RingStatus]:
+        """The rings of a deployment."""
+        return [ring for one in await self.deployed(deployment) for ring in one.rings]
+
+    async def serving(self, deployment: str, seconds: float = 600.0) -> None:
+        """Waits until all rings of a deployment serve. Raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while not (found := await self.rings(deployment)) or any(
+                ring.phase != membership_pb2.RING_PHASE_SERVING for ring in found
+            ):
+                await asyncio.sleep(0.5)
+
+    # What clients do
+
+    async def ask(
+        self,
+        gateway: str,
+        deployment: str,
+        text: str,
+        *,
+        sealed: bool,
+        pieces: list[str] | None = None,
+        **options: Any,
+    ) -> Answer:
+        """The whole answer to a text; `pieces` takes what comes before. Raises the error of the tree."""
+        ask = self._ask_sealed if sealed else self._ask_in_clear
+        return await self.run(gateway, ask(deployment, text, [] if pieces is None else pieces, options))
+
+    async def _ask_sealed(
+        self, deployment: str, text: str, pieces: list[str], options: dict[str, Any]
+    ) -> Answer:
+        async with AsyncClient("127.0.0.1:7780", root_sha256=self.pin) as client:
+            reply = client.complete(text, model=deployment, **options)
+            async for delta in reply:
+                pieces.append(delta.text)
+            whole = reply.completion
+        return Answer(whole.text, whole.usage.prompt_tokens, whole.usage.completion_tokens)
+
+    async def _ask_in_clear(
+        self, deployment: str, text: str, pieces: list[str], options: dict[str, Any]
+    ) -> Answer:
+        envelope = inference_pb2.Envelope(clear=inference_pb2.Prompt(text=text))
+        request = inference_pb2.GenerateRequest(model=deployment, envelope=envelope, **options)
+        usage = None
+        channel = transport.get().channel("127.0.0.1:7780", CHANNEL_OPTIONS)
+        try:
+            async for event in inference_pb2_grpc.InferenceStub(channel).Generate(request):
+                if usage is not None:
+                    raise AssertionError("an answer goes on behind its end")
+                if event.HasField("delta"):
+                    pieces.append(event.delta.text)
+                elif event.HasField("finished"):
+                    usage = event.finished
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            await channel.close(None)
+        if usage is None:
+            raise AssertionError("a stream ended without an answer's end")
+        return Answer("".join(pieces), usage.prompt_tokens, usage.completion_tokens)
+
     async def until(self, holds: Callable[[], object], seconds: float = 600.0) -> None:
         """Waits until something holds. Raises TimeoutError after `seconds` of virtual time."""
         async with asyncio.timeout(seconds):
@@ -247,6 +363,14 @@ class Cluster:
 
 
 _REQUESTS = {"GetRoster": "GetAdminRosterRequest"}
+
+
+async def _hear_nothing(root_sha256: bytes, hosts: Sequence[str]) -> Sequence[str]:
+    """There is no multicast in memory."""
+    return ()
+
+
+discovery.hear_of_coordinator = _hear_nothing
 
 
 async def _at_once(do: Callable[[], T]) -> T:
