@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -82,6 +82,8 @@ class Network:
         self.processes: list[Process] = []
         self.off: set[str] = set()
         """Machines without power: what is sent to them is lost."""
+        self.attempts: Counter[tuple[Process, str]] = Counter()
+        """Connections that a process has tried to make, by their address."""
         self._paths: dict[tuple[str, str], _Path] = {}
         self._listening: dict[str, _Server] = {}
         self._connections: dict[_Connection, None] = {}
@@ -194,6 +196,7 @@ class Network:
         client = channel.process
         address = _own(channel.address, client)
         host = address.rpartition(":")[0]
+        self.attempts[client, address] += 1
         source = f"{client.host}:{self._next_port()}"
         server = self._listening.get(address)
         if server is None:

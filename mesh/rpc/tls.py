@@ -175,9 +175,11 @@ class PeerChannel:
 
     async def pause(self, seconds: float) -> None:
         """Waits `seconds` before another attempt, or until a newer certificate is stored."""
+        # Newer than now: attempts are made over other channels, and this one may have seen none.
+        generation, _ = self._store.current()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._store.newer(self._generation)
+                await self._store.newer(generation)
 
     async def close(self, grace: float | None = None) -> None:
         """Closes this and every retired channel, giving streams `grace` seconds to end."""

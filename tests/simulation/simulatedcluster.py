@@ -35,7 +35,7 @@ from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import channel_options, secure_channel
 from sealring.mesh.rpc.transport import transport
 from sealring.mesh.system.files import create_exclusive
-from sealring.node.identity import manifest
+from sealring.node.identity import challenge
 from sealring.node.main import serve as serve_node
 from sealring.node.settings import NodeSettings
 from sealring.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, membership_pb2
@@ -372,7 +372,7 @@ async def _hear_nothing(root_sha256: bytes, hosts: Sequence[str]) -> Sequence[st
 
 
 discovery.hear_of_coordinator = _hear_nothing
-manifest.manifest_hash = lambda: bytes(32)  # reading this software anew for each challenge says nothing
+challenge.manifest_hash = lambda: bytes(32)  # reading this software anew for each challenge says nothing
 
 
 async def _at_once(do: Callable[[], T]) -> T:

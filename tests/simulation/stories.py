@@ -27,6 +27,9 @@ ANSWERED_SECONDS = 900.0
 SETTLED_SECONDS = 300.0
 """Then rings serve again within this time, and new requests are answered."""
 
+MOST_CONNECTIONS = 2.0
+"""Attempts of one process to connect to one address, in a second: who tries more often does nothing else."""
+
 MODEL = SimulatedModel()
 
 NOT_OURS = frozenset({"UNAVAILABLE", "CANCELLED", "PEER_UNREACHABLE"})
@@ -347,6 +350,10 @@ class Story:
         for served in self.cluster.wires.served:
             if served.open and served.rows:
                 self.wrong.append(f"rows are left at rest: {served}")
+        most = 20 + MOST_CONNECTIONS * (self.loop.time() - self._began)
+        for (process, address), attempts in self.cluster.network.attempts.items():
+            if attempts > most:
+                self.wrong.append(f"{process.name} has called {address} {attempts} times")
         for fault in self.loop.faults:
             self.wrong.append(f"unhandled: {fault.get('message')} {fault.get('exception')!r}")
 

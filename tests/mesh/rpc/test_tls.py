@@ -198,6 +198,21 @@ async def test_a_cancellation_is_ones_own_or_the_calls() -> None:
     assert not is_own_cancellation(), "nobody was"
 
 
+@pytest.mark.parametrize("renewed", [False, True])
+async def test_a_channel_over_which_nobody_has_called_pauses_too(ca: ClusterCA, renewed: bool) -> None:
+    """A daemon that starts while its coordinator is away, or whose certificate was renewed meanwhile."""
+    store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
+    peer = PeerChannel("127.0.0.1:1", store, "node-b")
+    if renewed:
+        store.replace(make_material(ca, Role.MEMBER, "node-a"))
+    pausing = asyncio.create_task(peer.pause(3600))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not pausing.done()
+    pausing.cancel()
+    await asyncio.wait((pausing,))
+
+
 async def test_a_pause_ends_with_a_newer_certificate(ca: ClusterCA) -> None:
     store = TlsStore(make_material(ca, Role.MEMBER, "node-a"))
     peer = PeerChannel("127.0.0.1:1", store, "x")
