@@ -37,7 +37,15 @@ NOT_OURS = frozenset({"UNAVAILABLE", "CANCELLED", "PEER_UNREACHABLE"})
 
 REFUSED = frozenset(
     {
-        *("RING_DOWN", "NO_RING", "MODEL_NOT_FOUND", "REQUEST_GIVEN_UP", "QUEUE_FULL", "WAIT_TOO_LONG"),
+        *(
+            "RING_DOWN",
+            "NO_RING",
+            "NO_ROSTER",
+            "MODEL_NOT_FOUND",
+            "REQUEST_GIVEN_UP",
+            "QUEUE_FULL",
+            "WAIT_TOO_LONG",
+        ),
         *("SHUTTING_DOWN", "DRAINING", "NOT_ENOUGH_NODES", "CLOCK_AHEAD", "ROSTER_EXPIRED"),
     }
 )

@@ -242,17 +242,6 @@ def test_a_chain_takes_further_drafts_when_a_run_needs_them() -> None:
     assert not runs.broken(1)
 
 
-def test_a_draft_that_is_made_when_another_token_is_there_already_brings_nothing() -> None:
-    """A guesser may be asked between the arrival of the token in its place and the moment that it hears of it."""
-    runs = Runs()
-    runs.begin(run(1), 1, 5, [], lambda at, count: [6, 0, 8][at : at + count])
-    assert runs.came(run(1), [6, 7]) == [0, 1]
-    assert runs.go_on(run(2, continues=True)) == [0, 8]
-    assert runs.came(run(2, continues=True), [8, 9]) == []
-    assert runs.broken(1)
-    runs.settle(Settling(1, 0, 2, 2))
-
-
 @given(
     prompt=st.lists(st.integers(0, 2), min_size=1, max_size=6),
     acts=st.lists(st.sampled_from(["token", "token", "guess", "guess", "begin", "end", "take"]), max_size=60),
