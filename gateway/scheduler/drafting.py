@@ -544,6 +544,11 @@ class Drafting:
         else:
             seen.credit = max(seen.credit, min(0.0, seen.credit + LOSS))
 
+    def leaves_some(self, lane: Lane) -> bool:
+        """Whether the next step settles rows of this lane, and does not settle others, which are closed."""
+        chain = self._chains.get(lane.number)
+        return chain is not None and not (chain.live and chain.open) and 0 < len(chain.open) < len(chain.rows)
+
     def settling(self, keeps: Callable[[Row], bool] = lambda row: False) -> list[control.Change]:
         """The changes that the next step begins with. A row that leaves is not settled, unless its windows
         and states are to be kept as they were at its end: `keeps`."""

@@ -318,7 +318,8 @@ class StepPlanner:
         if way is None:
             return None
         leaving, joining = lane.leaving(), lane.ready
-        if lane.must_change(leaving, self.pressed or self.prefixes.waits):
+        pressed = self.pressed or self.prefixes.waits or self._drafting.leaves_some(lane)
+        if lane.must_change(leaving, pressed):
             lane.ready = []
             lane.change(leaving, joining)
         else:

@@ -169,6 +169,11 @@ def renewal_due(certificate: bytes) -> float:
     return start + (end - start) / 2
 
 
+def begins_at(certificate: bytes) -> float:
+    """When a DER certificate begins to be valid, in seconds since 1970."""
+    return load_certificate(certificate).not_valid_before_utc.timestamp()
+
+
 def expires_at(certificate: bytes) -> float:
     """When a DER certificate ends, in seconds since 1970."""
     return load_certificate(certificate).not_valid_after_utc.timestamp()

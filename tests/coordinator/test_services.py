@@ -427,6 +427,16 @@ async def test_certificates_of_the_server_rotate_without_dropping_a_stream(
     assert cluster.coordinator.sessions.find(node.id) is not None
 
 
+async def test_a_coordinator_that_was_started_by_a_clock_ahead_is_believed_once_that_is_right(
+    start_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = (await start_cluster()).coordinator
+    first = coordinator.tls.current()[1].certificate
+    monkeypatch.setattr(main, "begins_at", lambda certificate: wall_clock() + 1)
+    coordinator.rotate_certificates()
+    assert coordinator.tls.current()[1].certificate != first
+
+
 async def test_rosters_stay_in_one_chain_over_restarts(cluster: Cluster, start_cluster: Any) -> None:
     joined = await cluster.join("alpha")
     version, digest = joined.roster.version, joined.roster.hash

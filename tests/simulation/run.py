@@ -41,8 +41,8 @@ def live(seed: int) -> tuple[list[str], list[str], int, int]:
 
 
 def alone(seed: int, *, tell: bool) -> bool:
-    """Lives a story in a process of its own, and prints what was wrong; whether nothing was. What killed programs
-    have left lying about ends with that process."""
+    """Lives a story in a process of its own, and prints what was wrong; whether nothing was. What killed
+    programs have left lying about ends with that process."""
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1] == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import random
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
@@ -41,6 +43,9 @@ from sealring.node.settings import NodeSettings
 from sealring.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc, membership_pb2
 
 T = TypeVar("T")
+
+RESTART_SECONDS = 10.0
+"""launchd's pause before it starts a program again."""
 
 BEGINNING = 1_790_000_000.0
 """What the machines' clocks show first, in seconds since 1970."""
@@ -116,6 +121,8 @@ class Cluster:
         self.edges: dict[str, EdgeInMemory] = {}
         self.coordinator: Coordinator | None = None
         self.pin = b""
+        self.ends: list[str] = []
+        """Programs that have ended by themselves."""
         self._settings = CoordinatorSettings(
             state_dir=folder / "coordinator",
             listen="10.0.0.1:7700",
@@ -161,7 +168,16 @@ class Cluster:
             work = serve_node(self._node_settings(name), stop, spawn=self.children[name].spawn)
         task = self.loop.create_task(work, context=process.context)
         made = self.programs[name] = Program(process, task, stop)
+        task.add_done_callback(lambda _: self._ended(name, made))
         return made
+
+    def _ended(self, name: str, program: Program) -> None:
+        """What has ended by itself is started again, as by launchd."""
+        if self.programs.get(name) is program and not program.stop.is_set():
+            self.ends.append(f"{name} has ended by itself: {program.task.exception()!r}")
+            self.network.end(program.process)
+            again = functools.partial(self.start, name)
+            self.loop.call_later(RESTART_SECONDS, again, context=contextvars.Context())
 
     async def stop(self, name: str) -> None:
         """Stops a program in order. Raises what it ends with."""

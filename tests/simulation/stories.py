@@ -17,7 +17,6 @@ from simulatedcluster import Answer, Cluster
 from simulatedmodel import SimulatedModel
 from virtualloop import VirtualLoop
 
-from sealring.mesh.clock import BELIEVED_SECONDS
 from sealring.mesh.errors import SealringError
 
 EVENTS = 40
@@ -32,8 +31,13 @@ MOST_CONNECTIONS = 2.0
 
 MODEL = SimulatedModel()
 
+LATE = frozenset({"DEADLINE_EXCEEDED", "DEADLINE_PASSED"})
+
 NOT_OURS = frozenset({"UNAVAILABLE", "CANCELLED", "PEER_UNREACHABLE"})
 """Reasons of a client whose gateway was ended: nobody else could tell it."""
+
+WRONG_CLOCK = frozenset({"ENVELOPE_EXPIRED", "ROOT_NOT_YET_VALID", "ROSTER_NOT_YET_VALID"})
+"""Reasons where a machine's clock was wrong when a program there was started, or for more than a minute."""
 
 REFUSED = frozenset(
     {
@@ -62,6 +66,7 @@ class Asked:
     text: str
     sealed: bool
     max_tokens: int
+    deadline: float
     begun: float
     pieces: list[str] = field(default_factory=list)
     answer: Answer | None = None
@@ -87,8 +92,8 @@ class Story:
         self.deployments: dict[str, int] = {}
         self._away: set[str] = set()
         """Programs that do not run or stand still."""
-        self._wrong_for_long = False
-        """Whether a clock was wrong for so long that its machine believed it."""
+        self._wrong_clocks: set[str] = set()
+        """Machines whose clock was wrong at some time."""
         self._away_gateways: set[str] = set()
 
     def note(self, what: str) -> None:
@@ -156,8 +161,8 @@ class Story:
         for _ in range(self.random.choice((1, 1, 1, 2, 5))):
             self.ask_one()
 
-    def ask_one(self) -> Asked:
-        """Asks something of a deployment, over a gateway."""
+    def ask_one(self, *, leaves: bool = True) -> Asked:
+        """Asks something of a deployment, over a gateway. The client may go away before the answer's end."""
         pick = self.random
         words = pick.choice((2, 5, 20, 100, 300))
         text = " ".join(f"w{pick.randrange(1000)}" for _ in range(words))
@@ -170,18 +175,33 @@ class Story:
             text,
             pick.random() < 0.4,
             pick.choice((0, 0, 1, 8, 64)),
+            pick.choice((0.2, 2.0, 10.0)) if pick.random() < 0.1 else 0.0,
             self.loop.time(),
         )
+        if asked.deadline:
+            asked.sealed = False
         self.asked.append(asked)
         kind = "sealed" if asked.sealed else "clear"
         self.note(f"asks {asked.number}: {words} words, {kind}, {asked.deployment} over {asked.gateway}")
         task = self.loop.create_task(self._ask_it(asked))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
+        if leaves and pick.random() < 0.1:
+            self._later(pick.uniform(0.0, 1.0), lambda: self._leave(asked, task))
         return asked
+
+    def _leave(self, asked: Asked, task: asyncio.Task[None]) -> None:
+        """The client of a request goes away."""
+        if not asked.over:
+            self.note(f"the client of {asked.number} leaves after {len(asked.pieces)} pieces")
+            asked.over = True
+            task.cancel()
+            self._look_at(asked)
 
     async def _ask_it(self, asked: Asked) -> None:
         options: dict[str, Any] = {"max_tokens": asked.max_tokens} if asked.max_tokens else {}
+        if asked.deadline:
+            options["deadline_ms"] = round(1000 * asked.deadline)
         try:
             asked.answer = await self.cluster.ask(
                 asked.gateway,
@@ -314,9 +334,9 @@ class Story:
         wrong, seconds = self.random.choice((3600.0, -3600.0, 90.0)), self.random.choice((25.0, 100.0))
         if machine.wrong:
             return
+        self._wrong_clocks.add(machine.name)
         self.note(f"the clock of {machine.name} is wrong by {wrong:g} s for {seconds:g} s")
         machine.wrong = wrong
-        self._wrong_for_long |= seconds > BELIEVED_SECONDS
 
         def right() -> None:
             self.note(f"the clock of {machine.name} is right")
@@ -330,9 +350,8 @@ class Story:
         while self._ending:
             await asyncio.wait(list(self._ending))
         self.note("all faults have ended")
-        for name, program in self.cluster.programs.items():
-            if program.task.done():
-                self.wrong.append(f"{name} has ended by itself: {program.task.exception()!r}")
+        if not self._wrong_clocks:
+            self.wrong += self.cluster.ends
         if self._asking:
             await asyncio.wait(list(self._asking), timeout=ANSWERED_SECONDS)
         for asked in self.asked:
@@ -348,7 +367,7 @@ class Story:
             self.wrong.append(f"{name} does not serve: {await self.cluster.rings(name)}")
             return
         await asyncio.sleep(5)
-        last = [self.ask_one() for _ in range(3)]
+        last = [self.ask_one(leaves=False) for _ in range(3)]
         await asyncio.wait(list(self._asking), timeout=SETTLED_SECONDS)
         for asked in last:
             if asked.answer is None:
@@ -384,8 +403,8 @@ class Story:
     def _may_fail(self, asked: Asked, error: BaseException) -> bool:
         if not isinstance(error, SealringError):
             return False
-        if error.reason in REFUSED:
+        if error.reason in REFUSED or (asked.deadline and error.reason in LATE):
             return True
-        if error.reason == "ENVELOPE_EXPIRED" and self._wrong_for_long:
+        if error.reason in WRONG_CLOCK and self._wrong_clocks:
             return True
         return asked.gateway in self._away_gateways and error.reason in NOT_OURS
