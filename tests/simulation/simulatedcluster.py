@@ -212,7 +212,7 @@ class Cluster:
         self.network.go_on(program.process)
 
     def _send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
-        """What carriers send each other: the machine of a node has no other program."""
+        """Carries the messages of carriers: the machine of a node has no other program."""
         program = next((one for one in self.programs.values() if one.process.host == target), None)
         if program is not None:
             self.network.send(source, target, deliver, program.process.context, "ring")
