@@ -50,7 +50,15 @@ REFUSED = frozenset(
             "QUEUE_FULL",
             "WAIT_TOO_LONG",
         ),
-        *("SHUTTING_DOWN", "DRAINING", "NOT_ENOUGH_NODES", "CLOCK_AHEAD", "ROSTER_EXPIRED"),
+        *(
+            "SHUTTING_DOWN",
+            "DRAINING",
+            "NOT_ENOUGH_NODES",
+            "CLOCK_AHEAD",
+            "ROSTER_EXPIRED",
+            "MODEL_NOT_LOADED",
+            "MODEL_LOADING",
+        ),
     }
 )
 """Reasons that a gateway may give while machines are missing."""
