@@ -79,6 +79,9 @@ MOST_ASKED, ALL_ASKED = 2048, MAX_ENVELOPE_BYTES
 """Guests' requests that one ring holds, and their bytes; one alone may have more. A head may have made them
 up, and each costs a few times its bytes while it is given to the head."""
 
+UNHEARD = frozenset({"UNAVAILABLE", "MEMBER_SILENT", "CHANNEL_REPLACED", "CANCELLED"})
+"""Reasons of an epoch's end that no member has given."""
+
 YIELD_SECONDS = 2.0
 """The time that a guest leaves to the gateway that scheduled before, so that it attaches first.
 
@@ -315,13 +318,14 @@ class Ring:
         while True:
             started = loop.time()
             newest = self.serving or serving  # its members may have other addresses by now
-            used = await self._attend(newest, yields=yields and self._clock() < until)
-            if used:  # members end an epoch whose steps have lost their gateway
+            if await self._attend(newest, yields=yields and self._clock() < until):
                 return
             await asyncio.sleep(backoff.after(loop.time() - started))
 
     async def _attend(self, serving: ServingEpoch, *, yields: bool) -> bool:
-        """One attachment to an epoch. Returns whether the epoch was used; then it is over."""
+        """One attachment to an epoch. Returns whether the epoch is over: members end one whose steps have
+        lost their gateway. Where a connection broke, what was sent last may have reached none of them. Then
+        the epoch goes on and waits for its gateway."""
         streams = ControlStreams(
             serving.ring,
             serving.epoch,
@@ -354,7 +358,7 @@ class Ring:
             used = self.end(streams, reason)
             self._settle(out_of_memory=streams.out_of_memory)
             streams.cancel()
-        return used
+        return used and reason not in UNHEARD
 
     def begin(
         self, serving: ServingEpoch, streams: ControlStreams, attached: Sequence[control.Attached]

@@ -27,6 +27,7 @@ from sealring.gateway.main import serve as serve_gateway
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import MachineClocks, machine_clocks
 from sealring.mesh.crypto.identity import SoftwareSigner, private_pem
+from sealring.mesh.errors import SealringError
 from sealring.mesh.member import discovery
 from sealring.mesh.member.enrolment import NodeEvidence, enrol
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state
@@ -314,6 +315,16 @@ class Cluster:
     async def rings(self, deployment: str) -> list[admin_pb2.RingStatus]:
         """The rings of a deployment."""
         return [ring for one in await self.deployed(deployment) for ring in one.rings]
+
+    async def reachable(self, seconds: float) -> None:
+        """Waits until the coordinator answers. Raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    await self.admin("ListNodes", seconds=5.0)
+                    return
+                except SealringError:
+                    await asyncio.sleep(1.0)
 
     async def serving(self, deployment: str, seconds: float = 600.0) -> None:
         """Waits until all rings of a deployment serve. Raises TimeoutError."""

@@ -367,12 +367,14 @@ class Story:
                 self.wrong.append(f"request {asked.number} has not ended")
 
     async def _judge(self) -> None:
+        name = "the coordinator"
         try:
+            await self.cluster.reachable(SETTLED_SECONDS)
             for name in self.deployments:
                 if not any(one.plan.spec.on_demand for one in await self.cluster.deployed(name)):
                     await self.cluster.serving(name, SETTLED_SECONDS)
         except TimeoutError:
-            self.wrong.append(f"{name} does not serve: {await self.cluster.rings(name)}")
+            self.wrong.append(f"{name} does not serve")
             return
         await asyncio.sleep(5)
         last = [self.ask_one(leaves=False) for _ in range(3)]

@@ -512,6 +512,18 @@ async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(epochs: Any) 
     assert (await failure(answer)).reason in ("RING_GONE", "EPOCH_ENDED")
 
 
+async def test_an_epoch_whose_members_may_have_heard_nothing_is_gone_back_to(epochs: Any) -> None:
+    """They were asleep: what was sent was lost, so that the epoch goes on and no other one comes."""
+    ring = epochs(EpochEnded("no", reason="MEMBER_SILENT"))
+    answer = ring.ask("one")
+    for _ in range(2):
+        await ring.serve()
+    assert [made.epoch for made in ring.made] == [ring.made[0].epoch] * 2
+    assert ring.ring.attached
+    assert not answer.over
+    await ring.ring.close()
+
+
 async def test_an_epoch_is_attached_to_once_and_another_one_in_its_place(epochs: Any) -> None:
     """Its task may have ended by a fault, and is begun anew."""
     ring = epochs()
