@@ -219,6 +219,9 @@ from its architecture (`node/engine/text/families.py`). The first row that fits 
 `/v1/models` says `tools` and `thinking` of each served model by the same rows.
 
 - **calls**: the beginning of a call. A call as a template of the family writes it is read back byte for byte.
+  Of the family qwen3 an answer is a call, too, that is nothing but `{"name": ..., "arguments": {...}}`,
+  fenced or not, with the name of a tool: small models leave the tags out. It is text where a schema holds
+  the answer.
 - **thoughts**: their beginning; *usual* if it is one of the usual tokens
   (USUAL).
 - **strict**: whether calls can be held to schemas: *required* if only where a call is required.

@@ -107,7 +107,17 @@ def own_work(tokens: int) -> dict[str, float]:
     delivered, sampled = Delivered(some, 9, 0), Sampled()
     sampled.begin(row, 1, some, 0)
     rosters.remember(some, (bytes(4096), bytes(1024)))
-    hashes = ("roster_hash", "model_digest", "nonce", "request", "text", "reasoning", "calls", "sampled")
+    hashes = (
+        "roster_hash",
+        "model_digest",
+        "nonce",
+        "request",
+        "text",
+        "reasoning",
+        "calls",
+        "order",
+        "sampled",
+    )
     numbers = dict.fromkeys(("roster_version", "epoch", "choice", "given", "opened", "finished"), 0)
     words = dict.fromkeys(("cluster", "ring", "deployment"), "bench") | {"finish": "length"}
     places = tuple(Place(f"{rank}" * 52, (rank, rank + 1), 10) for rank in range(3))

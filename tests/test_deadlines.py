@@ -69,6 +69,7 @@ CLOSES = """
 """What is ending already is ended by force instead."""
 
 LOOKS = """
+    edge/http/server.py:Accepting._take_in mesh/system/power.py:power
     coordinator/members/announcer.py:Announcer._pause coordinator/rings/driver.py:RingDriver.run
     coordinator/rings/ondemand.py:OnDemand.run coordinator/streams/sessions.py:Sessions.throw_out
     gateway/rings/control.py:ControlStreams._pause gateway/rings/ring.py:Ring.run
@@ -118,7 +119,6 @@ SHOWN = """
     coordinator/nodes/description.py:describe_node coordinator/nodes/diagnoses.py:Diagnoses.__init__
     coordinator/nodes/questions.py:Questions.ask coordinator/services/membership.py:MembershipService.Session
     coordinator/streams/sessions.py:Sessions.__init__ node/daemon/handler.py:CoordinatorHandler._diagnose
-    sealring/client/sealing.py:SealingBackend.__init__
 """
 """Times that people see, and clocks that are compared."""
 
@@ -157,7 +157,7 @@ def test_it_is_decided_of_every_deadline_what_sleep_does_to_it() -> None:
     found = set[str]()
     for file in (file for room in ROOMS for file in (ROOT / room).rglob("*.py")):
         path = str(file.relative_to(ROOT))
-        if path != "mesh/clock.py":
+        if path not in ("mesh/clock.py", "mesh/rpc/memory.py"):  # the second simulates what others go by
             found.update(places(ast.parse(file.read_text("utf-8")), f"{path}:"))
     assert sorted(NAMED) == sorted(found)
 

@@ -150,6 +150,8 @@ class Network:
 
     def end(self, one: Process) -> None:
         """The process has ended; its kernel closes its connections, unless the machine is off."""
+        if one.ended:
+            return
         one.ended = True
         self.processes.remove(one)
         for address in [each for each, server in self._listening.items() if server.process is one]:

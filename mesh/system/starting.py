@@ -7,10 +7,6 @@ import errno
 import subprocess
 from collections.abc import Iterator
 
-import structlog
-
-log = structlog.get_logger()
-
 FIRST_SECONDS = 300.0
 """For the first start of a kind of process: macOS checks each library of a new installation when it is first
 loaded."""
@@ -43,7 +39,9 @@ class Starts:
         """The seconds for a start that begins now."""
         if self._one_was_ready:
             return self._seconds
-        log.info("first_start", kind=self._kind, may_take_seconds=FIRST_SECONDS)
+        import structlog  # `sealring --help` starts nothing
+
+        structlog.get_logger().info("first_start", kind=self._kind, may_take_seconds=FIRST_SECONDS)
         return FIRST_SECONDS
 
     def ready(self) -> None:

@@ -12,9 +12,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from conversations import conversations
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markedchats import conversations
 
 from sealring.api.anthropic import MESSAGES, ask_count, ask_messages
 from sealring.api.chat import ChatBody, ask_chat

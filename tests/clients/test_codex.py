@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from sealring.mesh.errors import EpochEnded, SealringError
-from sealring.node.engine.text import chat as head
+from sealring.node.engine.text import shapes as head
 from sealring.v1 import inference_pb2 as inference
 
 ASK: dict[str, Any] = {"model": "demo", "input": "hello", "stream": True, "store": False}

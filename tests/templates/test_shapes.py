@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversations import conversations, missing, rendering
 from hypothesis import given
+from markedchats import conversations, missing, rendering
 
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.text.marked import (

@@ -168,7 +168,7 @@ async def test_every_api_answers_alike_in_clear_and_sealed(ring, sealed, referen
         assert impossible["error"]["code"] == "bad_grammar"
 
 
-SIZE_AND_LEVEL = ("2.12M", "F32")
+SIZE_AND_LEVEL = ("2.12M", "int4")
 """The demo model's."""
 
 _STRING = {"type": "string"}

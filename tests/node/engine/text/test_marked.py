@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from conversations import call, conversations, message, missing, rendering
 from hypothesis import given
+from markedchats import call, conversations, message, missing, rendering
 
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.text.marked import (
