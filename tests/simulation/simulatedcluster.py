@@ -198,8 +198,8 @@ class Cluster:
     def kill_coordinator(self) -> None:
         """Ends the coordinator as SIGKILL does; its database is closed, as by the kernel."""
         self.kill("coordinator")
-        assert self.coordinator is not None
-        self.coordinator.store.close()
+        if self.coordinator is not None:  # it may have been about to start
+            self.coordinator.store.close()
         self.coordinator = None
 
     def stand(self, name: str) -> None:
