@@ -44,7 +44,7 @@ from sealring.mesh.pki.certificates import (
     key_hash,
     role_server_name,
 )
-from sealring.mesh.rpc.tls import channel_credentials, channel_options
+from sealring.mesh.rpc.tls import channel_options, secure_channel
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.trust.attestation import Statement, encode_statement, sign_sealing_key, sign_statement
 from sealring.mesh.trust.levels import TrustLevel
@@ -88,7 +88,7 @@ class Member:
             *channel_options(role_server_name(Role.COORDINATOR)),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        channel = grpc.aio.secure_channel(address, channel_credentials(self.tls), options=options)
+        channel = secure_channel(address, self.tls, options)
         self._call = membership_grpc.MembershipStub(channel).Session()
         own = Connection(Purpose.SESSION, CLUSTER, self.id, "", key_hash(self.tls.certificate))
         proof = CallerProof(own, HeldRoster())
@@ -179,7 +179,7 @@ async def drained(settings: CoordinatorSettings, member: Member) -> float:
     """Has a new roster made; when it was asked for."""
     tls = load_machine_state(settings.state_dir / "operator").tls
     options = channel_options(role_server_name(Role.COORDINATOR))
-    async with grpc.aio.secure_channel(settings.listen, channel_credentials(tls), options=options) as channel:
+    async with secure_channel(settings.listen, tls, options) as channel:
         begun = time.monotonic()
         await admin_pb2_grpc.AdminStub(channel).EvictNode(
             admin_pb2.EvictNodeRequest(id=member.id), timeout=60

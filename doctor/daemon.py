@@ -38,15 +38,14 @@ async def ask_daemon(view: View) -> View:
     import grpc
     import grpc.aio
 
-    from sealring.mesh.rpc.tls import channel_credentials, channel_options
+    from sealring.mesh.rpc.tls import channel_options, secure_channel
     from sealring.v1 import diagnosis_pb2, diagnosis_pb2_grpc
 
     if view.state is None:
         return view
     options = channel_options(view.state.peer.server_name)
-    credentials = channel_credentials(view.state.tls)
     for address in addresses_to_ask(view):
-        async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
+        async with secure_channel(address, view.state.tls, options) as channel:
             try:
                 stub = diagnosis_pb2_grpc.DiagnosisStub(channel)
                 told = await stub.Diagnose(diagnosis_pb2.DiagnoseRequest(), timeout=_SECONDS)

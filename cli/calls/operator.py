@@ -64,15 +64,13 @@ async def connect(bundle: Path, *, address: str | None = None, seconds: float = 
     """
     state = read_bundle(bundle)  # without one the command ends here, and grpc is not imported
 
-    import grpc.aio
-
     from sealring.mesh.pki.certificates import Role, role_server_name
-    from sealring.mesh.rpc.tls import channel_credentials, channel_options
+    from sealring.mesh.rpc.tls import channel_options, secure_channel
     from sealring.v1 import admin_pb2_grpc
 
     options = channel_options(role_server_name(Role.COORDINATOR))
     target = address or state.coordinator
-    async with grpc.aio.secure_channel(target, channel_credentials(state.tls), options=options) as channel:
+    async with secure_channel(target, state.tls, options) as channel:
         yield Admin(admin_pb2_grpc.AdminStub(channel), target, seconds, state.root)
 
 

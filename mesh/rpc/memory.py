@@ -30,7 +30,7 @@ from cryptography.exceptions import InvalidSignature
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.pki.certificates import TlsMaterial, to_pem
 from sealring.mesh.rpc.interceptor import arity
-from sealring.mesh.rpc.tls import TlsStore
+from sealring.mesh.rpc.tls import TlsHandshakes
 from sealring.mesh.rpc.transport import Options, transport
 
 WINDOW_BYTES = 64 << 10
@@ -255,12 +255,6 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-@dataclass(frozen=True)
-class _Credentials:
-    store: TlsStore
-    require_client: bool
-
-
 class _InMemory:
     """The transport of a process."""
 
@@ -282,9 +276,8 @@ class _InMemory:
     def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> Any:
         return _Server(self._network, interceptors, dict(options))
 
-    def server_credentials(self, store: TlsStore, require_client: bool, newest: object) -> Any:
-        del newest
-        return _Credentials(store, require_client)
+    def server_credentials(self, handshakes: TlsHandshakes) -> Any:
+        return handshakes
 
     async def leaf(self, host: str, port: int) -> bytes | None:
         return await self._network.leaf(process.get(), host, port)
@@ -673,7 +666,6 @@ class _Call:
         self._half_closed = False
         self._outbox = _Outbox()
         self._inbox = _Inbox(self._acknowledge)
-        self._timeout = timeout
         self._timer = loop.call_later(timeout, self._late) if timeout is not None else None
         self._channel.begun(self)
         self._work = loop.create_task(self._run(request, wait))
@@ -883,7 +875,7 @@ class _Server:
         self.options = options
         self._interceptors = interceptors
         self._handlers: list[grpc.GenericRpcHandler] = []
-        self._credentials: _Credentials | None = None
+        self._credentials: TlsHandshakes | None = None
         self._address = ""
         self._stopped = asyncio.Event()
         self._serves = False

@@ -65,33 +65,23 @@ def server_credentials(store: TlsStore, *, require_client: bool = True) -> grpc.
 
     `require_client=False` is for the joining port alone: a joining node has no certificate yet.
     """
-    return transport.get().server_credentials(store, require_client, _Served(store, require_client))
+    return transport.get().server_credentials(TlsHandshakes(store, require_client=require_client))
 
 
-class _Served:
+class TlsHandshakes:
     """The configuration of a server's handshakes; gRPC calls it before each, from a thread of its own."""
 
-    def __init__(self, store: TlsStore, require_client: bool) -> None:
-        self._store = store
-        self._require_client = require_client
+    def __init__(self, store: TlsStore, *, require_client: bool) -> None:
+        self.store, self.require_client = store, require_client
         self._generation = -1
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
         announce()
-        return None if self._store.current()[0] == self._generation else self.newest()
+        return None if self.store.current()[0] == self._generation else self.newest()
 
     def newest(self) -> grpc.ServerCertificateConfiguration:
-        self._generation, material = self._store.current()
-        return _server_configuration(material, self._require_client)
-
-
-def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
-    """Client credentials that present the material's certificate."""
-    return grpc.ssl_channel_credentials(
-        root_certificates=to_pem(*material.authorities),
-        private_key=material.private_key,
-        certificate_chain=to_pem(material.certificate),
-    )
+        self._generation, material = self.store.current()
+        return _server_configuration(material, self.require_client)
 
 
 def joining_channel(address: str, authorities: tuple[bytes, ...]) -> grpc.aio.Channel:

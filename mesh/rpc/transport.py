@@ -15,7 +15,7 @@ import grpc.aio
 from sealring.mesh.pki.certificates import TlsMaterial, to_pem
 
 if TYPE_CHECKING:
-    from sealring.mesh.rpc.tls import TlsStore
+    from sealring.mesh.rpc.tls import TlsHandshakes
 
 Options: TypeAlias = Sequence[tuple[str, Any]]
 
@@ -41,14 +41,8 @@ class Transport(Protocol):
         self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options
     ) -> grpc.aio.Server: ...
 
-    def server_credentials(
-        self,
-        store: TlsStore,
-        require_client: bool,
-        newest: Callable[[], grpc.ServerCertificateConfiguration | None],
-    ) -> grpc.ServerCredentials:
-        """Credentials of a server that shows the certificate in `store` as it is at each handshake; `newest`
-        configures the handshakes of gRPC itself."""
+    def server_credentials(self, handshakes: TlsHandshakes) -> grpc.ServerCredentials:
+        """Credentials of a server that shows the newest certificate at each of its handshakes."""
 
     @property
     def leaf(self) -> Callable[[str, int], Awaitable[bytes | None]] | None:
@@ -80,17 +74,11 @@ class _Tcp:
     def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> grpc.aio.Server:
         return grpc.aio.server(interceptors=interceptors, options=options)
 
-    def server_credentials(
-        self,
-        store: TlsStore,
-        require_client: bool,
-        newest: Callable[[], grpc.ServerCertificateConfiguration | None],
-    ) -> grpc.ServerCredentials:
-        del store
+    def server_credentials(self, handshakes: TlsHandshakes) -> grpc.ServerCredentials:
         return grpc.dynamic_ssl_server_credentials(
-            newest(),  # type: ignore[arg-type]
-            newest,  # type: ignore[arg-type]  # None means unchanged, which the stubs leave out
-            require_client_authentication=require_client,
+            handshakes.newest(),
+            handshakes,  # type: ignore[arg-type]  # None means unchanged, which the stubs leave out
+            require_client_authentication=handshakes.require_client,
         )
 
 

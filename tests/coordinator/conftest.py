@@ -33,7 +33,7 @@ from sealring.mesh.roster.reader import RosterReader
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import own_release
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import channel_credentials, channel_options
+from sealring.mesh.rpc.tls import channel_options, secure_channel
 from sealring.mesh.trust.attestation import Statement, sign_sealing_key, sign_statement
 from sealring.v1 import (
     admin_pb2,
@@ -416,7 +416,7 @@ def evidence(**changes: Any) -> NodeEvidence:
 
 def channel_to(address: str, material: Any) -> grpc.aio.Channel:
     options = channel_options(role_server_name(Role.COORDINATOR))
-    return grpc.aio.secure_channel(address, channel_credentials(material), options=options)
+    return secure_channel(address, material, options)
 
 
 def online() -> tuple[Questions, NodeSession]:

@@ -60,7 +60,6 @@ class Machine:
         self._loop = loop
         self.wrong = 0.0
         """Seconds by which somebody has set its clock wrong."""
-        self.processes: dict[str, Process] = {}
 
     def clocks(self) -> MachineClocks:
         """The clocks of a process that starts now."""
@@ -145,7 +144,6 @@ class Cluster:
         machine = self.machines[name]
         made = Process(name, machine.host, self.network)
         made.context.run(machine_clocks.set, made.context.run(machine.clocks))
-        machine.processes[name] = made
         return made
 
     async def run(self, name: str, work: Coroutine[Any, Any, T]) -> T:

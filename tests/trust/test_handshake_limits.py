@@ -37,9 +37,9 @@ from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import (
     TlsStore,
-    channel_credentials,
     channel_options,
     joining_channel,
+    secure_channel,
     server_credentials,
 )
 
@@ -89,7 +89,7 @@ async def coordinator_port(folder: Path, *, joining: bool) -> AsyncIterator[Port
             await healthy(joining_channel(address, bundle.root.authorities))
         else:
             options = channel_options(role_server_name(Role.COORDINATOR))
-            await healthy(grpc.aio.secure_channel(address, channel_credentials(bundle.tls), options=options))
+            await healthy(secure_channel(address, bundle.tls, options))
 
     yield Port(number, ask)
     await running.stop()
@@ -105,9 +105,7 @@ async def daemon_port(folder: Path) -> AsyncIterator[Port]:
 
     async def ask() -> None:
         options = channel_options(MEMBER.server_name)
-        await healthy(
-            grpc.aio.secure_channel(f"127.0.0.1:{number}", channel_credentials(own), options=options)
-        )
+        await healthy(secure_channel(f"127.0.0.1:{number}", own, options))
 
     yield Port(number, ask)
     await server.stop(0)

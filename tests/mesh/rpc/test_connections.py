@@ -27,8 +27,8 @@ from sealring.mesh.rpc.connections import ConnectionWatch
 from sealring.mesh.rpc.server import Port, Server
 from sealring.mesh.rpc.tls import (
     TlsStore,
-    channel_credentials,
     channel_options,
+    secure_channel,
     server_credentials,
 )
 
@@ -215,7 +215,7 @@ async def test_half_open_connections_of_one_address_keep_no_member_out(
 
     def channel() -> grpc.aio.Channel:
         options = channel_options(MEMBER.server_name)
-        return grpc.aio.secure_channel(address, channel_credentials(own), options=options)
+        return secure_channel(address, own, options)
 
     async with channel() as member:
         await healthy(member)

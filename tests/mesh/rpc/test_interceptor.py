@@ -26,8 +26,8 @@ from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import (
     TlsStore,
-    channel_credentials,
     channel_options,
+    secure_channel,
     server_credentials,
 )
 from sealring.v1 import membership_pb2, membership_pb2_grpc
@@ -49,10 +49,8 @@ async def channel(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
     server = Server([(membership_pb2_grpc.add_MembershipServicer_to_server, Membership(), member)])
     port = server.listen("127.0.0.1:0", server_credentials(TlsStore(material(authority, main))))
     await server.start()
-    credentials = channel_credentials(material(authority))
-    async with grpc.aio.secure_channel(
-        f"127.0.0.1:{port}", credentials, options=channel_options(main.server_name)
-    ) as channel:
+    address, options = f"127.0.0.1:{port}", channel_options(main.server_name)
+    async with secure_channel(address, material(authority), options) as channel:
         yield channel
     await server.stop(0)
     await server.wait()

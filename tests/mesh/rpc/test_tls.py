@@ -20,12 +20,12 @@ from sealring.mesh.rpc.server import SERVER_OPTIONS
 from sealring.mesh.rpc.tls import (
     PeerChannel,
     TlsStore,
-    channel_credentials,
     channel_options,
     is_own_cancellation,
     joining_channel,
     peer_certificate,
     peer_identity,
+    secure_channel,
     server_credentials,
 )
 
@@ -77,9 +77,7 @@ async def ask(channel: grpc.aio.Channel) -> str:
 
 
 def member_channel(address: str, material: TlsMaterial, server_name: str) -> grpc.aio.Channel:
-    return grpc.aio.secure_channel(
-        address, channel_credentials(material), options=channel_options(server_name)
-    )
+    return secure_channel(address, material, channel_options(server_name))
 
 
 async def test_a_member_cannot_pose_as_another_or_as_the_coordinator(ca: ClusterCA) -> None:

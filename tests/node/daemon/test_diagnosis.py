@@ -19,7 +19,7 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import channel_credentials, channel_options, server_credentials
+from sealring.mesh.rpc.tls import channel_options, secure_channel, server_credentials
 from sealring.node.daemon import diagnosis as module
 from sealring.node.daemon.diagnosis import SERVICE, Diagnosis, DiagnosisService
 from sealring.node.settings import NodeSettings
@@ -189,8 +189,7 @@ async def test_only_the_node_itself_may_ask(cluster: Any, make: Make) -> None:
     reasons = []
     try:
         for party in (own, other):
-            credentials = channel_credentials(party.material)
-            async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
+            async with secure_channel(f"127.0.0.1:{port}", party.material, options) as channel:
                 stub = diagnosis_pb2_grpc.DiagnosisStub(channel)
                 try:
                     told = await stub.Diagnose(diagnosis_pb2.DiagnoseRequest(), timeout=200)
