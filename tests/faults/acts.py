@@ -26,6 +26,7 @@ import scarce as engines
 import sharing
 import slow_disk
 from answering import Answer, Progress, ask_clear
+from capture import paths_in
 from harness import STANDBY, Lacking, Place
 from ringtest import LIMIT_SECONDS
 
@@ -360,7 +361,7 @@ def _long_prompt() -> list[dict[str, str]]:
 
 
 def _blocks(place: Place, name: str) -> list[Path]:
-    return list(place.disk(name).glob("prefixes/*/*/*.block"))
+    return [path for path in paths_in(place.disk(name) / "prefixes") if path.suffix == ".block"]
 
 
 @contextlib.asynccontextmanager

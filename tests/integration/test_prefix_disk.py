@@ -20,7 +20,7 @@ import numpy as np
 import patient
 import pytest
 import pytest_asyncio
-from capture import files_of
+from capture import files_of, paths_in
 from hostileimages import picture, saved
 from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, MODEL, Ring, started
 from sharing import Answered, ask
@@ -101,9 +101,10 @@ async def members(ring: Ring) -> list[str]:
 def blocks(ring: Ring, node: str) -> set[tuple[Path, int]]:
     """Paths and inodes: a block that is written again has another."""
     found = set()
-    for path in (ring.cluster.state_dir / node / "prefixes").glob("*/*/*.block"):
+    for path in paths_in(ring.cluster.state_dir / node / "prefixes"):
         with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
-            found.add((path, path.stat().st_ino))
+            if path.suffix == ".block":
+                found.add((path, path.stat().st_ino))
     return found
 
 

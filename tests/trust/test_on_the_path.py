@@ -136,6 +136,13 @@ async def attacked(ring: Ring, proxy: Proxy, attack: str, expected: Reply) -> No
     assert after > before or attack == "delay", "what was altered was not noticed"
 
 
+def served(ring: Ring, epoch: int) -> bool:
+    """Whether an epoch has formed, by the coordinator's log; a busy machine may have ended it since."""
+    lines = ring.cluster.logs["coordinator"].read_text().splitlines()
+    changes = [json.loads(line) for line in lines if '"ring_changed"' in line]
+    return (epoch, "serving") in {(one["epoch"], one["phase"]) for one in changes}
+
+
 async def over(ring: Ring, epoch: int) -> None:
     """Returns when an epoch is over."""
     async with asyncio.timeout(LIMIT_SECONDS):
@@ -172,7 +179,7 @@ async def test_while_the_ring_forms(tapped: Ring, expected: Reply, attack: str) 
     _carrier(tapped).kill()
     tapped.cluster.daemons["node-1"].arm(ATTACKS[attack])
     assert await tapped.reply(chat(QUESTION), TOKENS) == expected
-    assert (await tapped.serving()).epoch - before == 1
+    assert served(tapped, before + 1)
 
 
 @pytest.mark.parametrize("send", [0, pytest.param(48, marks=pytest.mark.sweep)])
@@ -184,7 +191,7 @@ async def test_a_stranger_that_connects_first(tapped: Ring, expected: Reply, sen
     _carrier(tapped).kill()
     assert await asyncio.to_thread(path.answered.get, timeout=LIMIT_SECONDS) == 0
     assert await tapped.reply(chat(QUESTION), TOKENS) == expected
-    assert (await tapped.serving()).epoch - before == 1
+    assert served(tapped, before + 1)
 
 
 async def test_a_port_scan(tapped: Ring, expected: Reply) -> None:

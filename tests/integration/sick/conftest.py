@@ -12,6 +12,7 @@ import macs_tools
 import psutil
 import pytest
 import pytest_asyncio
+from capture import paths_in
 from closed import unprivileged
 from expired import expire_all, found
 from macs_tools import Tools
@@ -86,7 +87,7 @@ def ends(state: Path) -> list[float]:
 
 
 def enrolments_of(state: Path) -> list[str]:
-    return [path.read_text() for path in sorted(state.rglob("member.json"))]
+    return [path.read_text() for path in sorted(paths_in(state)) if path.name == "member.json"]
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
