@@ -23,7 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench.verdict import MISSED, Check, joined
+from bench.verdict import Check, joined
 from sealring.doctor.hardware import machine as mac
 from sealring.doctor.system import System
 from sealring.mesh.errors import ConfigError, NotFound
@@ -31,13 +31,12 @@ from sealring.mesh.errors import ConfigError, NotFound
 Result = dict[str, Any]
 
 MODULES = (
-    *("scenarios", "serve", "peers", "mixed", "together", "scaling", "solo", "prefill"),
-    *("overhead", "rest", "scheduler", "control", "members", "clients", "ring"),
-    *("macs", "hostile", "pictures", "long", "pause", "passing", "loading", "receipts"),
-    *("speculate", "sampling", "stored", "hop", "metal", "grammars"),
+    *("scenarios", "serve", "peers", "mixed", "together", "prefill", "overhead", "rest", "scheduler"),
+    *("control", "members", "clients", "ring", "macs", "hostile", "long", "pause", "passing", "speculate"),
+    *("sampling", "stored", "hop", "metal"),
 )
 """The benchmarks by name. Each is a module of this package with the functions `options`, `run`, `tables` of
-a Benchmark, and with `checks`, QUICK, QUICK_SECONDS and GATE where they are not as usual. Its summary is the
+a Benchmark, and with `checks`, QUICK and QUICK_SECONDS where they are not as usual. Its summary is the
 first line of its docstring."""
 
 
@@ -55,8 +54,7 @@ class Benchmark:
     """`run`, which may be a coroutine, takes the parsed options and returns data fit for JSON; `tables` and
     `checks` look at that data alone.
 
-    `quick` are the options of `--quick`, and `quick_seconds` is how long such a run may take in `all`. `gate`
-    says whether failed checks fail the command.
+    `quick` are the options of `--quick`, and `quick_seconds` is how long such a run may take in `all`.
     """
 
     name: str
@@ -67,7 +65,6 @@ class Benchmark:
     checks: Callable[[Result], list[Check]] = lambda result: []
     quick: Sequence[str] = ()
     quick_seconds: float = 60.0
-    gate: bool = False
 
 
 def find(name: str) -> Benchmark:
@@ -79,7 +76,7 @@ def find(name: str) -> Benchmark:
             reason="BENCH_NOT_FOUND",
         )
     module = importlib.import_module(f"bench.{name}")
-    special = {"checks": "checks", "quick": "QUICK", "quick_seconds": "QUICK_SECONDS", "gate": "GATE"}
+    special = {"checks": "checks", "quick": "QUICK", "quick_seconds": "QUICK_SECONDS"}
     given = {field: getattr(module, its) for field, its in special.items() if hasattr(module, its)}
     summary = (module.__doc__ or "").splitlines()[0]
     return Benchmark(name, summary, module.options, module.run, module.tables, **given)
@@ -129,7 +126,6 @@ def measure(benchmark: Benchmark, arguments: Sequence[str], times: int = 1) -> R
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine() | {"load_before": round(load_before, 2), "load_after": os.getloadavg()[0]},
-        "passed": all(one.verdict != MISSED and None not in one.rounds for one in checks),
         "checks": [one.as_data() for one in checks],
         "data": runs[-1],
         "earlier": runs[:-1],

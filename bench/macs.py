@@ -36,7 +36,7 @@ from bench.paced.alone import Alone, alone, together
 from bench.paced.clusters import NAME, TINY, Cost, Macs, macs
 from bench.paced.figures import StageTime, cluster, figures
 from bench.paced.node import Pace
-from bench.scaling import Requests
+from bench.steady import Requests
 from bench.summaries import summary
 from bench.verdict import Check, joined
 from sealring.cli.calls.gateway import inference

@@ -32,8 +32,8 @@ from bench.models import by_name
 from bench.openai_client import Reply, ask
 from bench.peers import ALONE, OURS, PIPELINE, SERVER, start
 from bench.rivals import Baseline, Server
-from bench.scaling import Requests
 from bench.serve import arrivals, prompt, send
+from bench.steady import Requests
 from bench.summaries import percentile, summary
 from bench.verdict import Check, ratios
 from sealring.cli.local.cluster import LocalCluster

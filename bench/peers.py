@@ -21,8 +21,8 @@ from bench.clusters import Deployment, can_pin, cluster, cores_after, pin_cluste
 from bench.frame import Result, Table, names_of, numbers, progress
 from bench.models import by_name
 from bench.rivals import Baseline, Server, baseline, server
-from bench.scaling import steady_rate
 from bench.serve import load
+from bench.steady import steady_rate
 from bench.summaries import percentile, summary
 from bench.verdict import Check, ratios
 from sealring.cli.local.cluster import LocalCluster

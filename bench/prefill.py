@@ -1,6 +1,6 @@
 """Long prompts: time to the first token on N stages against one, and what running streams feel of it.
 
-Stages have a core each, as in `scaling`, or with --gpus a GPU. The second part runs streams on the longest
+Stages have a core each, or with --gpus a GPU. The second part runs streams on the longest
 ring, undisturbed and while a long prompt prefills, or several one after the other, and compares the p95 of
 the time between tokens. A stream's steps take longer the longer it has run, so undisturbed are the same
 tokens, by their place in the answer, of streams that run afterwards without the prompts.

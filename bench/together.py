@@ -18,8 +18,8 @@ from bench import mixed, peers
 from bench.frame import Result, Table, names_of, progress
 from bench.models import by_name
 from bench.rivals import Baseline, Server
-from bench.scaling import steady_rate
 from bench.serve import load
+from bench.steady import steady_rate
 from bench.verdict import Check, ratios
 from sealring.cli.local.cluster import LocalCluster
 from sealring.cli.tracing import SHOWN, member_shares

@@ -28,7 +28,7 @@ from bench.openai_client import Reply
 from bench.paced import loads
 from bench.paced.clusters import TINY, Macs, macs
 from bench.paced.node import Pace
-from bench.scaling import Requests
+from bench.steady import Requests
 
 WITHIN = 0.1
 FIGURES = {"tokens_per_second": "tok/s", "ttft_ms": "TTFT mean, ms", "gap_ms": "gap p50, ms"}

@@ -77,7 +77,7 @@ def test_one_that_fails_does_not_stop_the_others(run, tmp_path):
     names = ["checks", "bad", "dies", "good"]
     found = run(*map(benchmark, names), out=tmp_path / "out", say=said.append)
     assert [one.outcome for one in found] == [
-        "checks failed",
+        "failed with status 13",
         "failed with status 1",
         "failed with status -9",
         "done",

@@ -1,17 +1,7 @@
 """Ratios where a system gave nothing to compare with."""
 
-from bench import peers, scaling
+from bench import peers
 from bench.verdict import MISSED, OPEN
-
-
-def test_scaling_without_a_moment_when_all_rows_decode_has_no_ratio():
-    result = {"model": "m", "rounds": {"1": {"4": [2.0], "16": [0.0]}, "2": {"4": [3.0], "16": [5.0]}}}
-    assert scaling.speedups(result, "2", "4") == [1.5]
-    assert scaling.speedups(result, "2", "16") == [None]
-    assert scaling.speedups(result, "3", "4") == []
-    few, many = scaling.checks(result)
-    assert (few.rounds, many.rounds) == ([1.5], [None])
-    assert scaling.tables(result)[0].rows[3] == ["2 stages, times one", 1.5, None]
 
 
 def test_a_rival_that_answers_nothing_misses_the_targets_and_breaks_nothing():

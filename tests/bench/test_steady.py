@@ -1,4 +1,4 @@
-"""What counts of the answers of a scaling measurement."""
+"""What counts of the answers while all rows decode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench import openai_client, scaling
+from bench import openai_client, steady
 from bench.openai_client import Reply
 from sealring.mesh.errors import Unavailable
 
@@ -19,14 +19,14 @@ def reply(*arrivals: float, ended: float = 0.0) -> Reply:
 def test_each_row_counts_from_piece_to_piece_after_all_have_begun() -> None:
     early = reply(0.5, 1.0, 2.5, 3.0, 3.5)  # 2 gaps in a second
     late = reply(2.0, 2.1, 4.1)  # 1 gap in two seconds
-    assert scaling.steady_rate([early, late], 2.0) == pytest.approx(2.0 + 0.5)
+    assert steady.steady_rate([early, late], 2.0) == pytest.approx(2.0 + 0.5)
 
 
 def test_nothing_counts_after_the_first_answer_has_ended() -> None:
     ends = reply(1.0, 2.0, 3.0, ended=3.0)
     goes_on = reply(1.0, 2.0, 3.0, 3.1, 3.2, 3.3)
-    assert scaling.steady_rate([ends, goes_on], 0.5) == pytest.approx(2.0)
-    assert scaling.steady_rate([ends, goes_on], 2.5) == 0.0
+    assert steady.steady_rate([ends, goes_on], 0.5) == pytest.approx(2.0)
+    assert steady.steady_rate([ends, goes_on], 2.5) == 0.0
 
 
 OPTIONS = argparse.Namespace(seconds=0.2, tokens=100_000, words=2)
@@ -39,4 +39,4 @@ async def test_an_answer_that_breaks_off_ends_the_measurement(monkeypatch: pytes
 
     monkeypatch.setattr(openai_client, "ask", ask)
     with pytest.raises(Unavailable, match="timeout"):
-        await scaling.Requests(OPTIONS).rate("", 2)
+        await steady.Requests(OPTIONS).rate("", 2)
