@@ -54,7 +54,7 @@ from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.joincode import Offer
-from sealring.mesh.pki.certificates import Role, begins_at, renewal_due
+from sealring.mesh.pki.certificates import Role, is_due
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.server import JOINING, Server
 from sealring.mesh.rpc.tls import MAX_CONNECTION_AGE_MILLISECONDS, TlsStore, server_credentials
@@ -70,10 +70,6 @@ ADDRESS_SECONDS = 5.0
 MOVE_SECONDS = 60.0
 _OPTIONS = [("grpc.max_connection_age_ms", MAX_CONNECTION_AGE_MILLISECONDS)]
 log = structlog.get_logger()
-
-
-def _is_due(certificate: bytes, now: float) -> bool:
-    return now >= renewal_due(certificate) or now < begins_at(certificate)
 
 
 class Coordinator:
@@ -347,11 +343,11 @@ class Coordinator:
         """Renews the certificates of servers and operator that are past half of their life, or were made by
         a clock that was ahead and has come back: nobody would believe them until then."""
         now = self._clock()
-        if _is_due(self.tls.current()[1].certificate, now):
+        if is_due(self.tls.current()[1].certificate, now):
             lifetime = self.settings.certificate_lifetime
             self.tls.replace(self.keys.server_material(self.settings.hosts(), lifetime=lifetime, now=now))
             log.info("server_certificate_rotated")
-        if self._operator_certificate and _is_due(self._operator_certificate, now):
+        if self._operator_certificate and is_due(self._operator_certificate, now):
             self._operator_certificate = self.renew_operator()
 
     async def _rotate_forever(self) -> None:

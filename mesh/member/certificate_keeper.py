@@ -19,7 +19,7 @@ from sealring.mesh.member.proof import check_proof, of_coordinator, refusal, ren
 from sealring.mesh.member.renewal import renew_by_identity
 from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.member.state import MachineState, own_material, save_root, save_tls
-from sealring.mesh.pki.certificates import LeafKey, TlsMaterial, expires_at, renewal_due
+from sealring.mesh.pki.certificates import LeafKey, TlsMaterial, expires_at, is_due, renewal_due, valid_at
 from sealring.mesh.pki.root import RootMetadata, decode_chain, verify_root_chain
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import TlsStore
@@ -37,7 +37,7 @@ _RENEW_SECONDS = 30.0
 class CertificateKeeper:
     """Renews through the coordinator and stores the result; a crash leaves a matching pair.
 
-    A valid certificate is renewed over mTLS, an expired one by the identity key alone
+    A valid certificate is renewed over mTLS, any other by the identity key alone
     (`mesh/member/renewal.py`).
     """
 
@@ -66,12 +66,12 @@ class CertificateKeeper:
     async def run(self) -> None:
         """Renews at half of the certificate's life, and retries.
 
-        It looks at the clock every 30 s, since timers stand still while a machine is suspended. Once the
-        certificate has expired it looks every 2 s, since the machine cannot connect to any other. Raises
+        It looks at the clock every 30 s, since timers stand still while a machine is suspended. While the
+        certificate is not valid it looks every 2 s, since the machine cannot connect to any other. Raises
         PermissionDenied (REMOVED) when the coordinator has signed that this machine is not enrolled.
         """
         while True:
-            if self._clock() >= renewal_due(self._certificate):
+            if is_due(self._certificate, self._clock()):
                 try:
                     await self.renew()
                 except SealringError as error:
@@ -81,10 +81,9 @@ class CertificateKeeper:
                         "certificate_not_renewed", reason=error.reason, why=error.message, hint=error.hint
                     )
             certificate, now = self._certificate, self._clock()
-            next_time = (
-                renewal_due(certificate) if now < renewal_due(certificate) else expires_at(certificate)
-            )
-            await self._sleep(min(_LOOK_SECONDS, max(_ENDED_LOOK_SECONDS, next_time - now)))
+            next_time = expires_at(certificate) if is_due(certificate, now) else renewal_due(certificate)
+            pause = next_time - now if valid_at(certificate, now) else 0.0
+            await self._sleep(min(_LOOK_SECONDS, max(_ENDED_LOOK_SECONDS, pause)))
 
     async def renew(self) -> None:
         """Gets, verifies, stores and uses a new certificate, and newer root metadata if there is any.
@@ -96,7 +95,7 @@ class CertificateKeeper:
         async with self._turn:
             leaf = LeafKey()
             csr = leaf.csr()
-            valid = self._clock() < expires_at(self._certificate)
+            valid = valid_at(self._certificate, self._clock())
             answer = await (self._over_mtls(csr) if valid else self._by_identity(csr))
             root, material = self._verify(answer, leaf, csr)
             await asyncio.to_thread(self._keep, root, material)

@@ -169,9 +169,15 @@ def renewal_due(certificate: bytes) -> float:
     return start + (end - start) / 2
 
 
-def begins_at(certificate: bytes) -> float:
-    """When a DER certificate begins to be valid, in seconds since 1970."""
-    return load_certificate(certificate).not_valid_before_utc.timestamp()
+def valid_at(certificate: bytes, now: float) -> bool:
+    """Whether a DER certificate is valid at `now`, in seconds since 1970. One that was issued while clocks
+    were ahead is not yet."""
+    return load_certificate(certificate).not_valid_before_utc.timestamp() <= now < expires_at(certificate)
+
+
+def is_due(certificate: bytes, now: float) -> bool:
+    """Whether another one should take a DER certificate's place: past half of its life, or not yet valid."""
+    return now >= renewal_due(certificate) or not valid_at(certificate, now)
 
 
 def expires_at(certificate: bytes) -> float:

@@ -10,7 +10,6 @@ import grpc.aio
 import pytest
 from prooftest import identity, introduce
 
-from sealring.coordinator import main
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner
@@ -411,30 +410,25 @@ async def test_an_error_of_our_own_ends_one_session_and_no_more(
     assert cluster.coordinator.sessions.find(other.id) is not None
 
 
+@pytest.mark.parametrize("ahead", [-0.6, 0.6], ids=["past half of its life", "made by a clock ahead"])
 async def test_certificates_of_the_server_rotate_without_dropping_a_stream(
-    start_cluster: Any, monkeypatch: pytest.MonkeyPatch
+    start_cluster: Any, ahead: float
 ) -> None:
+    """One that a clock ahead has made would not be believed until then."""
     cluster = await start_cluster()
     node = await cluster.node("alpha")
-    coordinator = cluster.coordinator
+    coordinator, settings = cluster.coordinator, cluster.settings
     first = coordinator.tls.current()[1].certificate
     coordinator.rotate_certificates()
     assert coordinator.tls.current()[1].certificate == first
-    monkeypatch.setattr(main, "renewal_due", lambda certificate: 0)
+    lifetime = settings.certificate_lifetime
+    made = wall_clock() + ahead * lifetime
+    material = coordinator.keys.server_material(settings.hosts(), lifetime=lifetime, now=made)
+    coordinator.tls.replace(material)
     coordinator.rotate_certificates()
-    assert coordinator.tls.current()[1].certificate != first
+    assert coordinator.tls.current()[1].certificate != material.certificate
     await cluster.join("beta")
     assert cluster.coordinator.sessions.find(node.id) is not None
-
-
-async def test_a_coordinator_that_was_started_by_a_clock_ahead_is_believed_once_that_is_right(
-    start_cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    coordinator = (await start_cluster()).coordinator
-    first = coordinator.tls.current()[1].certificate
-    monkeypatch.setattr(main, "begins_at", lambda certificate: wall_clock() + 1)
-    coordinator.rotate_certificates()
-    assert coordinator.tls.current()[1].certificate != first
 
 
 async def test_rosters_stay_in_one_chain_over_restarts(cluster: Cluster, start_cluster: Any) -> None:

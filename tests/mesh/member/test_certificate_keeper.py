@@ -285,6 +285,21 @@ async def test_what_fails_is_tried_again_and_oftener_once_the_certificate_has_en
     assert machine.answered_by == ["mtls"] * 5 + ["identity"] * 6
 
 
+async def test_what_was_issued_by_clocks_ahead_is_renewed_by_identity_once_they_are_right(
+    machine: Machine,
+) -> None:
+    """Nobody would believe it until then, for hours or days: not even a coordinator that renews."""
+    machine.clock.advance(86400.0)
+    machine.issue(86400.0)
+    machine.clock.advance(-86400.0)
+    machine.by_identity = Unavailable("not here")
+    assert await run_for(machine, 4) == [0, 2, 4]
+    machine.by_identity = None
+    assert await run_for(machine, 60) == [0]
+    assert set(machine.answered_by) == {"identity"}
+    assert expires_at(machine.store.current()[1].certificate) == machine.clock() - 60 + LIFETIME
+
+
 async def test_who_was_thrown_out_hears_it_signed_and_ends(machine: Machine) -> None:
     machine.clock.advance(3 * LIFETIME)
     machine.coordinator.refused = machine.coordinator.signer.public_key

@@ -24,10 +24,12 @@ from sealring.mesh.pki.certificates import (
     certificate_peer,
     check_issued_by,
     expires_at,
+    is_due,
     key_hash,
     load_certificate,
     renewal_due,
     to_pem,
+    valid_at,
 )
 
 
@@ -55,9 +57,11 @@ def test_bad_names(name: str) -> None:
         PeerIdentity(name, Role.MEMBER, "a")
 
 
-def test_rotation_is_due_at_half_life(ca: ClusterCA) -> None:
+def test_rotation_is_due_at_half_life_and_while_it_is_not_valid_yet(ca: ClusterCA) -> None:
     leaf = issue(ca, lifetime=1000)
     assert renewal_due(leaf) == NOW + 500
+    assert [is_due(leaf, NOW + at) for at in (-61, -60, 499, 500)] == [True, False, False, True]
+    assert [valid_at(leaf, NOW + at) for at in (-61, -60, 999, 1000)] == [False, True, True, False]
     assert expires_at(leaf) == NOW + 1000
 
 
