@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from sealring.doctor.report import Finding, ok, problem, warning
 from sealring.doctor.system import System
 from sealring.doctor.view import View
+from sealring.mesh.clock import SKEW_SECONDS
 
 _DAY = 86400
 
@@ -15,15 +16,15 @@ def check(system: System, view: View) -> Iterator[Finding]:
     """The three expiry times; no finding if this machine is not enrolled."""
     if view.state is None:
         return
-    from sealring.mesh.pki.certificates import expires_at, renewal_due
+    from sealring.mesh.pki.certificates import expires_at, renewal_due, valid_at
 
     now = system.now()
     certificate = view.state.tls.certificate
     left, late = expires_at(certificate) - now, now - renewal_due(certificate)
-    if left <= 0:
+    if not valid_at(certificate, now):
         yield problem(
             "certificate.life",
-            f"this node's certificate ended {_duration(-left)} ago",
+            f"this node's certificate {f'ended {_duration(-left)} ago' if left <= 0 else 'is not valid yet'}",
             "it renews by itself where the coordinator's join port can be reached",
             f"see whether {view.state.join or 'the join port'} is reachable, and the daemon's log",
         )
@@ -52,6 +53,13 @@ def check(system: System, view: View) -> Iterator[Finding]:
             "from then on nothing that is signed under it is accepted",
             "restart the coordinator, which signs it anew, or where the root key is elsewhere draft the next",
             "sealring root rotate --help",
+        )
+    elif now < view.state.root.issued - SKEW_SECONDS:
+        yield problem(
+            "certificate.root",
+            f"the root metadata is not valid for another {_duration(view.state.root.issued - now)}",
+            "nothing that is signed under it is accepted before",
+            "compare the clocks of this machine and the coordinator's",
         )
     else:
         yield ok("certificate.root", f"the root metadata holds for {_duration(root)}")

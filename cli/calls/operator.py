@@ -80,7 +80,7 @@ def read_bundle(folder: Path) -> MachineState:
     Raises ConfigError (NO_OPERATOR_BUNDLE, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
     """
     from sealring.mesh.member.state import load_machine_state
-    from sealring.mesh.pki.certificates import Role, expires_at
+    from sealring.mesh.pki.certificates import Role, valid_at
     from sealring.mesh.pki.root import check_root_times
 
     try:
@@ -94,10 +94,11 @@ def read_bundle(folder: Path) -> MachineState:
     if state.peer.role is not Role.OPERATOR:
         raise _no_bundle(f"{folder} holds the enrolment of a {state.peer.role}, not an operator bundle")
     check_root_times(state.root, now=time.time())
-    if expires_at(state.tls.certificate) <= time.time():
+    if not valid_at(state.tls.certificate, time.time()):
         raise ConfigError(
-            f"the certificate of the operator bundle in {folder} has expired",
-            hint="copy the bundle again: a running coordinator renews the one in its state folder",
+            f"the certificate of the operator bundle in {folder} is not valid now",
+            hint="copy the bundle again: a running coordinator renews the one in its state folder; compare "
+            "the clocks of both machines",
             reason="OPERATOR_CERTIFICATE_EXPIRED",
         )
     return state

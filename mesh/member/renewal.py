@@ -50,7 +50,7 @@ async def renew_by_identity(
     """
     if not addresses:
         raise FailedPrecondition(
-            "the certificate has expired, and the address where this machine joined is not on record",
+            "the certificate is not valid now, and the address where this machine joined is not on record",
             hint="an older release enrolled it: join again in its folder, with a new token",
             reason="NO_JOIN_ADDRESS",
         )

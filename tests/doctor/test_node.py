@@ -224,6 +224,9 @@ def test_addresses_that_only_this_machine_reaches(
 @pytest.mark.parametrize(
     ("after", "session", "severity"),
     [
+        (-61, True, Severity.PROBLEM),
+        (-61, False, Severity.PROBLEM),
+        (-60, True, Severity.OK),
         (0, True, Severity.OK),
         (600, True, Severity.OK),
         (601, True, Severity.OK),
@@ -270,6 +273,14 @@ def test_root_metadata(enrolled: View, left: int, severity: Severity, authority_
     changed = replace(root, expires=int(ends + DAY if authority_first else ends))
     state: Any = SimpleNamespace(**vars(enrolled.state) | {"root": changed})
     found = by_id(certificates.check(FakeSystem(now=ends - left), replace(enrolled, state=state)))
+    assert found["certificate.root"].severity is severity
+
+
+@pytest.mark.parametrize(("before", "severity"), [(60, Severity.OK), (61, Severity.PROBLEM)])
+def test_root_metadata_from_the_future(enrolled: View, before: int, severity: Severity) -> None:
+    assert enrolled.state is not None
+    now = enrolled.state.root.issued - before
+    found = by_id(certificates.check(FakeSystem(now=now), enrolled))
     assert found["certificate.root"].severity is severity
 
 

@@ -49,12 +49,21 @@ def test_a_damaged_bundle_is_not_called_a_missing_one(cluster: SigningCluster) -
 class Late(SigningCluster):
     """A cluster whose certificates have ended, an hour ago."""
 
+    now = -7200.0
+
     def issue(self, csr: bytes, peer: PeerIdentity) -> bytes:
-        return self.ca.issue(csr, peer, lifetime=3600, now=time.time() - 7200)
+        return self.ca.issue(csr, peer, lifetime=3600, now=time.time() + self.now)
 
 
-def test_a_bundle_opens_nothing_once_its_certificate_has_ended(tmp_path: Path) -> None:
-    assert refused(Late(tmp_path).bundle).reason == "OPERATOR_CERTIFICATE_EXPIRED"
+class Early(Late):
+    """A cluster whose certificates begin in two hours: its clock was ahead."""
+
+    now = 7200.0
+
+
+@pytest.mark.parametrize("kind", [Late, Early])
+def test_a_bundle_opens_nothing_while_its_certificate_is_not_valid(kind: type[Late], tmp_path: Path) -> None:
+    assert refused(kind(tmp_path).bundle).reason == "OPERATOR_CERTIFICATE_EXPIRED"
 
 
 def test_a_bundle_is_waited_for_until_it_leads_to_the_coordinator(
