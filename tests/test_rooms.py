@@ -18,8 +18,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node": {"mesh"},
     "gateway": {"mesh", "api", "edge"},
     "doctor": {"mesh", "node"},
+    "testing": {"mesh", "edge", "client"},
 }
-"""The packages of sealring that each may import besides itself and the stubs; `cli` may import all."""
+"""The packages of sealring that each may import besides itself and the stubs.
+
+`cli` may import all but `testing`."""
 
 PACKAGES = ["mesh", "edge", "coordinator", "node", "gateway", "doctor", "cli"]
 
@@ -55,6 +58,10 @@ def test_few_files_stand_beside_the_folders(package: str) -> None:
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_packages_import_only_those_that_they_may(package: str) -> None:
-    folder = f"sealring/{package}" if package in ("api", "client") else package
+    folder = f"sealring/{package}" if package in ("api", "client", "testing") else package
     found = {name.partition(".")[0] for _, name in imports(folder)}
     assert found <= MAY_IMPORT[package] | {package, "v1", "openai"}
+
+
+def test_the_command_line_imports_no_doubles() -> None:
+    assert not [file for file, name in imports("cli") if name.startswith("testing")]
