@@ -16,6 +16,10 @@ import pytest
 from commands import Coordinator, FakeHost
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="writes what comes out into transcripts")
+
+
 @dataclass(frozen=True)
 class Done:
     """A finished command."""

@@ -10,7 +10,6 @@ from commands import quickly
 
 from sealring.cli.calls import held
 from sealring.cli.commands.deployment import create_deployment
-from sealring.cli.terminal.output import plain
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.v1 import admin_pb2, membership_pb2
 
@@ -55,17 +54,6 @@ ONE = [Held(name=MODEL, size=1, done=1)]
 NONE: list[Held] = []
 
 
-def test_a_model_is_fetched_by_the_node_with_most_memory_and_waited_for() -> None:
-    admin, said = Admin([], [], HALF, WHOLE), []
-    assert quickly(held.pull(admin, MODEL, [], said.append)) == ["big"]  # type: ignore[arg-type]
-    assert admin.ordered == [("PullModel", "b", MODEL)]
-    assert admin.to_plan is False
-    assert said == [
-        f"fetching {MODEL} to big: asking which nodes have it",
-        f"fetching {MODEL} to big: 50% of 10 B",
-    ]
-
-
 def test_a_model_whose_size_is_not_known_is_not_there() -> None:
     admin = Admin([Held(name=MODEL)], [Held(name=MODEL)], [Held(name="other", size=1, done=1)], ONE)
     said: list[str] = []
@@ -73,13 +61,6 @@ def test_a_model_whose_size_is_not_known_is_not_there() -> None:
     assert said == [f"fetching {MODEL} to big: asking which nodes have it"] * 2
     assert quickly(held.pull(Admin(HALF), MODEL, [], said.append, wait=False)) == ["big"]  # type: ignore[arg-type]
     assert len(said) == 2
-
-
-def test_what_an_earlier_fetch_came_to_is_no_failure() -> None:
-    stale = [Held(name=MODEL, size=10, problem="the disk was full")]
-    said: list[str] = []
-    assert quickly(held.pull(Admin([], stale, WHOLE), MODEL, [], said.append)) == ["big"]  # type: ignore[arg-type]
-    assert said == [f"fetching {MODEL} to big: 0% of 10 B"]
 
 
 def test_a_node_that_leaves_while_it_fetches_has_not_fetched() -> None:
@@ -230,24 +211,3 @@ def test_deploy_again_fetches_what_the_first_time_left_away(
     assert (quickly(create_deployment(admin, spec, lambda text: None)))[1] == fetches  # type: ignore[arg-type]
     assert len(admin.ordered) == pulls
     assert not admin.to_plan
-
-
-def test_the_matrix(capsys: pytest.CaptureFixture[str]) -> None:
-    models = [
-        *HALF,
-        Held(name="later"),
-        Held(name="piece", size=8, done=2, fetched=True),
-        Held(name="bad", size=1, problem="no\x1b[31m network"),
-    ]
-    nodes = [plain(admin_pb2.Node(name="a", models=WHOLE)), plain(admin_pb2.Node(name="b", models=models))]
-    held.print_models(nodes)
-    out = capsys.readouterr().out
-    lines = {name: line for line in out.splitlines() for name in line.split()[:2]}
-    assert "whole" in lines[MODEL]
-    assert "50%" in lines[MODEL]
-    assert "waits" in lines["later"]
-    assert "part, 25%" in lines["piece"]
-    assert "failed" in lines["bad"]
-    assert "b does not get bad: no?[31m network" in out
-    held.print_models([])
-    assert "no node has a model" in capsys.readouterr().err

@@ -9,13 +9,9 @@ import pytest
 from bundles import SigningCluster
 
 from sealring.cli.commands.operator import bundle_folder
-from sealring.cli.terminal.output import moment
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import PeerIdentity, Role
-from sealring.v1 import admin_pb2
-
-AT = 1_800_000_000
 
 
 def test_a_bundles_folder_is_there_before_anything_is_asked(tmp_path: Path) -> None:
@@ -34,22 +30,6 @@ def test_where_no_folder_can_be_made_nothing_is_asked(tmp_path: Path) -> None:
         raise AssertionError("asked all the same")
     assert refused.value.reason == "BAD_FILE"
     assert (tmp_path / "file").read_text() == "in the way"
-
-
-def test_operators_are_listed_with_what_they_may(here: Any, coordinator: Any) -> None:
-    later: Any = 99  # of a newer release
-    other = admin_pb2.Operator(name="bob", role=later)
-    one = admin_pb2.Operator(
-        name="alice", role=admin_pb2.OPERATOR_ROLE_READ, added=AT, expires=AT + 60, key_hash=bytes(32)
-    )
-    coordinator.answers["ListOperators"] = admin_pb2.ListOperatorsResponse(operators=[one, other])
-    heading, row, unknown = here("operator", "list").out.splitlines()
-    assert heading.split() == ["name", "role", "key", "since", "expires", "key"]
-    assert row.split() == ["alice", "read", *moment(AT).split(), *moment(AT + 60).split(), "0" * 16]
-    assert unknown.split() == ["bob", "99", "-", "-", "-"]
-    assert here("operator", "list", "--json").data[0]["key_hash"] == "00" * 32
-    assert here("operator", "revoke", "alice").err == "revoked alice\n"
-    assert coordinator.asked[-1][1].name == "alice"
 
 
 @pytest.fixture

@@ -1,0 +1,209 @@
+"""Plays transcripts of commands. `tests/cli/transcripts/README.md` has their form."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commands import Coordinator, FakeHost
+from google.protobuf import text_format
+from google.protobuf.message_factory import GetMessageClass
+
+from sealring.mesh import errors
+from sealring.v1 import admin_pb2
+
+WIDTH = 108
+_TIMES = re.compile(r"(\\?\w+)\*(\d+)")
+_MANY = re.compile(r"([a-z])\1{15,}")
+"""A letter that comes 52 times is written as a*52, in what is given and in what comes out."""
+Scene = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Section:
+    file: Path
+    title: str
+
+    head: str
+    text: str
+
+    def update(self, text: str) -> None:
+        whole = self.file.read_text()
+        self.file.write_text(whole.replace(f"== {self.title}\n{self.text}", f"== {self.title}\n{text}"))
+
+
+def find_sections(folder: Path) -> Iterator[Section]:
+    for file in sorted(folder.glob("*.txt")):
+        head, *parts = re.split("^== ", file.read_text(), flags=re.MULTILINE)
+        titles = [part.partition("\n")[0] for part in parts]
+        assert len(set(titles)) == len(titles), f"{file.name}: two sections have one title"
+        yield from (
+            Section(file, title, head, part.partition("\n")[2])
+            for title, part in zip(titles, parts, strict=True)
+        )
+
+
+class Stage:
+    """Plays one section."""
+
+    def __init__(self, home: Path, host: FakeHost, run: Callable[..., Any], scenes: dict[str, Scene]) -> None:
+        self.home, self.host, self._run, self._scenes = home, host, run, scenes
+        self.coordinator: Coordinator | None = None
+        self.effects: list[str] = []
+        """What scenes have noted since the last command."""
+        self._stdin = ""
+        self._fresh: set[str] = set()
+
+    def play(self, section: Section) -> str:
+        """The section with what really comes out."""
+        self._play([line for line in section.head.splitlines() if line.startswith(("< ", "    "))])
+        self._fresh.clear()
+        return "".join(f"{line}\n" for line in self._play(section.text.splitlines()))
+
+    def _play(self, lines: list[str]) -> list[str]:
+        shown: list[str] = []
+        while lines:
+            line = lines.pop(0)
+            if line[:2] in ("> ", "| ", "! ", "= ") or line in ("|", "!"):
+                continue
+            shown.append(line)
+            if line.startswith("< "):
+                body = []
+                while lines and lines[0].startswith("    "):
+                    body.append(lines.pop(0))
+                shown += body
+                self._give(line[2:], "".join(f"{one[4:]}\n" for one in body))
+            elif line.startswith("$ "):
+                shown += self._do(line[2:])
+            else:
+                assert not line or line.startswith("#"), line
+        return shown
+
+    def _give(self, line: str, body: str) -> None:
+        what, _, rest = line.partition(" ")
+        if what in self._scenes:
+            self._scenes[what](self, *rest.split())
+        elif what == "file":
+            path = self.home / rest
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(body)
+        elif what == "stdin":
+            self._stdin = body
+        elif what == "typed":
+            self.host.typed = [ast.literal_eval(one) if one.isdigit() else one for one in body.splitlines()]
+        elif what == "host":
+            name, _, value = rest.partition(" ")
+            assert hasattr(self.host, name), name
+            setattr(self.host, name, ast.literal_eval(value + body))
+        else:
+            self._answer(what, rest, body)
+
+    def _answer(self, method: str, how: str, body: str) -> None:
+        described = admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name[method]
+        if how.startswith("fails "):
+            kind, reason, message = how.split(" ", 3)[1:]
+            answer: Any = getattr(errors, kind)(message, reason=reason)
+        elif how == "stops":
+            answer = KeyboardInterrupt
+        else:
+            text = _TIMES.sub(lambda found: found[1] * int(found[2]), body or how)
+            answer = text_format.Parse(text, GetMessageClass(described.output_type)())
+        self.answer(method, answer)
+
+    def answer(self, method: str, answer: Any) -> None:
+        """What the coordinator answers to a method, after what was given for it since the last command."""
+        if self.coordinator is None:
+            self.coordinator = self.host.coordinator = Coordinator()
+        if method not in self._fresh:
+            self.coordinator.answers[method] = []
+            self._fresh.add(method)
+        self.coordinator.answers[method].append(answer)
+
+    def _do(self, line: str) -> Iterator[str]:
+        words = shlex.split(line)
+        environment = {}
+        while "=" in words[0]:
+            name, _, environment[name] = words.pop(0).partition("=")
+        name, *arguments = words
+        self._fresh.clear()
+        if name != "sealring":
+            yield from _marked("|", self._look(name, *arguments))
+            return
+        done = self._run(*arguments, stdin=self._stdin, **environment)
+        self._stdin = ""
+        out = f"{_dense(json.loads(done.out))}\n" if "--json" in arguments and done.out else done.out
+        for mark, text in ((">", "".join(f"{one}\n" for one in self._done())), ("|", out), ("!", done.err)):
+            yield from _marked(mark, _MANY.sub(_counted, text.replace(str(self.home), "~")))
+        if done.status:
+            yield f"= {done.status}"
+
+    def _look(self, name: str, *files: str) -> str:
+        if name == "ls":
+            found = sorted(one for one in self.home.rglob("*") if one.is_file())
+            return "".join(f"{one.stat().st_mode & 0o777:o} {one.relative_to(self.home)}\n" for one in found)
+        if name == "rm":
+            for file in files:
+                (self.home / file).unlink()
+            return ""
+        assert name == "cat", name
+        return "".join((self.home / file).read_text() for file in files).replace(str(self.home), "~")
+
+    def _done(self) -> Iterator[str]:
+        yield from self.effects
+        self.effects.clear()
+        for method, request in self.coordinator.asked if self.coordinator else ():
+            yield f"{method} {text_format.MessageToString(request, as_one_line=True)}".rstrip()
+        if self.coordinator:
+            if self.coordinator.seconds is not None:
+                yield f"waits for at most {self.coordinator.seconds:g} s"
+            self.coordinator.asked.clear()
+            self.coordinator.seconds = None
+        for program, given in self.host.ran:
+            yield f"{program} {shlex.join(given)}"
+        self.host.ran.clear()
+        for component, settings, token in self.host.joined:
+            yield f"joins as {component} {settings.name} in {settings.state_dir} with {token}"
+        self.host.joined.clear()
+        for became in self.host.became:
+            yield f"becomes sealring {shlex.join(became)}"
+        self.host.became.clear()
+        if self.host.services is not None:
+            yield from (f"launchd {verb}" for verb in self.host.services.did)
+            self.host.services.did.clear()
+
+
+def _counted(letters: re.Match[str]) -> str:
+    return f"{letters[1]}*{len(letters[0])}"
+
+
+def _marked(mark: str, text: str) -> Iterator[str]:
+    return (f"{mark} {line}".rstrip() for line in text.removesuffix("\n").split("\n") if text)
+
+
+def _dense(data: Any, room: int = WIDTH) -> str:
+    if isinstance(data, dict):
+        data = {name: one for name, one in data.items() if one or one is None}
+    whole = json.dumps(data, ensure_ascii=False)
+    if len(whole) <= room or not isinstance(data, dict | list) or not data:
+        return whole
+    parts = (
+        [f"{json.dumps(name)}: {_dense(one, room - 6 - len(name))}" for name, one in data.items()]
+        if isinstance(data, dict)
+        else [_dense(one, room - 2) for one in data]
+    )
+    lines = [""]
+    for number, part in enumerate(parts):
+        part += "," * (number < len(parts) - 1)
+        if "\n" in lines[-1] + part or len(lines[-1]) + len(part) > room - 3:
+            lines.append("")
+        lines[-1] += f" {part}" if lines[-1] else part
+    body = textwrap.indent("\n".join(filter(None, lines)), "  ")
+    begin, end = "{}" if isinstance(data, dict) else "[]"
+    return f"{begin}\n{body}\n{end}"
