@@ -19,11 +19,10 @@ import mlx.core as mx
 import numpy as np
 
 from bench.models import drawn_prompt
-from sealring.mesh.ring.composition import ResolvedStep
+from sealring.mesh.ring import ResolvedStep
 from sealring.mesh.system import logging
-from sealring.node.engine import device, nvidia, params
+from sealring.node.engine import Asking, TokenLogprobs, device, nvidia, params
 from sealring.node.engine.folder import Loaded
-from sealring.node.engine.logprobs import Asking, TokenLogprobs
 from sealring.node.engine.main import _SWITCH_SECONDS, Engine
 from sealring.node.engine.prefixes import Origin
 from sealring.node.engine.staging import random_stage

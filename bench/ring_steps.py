@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.models import OWN_PROMPTS
-from sealring.mesh.ring.composition import MAX_CHOICES
+from sealring.mesh.ring import MAX_CHOICES
 from sealring.node.engine import params
 from sealring.v1 import control_pb2 as control
 

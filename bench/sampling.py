@@ -64,7 +64,7 @@ def _never(vocabulary: int) -> bool:
 def _step(kind: str, rows: int, options: argparse.Namespace) -> Callable[[], None]:
     import mlx.core as mx
 
-    from sealring.node.engine.params import RowParameters
+    from sealring.node.engine import RowParameters
     from sealring.node.engine.sampling import Sampler
 
     mx.set_default_device(mx.gpu if options.gpu else mx.cpu)

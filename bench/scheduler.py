@@ -21,10 +21,15 @@ import numpy as np
 from bench.frame import Result, Table, numbers, progress
 from bench.paced import virtual
 from bench.verdict import Check
-from sealring.gateway.scheduler.actions import Action, AnnounceStep, OpenRow
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Scheduler
+from sealring.gateway.scheduler import (
+    Action,
+    AnnounceStep,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+)
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

@@ -20,9 +20,7 @@ from sealring.coordinator.rings.ondemand import OnDemand
 from sealring.gateway.rings.control import ControlStreams
 from sealring.gateway.rings.models import Models
 from sealring.gateway.rings.ring import Ring
-from sealring.gateway.scheduler.actions import Fail
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Scheduler
+from sealring.gateway.scheduler import Fail, Request, Scheduler
 from sealring.mesh.clock import AwakeClock, awake_clock
 from sealring.v1 import inference_pb2 as inference
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -27,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 PACKAGES = ["mesh", "edge", "coordinator", "node", "gateway", "doctor", "cli"]
 
 
+@cache
 def imports(package: str) -> list[tuple[Path, str]]:
     """Each file below the package, and what of sealring it imports, as `mesh.rpc.tls`."""
     return [
@@ -65,3 +69,65 @@ def test_packages_import_only_those_that_they_may(package: str) -> None:
 
 def test_the_command_line_imports_no_doubles() -> None:
     assert not [file for file, name in imports("cli") if name.startswith("testing")]
+
+
+FACES = ["gateway.scheduler", "mesh.ring", "mesh.roster", "node.engine"]
+"""Packages whose public names tests import from the package, so that a class can move inside it."""
+
+DEEPER = {
+    "gateway.scheduler.recalls",
+    "mesh.ring.prefix_marks",
+    "mesh.roster.codec",
+    "mesh.roster.reader",
+    "node.engine.device",
+    "node.engine.epoch",
+    "node.engine.helper",
+    "node.engine.main",
+    "node.engine.mlx_lm_import",
+    "node.engine.params",
+    "node.engine.warm_up",
+}
+"""Modules inside these that tests of other places import, for what is not public. The list only shrinks."""
+
+
+def deep_imports() -> list[tuple[Path, str, str, str]]:
+    """What tests import from a module inside a package of `FACES`: the file, package, module and name."""
+    found = []
+    for file, name in imports("tests"):
+        for face in FACES:
+            module, _, what = name.removeprefix(f"{face}.").partition(".")
+            if name.startswith(f"{face}.") and (ROOT / face.replace(".", "/") / f"{module}.py").exists():
+                found.append((file, face, module, what))
+    return found
+
+
+def test_public_names_are_imported_from_their_package() -> None:
+    public = {face: import_module(f"sealring.{face}").__all__ for face in FACES}
+    assert not [
+        f"{file}: {what} is public in sealring.{face}"
+        for file, face, module, what in deep_imports()
+        if what in public[face]
+    ]
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_public_name_is_found_and_is_no_module(face: str) -> None:
+    package = import_module(f"sealring.{face}")
+    for name in package.__all__:
+        assert not isinstance(getattr(package, name), ModuleType), f"{name} is also a module"
+
+
+def test_the_product_imports_from_modules() -> None:
+    """mypy checks the product, and what a package gives has no type."""
+    public = {f"{face}.{name}" for face in FACES for name in import_module(f"sealring.{face}").__all__}
+    for room in (*PACKAGES, "sealring/api", "sealring/client"):
+        assert not [f"{file}: {name}" for file, name in imports(room) if name in public]
+
+
+def test_only_the_tests_of_a_place_look_inside_it() -> None:
+    deeper = {
+        f"{face}.{module}"
+        for file, face, module, _ in deep_imports()
+        if not file.is_relative_to(Path("tests", *face.split(".")))
+    }
+    assert deeper == DEEPER, "import from the package; a module that has left the list does not come back"

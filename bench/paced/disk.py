@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from sealring.mesh.ring.prefix_names import NO_CHAIN, Chain
+from sealring.mesh.ring import NO_CHAIN, Chain
 from sealring.node.engine.disk import PIECE, WAITING
 from sealring.node.stored.policy import WriteBudget
 

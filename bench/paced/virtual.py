@@ -24,19 +24,21 @@ from bench.paced.disk import DiskTime, VirtualDisk
 from bench.paced.figures import StageTime, cluster, figures
 from bench.paced.least import Turn, least_again
 from bench.summaries import percentile
-from sealring.gateway.scheduler.actions import (
+from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
     Deliver,
     Finish,
+    MemberMemory,
     OpenRow,
     RecallBlocks,
+    Request,
+    RingFacts,
+    Scheduler,
+    StepCosts,
+    Timed,
 )
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Scheduler
-from sealring.mesh.ring.prefix_ends import Ends
-from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, PrefixNames, chain_of
+from sealring.mesh.ring import KEY_BYTES, NO_CHAIN, Chain, Ends, PrefixNames, chain_of
 from sealring.node.engine.device import CHUNK, METAL_EDGES
 from sealring.node.engine.warm_up import LONG_ON_GPU, LONG_ROWS, TIMED_ROWS, TIMED_TOKENS
 from sealring.node.stored.policy import Sights

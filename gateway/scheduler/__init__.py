@@ -8,3 +8,16 @@ Rows are admitted and evicted in `StepPlanner._step`; `Lane.must_change` decides
 `StepPlanner._chunk_tokens` sets the length of chunks, and `PrefillLine` ends them at the end of a prompt or
 of a kept prefix.
 """
+
+from sealring.mesh.system.faces import face
+
+__all__, __getattr__ = face(
+    __name__,
+    actions="Action AnnounceStep Begin Deliver DiscardRow Fail Finish OpenRow RecallBlocks",
+    facts="MemberMemory RingFacts StepCosts Timed",
+    memory="Ledger",
+    planner="StepPlanner",
+    queue="retry_after",
+    request="ChoiceProgress Request Row TOKEN_BYTES",
+    scheduler="Load MAX_ATTEMPTS Scheduler",
+)

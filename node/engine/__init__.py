@@ -1,3 +1,31 @@
+"""A member's engine: it computes a stage of the model. Its public names come from here.
+
+They are imported when they are asked for, since no stage needs all of them: a middle one reads no text.
+"""
+
+from sealring.mesh.system.faces import face
 from sealring.node import scratch
 
 scratch.claim()  # before anything here imports mlx
+
+__all__, __getattr__ = face(
+    __name__,
+    allowance="Account Allowance",
+    apart="ask_apart",
+    check="ranges_of",
+    disk="blocks_of snapshot_of",
+    drafter="Drafter",
+    drafts="Feed Guesses Lookup Runs",
+    epoch="StageEpoch",
+    folder="draft_bytes kv_bytes mark_bytes",
+    grammar="Grammars",
+    logprobs="Asking TokenLogprobs asking_of",
+    params="DEFAULT_CONTEXT_SIZE RowParameters",
+    prefixes="Prefixes support",
+    profile="digest",
+    ranges="needed",
+    receipts="Delivered Sampled bring",
+    tail_drafter="TailDrafter",
+    transfer="SharedSendBuffer",
+    weights="load_lazily load_stage read_config read_header weight_files",
+)

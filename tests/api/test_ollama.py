@@ -14,7 +14,7 @@ from sealring.api.completions import ask_completion
 from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate, loaded, show, tags
 from sealring.api.responses import ask_responses
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.limits import MAX_KEEP_ALIVE
+from sealring.mesh.ring import MAX_KEEP_ALIVE
 from sealring.v1 import inference_pb2 as inference
 
 MODELS = [

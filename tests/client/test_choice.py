@@ -18,8 +18,8 @@ from sealring.client.question import Question, chat_prompt, routing_key_of, text
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.prompt.images import NOTE
 from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo
-from sealring.mesh.ring.routing import leeway
-from sealring.mesh.roster.model import TENSOR
+from sealring.mesh.ring import leeway
+from sealring.mesh.roster import TENSOR
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import inference_pb2 as inference
 

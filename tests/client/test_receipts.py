@@ -12,7 +12,7 @@ from sealring.client.receipts import SealedReceipts
 from sealring.client.types import Delta, ToolCall
 from sealring.mesh.receipt.digests import sampled_digest
 from sealring.mesh.receipt.statement import binding
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import check_roster
 from sealring.v1 import inference_pb2 as inference
 
 __all__ = ["authority", "clock", "cluster", "make_authority", "make_cluster"]

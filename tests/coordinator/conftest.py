@@ -27,9 +27,7 @@ from sealring.mesh.member.enrolment import Enrolled, NodeEvidence, enrol
 from sealring.mesh.member.proof import Purpose
 from sealring.mesh.member.state import IDENTITY_KEY, ROSTER_STATE, load_machine_state
 from sealring.mesh.pki.certificates import Role, role_server_name
-from sealring.mesh.roster.difference import whole_roster
-from sealring.mesh.roster.model import Roster
-from sealring.mesh.roster.reader import RosterReader
+from sealring.mesh.roster import Roster, RosterReader, whole_roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import own_release
 from sealring.mesh.rpc.status import from_rpc_error

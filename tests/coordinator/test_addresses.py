@@ -13,8 +13,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.state import load_machine_state
-from sealring.mesh.roster.model import Roster
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import Roster, check_roster
 from tests.coordinator.conftest import Cluster
 
 

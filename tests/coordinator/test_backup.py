@@ -19,8 +19,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredToken
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.roster.memory import RosterStateFile
-from sealring.mesh.roster.reader import Equivocation, RosterReader
+from sealring.mesh.roster import Equivocation, RosterReader, RosterStateFile
 from tests.coordinator.conftest import Cluster
 
 NOW = 1_800_000_000

@@ -35,9 +35,8 @@ from sealring.mesh.pki.root import (
     root_fingerprint,
     verify_root_chain,
 )
-from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES
-from sealring.mesh.roster.codec import PAYLOAD_TYPE as ROSTER_TYPE
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import MAX_PAYLOAD_BYTES, check_roster
+from sealring.mesh.roster import PAYLOAD_TYPE as ROSTER_TYPE
 from tests.coordinator.conftest import Cluster
 
 SEEDS = [bytes([number]) * 32 for number in (1, 2, 3)]

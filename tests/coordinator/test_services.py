@@ -35,8 +35,7 @@ from sealring.mesh.pki.root import (
     follow_root,
     verify_root_chain,
 )
-from sealring.mesh.roster.model import Roster
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import Roster, check_roster
 from sealring.mesh.rpc.interceptor import Lease
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION

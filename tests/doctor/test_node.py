@@ -20,7 +20,7 @@ from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at
 from sealring.mesh.pki.root import RootMetadata
-from sealring.mesh.roster.model import Ring, RingMember, Roster, RosterMember
+from sealring.mesh.roster import Ring, RingMember, Roster, RosterMember
 from sealring.mesh.trust.levels import TrustLevel
 
 DAY = 86400

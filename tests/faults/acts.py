@@ -32,7 +32,7 @@ from ringtest import LIMIT_SECONDS
 
 from sealring.cli.calls.operator import read_bundle
 from sealring.coordinator.standby.follow import promote
-from sealring.mesh.ring.prefix_names import STORED_BLOCK
+from sealring.mesh.ring import STORED_BLOCK
 from sealring.v1 import membership_pb2
 
 ROOT = Path(__file__).parents[2]

@@ -23,11 +23,19 @@ from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, Machi
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
-from sealring.mesh.ring.composition import Composition
-from sealring.mesh.roster.codec import complete_roster, sign_roster
-from sealring.mesh.roster.memory import RosterStateFile
-from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.ring import Composition
+from sealring.mesh.roster import (
+    NO_PREVIOUS,
+    Gateway,
+    Ring,
+    RingMember,
+    Roster,
+    RosterMember,
+    RosterStateFile,
+    check_roster,
+    complete_roster,
+    sign_roster,
+)
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.mesh.rpc.server import Server

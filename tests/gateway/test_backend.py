@@ -13,7 +13,7 @@ from sealring.edge.inference.answer import Answer
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
-from sealring.gateway.scheduler.request import Request
+from sealring.gateway.scheduler import Request
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.images import NOTE
 from sealring.v1 import inference_pb2 as inference

@@ -18,10 +18,19 @@ from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, Machi
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial
 from sealring.mesh.pki.root import RootMetadata, sign_root
-from sealring.mesh.roster.codec import complete_roster, sign_roster
-from sealring.mesh.roster.memory import RosterStateFile
-from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Revoked, Ring, RingMember, Roster, RosterMember
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import (
+    NO_PREVIOUS,
+    Gateway,
+    Revoked,
+    Ring,
+    RingMember,
+    Roster,
+    RosterMember,
+    RosterStateFile,
+    check_roster,
+    complete_roster,
+    sign_roster,
+)
 from sealring.mesh.rpc.tls import TlsStore
 from sealring.mesh.system.files import write_atomic
 from sealring.mesh.trust.levels import TrustLevel

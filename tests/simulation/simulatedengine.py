@@ -30,7 +30,7 @@ from sealring.mesh.errors import (
     ResourceExhausted,
     SealringError,
 )
-from sealring.mesh.ring.composition import (
+from sealring.mesh.ring import (
     Adopting,
     Chunk,
     Composition,
@@ -43,9 +43,7 @@ from sealring.mesh.ring.composition import (
     Settling,
 )
 from sealring.mesh.rpc.problem import to_problem
-from sealring.node.engine.allowance import Account, Allowance
-from sealring.node.engine.drafts import Runs
-from sealring.node.engine.receipts import Sampled, bring
+from sealring.node.engine import Account, Allowance, Runs, Sampled, bring
 from sealring.node.wire.channel import Kind, RecordHeader
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine

@@ -12,11 +12,19 @@ from simulatedmodel import EMPTY, END, SimulatedModel, after, packed, prompt_tex
 from simulatedrows import Parameters
 
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
-from sealring.mesh.ring.composition import MAX_DRAFTS, Adopting, Chunk, Keeping, Origin, ResolvedStep
-from sealring.mesh.ring.prefix_ends import Ends
-from sealring.mesh.ring.prefix_names import KEY_BYTES, PrefixNames
+from sealring.mesh.ring import (
+    KEY_BYTES,
+    MAX_DRAFTS,
+    Adopting,
+    Chunk,
+    Ends,
+    Keeping,
+    Origin,
+    PrefixNames,
+    ResolvedStep,
+)
 from sealring.mesh.rpc.problem import to_problem
-from sealring.node.engine.receipts import Delivered
+from sealring.node.engine import Delivered
 from sealring.node.engine.text.plaintext import too_long
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine

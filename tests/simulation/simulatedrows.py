@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
-from sealring.mesh.ring.composition import MAX_CHOICES
+from sealring.mesh.ring import MAX_CHOICES
 
 _RECORD = struct.Struct(f">III{MAX_CHOICES}I?32s")
 

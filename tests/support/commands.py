@@ -31,7 +31,7 @@ from sealring.mesh.member.joincode import Offer, token_for
 from sealring.mesh.system.addresses import format_address
 from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.trust.levels import TrustLevel
-from sealring.node.engine.apart import ask_apart
+from sealring.node.engine import ask_apart
 from sealring.node.identity.choice import IdentityChoice
 from sealring.v1 import admin_pb2
 

@@ -11,14 +11,27 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sealring.gateway.scheduler.actions import Action, AnnounceStep, OpenRow
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Scheduler
-from sealring.mesh.ring.composition import MAX_DRAFTS, MAX_UNSETTLED, Composition, ResolvedStep, Settling
-from sealring.mesh.ring.limits import DRAFT_ROWS
-from sealring.mesh.ring.spread import Times, between
-from sealring.node.engine.drafts import Feed, Guesses, Lookup, Runs
+from sealring.gateway.scheduler import (
+    Action,
+    AnnounceStep,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+    StepCosts,
+)
+from sealring.mesh.ring import (
+    DRAFT_ROWS,
+    MAX_DRAFTS,
+    MAX_UNSETTLED,
+    Composition,
+    ResolvedStep,
+    Settling,
+    Times,
+    between,
+)
+from sealring.node.engine import Feed, Guesses, Lookup, Runs
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

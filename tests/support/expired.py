@@ -20,8 +20,7 @@ from sealring.coordinator.store import Store
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, load_machine_state, save_tls
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.roster.memory import RosterStateFile
-from sealring.mesh.roster.reader import RosterReader
+from sealring.mesh.roster import RosterReader, RosterStateFile
 from sealring.mesh.system.files import write_atomic
 
 DAY = 24 * 3600.0

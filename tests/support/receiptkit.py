@@ -12,7 +12,7 @@ from sealring.mesh.crypto.keys import Label
 from sealring.mesh.pki.root import encode_chain
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
 from sealring.mesh.receipt.statement import Place, Statement, binding, tail_statement
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import check_roster
 from sealring.v1 import inference_pb2 as inference
 
 NONCE = bytes(range(32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sealring.gateway.scheduler.request import Request
+from sealring.gateway.scheduler import Request
 
 
 def with_progress(request: Request, **values: Any) -> Request:

@@ -17,9 +17,17 @@ from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES, Suite
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.root import RootMetadata, sign_root
-from sealring.mesh.roster.codec import complete_roster, sign_roster
-from sealring.mesh.roster.model import NO_PREVIOUS, Gateway, Ring, RingMember, Roster, RosterMember
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import (
+    NO_PREVIOUS,
+    Gateway,
+    Ring,
+    RingMember,
+    Roster,
+    RosterMember,
+    check_roster,
+    complete_roster,
+    sign_roster,
+)
 from sealring.mesh.trust.levels import TrustLevel
 
 NOW = 1_800_000_000

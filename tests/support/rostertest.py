@@ -16,9 +16,16 @@ from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
 from sealring.mesh.prompt.sealed import SealingKey
-from sealring.mesh.roster.codec import complete_roster, sign_roster
-from sealring.mesh.roster.model import NO_PREVIOUS, Ring, RingMember, Roster, RosterMember
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import (
+    NO_PREVIOUS,
+    Ring,
+    RingMember,
+    Roster,
+    RosterMember,
+    check_roster,
+    complete_roster,
+    sign_roster,
+)
 from sealring.mesh.trust.levels import SCORES, TrustLevel
 
 

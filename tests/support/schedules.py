@@ -18,10 +18,8 @@ from stagering import (
     stages_of,
 )
 
-from sealring.mesh.ring.composition import Origin
-from sealring.node.engine import params
-from sealring.node.engine.params import RowParameters
-from sealring.node.engine.prefixes import support
+from sealring.mesh.ring import Origin
+from sealring.node.engine import RowParameters, params, support
 from sealring.v1 import control_pb2 as control
 
 

@@ -12,11 +12,8 @@ from dataclasses import replace
 
 from draftedring import MESSAGE, Machine
 
-from sealring.gateway.scheduler.actions import Action, AnnounceStep, OpenRow
-from sealring.gateway.scheduler.facts import StepCosts
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Scheduler
-from sealring.mesh.ring.composition import MAX_DRAFTED, Composition, ResolvedStep, Settling
+from sealring.gateway.scheduler import Action, AnnounceStep, OpenRow, Request, Scheduler, StepCosts
+from sealring.mesh.ring import MAX_DRAFTED, Composition, ResolvedStep, Settling
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

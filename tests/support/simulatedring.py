@@ -10,20 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sealring.gateway.scheduler.actions import (
+from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
     Deliver,
     DiscardRow,
     Fail,
     Finish,
+    MemberMemory,
     OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+    StepCosts,
+    StepPlanner,
+    Timed,
 )
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
-from sealring.gateway.scheduler.planner import StepPlanner
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Scheduler
-from sealring.mesh.ring.spread import Times
+from sealring.mesh.ring import Times
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

@@ -7,9 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from sealring.mesh.ring.composition import ResolvedStep
-from sealring.node.engine import main
-from sealring.node.engine.epoch import StageEpoch
+from sealring.mesh.ring import ResolvedStep
+from sealring.node.engine import StageEpoch, main
 
 SLOW_SECONDS = 6.0
 SLOW_STEPS = {"head": 1, "tail": 5}

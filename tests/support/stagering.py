@@ -22,18 +22,24 @@ from patience import PATIENCE_SECONDS
 from small_models import tiny
 
 from sealring.mesh.errors import EpochEnded, SealringError
-from sealring.mesh.ring.composition import Adopting, Chunk, Composition, Keeping, ResolvedStep, Restoring
-from sealring.node.engine import device, params
-from sealring.node.engine.allowance import Allowance
-from sealring.node.engine.drafter import Drafter
-from sealring.node.engine.drafts import Guesses
-from sealring.node.engine.epoch import StageEpoch
-from sealring.node.engine.grammar import Grammars
-from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
-from sealring.node.engine.params import RowParameters
-from sealring.node.engine.prefixes import Prefixes, support
+from sealring.mesh.ring import Adopting, Chunk, Composition, Keeping, ResolvedStep, Restoring
+from sealring.node.engine import (
+    Allowance,
+    Asking,
+    Drafter,
+    Grammars,
+    Guesses,
+    Prefixes,
+    RowParameters,
+    StageEpoch,
+    TailDrafter,
+    TokenLogprobs,
+    asking_of,
+    device,
+    params,
+    support,
+)
 from sealring.node.engine.staging import Stage, random_model, random_stage
-from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.vision.picture import Picture
 from sealring.node.engine.vision.tower import Tower
 from sealring.node.engine.warm_up import warm_up

@@ -34,10 +34,7 @@ from stagering import (
 )
 
 from sealring.mesh.errors import EpochEnded
-from sealring.node.engine import device, params
-from sealring.node.engine.allowance import Allowance
-from sealring.node.engine.epoch import StageEpoch
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import Allowance, RowParameters, StageEpoch, device, params
 from sealring.node.engine.staging import Shard, random_model
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.wire.channel import RecordHeader

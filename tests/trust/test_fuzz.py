@@ -46,11 +46,9 @@ from sealring.mesh.pki.root import PAYLOAD_TYPE as ROOT_TYPE
 from sealring.mesh.pki.root import decode_chain, encode_chain, follow_root, verify_root_chain
 from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo, SealingKey, seal_request
 from sealring.mesh.prompt.validate import validate_prompt, validate_request
-from sealring.mesh.ring.routing import routing_key
-from sealring.mesh.roster.codec import PAYLOAD_TYPE as ROSTER_TYPE
-from sealring.mesh.roster.codec import encode_roster
-from sealring.mesh.roster.memory import RosterStateFile
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.ring import routing_key
+from sealring.mesh.roster import PAYLOAD_TYPE as ROSTER_TYPE
+from sealring.mesh.roster import RosterStateFile, check_roster, encode_roster
 from sealring.mesh.settings.config import load
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.trust.attestation import decode_statement
@@ -576,7 +574,7 @@ def test_enrolments(tmp_path: Path) -> None:
 
 
 def test_weights(tmp_path: Path) -> None:
-    from sealring.node.engine.weights import read_header, weight_files
+    from sealring.node.engine import read_header, weight_files
 
     header = b'{"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},"__metadata__":{"x":"y"}}'
     good = struct.pack("<Q", len(header)) + header + bytes(4)
@@ -595,7 +593,7 @@ def test_weights(tmp_path: Path) -> None:
 
 
 def test_model_configurations(tmp_path: Path) -> None:
-    from sealring.node.engine.weights import read_config
+    from sealring.node.engine import read_config
 
     @fuzz()
     @given(damaged((MODEL / "config.json").read_bytes()))

@@ -7,16 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput, ResourceExhausted
-from sealring.mesh.ring.composition import (
-    Composition,
-    Dropping,
-    Eviction,
-    Keeping,
-    Marking,
-    ResolvedStep,
-    Unmarking,
-)
-from sealring.node.engine.allowance import Account, Allowance
+from sealring.mesh.ring import Composition, Dropping, Eviction, Keeping, Marking, ResolvedStep, Unmarking
+from sealring.node.engine import Account, Allowance
 from sealring.v1 import control_pb2 as control
 
 OFFER = Allowance(per_token=1, per_row=20, budget=1000, per_mark=50)

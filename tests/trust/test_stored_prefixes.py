@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.ring.prefix_names import Chain, chain_of
-from sealring.node.engine.disk import blocks_of, snapshot_of
+from sealring.mesh.ring import Chain, chain_of
+from sealring.node.engine import blocks_of, snapshot_of
 from sealring.node.stored.codec import HEAD_BYTES, USES_AT, Place
 from sealring.node.stored.keys import StageIdentity, model_folder, stage_key
 from sealring.node.stored.store import Store

@@ -15,8 +15,7 @@ from sealring.cli.terminal.command import MODELS, settings_model
 from sealring.coordinator.planning.specs import KEEP_ALIVE_SECONDS
 from sealring.mesh.units import show_duration, show_size
 from sealring.node.daemon.engines import USABLE_SHARE
-from sealring.node.engine.check import ranges_of
-from sealring.node.engine.params import DEFAULT_CONTEXT_SIZE, RowParameters
+from sealring.node.engine import DEFAULT_CONTEXT_SIZE, RowParameters, ranges_of
 from sealring.node.stored import policy
 from sealring.v1 import inference_pb2
 

@@ -17,7 +17,7 @@ from sealring.mesh.pki.root import encode_chain
 from sealring.mesh.receipt.digests import AnswerHash, request_digest
 from sealring.mesh.receipt.form import NAME, receipts_json
 from sealring.mesh.receipt.statement import Earlier
-from sealring.mesh.roster.model import Revoked
+from sealring.mesh.roster import Revoked
 
 Sealring = Callable[..., Any]
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}

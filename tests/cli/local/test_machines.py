@@ -15,7 +15,7 @@ from sealring.cli.local.machines import NOTHING, FirstMachine, OtherMachine, des
 from sealring.cli.setup.settings_files import read_settings, settings_file_of
 from sealring.mesh.errors import DeadlineExceeded
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.roster.model import Ring, RingMember
+from sealring.mesh.roster import Ring, RingMember
 from sealring.node.daemon.watch import DOING, Doing, note_doing
 from sealring.v1 import admin_pb2
 

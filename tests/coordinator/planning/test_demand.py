@@ -14,7 +14,7 @@ from sealring.coordinator.planning.demand import (
     read_bytes,
 )
 from sealring.mesh.errors import ModelError
-from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS
+from sealring.mesh.ring import MAX_CONTEXT, MAX_LAYERS
 from sealring.v1 import model_pb2
 
 MOST = 1 << 50

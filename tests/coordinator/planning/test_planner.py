@@ -17,8 +17,7 @@ from sealring.coordinator.planning.demand import MARKS, Demand, capacity, longes
 from sealring.coordinator.planning.links import Link, Network
 from sealring.coordinator.planning.planner import CLEAR, memory_of, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
-from sealring.gateway.scheduler.memory import Ledger
+from sealring.gateway.scheduler import Ledger, MemberMemory, RingFacts
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import (
     FailedPrecondition,
@@ -26,8 +25,8 @@ from sealring.mesh.errors import (
     ModelError,
     ResourceExhausted,
 )
-from sealring.mesh.ring.limits import DRAFT_MARKS
-from sealring.node.engine.folder import draft_bytes, kv_bytes, mark_bytes
+from sealring.mesh.ring import DRAFT_MARKS
+from sealring.node.engine import draft_bytes, kv_bytes, mark_bytes
 from sealring.v1 import admin_pb2, model_pb2
 from sealring.v1.membership_pb2 import EpochPrepared, RowsTime
 

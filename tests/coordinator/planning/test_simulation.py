@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from sealring.coordinator.planning.planner import SHORTEST_CHUNK
 from sealring.coordinator.planning.simulation import SimulationFile, simulate
-from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_LAYERS
+from sealring.mesh.ring import MAX_CONTEXT, MAX_LAYERS
 from sealring.v1 import admin_pb2
 
 FILE: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 from sealring.coordinator.planning.specs import check_spec
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.limits import (
+from sealring.mesh.ring import (
     MAX_ALIASES,
     MAX_CONTEXT,
     MAX_KEEP_ALIVE,

@@ -23,9 +23,7 @@ from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.roster import codec
-from sealring.mesh.roster.model import Roster
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import Roster, check_roster, codec
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2, model_pb2
 

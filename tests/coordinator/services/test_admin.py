@@ -29,7 +29,7 @@ from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.pki.root import decode_chain, verify_root_chain
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import check_roster
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc
 from tests.coordinator.conftest import GIB, Cluster, channel_to, small_profile

@@ -29,7 +29,7 @@ from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import LeafKey, Role
-from sealring.mesh.roster.reader import RosterReader
+from sealring.mesh.roster import RosterReader
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import joining_channel
 from sealring.mesh.trust.attestation import Statement, sign_statement

@@ -22,8 +22,7 @@ from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store, StoredToken
 from sealring.coordinator.store.integrity import check_stored
 from sealring.mesh.pki.certificates import Role
-from sealring.mesh.roster.memory import RosterMemory
-from sealring.mesh.roster.reader import Equivocation, RosterReader
+from sealring.mesh.roster import Equivocation, RosterMemory, RosterReader
 
 NOW = crashing.NOW
 MEMORY = Path("/dev/shm")  # syncing costs nothing there, and kill -9 loses no page

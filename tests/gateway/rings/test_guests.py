@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from requestkit import with_progress
 
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
-from sealring.gateway.scheduler.actions import Fail
-from sealring.gateway.scheduler.request import TOKEN_BYTES, ChoiceProgress, Request
-from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Scheduler
+from sealring.gateway.scheduler import MAX_ATTEMPTS, TOKEN_BYTES, ChoiceProgress, Fail, Request, Scheduler
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, StageFailed
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

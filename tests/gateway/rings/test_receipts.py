@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sealring.gateway.rings.receipts import LATE_SECONDS, RECENT, Receipts, RecentRosters
-from sealring.gateway.scheduler.request import Request
+from sealring.gateway.scheduler import Request
 from sealring.mesh.receipt.statement import Place, Statement
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

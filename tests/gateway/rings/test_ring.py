@@ -18,14 +18,11 @@ from sealring.gateway.rings import ring as ring_module
 from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.members import MemberTarget
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
-from sealring.gateway.scheduler.actions import AnnounceStep, Finish
-from sealring.gateway.scheduler.facts import MemberMemory
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Load
+from sealring.gateway.scheduler import AnnounceStep, Finish, Load, MemberMemory, Request
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.images import NOTE
 from sealring.mesh.prompt.validate import MAX_TEXT_ENVELOPE_BYTES
-from sealring.mesh.ring.composition import Composition, ResolvedStep
+from sealring.mesh.ring import Composition, ResolvedStep
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
 from sealring.v1 import control_pb2 as control

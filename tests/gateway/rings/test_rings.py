@@ -16,7 +16,7 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.choice import SAMPLE
 from sealring.gateway.rings.rings import Rings
 from sealring.gateway.rings.table import MAX_RINGS
-from sealring.gateway.scheduler.request import Request
+from sealring.gateway.scheduler import Request
 from sealring.mesh.clock import AwakeClock
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from simulatedring import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
 
 from bench.summaries import percentile
+from sealring.gateway.scheduler import StepCosts
 from sealring.gateway.scheduler.budget import MANY, PrefillBudget
-from sealring.gateway.scheduler.facts import StepCosts
 
 GPU = Costs(step_ms=11.4, row_ms=0.1, prefill_ms=12.0, token_us=24.0, link_ms=1.0)
 """An 8B model on H200s."""

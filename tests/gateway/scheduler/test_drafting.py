@@ -11,9 +11,8 @@ import pytest
 from draftedring import DraftedRing, Machine
 from sharedring import SharedRing
 
+from sealring.gateway.scheduler import MemberMemory, Request, RingFacts, StepCosts
 from sealring.gateway.scheduler.drafting import DEPTHS, TOGETHER, Depth, Drafting, Likely, Step, Together, Way
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
-from sealring.gateway.scheduler.request import Request
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import inference_pb2 as inference
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.facts import MAX_TIMES, MemberMemory, RingFacts, StepCosts, Timed
+from sealring.gateway.scheduler import MemberMemory, RingFacts, StepCosts, Timed
+from sealring.gateway.scheduler.facts import MAX_TIMES
 
 
 def test_the_slowest_stage_counts() -> None:

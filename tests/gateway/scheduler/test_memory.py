@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
-from sealring.gateway.scheduler.memory import BLOCK, Ledger, rounded
-from sealring.gateway.scheduler.request import Request, Row
-from sealring.mesh.ring.spread import round_seconds
+from sealring.gateway.scheduler import Ledger, MemberMemory, Request, RingFacts, Row, StepCosts
+from sealring.gateway.scheduler.memory import BLOCK, rounded
+from sealring.mesh.ring import round_seconds
 from sealring.v1 import inference_pb2 as inference
 
 members = st.lists(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sealring.gateway.scheduler import Request, Row
 from sealring.gateway.scheduler.prefill import PrefillLine
-from sealring.gateway.scheduler.request import Request, Row
 from sealring.v1 import inference_pb2 as inference
 
 

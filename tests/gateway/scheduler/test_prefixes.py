@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.gateway.scheduler import prefixes
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
-from sealring.gateway.scheduler.memory import Ledger
+from sealring.gateway.scheduler import Ledger, MemberMemory, Request, RingFacts, Row, prefixes
 from sealring.gateway.scheduler.prefixes import PrefixCache
-from sealring.gateway.scheduler.request import Request, Row
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import MAX_PREFIXES, Origin
-from sealring.mesh.ring.prefix_ends import Ends
+from sealring.mesh.ring import MAX_PREFIXES, OPENING, Ends, Origin, PrefixNames, split
 from sealring.mesh.ring.prefix_marks import MOST
-from sealring.mesh.ring.prefix_names import OPENING, PrefixNames, split
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sealring.gateway.scheduler import Request, Row, retry_after
 from sealring.gateway.scheduler.queue import (
     AHEAD_SECONDS,
     MOST_KEYS,
@@ -16,9 +17,7 @@ from sealring.gateway.scheduler.queue import (
     FairQueue,
     Pace,
     Turns,
-    retry_after,
 )
-from sealring.gateway.scheduler.request import Request, Row
 from sealring.mesh.prompt.numbers import MAX_PRIORITY
 from sealring.v1 import inference_pb2 as inference
 

@@ -9,15 +9,29 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from sealring.gateway.scheduler.actions import Action, AnnounceStep, DiscardRow, OpenRow, RecallBlocks
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
+from sealring.gateway.scheduler import (
+    Action,
+    AnnounceStep,
+    DiscardRow,
+    MemberMemory,
+    OpenRow,
+    RecallBlocks,
+    Request,
+    RingFacts,
+    Scheduler,
+)
 from sealring.gateway.scheduler.recalls import LEAST_SECONDS, RETRY_SECONDS
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Scheduler
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import Composition, ResolvedStep, Restoring
-from sealring.mesh.ring.prefix_names import STORED_BLOCK, Chain, PrefixNames, chain_of
-from sealring.node.engine.allowance import Account, Allowance
+from sealring.mesh.ring import (
+    STORED_BLOCK,
+    Chain,
+    Composition,
+    PrefixNames,
+    ResolvedStep,
+    Restoring,
+    chain_of,
+)
+from sealring.node.engine import Account, Allowance
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

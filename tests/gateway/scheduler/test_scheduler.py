@@ -11,23 +11,27 @@ from hypothesis import strategies as st
 from requestkit import with_progress
 
 from sealring.coordinator.rings.epochs import FIRST_BACKOFF, LAST_BACKOFF
-from sealring.gateway.scheduler.actions import (
+from sealring.gateway.scheduler import (
+    MAX_ATTEMPTS,
+    TOKEN_BYTES,
     Action,
     AnnounceStep,
     Begin,
     DiscardRow,
     Fail,
     Finish,
+    MemberMemory,
     OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+    StepCosts,
 )
 from sealring.gateway.scheduler.budget import MANY
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.planner import EXTENSION
-from sealring.gateway.scheduler.request import TOKEN_BYTES, Request
-from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, OPEN_AHEAD, OPEN_BYTES, Scheduler
+from sealring.gateway.scheduler.scheduler import OPEN_AHEAD, OPEN_BYTES
 from sealring.mesh.errors import EpochEnded, Internal, InvalidInput
-from sealring.mesh.ring.composition import Composition
-from sealring.mesh.ring.spread import round_seconds
+from sealring.mesh.ring import Composition, round_seconds
 from sealring.mesh.rpc.reach import Backoff
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

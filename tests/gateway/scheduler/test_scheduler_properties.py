@@ -11,29 +11,42 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sealring.gateway.scheduler.actions import AnnounceStep, Begin, Deliver, DiscardRow, Fail, Finish, OpenRow
+from sealring.gateway.scheduler import (
+    MAX_ATTEMPTS,
+    AnnounceStep,
+    Begin,
+    Deliver,
+    DiscardRow,
+    Fail,
+    Finish,
+    MemberMemory,
+    OpenRow,
+    Request,
+    RingFacts,
+    Scheduler,
+    StepCosts,
+)
 from sealring.gateway.scheduler.budget import MANY
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts
 from sealring.gateway.scheduler.memory import rounded
-from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS, Scheduler
 from sealring.mesh.errors import EpochEnded, InvalidInput
-from sealring.mesh.ring.composition import (
+from sealring.mesh.ring import (
+    MAX_RUNS,
     Adopting,
     Chunk,
     Composition,
     Dropping,
+    Ends,
     Eviction,
     Keeping,
     Marking,
+    Names,
     Origin,
+    PrefixNames,
     ResolvedStep,
     Settling,
     Unmarking,
+    ends,
 )
-from sealring.mesh.ring.limits import MAX_RUNS
-from sealring.mesh.ring.prefix_ends import Ends
-from sealring.mesh.ring.prefix_names import Names, PrefixNames, ends
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from simulatedring import STAIRS, Costs, SimulatedRing
 
-from sealring.gateway.scheduler.request import Request
+from sealring.gateway.scheduler import Request
 from sealring.v1 import inference_pb2 as inference
 
 

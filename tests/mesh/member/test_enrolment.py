@@ -27,9 +27,7 @@ from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
 from sealring.mesh.pki.authority import ClusterCA
 from sealring.mesh.pki.certificates import ROLES, LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
-from sealring.mesh.roster.codec import complete_roster, sign_roster
-from sealring.mesh.roster.model import NO_PREVIOUS, Roster, RosterMember
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import NO_PREVIOUS, Roster, RosterMember, check_roster, complete_roster, sign_roster
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.trust.attestation import Posture, Statement, decode_statement

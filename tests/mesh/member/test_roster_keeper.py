@@ -22,9 +22,7 @@ from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
 from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial
 from sealring.mesh.pki.root import decode_chain, encode_chain, sign_root, verify_root_chain
-from sealring.mesh.roster.memory import RosterStateFile
-from sealring.mesh.roster.model import Gateway, Revoked
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import Gateway, Revoked, RosterStateFile, check_roster
 
 GATEWAY = SoftwareSigner.generate().public_key
 

@@ -14,7 +14,7 @@ from sealring.mesh.errors import ReceiptError
 from sealring.mesh.pki.root import MAX_CHAIN_BYTES
 from sealring.mesh.receipt.form import MAX_RECEIPTS, receipts_json, receipts_of
 from sealring.mesh.receipt.statement import MAX_STATEMENT_BYTES
-from sealring.mesh.ring.composition import MAX_CHOICES
+from sealring.mesh.ring import MAX_CHOICES
 from sealring.v1 import inference_pb2 as inference
 
 SIGNED = inference.HeadReceipt(statement=b"s", signature=b"h")

@@ -20,7 +20,7 @@ from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_di
 from sealring.mesh.receipt.form import receipts_json, receipts_of
 from sealring.mesh.receipt.statement import Earlier, parse_statement, tail_statement
 from sealring.mesh.receipt.verify import Known, check_receipt, check_together, verify_receipt
-from sealring.mesh.roster.model import Revoked
+from sealring.mesh.roster import Revoked
 from sealring.v1 import inference_pb2 as inference
 
 

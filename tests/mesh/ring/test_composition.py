@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import (
+from sealring.mesh.ring import (
     MAX_CHANGES,
-    MAX_GAPS,
     MAX_LANES,
     MAX_PREFIXES,
     Admission,
@@ -28,6 +27,7 @@ from sealring.mesh.ring.composition import (
     Restoring,
     Settling,
 )
+from sealring.mesh.ring.composition import MAX_GAPS
 from sealring.mesh.ring.prefix_marks import MOST
 from sealring.v1 import control_pb2 as control
 

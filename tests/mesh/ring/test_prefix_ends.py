@@ -7,8 +7,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.mesh.ring.prefix_ends import MOST, SHARED, Ends
-from sealring.mesh.ring.prefix_names import MAX_ENDS, OPENING, Names, PrefixNames, boundaries, ends, split
+from sealring.mesh.ring import OPENING, Ends, Names, PrefixNames, ends, split
+from sealring.mesh.ring.prefix_ends import MOST, SHARED
+from sealring.mesh.ring.prefix_names import MAX_ENDS, boundaries
 
 KEY = bytes(32)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sealring.mesh.ring.prefix_marks import MOST, NEWEST, thinned
+from sealring.mesh.ring import thinned
+from sealring.mesh.ring.prefix_marks import MOST, NEWEST
 
 
 def test_the_newest_are_left_and_of_the_others_no_gap_grows_more_than_it_must() -> None:

@@ -11,22 +11,20 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.prefix_names import (
-    BLOCK,
+from sealring.mesh.ring import (
     KEY_BYTES,
     MAX_CHAIN_BYTES,
-    MAX_SCOPE_BYTES,
     NAME_BYTES,
     STORED_BLOCK,
     Chain,
     PrefixNames,
-    boundaries,
     chain_of,
     clear_scope,
     edges,
     sealed_scope,
     split,
 )
+from sealring.mesh.ring.prefix_names import BLOCK, MAX_SCOPE_BYTES, boundaries
 
 KEY = bytes(KEY_BYTES)
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.mesh.ring.routing import MOST_LEEWAY, SHORTEST, choose, leeway, ranked, routing_key
+from sealring.mesh.ring import choose, leeway, ranked, routing_key
+from sealring.mesh.ring.routing import MOST_LEEWAY, SHORTEST
 from sealring.v1 import inference_pb2 as inference
 
 SECRET = bytes(range(32))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.ring.spread import ALIKE, round_seconds, rounds_with_another, spreads
+from sealring.mesh.ring import round_seconds, rounds_with_another, spreads
+from sealring.mesh.ring.spread import ALIKE
 
 STAIRS = (1.0, 1.0, 1.14, 1.28, 1.66, 2.04, 2.27, 2.5, 3.14, *[3.95] * 23, *[7.8] * 32)
 """Steps of 1 to 64 rows of a 4-bit model on an M3 Max."""

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.unbroken import MAX_UNBROKEN, around, unbroken
+from sealring.mesh.ring import MAX_UNBROKEN, around
+from sealring.mesh.ring.unbroken import unbroken
 from sealring.v1 import control_pb2 as control
 
 

@@ -7,7 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.ring.wishes import MOST, Wishes
+from sealring.mesh.ring import Wishes
+from sealring.mesh.ring.wishes import MOST
 
 TIMES = st.one_of(st.none(), st.just(0.0), st.integers(1, 5000).map(float), st.just(math.inf))
 

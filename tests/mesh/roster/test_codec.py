@@ -18,18 +18,19 @@ from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.errors import NotFound, RosterError
-from sealring.mesh.roster.codec import (
+from sealring.mesh.roster import (
     MAX_PAYLOAD_BYTES,
     PAYLOAD_TYPE,
+    Gateway,
+    Revoked,
+    RingMember,
+    Roster,
+    check_roster,
     complete_roster,
     encode_roster,
-    fits,
-    parse_roster,
     sign_roster,
-    size_cap,
 )
-from sealring.mesh.roster.model import Gateway, Revoked, RingMember, Roster
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster.codec import fits, parse_roster, size_cap
 from sealring.mesh.trust.levels import TrustLevel
 
 NOW = 1_800_000_000

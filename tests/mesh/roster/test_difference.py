@@ -14,9 +14,7 @@ from rosterkit import NOW, make_member
 
 from sealring.mesh.crypto.dsse import parse_envelope, sign_envelope
 from sealring.mesh.errors import RosterError
-from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE
-from sealring.mesh.roster.difference import roster_update, whole_roster
-from sealring.mesh.roster.reader import check_roster
+from sealring.mesh.roster import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, check_roster, roster_update, whole_roster
 from sealring.v1.membership_pb2 import RosterDifference, RosterUpdate, Splice
 
 POOL = [make_member() for _ in range(12)]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sealring.mesh.errors import RosterError
-from sealring.mesh.roster.memory import RosterState, RosterStateFile
+from sealring.mesh.roster import RosterStateFile
+from sealring.mesh.roster.memory import RosterState
 
 
 def test_every_bit_that_flips_is_found_and_the_file_is_named(tmp_path: Path) -> None:

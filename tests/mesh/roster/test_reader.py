@@ -24,15 +24,20 @@ from sealring.mesh.crypto.dsse import (
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, RosterError
 from sealring.mesh.pki.root import sign_root
-from sealring.mesh.roster.codec import (
+from sealring.mesh.roster import (
     MAX_PAYLOAD_BYTES,
     PAYLOAD_TYPE,
+    Equivocation,
+    RosterMemory,
+    RosterReader,
+    RosterStateFile,
+    check_roster,
     complete_roster,
     encode_roster,
     sign_roster,
 )
-from sealring.mesh.roster.memory import RosterMemory, RosterState, RosterStateFile
-from sealring.mesh.roster.reader import MAX_VERSION_JUMP, Equivocation, RosterReader, check_roster
+from sealring.mesh.roster.memory import RosterState
+from sealring.mesh.roster.reader import MAX_VERSION_JUMP
 
 NOW = 1_800_000_000
 

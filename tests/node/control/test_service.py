@@ -20,8 +20,8 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, to_pe
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request
 from sealring.mesh.receipt.digests import request_digest
 from sealring.mesh.receipt.statement import TailStatement, parse_statement
-from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
-from sealring.mesh.roster.model import RingMember
+from sealring.mesh.ring import MAX_CHANGES, MAX_CHOICES
+from sealring.mesh.roster import RingMember
 from sealring.mesh.rpc import silence
 from sealring.mesh.rpc.interceptor import Lease
 from sealring.mesh.rpc.pieces import PIECE_BYTES, Outgoing

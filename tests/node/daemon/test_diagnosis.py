@@ -16,7 +16,7 @@ import pytest
 
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.pki.certificates import PeerIdentity, Role
-from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster import Roster
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import channel_options, secure_channel, server_credentials

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import Conflict, DeadlineExceeded, EpochEnded, FailedPrecondition
-from sealring.mesh.roster.model import RingMember
+from sealring.mesh.roster import RingMember
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import (
     MAX_GUESTS,

@@ -20,7 +20,7 @@ from sealring.mesh.errors import (
     Unavailable,
 )
 from sealring.mesh.prompt.sealed import ReplayGuard, ReplyOpener, RequestInfo, SealingKey, seal_request
-from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster import Roster
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.daemon import sealed_rows
 from sealring.node.daemon.sealed_rows import CHUNK_BYTES, SealedRows, Unsealer

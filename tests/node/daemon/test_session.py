@@ -15,8 +15,7 @@ from sealring.mesh.member.coordinators import Coordinators
 from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_identity
 from sealring.mesh.pki.certificates import PeerIdentity, Role
-from sealring.mesh.roster.codec import PAYLOAD_TYPE
-from sealring.mesh.roster.difference import roster_update
+from sealring.mesh.roster import PAYLOAD_TYPE, roster_update
 from sealring.mesh.rpc import silence
 from sealring.mesh.rpc.reach import Backoff
 from sealring.mesh.rpc.server import Server

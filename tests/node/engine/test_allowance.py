@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput, ResourceExhausted
-from sealring.mesh.ring.composition import Composition
-from sealring.node.engine.allowance import Account, Allowance
+from sealring.mesh.ring import Composition
+from sealring.node.engine import Account, Allowance
 from sealring.v1 import control_pb2 as control
 
 OFFER = Allowance(per_token=1, per_row=10, budget=800)

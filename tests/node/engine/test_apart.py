@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sealring.mesh.errors import FailedPrecondition, Internal, ModelError
-from sealring.node.engine.apart import ask_apart
+from sealring.node.engine import ask_apart
 
 SCRIPTS = {
     "crashes": "import os\nos.abort()\n",

@@ -11,11 +11,7 @@ from patience import PATIENCE_SECONDS
 from stagering import Prompts, Ring, compute_thread, config_of, prompt_of, stages_of
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
-from sealring.node.engine import params, threads
-from sealring.node.engine.allowance import Allowance
-from sealring.node.engine.epoch import StageEpoch
-from sealring.node.engine.params import RowParameters
-from sealring.node.engine.prefixes import Prefixes
+from sealring.node.engine import Allowance, Prefixes, RowParameters, StageEpoch, params, threads
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.transfer import register
 from sealring.node.engine.warm_up import warm_up

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import ResourceExhausted
-from sealring.node.engine import params
-from sealring.node.engine.allowance import Allowance
-from sealring.node.engine.epoch import MAX_STEPS_AHEAD, StageEpoch
-from sealring.node.engine.prefixes import Prefixes
+from sealring.node.engine import Allowance, Prefixes, StageEpoch, params
+from sealring.node.engine.epoch import MAX_STEPS_AHEAD
 from sealring.node.engine.staging import random_stage
 from sealring.node.engine.text import front as front_module
 from sealring.node.engine.text.front import Front

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from small_models import tiny
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.node.engine.check import check, ranges_of
+from sealring.node.engine import ranges_of
+from sealring.node.engine.check import check
 
 ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
 CONFIGS: dict[str, dict[str, Any]] = json.loads(ARCHS.read_bytes())

@@ -12,8 +12,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine import device, mlx_lm_import, weights
-from sealring.node.engine.ranges import Range, needed
+from sealring.node.engine import device, mlx_lm_import, needed, weights
+from sealring.node.engine.ranges import Range
 from sealring.node.engine.staging import build_skeleton
 
 Weights = dict[str, mx.array]

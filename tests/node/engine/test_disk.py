@@ -11,11 +11,10 @@ from patience import PATIENCE_SECONDS
 from stagering import CHUNK, Prompts, Ring, compute_thread, expected, prompt_of, stages_of
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.prefix_names import STORED_BLOCK, Chain, chain_of, names_key
-from sealring.node.engine import params
+from sealring.mesh.ring import STORED_BLOCK, Chain, chain_of, names_key
+from sealring.node.engine import RowParameters, params
 from sealring.node.engine.blocks import layout_of
 from sealring.node.engine.disk import Disk
-from sealring.node.engine.params import RowParameters
 from sealring.node.engine.staging import Stage
 from sealring.node.stored.codec import HEAD_BYTES, Head, Place
 from sealring.node.stored.store import Store

@@ -14,10 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stagering import SEED, compute_thread, config_of, expected, prompt_of, setting
 
-from sealring.node.engine import params
-from sealring.node.engine.drafter import Desks, Drafter
-from sealring.node.engine.drafts import Guesses
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import Drafter, Guesses, RowParameters, params
+from sealring.node.engine.drafter import Desks
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.warm_up import warm_up
 from sealring.v1 import control_pb2 as control

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import ResolvedStep, Settling
-from sealring.node.engine.drafts import CAUGHT_UP, Guesses, Lookup, Runs
+from sealring.mesh.ring import ResolvedStep, Settling
+from sealring.node.engine import Guesses, Lookup, Runs
+from sealring.node.engine.drafts import CAUGHT_UP
 from sealring.node.wire.timelog import now
 
 

@@ -33,12 +33,9 @@ from stagering import (
 )
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal, InvalidInput, ResourceExhausted
-from sealring.node.engine import params, transfer
-from sealring.node.engine.allowance import Allowance
-from sealring.node.engine.epoch import StageEpoch
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import Allowance, RowParameters, SharedSendBuffer, StageEpoch, params, transfer
 from sealring.node.engine.staging import Stage, random_stage
-from sealring.node.engine.transfer import SendBuffer, SharedSendBuffer, SharedTransfer
+from sealring.node.engine.transfer import SendBuffer, SharedTransfer
 from sealring.node.wire.channel import Kind
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import trace_pb2

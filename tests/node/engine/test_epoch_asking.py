@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from schedules import make_steps
 from stagering import Prompts, Ring, prompt_of, run, stages_of, whole
 
-from sealring.node.engine import params
-from sealring.node.engine.logprobs import TokenLogprobs
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import RowParameters, TokenLogprobs, params
 from sealring.node.engine.seats import results
 from sealring.v1 import control_pb2 as control
 

@@ -32,15 +32,11 @@ from stagering import (
 )
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine import params
-from sealring.node.engine.drafter import Desks, Drafter
-from sealring.node.engine.drafts import Guesses, Lookup
-from sealring.node.engine.grammar import Grammars
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import Drafter, Grammars, Guesses, Lookup, RowParameters, load_stage, params
+from sealring.node.engine.drafter import Desks
 from sealring.node.engine.staging import Stage, build_skeleton, random_stage
 from sealring.node.engine.text.piecewise import as_json
 from sealring.node.engine.text.tokenizer import load_tokenizer
-from sealring.node.engine.weights import load_stage
 from sealring.v1 import control_pb2 as control
 
 TOKENS = 14

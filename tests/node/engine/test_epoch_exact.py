@@ -34,11 +34,8 @@ from stagering import (
     stages_of,
 )
 
-from sealring.mesh.ring.composition import MAX_DRAFTED, MAX_UNSETTLED
-from sealring.node.engine import params
-from sealring.node.engine.drafter import Drafter
-from sealring.node.engine.params import RowParameters
-from sealring.node.engine.prefixes import support
+from sealring.mesh.ring import MAX_DRAFTED, MAX_UNSETTLED
+from sealring.node.engine import Drafter, RowParameters, params, support
 from sealring.node.engine.staging import random_stage
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

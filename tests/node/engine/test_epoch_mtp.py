@@ -18,14 +18,13 @@ from patience import PATIENCE_SECONDS
 from small_models import tiny
 from stagering import CHUNK, Prompts, Ring, compute_thread, config_of
 
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import RowParameters, TailDrafter, load_stage
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.mtp_head import FORMATS, MtpHead
 from sealring.node.engine.staging.skeleton import build_skeleton
-from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.warm_up import warm_up
-from sealring.node.engine.weights import load_mtp_head, load_stage
+from sealring.node.engine.weights import load_mtp_head
 from sealring.v1 import control_pb2 as control
 
 TOKENS = 16

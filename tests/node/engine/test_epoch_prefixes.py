@@ -11,10 +11,8 @@ from schedules import check_prefixes, check_prefixes_over_epochs
 from stagering import CHUNK, Prompts, Ring, combinations, expected, prompt_of, run_on, stages_of
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import Adopting, Keeping, Origin
-from sealring.node.engine import params
-from sealring.node.engine.params import RowParameters
-from sealring.node.engine.prefixes import Prefixes
+from sealring.mesh.ring import Adopting, Keeping, Origin
+from sealring.node.engine import Prefixes, RowParameters, params
 from sealring.v1 import control_pb2 as control
 
 PREFIX_FAMILIES = ["llama", "qwen3", "gemma3_text", "mixtral", "gpt_oss", "deepseek_v3", "mamba2", "qwen3:4"]

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from schedules import make_steps
 from stagering import FAMILIES, combinations, expected, prompt_of, run, stages_of
 
-from sealring.node.engine import params
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import RowParameters, params
 from sealring.node.engine.staging.interception import intercept_call
 from sealring.v1 import control_pb2 as control
 

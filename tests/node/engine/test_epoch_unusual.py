@@ -8,7 +8,7 @@ import pytest
 from schedules import check_prefixes, make_steps
 from stagering import UNUSUAL, combinations, expected, prompt_of, run
 
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import RowParameters
 
 
 @pytest.mark.parametrize(

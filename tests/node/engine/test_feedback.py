@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded
-from sealring.mesh.ring.composition import ResolvedStep
+from sealring.mesh.ring import ResolvedStep
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 
 

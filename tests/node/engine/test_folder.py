@@ -10,9 +10,9 @@ import pytest
 from stagering import config_of
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.mesh.ring.limits import DRAFT_MARKS
-from sealring.node.engine import folder
-from sealring.node.engine.profile import digest, profile
+from sealring.mesh.ring import DRAFT_MARKS
+from sealring.node.engine import digest, folder
+from sealring.node.engine.profile import profile
 from sealring.v1 import engine_pb2 as engine
 
 Write = Callable[..., Path]

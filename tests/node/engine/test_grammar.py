@@ -20,14 +20,12 @@ from schedules import make_steps
 from stagering import compute_thread, run_on
 
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, Unavailable
-from sealring.node.engine import params, trial
-from sealring.node.engine.grammar import Follower, Grammars, Masks
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import Grammars, RowParameters, load_stage, params, trial
+from sealring.node.engine.grammar import Follower, Masks
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.text.constraints import grammar_of
 from sealring.node.engine.text.sections import Format
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
-from sealring.node.engine.weights import load_stage
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = Path(__file__).parents[3] / "examples" / "demo_model" / "model"

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache
 
 from sealring.mesh.errors import Internal
-from sealring.mesh.ring.composition import Composition
-from sealring.mesh.ring.spread import Times
+from sealring.mesh.ring import Composition, Times
+from sealring.node.engine import RowParameters
 from sealring.node.engine.lanes import PATIENCE, Lane, Lanes, Row
-from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import caches
 from sealring.node.engine.staging.mrope import Positions

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.node.engine.logprobs import LOWEST, Reporter, asking_of, unpack, words_of
+from sealring.node.engine import asking_of
+from sealring.node.engine.logprobs import LOWEST, Reporter, unpack, words_of
 
 
 def reference(logits: list[float], token: int, count: int) -> tuple[float, list[tuple[int, float]]]:

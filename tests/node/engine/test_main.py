@@ -20,9 +20,8 @@ from typing import Any
 
 import pytest
 
-from sealring.mesh.ring.prefix_names import STORED_BLOCK, clear_scope
-from sealring.node.engine import device, main
-from sealring.node.engine.profile import digest
+from sealring.mesh.ring import STORED_BLOCK, clear_scope
+from sealring.node.engine import device, digest, main
 from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine

@@ -13,10 +13,10 @@ from small_models import tiny
 from stagering import config_of
 
 from sealring.mesh.errors import ModelError
+from sealring.node.engine import load_lazily, load_stage, needed, read_header
 from sealring.node.engine.profile import profile
-from sealring.node.engine.ranges import needed
 from sealring.node.engine.staging.mtp_head import keeps_embedding, one_layer
-from sealring.node.engine.weights import load_lazily, load_mtp_head, load_stage, read_header
+from sealring.node.engine.weights import load_mtp_head
 
 
 @pytest.fixture

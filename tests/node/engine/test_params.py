@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine import params
-from sealring.node.engine.params import BLOCK, RowParameters
+from sealring.node.engine import RowParameters, params
+from sealring.node.engine.params import BLOCK
 from sealring.node.engine.vision.grid import Grid
 from sealring.v1 import inference_pb2 as inference
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.node.engine import mlx_lm_import
+from sealring.node.engine import RowParameters, mlx_lm_import
 from sealring.node.engine.logprobs import unpack
-from sealring.node.engine.params import RowParameters, from_sampling
+from sealring.node.engine.params import from_sampling
 from sealring.node.engine.penalties import History
 from sealring.node.engine.sampling import Sampler
 from sealring.v1 import inference_pb2 as inference

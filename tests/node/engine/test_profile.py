@@ -14,8 +14,8 @@ import pytest
 from visionmodels import write_folder
 
 import sealring.node.engine
-from sealring.node.engine.profile import COVERED, digest, max_context, profile
-from sealring.node.engine.weights import load_stage
+from sealring.node.engine import digest, load_stage
+from sealring.node.engine.profile import COVERED, max_context, profile
 from sealring.node.models.manifest import belongs
 
 Folder = Callable[..., Path]

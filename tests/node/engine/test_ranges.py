@@ -10,10 +10,9 @@ import mlx.core as mx
 import pytest
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine import ranges
+from sealring.node.engine import load_stage, ranges
 from sealring.node.engine.check import check
 from sealring.node.engine.profile import profile
-from sealring.node.engine.weights import load_stage
 from sealring.node.models import kept, manifest, partial_model
 from sealring.node.models.folders import NOTE
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.receipt.digests import AnswerHash, sampled_digest
-from sealring.mesh.ring.composition import ResolvedStep, Settling
-from sealring.node.engine.receipts import Delivered, Sampled, bring
+from sealring.mesh.ring import ResolvedStep, Settling
+from sealring.node.engine import Delivered, Sampled, bring
 from sealring.v1 import inference_pb2 as inference
 
 BINDING = bytes(range(32))

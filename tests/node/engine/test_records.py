@@ -3,11 +3,10 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from sealring.mesh.ring.composition import Chunk, ResolvedStep
-from sealring.node.engine import records
+from sealring.mesh.ring import Chunk, ResolvedStep
+from sealring.node.engine import SharedSendBuffer, records
 from sealring.node.engine.staging import StageSpec, TensorSpec
 from sealring.node.engine.staging.layout import TOKENS
-from sealring.node.engine.transfer import SharedSendBuffer
 from sealring.node.wire.channel import Kind
 
 HIDDEN = TensorSpec("hidden", "bfloat16", (3,))

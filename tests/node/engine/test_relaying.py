@@ -10,9 +10,9 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
+from sealring.node.engine import load_stage
 from sealring.node.engine.relaying import RelaidLinear, pays, relay
 from sealring.node.engine.staging import Stage, random_stage
-from sealring.node.engine.weights import load_stage
 
 Archs = dict[str, dict[str, Any]]
 

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.node.engine import mlx_lm_import, ranks
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import RowParameters, mlx_lm_import, ranks
 from sealring.node.engine.sampling import Sampler
 
 VOCABULARY = 50

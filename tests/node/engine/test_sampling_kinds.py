@@ -7,8 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from sealring.node.engine import device, sampling_kinds
-from sealring.node.engine.params import RowParameters
+from sealring.node.engine import RowParameters, device, sampling_kinds
 from sealring.node.engine.ranks import MOST
 from sealring.node.engine.staging import random_stage
 

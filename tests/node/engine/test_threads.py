@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal
-from sealring.mesh.ring.composition import ResolvedStep
+from sealring.mesh.ring import ResolvedStep
+from sealring.node.engine import SharedSendBuffer
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.threads import LAUNCHES, DeviceWaits, Inbox, Intake, Outbox, StepTimes
-from sealring.node.engine.transfer import SharedSendBuffer
 from sealring.node.wire.channel import Kind, RecordHeader
 
 STEP = ResolvedStep(1, bytes(32), (), (), None, (), ())

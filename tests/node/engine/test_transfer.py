@@ -6,8 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from sealring.node.engine import SharedSendBuffer
 from sealring.node.engine.staging import TensorSpec
-from sealring.node.engine.transfer import SharedSendBuffer, SharedTransfer, transfer
+from sealring.node.engine.transfer import SharedTransfer, transfer
 
 TENSORS = (TensorSpec("hidden", "bfloat16", (4, 3)), TensorSpec("ids", "int32", ()))
 

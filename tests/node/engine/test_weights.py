@@ -10,9 +10,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from sealring.mesh.errors import ModelError
+from sealring.node.engine import load_stage
 from sealring.node.engine.check import check
 from sealring.node.engine.staging import random_model
-from sealring.node.engine.weights import load_stage
 
 Folder = Callable[..., Path]
 

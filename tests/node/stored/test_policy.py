@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.ring.prefix_names import NAME_BYTES, NO_CHAIN, Chain
+from sealring.mesh.ring import NAME_BYTES, NO_CHAIN, Chain
 from sealring.node.stored import policy
 from sealring.node.stored.policy import Entry, Sights, WriteBudget, bound, victims
 

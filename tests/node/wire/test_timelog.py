@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.ring.limits import MAX_SPANS
+from sealring.mesh.ring import MAX_SPANS
 from sealring.node.wire.timelog import TimeLog, process_trace, span
 from sealring.v1 import trace_pb2
 

@@ -132,7 +132,7 @@ async def ends(ring, name: str) -> None:
 def gateway_of(answer) -> str:
     from sealring.mesh.crypto.dsse import parse_envelope
     from sealring.mesh.crypto.encoding import parse_json_object
-    from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE
+    from sealring.mesh.roster import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE
 
     opened = parse_envelope(answer.roster, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     document = parse_json_object(opened.payload, max_bytes=MAX_PAYLOAD_BYTES)

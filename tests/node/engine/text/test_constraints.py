@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.grammar import Follower, Grammars
+from sealring.node.engine import Grammars
+from sealring.node.engine.grammar import Follower
 from sealring.node.engine.text.constraints import grammar_of, may_be_held
 from sealring.node.engine.text.sections import Format, format_of
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer

@@ -16,10 +16,18 @@ from tokenizers import decoders, models, pre_tokenizers
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.mesh.prompt.validate import MAX_STOP_CHARACTERS
 from sealring.mesh.receipt.digests import HASH_BYTES
-from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep, Restoring
-from sealring.mesh.ring.prefix_names import OPENING, Chain, split
-from sealring.node.engine import params
-from sealring.node.engine.logprobs import TokenLogprobs
+from sealring.mesh.ring import (
+    OPENING,
+    Adopting,
+    Chain,
+    Chunk,
+    Keeping,
+    Origin,
+    ResolvedStep,
+    Restoring,
+    split,
+)
+from sealring.node.engine import TokenLogprobs, params
 from sealring.node.engine.text import front as front_module
 from sealring.node.engine.text.chat import sections_of
 from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings

@@ -14,8 +14,7 @@ import pytest
 from hostileimages import BAD, HOSTILE, picture, saved
 from visionmodels import FAMILIES, tokenizer, write_folder, write_model
 
-from sealring.mesh.ring.composition import Keeping, Origin
-from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, clear_scope
+from sealring.mesh.ring import KEY_BYTES, NO_CHAIN, Chain, Keeping, Origin, clear_scope
 from sealring.node.engine import params
 from sealring.node.engine.text.front import Front, StoredNames
 from sealring.v1 import engine_pb2 as engine

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.grammar import Follower, Grammars
+from sealring.node.engine import Grammars
+from sealring.node.engine.grammar import Follower
 from sealring.node.engine.text.calls import read_calls
 from sealring.node.engine.text.constraints import grammar_of
 from sealring.node.engine.text.notations.notation import NOTATIONS, Flat, Headed, Objects, Pieces

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sealring.mesh.ring.limits import MAX_CONTEXT
-from sealring.mesh.ring.unbroken import MAX_UNBROKEN
+from sealring.mesh.ring import MAX_CONTEXT, MAX_UNBROKEN
 from sealring.node.engine.vision.grid import Grid, grids_of, needs_grids, possible
 from sealring.node.engine.vision.picture import Picture
 

@@ -10,13 +10,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from sealring.node.engine import load_lazily, needed, read_header
 from sealring.node.engine.profile import profile
-from sealring.node.engine.ranges import needed
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.vision.check import prompts, random_whole, save
 from sealring.node.engine.vision.sizes import UNFIT, can_see, largest_image, why_blind
 from sealring.node.engine.vision.tower import Tower, load_tower
-from sealring.node.engine.weights import load_lazily, read_header
 
 FAMILY: dict[str, Any] = json.loads((Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes())[
     "gemma3"

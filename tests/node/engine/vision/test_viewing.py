@@ -17,7 +17,7 @@ from hostileimages import BAD, HOSTILE, endless_scans, picture, saved
 from visionmodels import FAMILIES, tokenizer, write_folder
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
+from sealring.mesh.ring import MAX_PREFILL_CHUNK
 from sealring.node.engine.vision.picture import with_digests
 from sealring.node.engine.vision.viewing import Reading, Seen, Viewer, ViewerError
 from sealring.v1 import inference_pb2 as inference
