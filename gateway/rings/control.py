@@ -26,7 +26,7 @@ from sealring.mesh.member.introduction import Introduced, introduce, write_first
 from sealring.mesh.member.proof import Credentials, Purpose, VerifyProof, of_identity
 from sealring.mesh.rpc.pieces import Joiner, Outgoing
 from sealring.mesh.rpc.problem import from_problem
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc.status import from_rpc_error, is_servers
 from sealring.mesh.rpc.tls import PeerChannel, is_own_cancellation
 from sealring.mesh.rpc.wire import check_fields
 from sealring.v1 import control_pb2 as control
@@ -68,6 +68,11 @@ about 1 MiB of them, four fields to 14 bytes."""
 
 _FORWARDED = (b"\x4a", b"\x52")
 """First bytes of `forward` (9) and `forwarded` (10)."""
+
+
+class Unheard(EpochEnded):
+    """A connection broke or fell silent without a member's word. The epoch may go on: maybe nothing that was
+    sent last has reached a member."""
 
 
 class MemberStream:
@@ -123,9 +128,9 @@ class MemberStream:
                 await write_first(self.call, _message(attach=attach))
                 return self._attached(await self.call.read())
         except TimeoutError:
-            raise EpochEnded("a member did not answer in time", reason="MEMBER_SILENT") from None
+            raise Unheard("a member did not answer in time", reason="MEMBER_SILENT") from None
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise _of_status(error, self.target.id) from None
         except asyncio.InvalidStateError:
             raise await self.failure() from None
 
@@ -153,7 +158,7 @@ class MemberStream:
             await self.call.trailing_metadata(),
             details=await self.call.details(),
         )
-        return from_rpc_error(error)
+        return _of_status(error, self.target.id)
 
     def send(self, message: bytes, written: Callable[[], None] | None = None) -> None:
         """Queues a message; nothing follows a goodbye. `written` is called once it is on its way."""
@@ -232,7 +237,7 @@ class MemberStream:
                     raise _over(response, self.target.id)
                 handle(response)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise _of_status(error, self.target.id) from None
         except asyncio.CancelledError:
             if is_own_cancellation():
                 raise
@@ -460,7 +465,7 @@ class ControlStreams:
             now = self._clock()
             for rank, stream in enumerate(self.streams):
                 if now - stream.heard > limit:
-                    raise EpochEnded(
+                    raise Unheard(
                         f"the member of rank {rank} has not answered for {limit:g} s",
                         reason="MEMBER_SILENT",
                         member=stream.target.id,
@@ -550,5 +555,12 @@ def _over(response: control.ScheduleResponse, member: str) -> SealringError:
     return EpochEnded("a member sent an unexpected message", reason="BAD_MESSAGE", member=member)
 
 
-def _replaced(member: str) -> EpochEnded:
-    return EpochEnded("the channel to a member was replaced", reason="CHANNEL_REPLACED", member=member)
+def _of_status(error: grpc.RpcError, member: str) -> SealringError:
+    found = from_rpc_error(error)
+    if is_servers(error):
+        return found
+    return Unheard(found.message, hint=found.hint, reason=found.reason, member=member)
+
+
+def _replaced(member: str) -> Unheard:
+    return Unheard("the channel to a member was replaced", reason="CHANNEL_REPLACED", member=member)

@@ -15,7 +15,7 @@ import structlog
 
 from sealring.edge.inference.answer import EVENT_BYTES, Answer, AnswerWriter
 from sealring.edge.metrics import Metrics
-from sealring.gateway.rings.control import ControlStreams
+from sealring.gateway.rings.control import ControlStreams, Unheard
 from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
 from sealring.gateway.rings.idle import IdlePrefills
 from sealring.gateway.rings.members import Members, MemberTarget
@@ -78,9 +78,6 @@ of text, or a thousand with the log-probabilities of 20 others each."""
 MOST_ASKED, ALL_ASKED = 2048, MAX_ENVELOPE_BYTES
 """Guests' requests that one ring holds, and their bytes; one alone may have more. A head may have made them
 up, and each costs a few times its bytes while it is given to the head."""
-
-UNHEARD = frozenset({"UNAVAILABLE", "MEMBER_SILENT", "CHANNEL_REPLACED", "CANCELLED"})
-"""Reasons of an epoch's end that no member has given."""
 
 YIELD_SECONDS = 2.0
 """The time that a guest leaves to the gateway that scheduled before, so that it attaches first.
@@ -324,8 +321,7 @@ class Ring:
 
     async def _attend(self, serving: ServingEpoch, *, yields: bool) -> bool:
         """One attachment to an epoch. Returns whether the epoch is over: members end one whose steps have
-        lost their gateway. Where a connection broke, what was sent last may have reached none of them. Then
-        the epoch goes on and waits for its gateway."""
+        lost their gateway, unless the end is Unheard."""
         streams = ControlStreams(
             serving.ring,
             serving.epoch,
@@ -337,7 +333,7 @@ class Ring:
             busy=lambda: bool(self.answers),
         )
         which = {"ring": serving.ring, "epoch": serving.epoch}
-        reason = ""
+        reason, heard = "", True
         try:
             attached = await streams.attach()
             self.begin(serving, streams, attached)
@@ -347,7 +343,7 @@ class Ring:
             )
             await streams.run(self.handle)
         except SealringError as error:
-            reason = error.reason
+            reason, heard = error.reason, not isinstance(error, Unheard)
             member = error.metadata.get("member", "")
             log.warning(
                 "ring_lost", **which, reason=reason, member=member, why=error.message, hint=error.hint
@@ -358,7 +354,7 @@ class Ring:
             used = self.end(streams, reason)
             self._settle(out_of_memory=streams.out_of_memory)
             streams.cancel()
-        return used and reason not in UNHEARD
+        return used and heard
 
     def begin(
         self, serving: ServingEpoch, streams: ControlStreams, attached: Sequence[control.Attached]

@@ -47,6 +47,11 @@ def from_rpc_error(error: grpc.RpcError) -> SealringError:
     return from_parts(code, code, details or "the call failed", "")
 
 
+def is_servers(error: grpc.RpcError) -> bool:
+    """Whether the server itself ended the call, by `to_status`: a connection that broke gives no details."""
+    return _error_info(error) is not None
+
+
 def _error_info(error: grpc.RpcError) -> error_details_pb2.ErrorInfo | None:
     try:
         status = rpc_status.from_call(error)

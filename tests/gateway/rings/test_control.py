@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_status import rpc_status
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import until
@@ -25,17 +26,19 @@ from sealring.gateway.rings.control import (
     MAX_RESPONSE,
     ControlStreams,
     LossWatch,
+    Unheard,
     parse_response,
 )
 from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.mesh.clock import AwakeClock
-from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.mesh.errors import EpochEnded, SealringError, Unavailable
 from sealring.mesh.member.proof import Credentials, HeldRoster, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.member.state import load_machine_state
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.rpc import reach
 from sealring.mesh.rpc.pieces import PIECE_BYTES
+from sealring.mesh.rpc.status import to_status
 from sealring.mesh.rpc.tls import TlsStore
 from sealring.v1 import control_pb2, inference_pb2, membership_pb2
 
@@ -264,13 +267,13 @@ def rpc_error(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
 class Refused(Call):
     """A call that gRPC has ended with `code`, so that it takes nothing."""
 
-    def __init__(self, error: Exception, code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
+    def __init__(self, error: BaseException, code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
         super().__init__(error, grpc.aio.EOF)
         self._code = code
 
     async def read(self) -> Any:
         answer = await super().read()
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -318,6 +321,37 @@ async def test_an_attachment_that_fails_says_why(call: Refused, reason: str) -> 
     assert caught.value.reason == reason
     streams.cancel()
     assert (call.events, len(released)) == (["cancelled"], 1)
+
+
+def told(reason: str) -> grpc.aio.AioRpcError:
+    """The status of a call that the member has ended itself."""
+    status = rpc_status.to_status(to_status(Unavailable("no", reason=reason)))
+    trailing = grpc.aio.Metadata(*status.trailing_metadata)
+    return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailing, details=status.details)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason", "heard"),
+    [
+        (Refused(rpc_error(grpc.StatusCode.UNAVAILABLE)), "UNAVAILABLE", False),
+        (Refused(rpc_error(grpc.StatusCode.INTERNAL)), "INTERNAL", False),
+        (Refused(rpc_error(grpc.StatusCode.CANCELLED)), "CANCELLED", False),
+        (Refused(asyncio.CancelledError()), "CHANNEL_REPLACED", False),
+        (Refused(told("UNAVAILABLE")), "UNAVAILABLE", True),
+        (Call(fault("UNAVAILABLE")), "UNAVAILABLE", True),
+        (Call(fault("MEMBER_SILENT")), "MEMBER_SILENT", True),
+        (Call(GOODBYE), "MEMBER_LEFT", True),
+    ],
+)
+async def test_the_word_of_a_member_is_told_from_the_end_of_its_connection(
+    call: Call, reason: str, heard: bool
+) -> None:
+    """A member that gives a reason has ended its epoch: nobody needs to go back to it."""
+    streams, _ = played(call)
+    with pytest.raises(SealringError) as caught:
+        async with asyncio.timeout(200):
+            await streams.run(lambda response: None)
+    assert (caught.value.reason, not isinstance(caught.value, Unheard)) == (reason, heard)
 
 
 async def test_a_member_that_ends_the_stream_while_it_is_written_to_tells_why() -> None:
@@ -491,7 +525,7 @@ async def test_members_that_are_silent_and_rings_that_stall_are_found(
     with pytest.raises(EpochEnded) as caught:
         async with asyncio.timeout(200):
             await streams.run(lambda response: None)
-    assert caught.value.reason == end[0]
+    assert (caught.value.reason, isinstance(caught.value, Unheard)) == (end[0], silent)
     assert end[1] < clock.now - begun <= end[1] + 5
 
 

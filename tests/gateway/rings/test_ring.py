@@ -15,6 +15,7 @@ import pytest
 from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings import ring as ring_module
+from sealring.gateway.rings.control import Unheard
 from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.members import MemberTarget
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
@@ -495,7 +496,7 @@ async def test_members_that_cannot_be_reached_are_tried_again_more_and_more_seld
 
 
 async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(epochs: Any) -> None:
-    ring = epochs(EpochEnded("no"))
+    ring = epochs(EpochEnded("a member's word", reason="UNAVAILABLE"))
     answer = ring.ask("one")
     for _ in range(2):
         await ring.serve()
@@ -511,7 +512,7 @@ async def test_an_epoch_that_was_used_and_lost_is_not_gone_back_to(epochs: Any) 
 
 async def test_an_epoch_whose_members_may_have_heard_nothing_is_gone_back_to(epochs: Any) -> None:
     """They were asleep: what was sent was lost, so that the epoch goes on and no other one comes."""
-    ring = epochs(EpochEnded("no", reason="MEMBER_SILENT"))
+    ring = epochs(Unheard("no"))
     answer = ring.ask("one")
     for _ in range(2):
         await ring.serve()
