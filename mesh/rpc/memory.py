@@ -88,6 +88,7 @@ class Network:
         self._listening: dict[str, _Server] = {}
         self._connections: dict[_Connection, None] = {}
         self._ports = 20_000
+        self._lagging: tuple[object, float] | None = None
 
     # Messages
 
@@ -110,6 +111,8 @@ class Network:
         loop = asyncio.get_running_loop()
         takes = self.random.uniform(self.least, self.most) * (0.1 if source == target else 1.0)
         at = now() + takes
+        if self._lagging is not None and flow == self._lagging[0]:
+            at += self._lagging[1]
         if flow is not None:
             at = max(at, path.arrived.get(flow, 0.0) + _APART)
             path.arrived[flow] = at
@@ -128,15 +131,27 @@ class Network:
             self._path(source, target).cut = True
         self._mute()
 
-    def mend(self) -> None:
-        """All ways are there again; what was sent meanwhile arrives, as by TCP."""
-        for path in self._paths.values():
-            if path.cut:
+    def mend(self, one: str = "", other: str = "") -> None:
+        """The ways between two machines are there again, or all; what was sent meanwhile arrives, as by
+        TCP."""
+        for ends, path in self._paths.items():
+            if path.cut and (not one or set(ends) == {one, other}):
                 path.cut = False
                 held, path.held = path.held, []
                 for send in held:
                     send()
         self._heard()
+
+    def lag(self, seconds: float) -> str | None:
+        """From now on messages of one connection, in one direction, take these seconds longer; those of all
+        others do not. Returns whose they are; None if there is no connection."""
+        self._lagging = None
+        there = [one for one in self._connections if all(one.open)] if seconds else []
+        if not there:
+            return None
+        connection, side = self.random.choice(there), self.random.choice((CLIENT, SERVER))
+        self._lagging = (connection, side), seconds
+        return f"a connection from {connection.ends[side].name} to {connection.ends[1 - side].name}"
 
     def stand(self, one: Process) -> None:
         """The process stands still: the kernel takes what is sent to it, and nobody reads it."""

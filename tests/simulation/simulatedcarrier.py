@@ -149,6 +149,8 @@ class SimulatedCarrier:
         start = self._start
         if start is None:
             raise EpochEnded("the carrier got the command to form a group before it was started")
+        context = SessionKeys.from_carrier(start.outgoing_keys).context
+        self._wires.forming(self.host, context.ring, context.epoch)
         clock = asyncio.get_running_loop().time
         self._outgoing = Link(SessionKeys.from_carrier(start.outgoing_keys), clock=clock)
         self._incoming = Link(SessionKeys.from_carrier(start.incoming_keys), clock=clock)

@@ -52,6 +52,9 @@ BEGINNING = 1_790_000_000.0
 """What the machines' clocks show first, in seconds since 1970."""
 
 
+LARGE_MEMORY = 1 << 34
+
+
 class Machine:
     """A computer with its clock. Its programs run in processes of its own."""
 
@@ -82,9 +85,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer as a client has read it."""
+    """A whole answer as a client has read it: the texts of its choices."""
 
-    text: str
+    texts: Sequence[str]
     prompt_tokens: int
     tokens: int
 
@@ -119,6 +122,8 @@ class Cluster:
         self.machines: dict[str, Machine] = {}
         self.programs: dict[str, Program] = {}
         self.edges: dict[str, EdgeInMemory] = {}
+        self.memory, self.rekey_records = LARGE_MEMORY, 1 << 30
+        """Those of each machine's `Children`."""
         self.coordinator: Coordinator | None = None
         self.pin = b""
         self.ends: list[str] = []
@@ -163,7 +168,13 @@ class Cluster:
         elif name.startswith("gateway"):
             work = self._gateway(name, stop)
         else:
-            self.children[name] = Children(self.machines[name].host, self.wires, self.models)
+            self.children[name] = Children(
+                self.machines[name].host,
+                self.wires,
+                self.models,
+                memory=self.memory,
+                rekey_records=self.rekey_records,
+            )
             work = serve_node(self._node_settings(name), stop, spawn=self.children[name].spawn)
         task = self.loop.create_task(work, context=process.context)
         made = self.programs[name] = Program(process, task, stop)
@@ -332,6 +343,33 @@ class Cluster:
             ):
                 await asyncio.sleep(0.5)
 
+    def overdue(self) -> dict[str, float]:
+        """The rings for which the coordinator has something to do, and since when, by its clock."""
+        assert self.coordinator is not None
+        now = self.coordinator.driver.clock()
+        rings = self.coordinator.rings._table.running  # noqa: SLF001 - deadlines are told to nobody
+        dues = {name: ring.machine.deadline() for name, ring in rings.items()}
+        return {name: due for name, due in dues.items() if due is not None and due < now}
+
+    async def held(self, gateway: str) -> list[str]:
+        """What a gateway's scheduler holds, as its metrics tell: requests and reserved memory."""
+        told = await self.run(gateway, self._metrics())
+        held = ("requests_waiting{", "requests_running{", "kv_cache_usage_perc{")
+        return [
+            line
+            for line in told.splitlines()
+            if any(one in line for one in held) and float(line.rsplit(maxsplit=1)[1])
+        ]
+
+    async def _metrics(self) -> str:
+        channel = transport.get().channel("127.0.0.1:7780", CHANNEL_OPTIONS)
+        try:
+            asked = inference_pb2.GetMetricsRequest()
+            told = await inference_pb2_grpc.InferenceStub(channel).GetMetrics(asked)
+        finally:
+            await channel.close(None)
+        return str(told.exposition, "utf-8")
+
     # What clients do
 
     async def ask(
@@ -341,25 +379,28 @@ class Cluster:
         text: str,
         *,
         sealed: bool,
-        pieces: list[str] | None = None,
+        pieces: list[list[str]] | None = None,
         **options: Any,
     ) -> Answer:
-        """The whole answer to a text; `pieces` takes what comes before. Raises the error of the tree."""
+        """The whole answer to a text; `pieces` takes what comes before, by choice. Raises the error of the
+        tree."""
         ask = self._ask_sealed if sealed else self._ask_in_clear
-        return await self.run(gateway, ask(deployment, text, [] if pieces is None else pieces, options))
+        return await self.run(gateway, ask(deployment, text, [[]] if pieces is None else pieces, options))
 
     async def _ask_sealed(
-        self, deployment: str, text: str, pieces: list[str], options: dict[str, Any]
+        self, deployment: str, text: str, pieces: list[list[str]], options: dict[str, Any]
     ) -> Answer:
         async with AsyncClient("127.0.0.1:7780", root_sha256=self.pin) as client:
-            reply = client.complete(text, model=deployment, **options)
+            reply = client.complete(text, model=deployment, n=options.pop("choices", 1), **options)
             async for delta in reply:
-                pieces.append(delta.text)
+                pieces[delta.choice].append(delta.text)
             whole = reply.completion
-        return Answer(whole.text, whole.usage.prompt_tokens, whole.usage.completion_tokens)
+        return Answer(
+            [one.text for one in whole.choices], whole.usage.prompt_tokens, whole.usage.completion_tokens
+        )
 
     async def _ask_in_clear(
-        self, deployment: str, text: str, pieces: list[str], options: dict[str, Any]
+        self, deployment: str, text: str, pieces: list[list[str]], options: dict[str, Any]
     ) -> Answer:
         envelope = inference_pb2.Envelope(clear=inference_pb2.Prompt(text=text))
         request = inference_pb2.GenerateRequest(model=deployment, envelope=envelope, **options)
@@ -370,7 +411,7 @@ class Cluster:
                 if usage is not None:
                     raise AssertionError("an answer goes on behind its end")
                 if event.HasField("delta"):
-                    pieces.append(event.delta.text)
+                    pieces[event.delta.choice].append(event.delta.text)
                 elif event.HasField("finished"):
                     usage = event.finished
         except grpc.aio.AioRpcError as error:
@@ -379,7 +420,7 @@ class Cluster:
             await channel.close(None)
         if usage is None:
             raise AssertionError("a stream ended without an answer's end")
-        return Answer("".join(pieces), usage.prompt_tokens, usage.completion_tokens)
+        return Answer(["".join(one) for one in pieces], usage.prompt_tokens, usage.completion_tokens)
 
     async def until(self, holds: Callable[[], object], seconds: float = 600.0) -> None:
         """Waits until something holds. Raises TimeoutError after `seconds` of virtual time."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from simulatedchild import SimulatedChild
 from simulatedfront import SimulatedFront
-from simulatedmodel import EMPTY, END, SimulatedModel, after, packed, unpacked
+from simulatedmodel import EMPTY, END, OVERHEAD, SimulatedModel, after, packed, unpacked
 from simulatedrows import Parameters, parameters_in
 from wires import Served
 
@@ -73,7 +73,7 @@ class SimulatedEngine:
         self._ring = ""
 
     def begin(self) -> None:
-        ready = engine.EngineReady(memory_limit=self.children.memory, overhead=1 << 20, longest_chunk=256)
+        ready = engine.EngineReady(memory_limit=self.children.memory, overhead=OVERHEAD, longest_chunk=256)
         self.child.later(_START_SECONDS, lambda: self.says(ready=ready))
 
     def gone(self) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 class _Opened:
     """A row: `tokens` of its prompt and of the answer that an earlier epoch has brought."""
 
+    text: str
     tokens: list[int]
     parameters: Parameters
     max_tokens: int
@@ -146,6 +147,7 @@ class SimulatedFront:
                 receipt.token(token)
                 receipt.add(spell(token), None)
             row = _Opened(
+                text,
                 tokens,
                 parameters.copy(at),
                 most,
@@ -171,7 +173,9 @@ class SimulatedFront:
 
     def parameters(self, chunk: Chunk) -> bytes:
         """The row's parameter record."""
-        record = self._row(chunk.row).parameters.encode()
+        opened = self._row(chunk.row)
+        self._owner.children.wires.begun.add(opened.text)
+        record = opened.parameters.encode()
         if len(record) != chunk.params_bytes:
             raise _bad_chunk(chunk)
         return record

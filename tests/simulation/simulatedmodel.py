@@ -24,6 +24,12 @@ END = 0
 EMPTY = bytes(8)
 """The cache of no tokens."""
 
+OVERHEAD = 1 << 20
+"""What an engine holds beside its stage, in bytes."""
+
+LOGITS_BYTES, LOGITS_ROWS = 36, 8
+"""Memory of sampling: bytes for each of the vocabulary's tokens, and rows that are sampled at once."""
+
 _SAY = re.compile(r"(?:^|\s)say:(\d+)(?:\s|$)")
 _SPELT = re.compile(r"t([0-9a-f]{1,7})")
 
@@ -39,8 +45,8 @@ class SimulatedModel:
     embed_bytes: int = 1 << 18
     kv_bytes_per_token: int = 256  # of a layer
     row_bytes: int = 64  # of a layer
-    context: int = 512
-    vocabulary: int = 1 << 15
+    context: int = 2048
+    vocabulary: int = 1 << 10
     longest: int = 24
     load_seconds: float = 2.0
     profile_seconds: float = 0.2
@@ -87,6 +93,13 @@ class SimulatedModel:
         """The weights of the layers [lo, hi)."""
         ends = (lo == 0) + (hi == self.layers)
         return (hi - lo) * self.layer_bytes + ends * self.embed_bytes
+
+    def memory(self, stages: int, tokens: int) -> int:
+        """Bytes of a machine that has one of `stages` and holds `tokens` in its caches."""
+        layers = -(-self.layers // stages)
+        whole = layers * (self.layer_bytes + tokens * self.kv_bytes_per_token)
+        logits = LOGITS_BYTES * self.vocabulary * LOGITS_ROWS
+        return whole + 2 * self.embed_bytes + logits + OVERHEAD
 
     def seconds(self, rows: int, tokens: int, share: float = 1.0) -> float:
         """The time of a step on a share of the layers."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulatedcluster import Answer, Cluster
+from children import LoadFault
+from simulatedcluster import LARGE_MEMORY, Answer, Cluster
 from simulatedmodel import SimulatedModel
 from virtualloop import VirtualLoop
 
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import ModelError, SealringError
 
 EVENTS = 40
 ANSWERED_SECONDS = 900.0
@@ -29,7 +30,13 @@ SETTLED_SECONDS = 300.0
 MOST_CONNECTIONS = 2.0
 """Attempts of one process to connect to one address, in a second: who tries more often does nothing else."""
 
+NEVER = 1e6
+"""How many times as long a load takes that does not end."""
+
 MODEL = SimulatedModel()
+
+PUNCTUAL_SECONDS = 5.0
+"""What was due is done within this time, where nothing stands still."""
 
 LATE = frozenset({"DEADLINE_EXCEEDED", "DEADLINE_PASSED"})
 
@@ -74,12 +81,19 @@ class Asked:
     text: str
     sealed: bool
     max_tokens: int
+    choices: int
     deadline: float
     begun: float
-    pieces: list[str] = field(default_factory=list)
+    pieces: list[list[str]]
+    """The pieces of each choice."""
     answer: Answer | None = None
     error: BaseException | None = None
     over: bool = False
+
+    @property
+    def heard(self) -> int:
+        """Pieces that have come."""
+        return sum(map(len, self.pieces))
 
 
 class Story:
@@ -100,6 +114,10 @@ class Story:
         self.deployments: dict[str, int] = {}
         self._away: set[str] = set()
         """Programs that do not run or stand still."""
+        self._stalled = 0.0
+        """When the last of the faults ends by which something stands still."""
+        self._late: dict[str, float] = {}
+        """What was due at each ring when it was last looked at."""
         self._wrong_clocks: set[str] = set()
         """Machines whose clock was wrong at some time."""
         self._away_gateways: set[str] = set()
@@ -113,6 +131,7 @@ class Story:
     async def run(self) -> None:
         """Lives the story and judges it."""
         await self._begin()
+        self._punctual()
         for _ in range(self.events):
             await asyncio.sleep(self._pause())
             await self._event()
@@ -121,16 +140,20 @@ class Story:
 
     async def _begin(self) -> None:
         cluster, pick = self.cluster, self.random
-        await cluster.begin()
         self.nodes = [f"node-{number}" for number in range(pick.choice((2, 3, 3, 4)))]
+        stages = pick.randint(1, min(3, len(self.nodes)))
+        small = pick.random() < 0.5
+        if small:
+            cluster.memory = MODEL.memory(stages, tokens=pick.choice((3000, 6000)))
+        cluster.rekey_records = pick.choice((1 << 30, 1 << 30, 50))
+        await cluster.begin()
         self.gateways = [f"gateway-{number}" for number in range(pick.choice((1, 1, 2)))]
         for number, name in enumerate((*self.nodes, *self.gateways)):
             await cluster.join(name, f"10.0.{2 if name in self.gateways else 1}.{number + 1}")
             cluster.start(name)
         await asyncio.sleep(3)
-        stages = pick.randint(1, min(3, len(self.nodes)))
-        await self._deploy("first", stages, speculate=pick.random() < 0.3)
-        if pick.random() < 0.3:
+        await self._deploy("first", stages, speculate=pick.random() < 0.3, max_rows=8 if small else 0)
+        if not small and pick.random() < 0.3:
             await self._deploy("second", 1, on_demand=pick.random() < 0.5)
         await cluster.serving("first")
         self.note(f"{len(self.nodes)} nodes, {len(self.gateways)} gateways; first serves")
@@ -158,12 +181,22 @@ class Story:
             (1, self._restart_coordinator),
             (1, self._kill_gateway),
             (1, self._freeze_engine),
+            (1, self._hinder_loads),
+            (1, self._lag),
+            (2, self._several),
         ]
         weights = [weight for weight, _ in events]
         ((_, happen),) = self.random.choices(events, weights)
         await happen()
 
     # Events
+
+    async def _several(self) -> None:
+        """Faults come together."""
+        faults = [self._kill_engine, self._cut, self._lag, self._kill_node, self._kill_carrier, self._stand]
+        for fault in self.random.sample(faults, 3):
+            await fault()
+            await asyncio.sleep(self.random.expovariate(4.0))
 
     async def _ask(self) -> None:
         for _ in range(self.random.choice((1, 1, 1, 2, 5))):
@@ -172,10 +205,11 @@ class Story:
     def ask_one(self, *, leaves: bool = True) -> Asked:
         """Asks something of a deployment, over a gateway. The client may go away before the answer's end."""
         pick = self.random
-        words = pick.choice((2, 5, 20, 100, 300))
-        text = " ".join(f"w{pick.randrange(1000)}" for _ in range(words))
+        words = pick.choice((2, 2, 5, 5, 20, 20, 100, 100, 300, 900))
+        text = " ".join([f"w{pick.randrange(1000)}" for _ in range(words)] + [f"r{len(self.asked)}"])
         if pick.random() < 0.3:
-            text += f" say:{pick.randint(1, 120)} x"
+            text += f" say:{pick.randint(1, 60)} x"
+        choices = pick.choice((1, 1, 1, 1, 1, 3))
         asked = Asked(
             len(self.asked),
             pick.choice(self.gateways),
@@ -183,31 +217,44 @@ class Story:
             text,
             pick.random() < 0.4,
             pick.choice((0, 0, 1, 8, 64)),
+            choices,
             pick.choice((0.2, 2.0, 10.0)) if pick.random() < 0.1 else 0.0,
             self.loop.time(),
+            [[] for _ in range(choices)],
         )
         if asked.deadline:
             asked.sealed = False
         self.asked.append(asked)
         kind = "sealed" if asked.sealed else "clear"
-        self.note(f"asks {asked.number}: {words} words, {kind}, {asked.deployment} over {asked.gateway}")
+        what = f"{words} words, {choices} choices, {kind}"
+        self.note(f"asks {asked.number}: {what}, {asked.deployment} over {asked.gateway}")
         task = self.loop.create_task(self._ask_it(asked))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
+        if asked.deadline:
+            self._later(asked.deadline + PUNCTUAL_SECONDS, lambda: self._deadline_passed(asked))
         if leaves and pick.random() < 0.1:
             self._later(pick.uniform(0.0, 1.0), lambda: self._leave(asked, task))
         return asked
 
+    def _deadline_passed(self, asked: Asked) -> None:
+        """A request that has not begun by its deadline fails then, also where nothing else happens."""
+        begun = asked.text in self.cluster.wires.begun
+        if not (asked.over or begun or self._stalled > asked.begun):
+            self.wrong.append(f"request {asked.number} waits behind its deadline")
+
     def _leave(self, asked: Asked, task: asyncio.Task[None]) -> None:
         """The client of a request goes away."""
         if not asked.over:
-            self.note(f"the client of {asked.number} leaves after {len(asked.pieces)} pieces")
+            self.note(f"the client of {asked.number} leaves after {asked.heard} pieces")
             asked.over = True
             task.cancel()
             self._look_at(asked)
 
     async def _ask_it(self, asked: Asked) -> None:
-        options: dict[str, Any] = {"max_tokens": asked.max_tokens} if asked.max_tokens else {}
+        options: dict[str, Any] = {"choices": asked.choices}
+        if asked.max_tokens:
+            options["max_tokens"] = asked.max_tokens
         if asked.deadline:
             options["deadline_ms"] = round(1000 * asked.deadline)
         try:
@@ -221,7 +268,7 @@ class Story:
             )
         except SealringError as error:
             asked.error = error
-            self.note(f"asked {asked.number}: {error.reason} after {len(asked.pieces)} pieces")
+            self.note(f"asked {asked.number}: {error.reason} after {asked.heard} pieces")
         except Exception as error:
             asked.error = error
             self.note(f"asked {asked.number}: {error!r}")
@@ -244,6 +291,7 @@ class Story:
         return self.random.choice(here) if here else None
 
     def _gone(self, name: str, seconds: float, back: Callable[[], None]) -> None:
+        self._stall(seconds)
         self._away.add(name)
 
         def again() -> None:
@@ -259,7 +307,43 @@ class Story:
         await self._to_child("carrier", "killed", lambda child: child.crash())
 
     async def _freeze_engine(self) -> None:
+        self._stall(60.0)
         await self._to_child("engine", "frozen", lambda child: child.freeze())
+
+    async def _hinder_loads(self) -> None:
+        """A node loads slowly, without an end, or with an error, and has to load anew."""
+        name = self._one(self.nodes)
+        if name is None or self.cluster.children[name].load != LoadFault():
+            return
+        children, seconds = self.cluster.children[name], self.random.choice((10.0, 300.0))
+        error = ModelError("a file of the model cannot be read", reason="MODEL_CORRUPT")
+        children.load = fault = self.random.choice(
+            (LoadFault(20.0), LoadFault(NEVER), LoadFault(error=error), LoadFault(killed=True))
+        )
+        self.note(f"loads of {name} are hindered for {seconds:g} s: {fault}")
+        for child in children.named("engine"):
+            child.crash()
+        self._stall(seconds + 2 * SETTLED_SECONDS)
+
+        def over() -> None:
+            self.note(f"{name} loads again")
+            children.load = LoadFault()
+            for child in children.named("engine") if fault.factor > 1.0 else ():
+                child.crash()
+
+        self._later(seconds, over)
+
+    async def _lag(self) -> None:
+        """The messages of one connection are late, while others are as fast as ever."""
+        late, seconds = self.random.choice((0.1, 1.0, 4.0)), self.random.choice((2.0, 20.0))
+        what = self.cluster.network.lag(late)
+        if what is not None:
+            self.note(f"{what} has messages that are {late:g} s late, for {seconds:g} s")
+            self._stall(seconds + late)
+            self._later(seconds, lambda: self.cluster.network.lag(0.0))
+
+    def _stall(self, seconds: float) -> None:
+        self._stalled = max(self._stalled, self.loop.time() + seconds + PUNCTUAL_SECONDS)
 
     async def _to_child(self, kind: str, what: str, do: Callable[[Any], None]) -> None:
         name = self._one(self.nodes)
@@ -331,11 +415,13 @@ class Story:
         self.note(f"{one} and {other} are cut off for {seconds:g} s, {'both ways' if both else 'one way'}")
         hosts = self.cluster.machines[one].host, self.cluster.machines[other].host
         self.cluster.network.cut(*hosts, both=both)
-        self._later(seconds, self._mend)
+        self._stall(seconds)
 
-    def _mend(self) -> None:
-        self.note("all ways are there again")
-        self.cluster.network.mend()
+        def mend() -> None:
+            self.note(f"the ways between {one} and {other} are there again")
+            self.cluster.network.mend(*hosts)
+
+        self._later(seconds, mend)
 
     async def _step_clock(self) -> None:
         machine = self.random.choice(list(self.cluster.machines.values()))
@@ -373,16 +459,20 @@ class Story:
             for name in self.deployments:
                 if not any(one.plan.spec.on_demand for one in await self.cluster.deployed(name)):
                     await self.cluster.serving(name, SETTLED_SECONDS)
+            async with asyncio.timeout(SETTLED_SECONDS):
+                for name in self.gateways:
+                    await self._until_it_answers(name)
         except TimeoutError:
             self.wrong.append(f"{name} does not serve")
             return
-        await asyncio.sleep(5)
         last = [self.ask_one(leaves=False) for _ in range(3)]
         await asyncio.wait(list(self._asking), timeout=SETTLED_SECONDS)
         for asked in last:
             if asked.answer is None:
                 self.wrong.append(f"request {asked.number}, asked at rest: {asked.error!r}, {asked.over}")
         await asyncio.sleep(10)
+        for name in self.gateways:
+            self.wrong += [f"{name} at rest: {one}" for one in await self.cluster.held(name)]
         self.wrong += self.cluster.wires.broken
         for served in self.cluster.wires.served:
             if served.open and served.rows:
@@ -394,19 +484,47 @@ class Story:
         for fault in self.loop.faults:
             self.wrong.append(f"unhandled: {fault.get('message')} {fault.get('exception')!r}")
 
+    def _punctual(self) -> None:
+        """The coordinator does what is due: it ends a phase of an epoch that takes too long, gives up a
+        member that does not come back, and begins the next epoch."""
+        program = self.cluster.programs.get("coordinator")
+        if self.cluster.coordinator is None or program is None or program.process.stands:
+            self._late.clear()
+        else:
+            late = self.cluster.overdue()
+            for ring, due in late.items():
+                if due == self._late.get(ring):
+                    self.wrong.append(f"the coordinator has something to do for {ring} and does not")
+            self._late = late
+        self.loop.call_later(PUNCTUAL_SECONDS, self._punctual)
+
+    async def _until_it_answers(self, gateway: str) -> None:
+        while True:
+            try:
+                await self.cluster.ask(gateway, "first", "say:1 x", sealed=True)
+                return
+            except SealringError as error:
+                if error.reason not in REFUSED:
+                    self.wrong.append(f"{gateway} at rest: {error!r}")
+                    return
+                await asyncio.sleep(1.0)
+
     def _look_at(self, asked: Asked) -> None:
         """A request's answer, or what came before its end, is what the model says."""
-        text, tokens = MODEL.answer(asked.text, 0, asked.max_tokens)
-        said = "".join(asked.pieces)
+        told = [MODEL.answer(asked.text, choice, asked.max_tokens) for choice in range(asked.choices)]
+        said = ["".join(pieces) for pieces in asked.pieces]
+        for choice, (text, _) in enumerate(told):
+            if asked.answer is None and not text.startswith(said[choice]):
+                what = f"broke off at {said[choice]!r}, which does not begin {text!r}"
+                self.wrong.append(f"request {asked.number} {what}")
+            elif asked.answer is not None and not asked.answer.texts[choice] == said[choice] == text:
+                self.wrong.append(f"request {asked.number} got {said[choice]!r} instead of {text!r}")
         if asked.answer is not None:
-            if asked.answer.text != text or said != text:
-                self.wrong.append(f"request {asked.number} got {said!r} instead of {text!r}")
+            tokens = sum(count for _, count in told)
             if (asked.answer.tokens, asked.answer.prompt_tokens) != (tokens, len(asked.text.split())):
                 self.wrong.append(
                     f"request {asked.number} has a wrong usage: {asked.answer}, {tokens} tokens"
                 )
-        elif not text.startswith(said):
-            self.wrong.append(f"request {asked.number} broke off at {said!r}, which does not begin {text!r}")
         if asked.error is not None and not self._may_fail(asked, asked.error):
             self.wrong.append(f"request {asked.number} failed: {asked.error!r}")
 
@@ -415,6 +533,8 @@ class Story:
             return False
         if error.reason in REFUSED or (asked.deadline and error.reason in LATE):
             return True
+        if asked.choices > 1 and error.reason == "TOO_LARGE_FOR_RING":
+            return self.cluster.memory < LARGE_MEMORY
         if error.reason in WRONG_CLOCK and self._wrong_clocks:
             return True
         return asked.gateway in self._away_gateways and error.reason in NOT_OURS

@@ -46,6 +46,8 @@ class Wires:
         self.lost_seconds = lost_seconds
         self.broken: list[str] = []
         self.served: list[Served] = []
+        self.begun: set[str] = set()
+        """Prompts of which a head has had a chunk."""
         self.listeners: dict[tuple[str, int], Any] = {}
         self._digests: dict[tuple[str, int, int], bytes] = {}
         self._highest: dict[tuple[str, str], int] = {}
@@ -69,6 +71,12 @@ class Wires:
             if same and other.host != served.host:
                 self.note(f"two members are rank {served.rank} of {served.ring} in epoch {served.epoch}")
         self.served.append(served)
+
+    def forming(self, host: str, ring: str, epoch: int) -> None:
+        """A carrier is to meet its neighbours: all members of the epoch have opened it before."""
+        members = [one for one in self.served if (one.ring, one.epoch) == (ring, epoch)]
+        if not members or len({one.rank for one in members}) < members[0].size:
+            self.note(f"{host} joins epoch {epoch} of {ring}, which not all members have opened")
 
     def executed(self, served: Served, step: int, digest: bytes) -> None:
         """An engine has computed a step."""
