@@ -40,19 +40,20 @@ class Authority:
         cluster: str,
         *,
         now: float,
-        roots: int = 1,
+        root_signers: Sequence[Ed25519Signer] = (),
         root_threshold: int = 1,
-        rosters: int = 1,
+        roster_signers: Sequence[Ed25519Signer] = (),
         roster_threshold: int = 1,
     ) -> Self:
-        """New keys. Root metadata is good from two hours before `now` (seconds since 1970) for a year.
+        """A new certificate authority, and new keys where none are given; `now` is in seconds since 1970.
 
+        The root metadata is good from two hours before `now` for a year.
         Raises InvalidInput (BAD_NAME) for a name that no cluster can have.
         """
         with tempfile.TemporaryDirectory() as folder:
             ca = ClusterCA.create(Path(folder) / "ca", cluster, now=now)
-        root_signers = [Ed25519Signer.generate() for _ in range(roots)]
-        roster_signers = [Ed25519Signer.generate() for _ in range(rosters)]
+        root_signers = list(root_signers) or [Ed25519Signer.generate()]
+        roster_signers = list(roster_signers) or [Ed25519Signer.generate()]
         draft = RootMetadata(
             cluster=cluster,
             version=1,

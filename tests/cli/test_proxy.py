@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from scriptedgateway import ScriptedGateway, Stage, on_stage
 from typer.testing import CliRunner
 
 from sealring.cli import proxy
@@ -23,6 +22,7 @@ from sealring.edge.http.app import create_app
 from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.rpc.limits import Buckets
+from sealring.testing import ScriptedGateway
 from sealring.v1 import inference_pb2 as inference
 
 BODY: dict[str, Any] = {
@@ -35,13 +35,13 @@ BODY: dict[str, Any] = {
 @asynccontextmanager
 async def proxied(
     gate: proxy.OwnGate | None = None, **settings: Any
-) -> AsyncIterator[tuple[Stage, httpx.AsyncClient]]:
+) -> AsyncIterator[tuple[ScriptedGateway, httpx.AsyncClient]]:
     metrics = Metrics()
-    async with on_stage() as stage, stage.client(**settings) as client:
+    async with ScriptedGateway() as gateway, gateway.client(**settings) as client:
         edge = create_app(SealingBackend(client, metrics), exposition=metrics.exposition, gate=gate)
         transport = httpx.ASGITransport(app=edge)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=200) as http:
-            yield stage, http
+            yield gateway, http
 
 
 async def test_a_message_begins_with_the_prompts_length_by_the_word_of_the_head() -> None:
@@ -54,13 +54,13 @@ async def test_a_message_begins_with_the_prompts_length_by_the_word_of_the_head(
 
 
 async def test_the_floor_of_the_proxy_and_of_the_request() -> None:
-    async with proxied(min_trust=20) as (stage, http):
+    async with proxied(min_trust=20) as (gateway, http):
         assert (await http.post("/v1/chat/completions", json=BODY)).status_code == 422
-        assert stage.gateway.requests == []
-    async with proxied() as (stage, http):
+        assert gateway.requests == []
+    async with proxied() as (gateway, http):
         refused = await http.post("/v1/chat/completions", json={**BODY, "min_trust": 20})
         assert refused.json()["error"]["code"] == "trust_below_floor"
-        assert stage.gateway.requests == []
+        assert gateway.requests == []
 
 
 async def test_a_plaintext_reply_is_an_error_and_not_an_answer() -> None:
@@ -68,8 +68,8 @@ async def test_a_plaintext_reply_is_an_error_and_not_an_answer() -> None:
         yield gateway.reply(request)[0]
         yield inference.GenerateResponse(delta=inference.Delta(text="forged", tokens=1))
 
-    async with proxied() as (stage, http):
-        stage.gateway.script = script
+    async with proxied() as (gateway, http):
+        gateway.script = script
         for stream in (False, True):
             answer = await http.post("/v1/chat/completions", json={**BODY, "stream": stream})
             assert "forged" not in answer.text
@@ -85,18 +85,18 @@ async def test_an_answer_without_text() -> None:
         yield inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=1))
         yield inference.GenerateResponse(finished=inference.Finished(reason=inference.FINISH_REASON_STOP))
 
-    async with proxied() as (stage, http):
-        stage.gateway.script = script
+    async with proxied() as (gateway, http):
+        gateway.script = script
         body = (await http.post("/v1/chat/completions", json=BODY)).json()
     assert (body["choices"][0]["message"]["content"], body["usage"]["completion_tokens"]) == ("", 1)
 
 
 async def test_a_cache_key_stays_on_this_machine() -> None:
-    async with proxied() as (stage, http):
+    async with proxied() as (gateway, http):
         body = {**BODY, "prompt_cache_key": "conversation 41"}
         assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
-        (request,) = stage.gateway.requests
-        inside, _ = stage.gateway.open(request)
+        (request,) = gateway.requests
+        inside, _ = gateway.open(request)
         refused = await http.post("/v1/chat/completions", json={**BODY, "prompt_cache_key": "x" * 10_240})
     assert not request.HasField("prompt_cache_key")
     for told in (request, inside):
@@ -121,7 +121,7 @@ async def test_other_users_of_the_machine_neither_ask_nor_learn_anything(tmp_pat
     )
     gate = proxy.OwnGate(key)
     gate.strangers = Buckets(1.0, 2, clock=lambda: 0.0)
-    async with proxied(gate) as (stage, http):
+    async with proxied(gate) as (gateway, http):
         for authorization in (
             {},
             {"authorization": "Bearer none"},
@@ -129,7 +129,7 @@ async def test_other_users_of_the_machine_neither_ask_nor_learn_anything(tmp_pat
             {"x-api-key": b"\xe9"},
         ):
             refused = await http.request(url=path, headers=authorization, **how)
-            assert (refused.status_code, stage.gateway.requests) == (401, [])
+            assert (refused.status_code, gateway.requests) == (401, [])
             assert "cached" not in refused.text
         assert "rings" not in (await http.get("/health")).json()
         statuses = [(await http.get("/health")).status_code for _ in range(2)]
@@ -174,13 +174,13 @@ def test_what_does_not_start(arguments: list[str], reason: str, tmp_path: Any) -
 
 async def test_it_says_where_it_serves_and_who_will_see_prompts(tmp_path: Path) -> None:
     said: list[str] = []
-    async with on_stage() as stage:
-        serving = proxy.serve(stage.client(), "127.0.0.1:0", tmp_path / "proxy.key", say=said.append)
+    async with ScriptedGateway() as gateway:
+        serving = proxy.serve(gateway.client(), "127.0.0.1:0", tmp_path / "proxy.key", say=said.append)
         task = asyncio.create_task(serving)
         while not (said and said[-1].startswith("demo is answered by ring demo-0, trust ")):
             await asyncio.sleep(0.01)
             assert not task.done()
         os.kill(os.getpid(), signal.SIGTERM)
         await task
-    assert said[0].endswith(f"/v1; {stage.address} gets sealed prompts")
+    assert said[0].endswith(f"/v1; {gateway.address} gets sealed prompts")
     assert said[1] == f"programs need the key in {tmp_path / 'proxy.key'}: sealring connect NAME --write"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from scriptedgateway import Stage, on_stage
+
+from sealring.testing import ScriptedGateway
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    async with on_stage() as stage:
-        yield stage
+async def gateway() -> AsyncIterator[ScriptedGateway]:
+    async with ScriptedGateway() as gateway:
+        yield gateway

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rostertest import PaperCluster
-from scriptedgateway import PIECES, answer
 
 from sealring.client.attempt import GATEWAY_SECONDS, MAX_ATTEMPTS, Attempt, Attempts
 from sealring.client.choice import Loads
@@ -22,6 +20,8 @@ from sealring.mesh.errors import (
 )
 from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS, ReplayGuard, RequestInfo
 from sealring.mesh.trust.levels import TrustLevel
+from sealring.testing import PaperCluster
+from sealring.testing.gateway import PIECES, answer
 from sealring.v1 import inference_pb2 as inference
 
 CLUSTER = PaperCluster(clock=lambda: 1_800_000_000)

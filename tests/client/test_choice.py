@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rostertest import PaperCluster
 
 from sealring.client.attempt import Attempt, Attempts
 from sealring.client.choice import MOST, Loads, _deployment, choose_ring
@@ -21,6 +20,7 @@ from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo
 from sealring.mesh.ring import leeway
 from sealring.mesh.roster import TENSOR
 from sealring.mesh.trust.levels import TrustLevel
+from sealring.testing import PaperCluster
 from sealring.v1 import inference_pb2 as inference
 
 RINGS = [f"demo-{number}" for number in range(4)]

@@ -6,13 +6,13 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from rostertest import PaperCluster
 
 from sealring.client import AsyncClient, core
 from sealring.client.attempt import GONE
 from sealring.client.question import Question, text_prompt
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.trust.levels import MAX_SCORE, TrustLevel
+from sealring.testing import PaperCluster
 from sealring.v1 import inference_pb2 as inference
 
 FAR = "gateway.example:7710"

@@ -10,11 +10,12 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from scriptedgateway import PIECES, ScriptedGateway, Stage
 
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.system.paths import state_root_of
 from sealring.openai import AsyncOpenAI, OpenAI
+from sealring.testing import ScriptedGateway
+from sealring.testing.gateway import PIECES
 from sealring.v1 import inference_pb2 as inference
 
 MARK = "lambent ocelot"
@@ -33,18 +34,18 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-async def client(stage: Stage) -> AsyncIterator[AsyncOpenAI]:
-    async with made(stage) as client:
+async def client(gateway: ScriptedGateway) -> AsyncIterator[AsyncOpenAI]:
+    async with made(gateway) as client:
         yield client
 
 
-def made(stage: Stage, **options: Any) -> AsyncOpenAI:
-    given = {"root_sha256": stage.cluster.pin, "max_retries": 0, **options}
-    return AsyncOpenAI(gateway=stage.address, **given)
+def made(gateway: ScriptedGateway, **options: Any) -> AsyncOpenAI:
+    given = {"root_sha256": gateway.cluster.pin, "max_retries": 0, **options}
+    return AsyncOpenAI(gateway=gateway.address, **given)
 
 
 async def test_answers_are_sealed_whole_and_streamed(
-    stage: Stage, client: AsyncOpenAI, tmp_path: Path
+    gateway: ScriptedGateway, client: AsyncOpenAI, tmp_path: Path
 ) -> None:
     whole = await client.chat.completions.create(**ASK)
     assert whole.choices[0].message.content == "".join(PIECES)
@@ -56,12 +57,12 @@ async def test_answers_are_sealed_whole_and_streamed(
     response = await client.responses.create(model="demo", input=MARK)
     assert response.output_text == "".join(PIECES)
     assert [model.id async for model in client.models.list()] == ["demo"]
-    assert len(stage.gateway.requests) == 3
-    for request in stage.gateway.requests:
+    assert len(gateway.requests) == 3
+    for request in gateway.requests:
         sent = request.SerializeToString()
         assert MARK.encode() not in sent
         assert b"somebody-else" not in sent
-        opened = stage.gateway.open(request)[0]
+        opened = gateway.open(request)[0]
         assert (opened.prompt.chat.messages[0].content, opened.choices) == (MARK, 1)
     assert len(list(state_root_of(tmp_path).glob("client/*.roster"))) == 1
 
@@ -76,9 +77,9 @@ async def test_an_answer_that_ends_well_leaves_no_fault_behind(client: AsyncOpen
     assert faults == []
 
 
-async def test_the_same_for_who_waits(stage: Stage) -> None:
+async def test_the_same_for_who_waits(gateway: ScriptedGateway) -> None:
     def work() -> tuple[str | None, list[str | None]]:
-        with OpenAI(gateway=stage.address, root_sha256=stage.cluster.pin) as client:
+        with OpenAI(gateway=gateway.address, root_sha256=gateway.cluster.pin) as client:
             whole = client.chat.completions.create(**ASK).choices[0].message.content
             stream = client.copy(max_retries=1).chat.completions.create(**ASK, stream=True)
             with client.chat.completions.create(**ASK, stream=True) as left:
@@ -89,29 +90,29 @@ async def test_the_same_for_who_waits(stage: Stage) -> None:
     assert whole == "".join(piece or "" for piece in pieces) == "".join(PIECES)
 
 
-async def test_what_is_not_believed_gets_nothing(stage: Stage) -> None:
-    async with made(stage, root_sha256="ab" * 32) as client:
+async def test_what_is_not_believed_gets_nothing(gateway: ScriptedGateway) -> None:
+    async with made(gateway, root_sha256="ab" * 32) as client:
         with pytest.raises(openai.APIStatusError) as caught:
             await client.chat.completions.create(**ASK)
     assert str(caught.value.code).startswith("root_")
-    async with made(stage, min_trust=30) as client:
+    async with made(gateway, min_trust=30) as client:
         with pytest.raises(openai.UnprocessableEntityError, match="trust"):
             await client.chat.completions.create(**ASK)
-    assert stage.gateway.requests == []
+    assert gateway.requests == []
 
 
-async def test_a_forged_answer_is_an_error(stage: Stage, client: AsyncOpenAI) -> None:
+async def test_a_forged_answer_is_an_error(gateway: ScriptedGateway, client: AsyncOpenAI) -> None:
     async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
         yield gateway.reply(request)[0]
         yield inference.GenerateResponse(delta=inference.Delta(text="forged", tokens=1))
 
-    stage.gateway.script = script
+    gateway.script = script
     with pytest.raises(openai.APIError) as caught:
         await client.chat.completions.create(**ASK)
     assert caught.value.code == "plaintext_reply"
 
 
-async def test_time_that_was_given_ends_the_request(stage: Stage, client: AsyncOpenAI) -> None:
+async def test_time_that_was_given_ends_the_request(gateway: ScriptedGateway, client: AsyncOpenAI) -> None:
     """Also once the answer has begun, for which a slow machine needs more time."""
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -123,7 +124,7 @@ async def test_time_that_was_given_ends_the_request(stage: Stage, client: AsyncO
         finally:
             ended.set()
 
-    stage.gateway.script = script
+    gateway.script = script
     seconds = 0.5
     while not begun.is_set():
         with pytest.raises(openai.APITimeoutError):
@@ -164,10 +165,10 @@ def copies(client: Any) -> Iterator[Any]:
     yield lambda: client.live
 
 
-async def test_copies_lead_nowhere_else(stage: Stage, client: AsyncOpenAI) -> None:
+async def test_copies_lead_nowhere_else(gateway: ScriptedGateway, client: AsyncOpenAI) -> None:
     for attempt in copies(client):
         with pytest.raises(InvalidInput, match="not supported"):
             attempt()
     with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
         await client.embeddings.create(model="demo", input=MARK)
-    assert stage.gateway.requests == []
+    assert gateway.requests == []

@@ -5,51 +5,52 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from scriptedgateway import PIECES, ScriptedGateway, Stage
 
 from sealring.client import Client
 from sealring.mesh.errors import FailedPrecondition, RosterError
+from sealring.testing import ScriptedGateway
+from sealring.testing.gateway import PIECES
 from sealring.v1 import inference_pb2 as inference
 
 QUESTION = [{"role": "user", "content": "what is the capital?"}]
 
 
-async def with_client(stage: Stage, work: Callable[[Client], Any], **settings: Any) -> Any:
+async def with_client(gateway: ScriptedGateway, work: Callable[[Client], Any], **settings: Any) -> Any:
     def run() -> Any:
         with Client(
-            stage.address, **{"root_sha256": stage.cluster.pin, "timeout": 30.0, **settings}
+            gateway.address, **{"root_sha256": gateway.cluster.pin, "timeout": 30.0, **settings}
         ) as client:
             return work(client)
 
     return await asyncio.to_thread(run)
 
 
-async def test_streams_and_gives_the_whole(stage: Stage) -> None:
+async def test_streams_and_gives_the_whole(gateway: ScriptedGateway) -> None:
     def work(client: Client) -> Any:
         reply = client.chat(QUESTION, max_tokens=20)
         pieces = [delta.text for delta in reply]
         whole = client.complete("the capital").result()
         return pieces, reply.completion, whole, client.models(), client.rings()
 
-    pieces, done, whole, models, rings = await with_client(stage, work)
+    pieces, done, whole, models, rings = await with_client(gateway, work)
     assert tuple(pieces) == PIECES
     assert (done.text, done.finish_reason, done.usage.prompt_tokens) == ("".join(PIECES), "stop", 7)
     assert whole.text == done.text
     assert (models[0].name, rings[0]) == ("demo", done.ring)
-    assert b"capital" not in b"".join(request.SerializeToString() for request in stage.gateway.requests)
+    assert b"capital" not in b"".join(request.SerializeToString() for request in gateway.requests)
 
 
-async def test_refuses_what_the_other_one_refuses(stage: Stage) -> None:
+async def test_refuses_what_the_other_one_refuses(gateway: ScriptedGateway) -> None:
     for settings, error in (
         ({"root_sha256": b"\x00" * 32}, RosterError),
         ({"min_trust": 30}, FailedPrecondition),
     ):
         with pytest.raises(error):
-            await with_client(stage, lambda client: client.chat(QUESTION).result(), **settings)
-    assert stage.gateway.requests == []
+            await with_client(gateway, lambda client: client.chat(QUESTION).result(), **settings)
+    assert gateway.requests == []
 
 
-async def test_leaving_the_reply_cancels_the_call(stage: Stage) -> None:
+async def test_leaving_the_reply_cancels_the_call(gateway: ScriptedGateway) -> None:
     cancelled = asyncio.Event()
 
     async def script(gateway: ScriptedGateway, request: Any) -> AsyncIterator[inference.GenerateResponse]:
@@ -64,8 +65,8 @@ async def test_leaving_the_reply_cancels_the_call(stage: Stage) -> None:
         with client.chat(QUESTION) as reply:
             return next(iter(reply)).text
 
-    stage.gateway.script = script
-    assert await with_client(stage, work) == PIECES[0]
+    gateway.script = script
+    assert await with_client(gateway, work) == PIECES[0]
     async with asyncio.timeout(200):
         await cancelled.wait()
 
@@ -76,9 +77,9 @@ def test_a_client_that_never_asked_has_nothing_to_close() -> None:
     client.close()
 
 
-async def test_a_client_that_is_dropped_leaves_no_thread(stage: Stage) -> None:
+async def test_a_client_that_is_dropped_leaves_no_thread(gateway: ScriptedGateway) -> None:
     def run() -> threading.Thread:
-        client = Client(stage.address, root_sha256=stage.cluster.pin)
+        client = Client(gateway.address, root_sha256=gateway.cluster.pin)
         assert client.rings()
         return next(one for one in threading.enumerate() if one.name == "sealring")
 
@@ -86,12 +87,12 @@ async def test_a_client_that_is_dropped_leaves_no_thread(stage: Stage) -> None:
     await asyncio.to_thread(thread.join)
 
 
-async def test_several_threads_share_a_client(stage: Stage) -> None:
+async def test_several_threads_share_a_client(gateway: ScriptedGateway) -> None:
     def work(client: Client) -> list[str]:
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(lambda _: client.chat(QUESTION).result().text, range(8)))
 
-    assert await with_client(stage, work) == ["".join(PIECES)] * 8
+    assert await with_client(gateway, work) == ["".join(PIECES)] * 8
 
 
 def test_a_closed_client_answers_no_more() -> None:

@@ -20,7 +20,6 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rostertest import PaperCluster
 
 from sealring.api.chat import ask_chat
 from sealring.api.completions import ask_completion
@@ -62,6 +61,7 @@ from sealring.node.link.records import Link
 from sealring.node.settings import NodeSettings
 from sealring.node.wire.channel import Kind, RecordHeader, decode_message, encode_message
 from sealring.node.wire.frames import FrameSocket
+from sealring.testing import PaperCluster
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, links_pb2, membership_pb2, proof_pb2
 
 HARD = int(os.environ.get("SEALRING_FUZZ", "1"))
@@ -145,7 +145,7 @@ def test_envelopes_of_rosters(data: bytes) -> None:
 @given(damaged(encode_roster(PAPER.roster)))
 def test_rosters_that_the_roster_key_did_sign(payload: bytes) -> None:
     if payload:
-        envelope = sign_envelope(ROSTER_TYPE, payload, [PAPER.roster_signer])
+        envelope = sign_envelope(ROSTER_TYPE, payload, [PAPER.authority.roster_signers[0]])
         survives(check_roster, envelope, PAPER.root, now=NOW)
 
 
@@ -160,7 +160,7 @@ def test_root_metadata(data: bytes) -> None:
 @given(damaged(parse_envelope(PAPER.root.chain[0], payload_type=ROOT_TYPE, max_payload=1 << 20).payload))
 def test_root_metadata_that_the_root_key_did_sign(payload: bytes) -> None:
     if payload:
-        survives(follow_root, sign_envelope(ROOT_TYPE, payload, [PAPER.root_signer]), None)
+        survives(follow_root, sign_envelope(ROOT_TYPE, payload, [PAPER.authority.root_signers[0]]), None)
 
 
 @fuzz()

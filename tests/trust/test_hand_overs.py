@@ -20,7 +20,6 @@ import grpc.aio
 import pytest
 from cheapkeys import Checks, checks
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from httpedge import ScriptedBackend, served
 from patience import until
 
 from sealring.edge.access import gate as gate_module
@@ -32,6 +31,7 @@ from sealring.edge.http import app, guard, server
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.rpc import server as rpc
+from sealring.testing import ScriptedBackend, serve_edge
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
@@ -279,7 +279,7 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Checks)
     backend, keys = ScriptedBackend(), KeyFile(tmp_path / "state")
     keys.create([Scope.READ])
     gate = Gate(keys, Limits(key_per_second=1e6, peer_per_second=1e-3), clock=lambda: 0.0)
-    async with served(backend, gate=gate) as port:
+    async with serve_edge(backend, gate=gate) as port:
         made = Stage(port, backend, keys, gate)
         try:
             assert await made.status(get("/v1/models"), made.honest) == 200

@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from scriptedgateway import PIECES, Stage, on_stage, saying
 
 from sealring.cli.calls.asking import Asker, Question, Source, Target, asking
 from sealring.client import Delta
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound, RosterError, SealringError
 from sealring.mesh.roster import TENSOR
 from sealring.mesh.rpc.server import Server
+from sealring.testing import ScriptedGateway, saying
+from sealring.testing.gateway import PIECES
 from sealring.v1 import inference_pb2, inference_pb2_grpc
 
 NO_ACCESS: Any = {"credentials": None, "api_key": None}
@@ -25,51 +26,51 @@ HI = Question(MESSAGES, max_tokens=9, sampling={"temperature": 0.5, "seed": 7})
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    async with on_stage() as stage:
-        yield stage
+async def gateway() -> AsyncIterator[ScriptedGateway]:
+    async with ScriptedGateway() as gateway:
+        yield gateway
 
 
-def at(stage: Stage, **changes: Any) -> Target:
-    target = Target([stage.address], NO_ACCESS, bytes.fromhex(stage.cluster.pin))
+def at(gateway: ScriptedGateway, **changes: Any) -> Target:
+    target = Target([gateway.address], NO_ACCESS, bytes.fromhex(gateway.cluster.pin))
     return dataclasses.replace(target, **changes)
 
 
-async def test_a_sealed_answer_comes_in_pieces_from_the_verified_ring(stage: Stage) -> None:
+async def test_a_sealed_answer_comes_in_pieces_from_the_verified_ring(gateway: ScriptedGateway) -> None:
     pieces: list[str] = []
-    async with asking(at(stage), seconds=30) as asker:
+    async with asking(at(gateway), seconds=30) as asker:
         answer = await asker.ask(HI, pieces.append)
     assert "".join(pieces) == answer.text == "".join(PIECES)
     assert (answer.model, answer.ring, answer.min_trust, answer.sealed) == ("demo", "demo-0", 10, True)
     assert (answer.prompt_tokens, answer.completion_tokens, answer.finish) == (7, 6, "stop")
-    (request,) = stage.gateway.requests
+    (request,) = gateway.requests
     assert request.envelope.WhichOneof("content") == "sealed"
-    opened = stage.gateway.open(request)[0]
+    opened = gateway.open(request)[0]
     assert [(one.role, one.content) for one in opened.prompt.chat.messages] == MESSAGES
     assert opened.prompt.sampling == inference_pb2.Sampling(temperature=0.5, seed=7)
     assert opened.max_tokens == 9
 
 
-async def test_a_gateway_of_another_cluster_gets_no_prompt(stage: Stage) -> None:
-    async with asking(at(stage, pin=bytes(32)), seconds=30) as asker:
+async def test_a_gateway_of_another_cluster_gets_no_prompt(gateway: ScriptedGateway) -> None:
+    async with asking(at(gateway, pin=bytes(32)), seconds=30) as asker:
         with pytest.raises(RosterError) as caught:
             await asker.ask(HI, str)
     assert caught.value.reason == "ROOT_PIN"
-    assert stage.gateway.requests == []
+    assert gateway.requests == []
 
 
-async def test_links_in_clear_get_no_prompt_before_the_user_says_clear(stage: Stage) -> None:
-    (ring,) = stage.cluster.draft.rings
+async def test_links_in_clear_get_no_prompt_before_the_user_says_clear(gateway: ScriptedGateway) -> None:
+    (ring,) = gateway.cluster.draft.rings
     whole = tuple(dataclasses.replace(one, layers=(0, ring.total_layers)) for one in ring.members)
-    stage.cluster.publish(rings=(dataclasses.replace(ring, strategy=TENSOR, members=whole),))
-    async with asking(at(stage), seconds=30) as asker:
+    gateway.cluster.publish(rings=(dataclasses.replace(ring, strategy=TENSOR, members=whole),))
+    async with asking(at(gateway), seconds=30) as asker:
         with pytest.raises(FailedPrecondition) as caught:
             await asker.ask(HI, str)
         with pytest.raises(FailedPrecondition) as trusting:
             await asker.ask(dataclasses.replace(HI, min_trust=10), str)
     assert (caught.value.reason, "--clear" in caught.value.hint) == ("LINKS_IN_CLEAR", True)
     assert "--clear" not in trusting.value.hint, "a ring without sealed links has no trust at all"
-    assert stage.gateway.requests == []
+    assert gateway.requests == []
 
 
 @pytest.mark.parametrize("pin", [bytes(32), None], ids=["sealed", "in clear"])
@@ -80,7 +81,7 @@ async def test_a_gateway_that_is_not_reached_is_named(pin: bytes | None) -> None
     assert caught.value.reason == "UNREACHABLE"
 
 
-async def test_what_is_left_off_ends_at_the_gateway_too(stage: Stage) -> None:
+async def test_what_is_left_off_ends_at_the_gateway_too(gateway: ScriptedGateway) -> None:
     ended, shown = asyncio.Event(), asyncio.Event()
 
     async def forever(_: Any) -> AsyncIterator[inference_pb2.SealedDelta]:
@@ -90,8 +91,8 @@ async def test_what_is_left_off_ends_at_the_gateway_too(stage: Stage) -> None:
         finally:
             ended.set()
 
-    stage.gateway.script = saying(forever)
-    async with asking(at(stage), seconds=30) as asker:
+    gateway.script = saying(forever)
+    async with asking(at(gateway), seconds=30) as asker:
         task = asyncio.create_task(asker.ask(HI, lambda text: shown.set()))
         await shown.wait()
         task.cancel()
@@ -160,22 +161,22 @@ async def test_errors_in_clear_keep_their_reason() -> None:
     assert caught.value.reason == "BROKEN_STREAM"
 
 
-async def test_who_names_no_model_of_several_is_told_how(stage: Stage) -> None:
-    (ring,) = stage.cluster.draft.rings
+async def test_who_names_no_model_of_several_is_told_how(gateway: ScriptedGateway) -> None:
+    (ring,) = gateway.cluster.draft.rings
     other = dataclasses.replace(ring, deployment="demo-vision", id="demo-vision-0")
-    stage.cluster.publish(rings=(ring, other))
-    async with asking(at(stage), seconds=30) as asker:
+    gateway.cluster.publish(rings=(ring, other))
+    async with asking(at(gateway), seconds=30) as asker:
         with pytest.raises(NotFound, match="the request names no model") as caught:
             await asker.ask(HI, str)
     chosen = "choose with --model NAME, in a conversation with /model NAME"
     assert f"demo, demo-vision; {chosen}" in caught.value.hint
 
 
-async def test_a_wrong_message_is_refused_before_it_is_sent(stage: Stage) -> None:
-    async with asking(at(stage), seconds=30) as asker:
+async def test_a_wrong_message_is_refused_before_it_is_sent(gateway: ScriptedGateway) -> None:
+    async with asking(at(gateway), seconds=30) as asker:
         with pytest.raises(InvalidInput):
             await asker.ask(Question([("user", "\ud800")]), str)
-    assert stage.gateway.requests == []
+    assert gateway.requests == []
 
 
 def scripted(*pieces: Delta | float, completion_tokens: int) -> Asker:
@@ -225,14 +226,14 @@ async def test_reasoning_is_shown_and_no_part_of_the_answer() -> None:
     assert ("".join(pieces), answer.text, "".join(said)) == ("hm\n\nParis", "Paris", "Paris")
 
 
-async def test_the_command_asks_and_leaves(stage: Stage, here: Any) -> None:
+async def test_the_command_asks_and_leaves(gateway: ScriptedGateway, here: Any) -> None:
     async def echo(asked: inference_pb2.SealedPrompt) -> AsyncIterator[inference_pb2.SealedDelta]:
         said = [one.content for one in asked.prompt.chat.messages]
         finish = inference_pb2.FINISH_REASON_STOP
         yield inference_pb2.SealedDelta(text=json.dumps(said), tokens=1, finish=finish)
 
-    stage.gateway.script = saying(echo)
-    known = ("--gateway", stage.address, "--root-sha256", stage.cluster.pin)
+    gateway.script = saying(echo)
+    known = ("--gateway", gateway.address, "--root-sha256", gateway.cluster.pin)
     done = await asyncio.to_thread(here, "chat", "hi", *known, "--json")
     assert done.status == 0, done.err
     assert (done.data["answer"], done.data["sealed"]) == ('["hi"]', True)
@@ -241,11 +242,11 @@ async def test_the_command_asks_and_leaves(stage: Stage, here: Any) -> None:
     assert done.err.endswith("; sealed, trust software, without a receipt (NOT_SIGNED))\n")
     done = await asyncio.to_thread(here, "chat", *known, stdin="one\ntwo\n\n")
     assert done.out == '["one"]\n["one", "[\\"one\\"]", "two"]\n'
-    done = await asyncio.to_thread(here, "chat", "hi", "--gateway", stage.address)
+    done = await asyncio.to_thread(here, "chat", "hi", "--gateway", gateway.address)
     assert (done.status, "[NO_ROOT_HASH]" in done.err, "--clear" in done.err) == (7, True, True)
 
 
-async def test_options_reach_the_prompt(stage: Stage, here: Any) -> None:
+async def test_options_reach_the_prompt(gateway: ScriptedGateway, here: Any) -> None:
     options = {
         "temperature": 0.5,
         "top_p": 0.25,
@@ -259,11 +260,11 @@ async def test_options_reach_the_prompt(stage: Stage, here: Any) -> None:
         "logprobs": 1,
     }
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    known = ("--gateway", stage.address, "--root-sha256", stage.cluster.pin)
+    known = ("--gateway", gateway.address, "--root-sha256", gateway.cluster.pin)
     command = ("chat", "hi", *known, *flags, "--stop", "a", "--stop", "b")
     done = await asyncio.to_thread(here, *command, "--json")
     assert done.status == 0, done.err
-    prompt = stage.gateway.open(stage.gateway.requests[-1])[0].prompt
+    prompt = gateway.open(gateway.requests[-1])[0].prompt
     assert prompt.sampling == inference_pb2.Sampling(**options)
     assert list(prompt.stop) == ["a", "b"]
     refused = await asyncio.to_thread(here, *command)

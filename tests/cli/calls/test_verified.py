@@ -7,7 +7,6 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-from rostertest import PaperCluster
 
 from sealring.cli.calls import verified
 from sealring.cli.calls.verified import AUDIT_PAGE, VerifiedAudit, verify_audit
@@ -15,6 +14,7 @@ from sealring.coordinator.services.admin import MAX_AUDIT_ENTRIES
 from sealring.mesh import audit
 from sealring.mesh.audit import FIRST_PREVIOUS, PRUNED, AuditHead, entry_hash, sign_head
 from sealring.mesh.errors import SealringError
+from sealring.testing import PaperCluster
 from sealring.v1 import admin_pb2
 
 
@@ -55,7 +55,7 @@ class Log:
         if method == "GetRoster":
             return admin_pb2.GetAdminRosterResponse(root_metadata=paper().root_chain)
         self.asked.append(after)
-        head = sign_head(self.head(self.signed), [paper().roster_signer])
+        head = sign_head(self.head(self.signed), [paper().authority.roster_signers[0]])
         self.signed += len(self.asked) > 1
         page = [one for one in self.entries if one.sequence > after][:limit]
         if limit > 1 and self.prunes:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_SECONDS
-from scriptedgateway import Stage, on_stage, saying
 
 from sealring.mesh.errors import InvalidInput
+from sealring.testing import ScriptedGateway, saying
 from sealring.v1 import inference_pb2
 
 CTRL_C, CTRL_D, CTRL_P = "\x03", "\x04", "\x10"  # Ctrl-P: the line before, with readline and libedit alike
@@ -30,11 +30,11 @@ main()
 class Head:
     """Answers a question with itself; remembers what was asked, and tells when an answer was given up."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, gateway: ScriptedGateway) -> None:
+        self.gateway = gateway
         self.asked: list[list[str]] = []
         self.given_up = asyncio.Event()
-        stage.gateway.script = saying(self.answer)
+        gateway.script = saying(self.answer)
 
     async def answer(self, sealed: inference_pb2.SealedPrompt) -> AsyncIterator[inference_pb2.SealedDelta]:
         said = [one.content for one in sealed.prompt.chat.messages]
@@ -107,13 +107,13 @@ class Terminal:
 
 @pytest.fixture
 async def head() -> AsyncIterator[Head]:
-    async with on_stage() as stage:
-        yield Head(stage)
+    async with ScriptedGateway() as gateway:
+        yield Head(gateway)
 
 
 @pytest.fixture
 async def terminal(head: Head, home: Path) -> AsyncIterator[Terminal]:
-    known = ("--gateway", head.stage.address, "--root-sha256", head.stage.cluster.pin)
+    known = ("--gateway", head.gateway.address, "--root-sha256", head.gateway.cluster.pin)
     started = await Terminal.start("chat", *known, HOME=str(home), XDG_STATE_HOME="")
     await started.shows("> ")
     yield started

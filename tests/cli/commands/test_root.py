@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rostertest import PaperCluster
 
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
@@ -17,13 +16,16 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
 from sealring.mesh.pki.certificates import expires_at
 from sealring.mesh.pki.root import decode_chain, encode_chain, verify_root_chain
+from sealring.testing import PaperCluster
+from sealring.testing.authority import Authority
 
 Sealring = Callable[..., Any]
 
 
 @pytest.fixture
 def paper(home: Path) -> PaperCluster:
-    made = PaperCluster()
+    root = Ed25519Signer.create(home / "root.key")
+    made = PaperCluster(authority=Authority.create("paper", now=time.time(), root_signers=[root]))
     (home / "root.dsse").write_bytes(made.root_chain)
     return made
 
@@ -33,8 +35,6 @@ class Offline:
 
     def __init__(self, here: Sealring, home: Path, paper: PaperCluster) -> None:
         self.here, self.home, self.paper = here, home, paper
-        (home / "root.key").write_bytes(paper.root_seed)
-        (home / "root.key").chmod(0o600)
         self.keys = [here("root", "init", "--key", f"{name}.key").out.strip() for name in ("a", "b")]
 
     def rotate(self, *more: str) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from bundles import SigningCluster
-from rostertest import PaperCluster
 
 from sealring.cli.calls.verified import describe_roster
 from sealring.cli.commands.roster import compare_rosters
 from sealring.cli.terminal.output import moment
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.trust.levels import level_of
+from sealring.testing import PaperCluster
 from sealring.v1 import admin_pb2
 
 Sealring = Callable[..., Any]
@@ -157,10 +157,7 @@ def test_entries_that_come_and_go_are_named(paper: PaperCluster) -> None:
 def test_two_histories_are_found_out(here: Sealring, paper: PaperCluster, home: Path) -> None:
     (home / "old.dsse").write_bytes(paper.envelope)
     first = paper.roster
-    paper.publish()
-    paper.draft = dataclasses.replace(paper.draft, version=first.version, expires=paper.draft.expires - 1)
-    del paper.roster
-    paper.publish()
+    paper.publish(version=first.version, previous=paper.draft.previous, expires=paper.draft.expires - 1)
     write(home, paper)
     command = (
         *("roster", "diff", "old.dsse", "roster.dsse"),

@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from commands import Coordinator
-from rostertest import PaperCluster
 from starlette.responses import PlainTextResponse
 
 from sealring.cli.dashboard import app
 from sealring.edge.http import server
 from sealring.mesh.errors import Unavailable
+from sealring.testing import PaperCluster
 from sealring.v1 import admin_pb2
 
 TOKEN = {"authorization": "Bearer secret"}

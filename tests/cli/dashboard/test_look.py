@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rostertest import PaperCluster
 
 from sealring.cli.dashboard import look
 from sealring.coordinator.init import init
@@ -21,6 +20,7 @@ from sealring.coordinator.store import Store
 from sealring.edge.metrics import Metrics, ModelLoad
 from sealring.mesh.errors import RosterError, Unavailable
 from sealring.mesh.pki.root import encode_chain
+from sealring.testing import PaperCluster
 from sealring.v1 import admin_pb2
 
 NOW = 1_800_000_000

@@ -16,7 +16,6 @@ import openai
 import pytest
 import structlog
 from edgecert import write_edge_certificate
-from httpedge import served
 from patience import until
 
 from sealring.edge.access import edge_tls
@@ -27,6 +26,7 @@ from sealring.edge.access.keys import Scope
 from sealring.edge.http import guard, protocol
 from sealring.edge.http.server import HttpServer
 from sealring.mesh.errors import ConfigError
+from sealring.testing import serve_edge
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
@@ -40,7 +40,7 @@ def serving(
     backend: Any, keys: KeyFile, limits: Limits | None = None, tls: EdgeTls | None = None
 ) -> AbstractAsyncContextManager[int]:
     """By a clock that stands still, so that no limit is filled up again."""
-    return served(backend, tls=tls, gate=Gate(keys, limits, clock=lambda: 0.0))
+    return serve_edge(backend, tls=tls, gate=Gate(keys, limits, clock=lambda: 0.0))
 
 
 def client(port: int, key: str, **options: Any) -> openai.AsyncOpenAI:

@@ -11,7 +11,6 @@ import httpx
 import jsonschema
 import openai
 import pytest
-from httpedge import ScriptedBackend, served
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
@@ -19,6 +18,7 @@ from sealring.edge.http.app import _headers, create_app
 from sealring.edge.http.body import LONG_BODY
 from sealring.edge.inference.timings import CURRENT, HEADER, Timings
 from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
+from sealring.testing import ScriptedBackend, serve_edge
 from sealring.v1 import inference_pb2 as inference
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
@@ -434,13 +434,13 @@ async def test_health_and_metrics(port: int, backend: Any) -> None:
 def test_an_answer_tells_where_it_comes_from_and_what_took_how_long(
     timings: Timings | None, expected: str | None
 ) -> None:
-    begin = inference.Started(ring="ring-0", min_trust=20, roster_version=7)
+    begin = inference.Started(ring="demo-0", min_trust=20, roster_version=7)
     before = CURRENT.set(timings)
     try:
         found = _headers(begin)
     finally:
         CURRENT.reset(before)
-    where = {"x-sealring-ring": "ring-0", "x-sealring-min-trust": "20", "x-sealring-roster-version": "7"}
+    where = {"x-sealring-ring": "demo-0", "x-sealring-min-trust": "20", "x-sealring-roster-version": "7"}
     assert found == where | ({HEADER: expected} if expected else {})
 
 
@@ -530,7 +530,7 @@ async def test_what_is_served_is_told_where_nothing_is(port: int, backend: Any) 
 
 async def test_pages_of_named_origins_and_no_others_may_ask(backend: Any) -> None:
     async with (
-        served(backend, cors_origins=["https://a.example"]) as port,
+        serve_edge(backend, cors_origins=["https://a.example"]) as port,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http,
     ):
         for origin, allowed in (("https://a.example", True), ("https://b.example", False)):

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from httpedge import served
 from patience import until
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection, connect
@@ -25,6 +24,7 @@ from sealring.edge.http.conversation import Conversation
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.rpc.crowd import Crowd
 from sealring.mesh.rpc.holding import Holding, Share
+from sealring.testing import serve_edge
 from sealring.v1 import inference_pb2 as inference
 
 ASK = {"type": "response.create", "model": "demo", "store": False}
@@ -166,7 +166,7 @@ async def test_each_request_needs_the_key_of_the_connection(backend: Any, tmp_pa
     keys = KeyFile(tmp_path / "state")
     text, record = keys.create([Scope.INFERENCE])
     reading = keys.create([Scope.READ])[0]
-    async with served(backend, gate=Gate(keys)) as port:
+    async with serve_edge(backend, gate=Gate(keys)) as port:
         for wrong, status in (("none", 401), (reading, 403)):
             with pytest.raises(InvalidStatus) as caught:
                 async with opened(port, additional_headers={"authorization": f"Bearer {wrong}"}):
@@ -191,7 +191,7 @@ async def test_messages_that_are_no_request_count_as_requests(
     keys = KeyFile(tmp_path / "state")
     headers = {"authorization": f"Bearer {keys.create([Scope.INFERENCE])[0]}"}
     gate = Gate(keys, Limits(key_per_second=2), clock=lambda: 0.0)
-    async with served(backend, gate=gate) as port:
+    async with serve_edge(backend, gate=gate) as port:
         async with opened(port, additional_headers=headers) as socket:
             for _ in range(8):
                 await socket.send(message)
@@ -208,7 +208,7 @@ async def test_messages_that_are_no_request_count_as_requests(
 
 
 async def test_pages_and_paths_that_are_not_listed_open_no_socket(backend: Any) -> None:
-    async with served(backend, cors_origins=["https://a.example"]) as port:
+    async with serve_edge(backend, cors_origins=["https://a.example"]) as port:
         for path, origin, status in (
             ("/v1/responses", "https://b.example", 403),
             ("/v1/responses", "http://[::1]", 403),
@@ -303,7 +303,7 @@ async def test_of_sockets_that_ask_nothing_the_oldest_of_who_has_most_goes(
     """One that is being answered stays, and one that comes is let in."""
     monkeypatch.setattr(app, "MAX_SOCKETS", 2)
     backend.held = asyncio.Event()
-    async with served(backend) as port, opened(port) as asking:
+    async with serve_edge(backend) as port, opened(port) as asking:
         await asking.send(json.dumps({**ASK, "input": "hello"}))
         await until(lambda: backend.requests)
         async with opened(port) as first, opened(port), opened(port):

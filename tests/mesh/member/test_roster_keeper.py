@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from refusals import refused
-from rostertest import PaperCluster
 
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError
@@ -23,6 +22,7 @@ from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
 from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial
 from sealring.mesh.pki.root import decode_chain, encode_chain, sign_root, verify_root_chain
 from sealring.mesh.roster import Gateway, Revoked, RosterStateFile, check_roster
+from sealring.testing import PaperCluster
 
 GATEWAY = SoftwareSigner.generate().public_key
 
@@ -207,7 +207,7 @@ async def test_newer_root_metadata_is_fetched_first(keeper: RosterKeeper, paper:
     await keeper.accept(paper.envelope, no_newer_root)
     first = paper.root
     draft = dataclasses.replace(first, version=2, chain=())
-    paper.root = sign_root(draft, [paper.root_signer], previous=first)
+    paper.authority.root = sign_root(draft, [paper.authority.root_signers[0]], previous=first)
     paper.publish(root_version=2)
     asked = []
 
@@ -224,7 +224,7 @@ async def test_newer_root_metadata_is_fetched_first(keeper: RosterKeeper, paper:
         asked.append(0)
 
     draft = dataclasses.replace(paper.root, version=3, chain=())
-    paper.root = sign_root(draft, [paper.root_signer], previous=paper.root)
+    paper.authority.root = sign_root(draft, [paper.authority.root_signers[0]], previous=paper.root)
     paper.publish(root_version=3)
     with pytest.raises(RosterError) as caught:
         await keeper.accept(paper.envelope, useless)
@@ -235,10 +235,7 @@ async def test_two_histories_are_remembered_as_such(keeper: RosterKeeper, paper:
     await keeper.accept(paper.envelope, no_newer_root)
     assert keeper.equivocation is None
     known, version = paper.roster.hash, paper.roster.version
-    paper.publish()
-    paper.draft = dataclasses.replace(paper.draft, version=version, expires=paper.draft.expires - 1)
-    del paper.roster
-    paper.publish()
+    paper.publish(version=version, previous=paper.draft.previous, expires=paper.draft.expires - 1)
     with refused("ROSTER_EQUIVOCATION", RosterError):
         await keeper.accept(paper.envelope, no_newer_root)
     found: Any = keeper.equivocation

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prooftest import identity, introduce
-from rostertest import PaperCluster
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto.identity import SoftwareSigner, verify
@@ -35,6 +34,7 @@ from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MemberEpoch, Phase
 from sealring.node.daemon.receipts import ReceiptKey, SignedOnce
 from sealring.node.daemon.sealed_rows import Unsealer
+from sealring.testing import PaperCluster
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rostertest import PaperCluster
 
 from sealring.mesh.errors import (
     EnvelopeError,
@@ -24,6 +23,7 @@ from sealring.mesh.roster import Roster
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.daemon import sealed_rows
 from sealring.node.daemon.sealed_rows import CHUNK_BYTES, SealedRows, Unsealer
+from sealring.testing import PaperCluster
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
