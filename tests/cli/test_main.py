@@ -74,40 +74,15 @@ def test_ctrl_c_while_it_is_imported_ends_it_without_a_word() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
 
 
-def test_the_help_lists_every_command_by_what_it_is_for(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = here("--help").out.splitlines()
-    sections: dict[str, list[str]] = {}
-    for line in lines[lines.index("Options:") + 1 :]:
-        if line and not line.startswith(" "):
-            sections[line] = []
-        elif sections and line.startswith("  ") and not line.startswith("   "):
-            name, _, text = line.strip().partition("  ")
-            assert text.strip(), name
-            sections[list(sections)[-1]].append(name)
-    assert sections == {
-        "Start:": ["demo", "up", "join", "deploy", "chat", "proxy", "connect"],
-        "Look:": ["status", "dashboard", "doctor", "logs", "bugreport", "trace"],
-        "Parts of a cluster:": [
-            *("coordinator", "node", "gateway", "deployment", "model", "cache", "token", "key"),
-            *("operator", "roster", "root", "receipt", "audit", "service", "config"),
-        ],
-    }
-    assert here("-h").out.splitlines() == lines
-
-
 def test_the_version_is_that_of_the_package(here: Any) -> None:
     done = here("--version")
     assert (done.status, done.out) == (0, f"{version('sealring')}\n")
 
 
-def test_only_what_there_is_is_a_command(here: Any) -> None:
+def test_only_what_there_is_is_a_command() -> None:
     assert len(Commands()) == len(list(Commands())) == len(set(Commands()))
     with pytest.raises(KeyError):
         Commands()["nonsense"]
-    done = here("nonsense")
-    assert (done.status, "No such command" in done.err) == (2, True)
-    assert "Did you mean" in here("deplyo").err
 
 
 @pytest.mark.parametrize(
@@ -152,74 +127,23 @@ def test_completion_knows_the_commands(sealring: Any) -> None:
     assert {"demo", "deploy", "deployment"} <= set(done.out.split())
 
 
-def test_an_error_is_one_line_with_its_hint(here: Any) -> None:
-    done = here("token", "list")
-    assert done.status == 7
-    assert done.out == ""
-    assert done.err.startswith("error: this machine has no operator's key")
-    assert done.err.count("\n") == 1
-    assert "(hint: " in done.err
-    assert "[NO_OPERATOR_BUNDLE]" in done.err
-    assert "first machine" in done.err
-    assert "coordinator init" not in done.err, "which is no way out on a machine that has joined"
-
-
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
-        ([], 0),
-        (["nonsense"], 2),
-        (["token", "create", "--ttl", "2h"], 2),
-        (["token", "create", "--ttl", "600"], 2),
-        (["node", "drain"], 2),
-        (["deployment", "plan", "m", "--split", "4,x"], 2),
-        (["deployment", "plan", "m", "--operator", "/nowhere"], 7),
-        (["node", "run", "--listen", "nowhere"], 7),
-        (["node", "run", "--memory-limit", "lots"], 7),
-        (["--config", "/nowhere.toml", "node", "run"], 7),
-        (["model", "check", "/nowhere"], 7),
-        (["model", "profile", "/nowhere"], 7),
-        (["up", "--address", "10.255.255.1"], 2),
-        (["up", "--models", "/nowhere"], 2),
-        (["up", "--models", ""], 2),
-        (["join", "--models=~nobody-such/x", "sr2.typo"], 2),
-        (["coordinator", "init", "--state-dir", ""], 7),
-        (["up", "--name", "No Name", "--address", "127.0.0.1"], 7),
-        (["join"], 2),
-        (["join", "sr2.typo"], 2),
-        (["demo", "--model", "/nowhere"], 7),
-        (["demo", "--question", " "], 2),
-        (["chat", "--json"], 2),
-        (["chat", "hello", "--gateway", "127.0.0.1:1"], 7),
-        (["chat", "hello", "--gateway", "127.0.0.1:1", "--clear"], 10),
         (["chat", "hello", "--gateway", "127.0.0.1:1", "--root-sha256", "ab" * 32], 10),
         (["chat", "hello", "--operator", "x" * 5000], 7),
         (["deploy", "x" * 5000], 7),
-        (["deploy", "~nobody-such/x", "--kv-bits", "-1"], 2),
         (["deploy", "\udcff"], 2),
-        (["config", "show", "nod"], 7),
-        (["config", "show", "node", "--config"], 2),
         (["node", "join", "--help"], 0),
     ],
 )
-def test_exit_statuses_are_stable(here: Any, arguments: list[str], status: int) -> None:
+def test_words_of_any_length_and_letter_are_refused_or_taken(
+    here: Any, arguments: list[str], status: int
+) -> None:
     done = here(*arguments)
     assert done.status == status, done.err
     assert "Traceback" not in done.err
     assert "FAULT" not in done.err
-
-
-def test_a_file_that_cannot_be_made_is_named(here: Any, home: Path) -> None:
-    (home / "file").write_text("")
-    place = str(home / "file" / "key")
-    for verb in ("init", "roster-key"):
-        done = here("root", verb, "--key", place)
-        assert (done.status, "BAD_FILE" in done.err, place in done.err) == (2, True, True), done.err
-    done = here("root", "sign", "draft", "--key", str(home / "none"))
-    assert (done.status, str(home / "none") in done.err) == (2, True)
-    done = here("operator", "add", "x", "--role", "read", "--out", str(home / "out"))
-    assert done.status == 7
-    assert not (home / "out").exists()
 
 
 def test_who_stops_reading_is_no_failure(home: Path) -> None:
@@ -251,14 +175,6 @@ def test_what_is_said_to_nobody_changes_no_exit_status(home: Path, command: list
     assert done.returncode == status
 
 
-def test_a_typo_in_the_config_file_is_named(here: Any, home: Path) -> None:
-    (home / "s.toml").write_text("[cli]\ngatway = 'x'\n")
-    done = here("--config", "s.toml", "status")
-    assert done.status == 7
-    assert "'gatway'" in done.err
-    assert "did you mean gateway?" in done.err
-
-
 TREE = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SealringError)]
 
 
@@ -267,8 +183,3 @@ def test_every_error_has_a_documented_status(kind: type[SealringError]) -> None:
     status = exit_codes.exit_code(kind("x"))
     assert f"| {status} |" in (exit_codes.__doc__ or "")
     assert kind.code in exit_codes.BY_CODE
-
-
-def test_the_working_folder_has_a_name_in_errors(here: Any) -> None:
-    done = here("model", "check", ".")
-    assert "error: . has no config.json" in done.err

@@ -8,17 +8,47 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bundles import SigningCluster
 from transcripts import Scene, Section, Stage, find_sections
 
+from sealring.mesh.errors import PermissionDenied
+from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member.joincode import Offer
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.system.paths import state_root_of
 from sealring.v1 import admin_pb2
 
 FOLDER = Path(__file__).with_name("transcripts")
 
 
-def enrolled(stage: Stage) -> None:
+TOKEN = JoinToken.generate(bytes(32), ["127.0.0.1:1"])
+OFFERS = {
+    "attic": Offer(bytes(range(32)), "attic", ("10.0.0.1:7701",)),
+    "cellar": Offer(bytes(32), "cellar", ("10.0.0.2:7701",)),
+}
+
+
+def enrolled(stage: Stage, name: str = "mac") -> None:
     """A machine that joins is enrolled as m1 in the cluster attic."""
+    roster = SimpleNamespace(member=lambda member: SimpleNamespace(level="software"))
     peer = SimpleNamespace(id="m1", cluster="attic")
-    stage.host.enrolled = SimpleNamespace(state=SimpleNamespace(peer=peer))
+    stage.host.enrolled = SimpleNamespace(state=SimpleNamespace(peer=peer, name=name), roster=roster)
+
+
+def offers(stage: Stage, *clusters: str) -> None:
+    """These clusters are found on the network. 1234567 is the join code of each, and TOKEN what it gets."""
+    stage.names["TOKEN"] = TOKEN.format()
+    stage.host.offers = [OFFERS[name] for name in clusters]
+    wrong = PermissionDenied("the join code is wrong", reason="WRONG_CODE")
+    stage.host.tokens = {"1234567": TOKEN, "7654321": wrong}
+
+
+def first_machine(stage: Stage) -> None:
+    SigningCluster(stage.home).save(state_root_of(stage.home) / "coordinator/operator", Role.OPERATOR)
+
+
+def other_machine(stage: Stage) -> None:
+    SigningCluster(stage.home).save(state_root_of(stage.home) / "node", Role.MEMBER)
 
 
 def planner(stage: Stage) -> None:
@@ -52,9 +82,8 @@ def check(stage: Stage, *changes: str) -> None:
     stage.host.reports["check"] = report | {"template": None} | changed
 
 
-SCENES: dict[str, Scene] = {
-    one.__name__.replace("_", "-"): one for one in (enrolled, planner, ends_soon, check)
-}
+NAMED = (enrolled, offers, first_machine, other_machine, planner, ends_soon, check)
+SCENES: dict[str, Scene] = {one.__name__.replace("_", "-"): one for one in NAMED}
 
 
 @pytest.mark.parametrize("section", find_sections(FOLDER), ids=lambda one: f"{one.file.stem}: {one.title}")

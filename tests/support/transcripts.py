@@ -58,6 +58,8 @@ class Stage:
         self.coordinator: Coordinator | None = None
         self.effects: list[str] = []
         """What scenes have noted since the last command."""
+        self.names = {"~": str(home)}
+        """Names, by which sections call what differs from run to run."""
         self._stdin = ""
         self._fresh: set[str] = set()
 
@@ -95,9 +97,10 @@ class Stage:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(body)
         elif what == "stdin":
-            self._stdin = body
+            self._stdin = self._resolved(body)
         elif what == "typed":
-            self.host.typed = [ast.literal_eval(one) if one.isdigit() else one for one in body.splitlines()]
+            lines = self._resolved(body).splitlines()
+            self.host.typed = [int(one) if len(one) == 1 else one for one in lines]
         elif what == "host":
             name, _, value = rest.partition(" ")
             assert hasattr(self.host, name), name
@@ -127,22 +130,35 @@ class Stage:
         self.coordinator.answers[method].append(answer)
 
     def _do(self, line: str) -> Iterator[str]:
-        words = shlex.split(line)
+        words = shlex.split(self._resolved(line))
         environment = {}
         while "=" in words[0]:
             name, _, environment[name] = words.pop(0).partition("=")
         name, *arguments = words
         self._fresh.clear()
         if name != "sealring":
-            yield from _marked("|", self._look(name, *arguments))
+            yield from _marked("|", self._named(self._look(name, *arguments)))
             return
         done = self._run(*arguments, stdin=self._stdin, **environment)
         self._stdin = ""
-        out = f"{_dense(json.loads(done.out))}\n" if "--json" in arguments and done.out else done.out
+        out = done.out
+        if "--json" in arguments and out:
+            out = f"{_dense(json.loads(self._named(out)))}\n"
         for mark, text in ((">", "".join(f"{one}\n" for one in self._done())), ("|", out), ("!", done.err)):
-            yield from _marked(mark, _MANY.sub(_counted, text.replace(str(self.home), "~")))
+            yield from _marked(mark, _MANY.sub(_counted, self._named(text)))
         if done.status:
             yield f"= {done.status}"
+
+    def _resolved(self, text: str) -> str:
+        for name, meant in self.names.items():
+            if name != "~":
+                text = text.replace(name, meant)
+        return text
+
+    def _named(self, text: str) -> str:
+        for name, meant in self.names.items():
+            text = text.replace(meant, name)
+        return text
 
     def _look(self, name: str, *files: str) -> str:
         if name == "ls":
@@ -153,7 +169,7 @@ class Stage:
                 (self.home / file).unlink()
             return ""
         assert name == "cat", name
-        return "".join((self.home / file).read_text() for file in files).replace(str(self.home), "~")
+        return "".join((self.home / file).read_text() for file in files)
 
     def _done(self) -> Iterator[str]:
         yield from self.effects
@@ -174,6 +190,9 @@ class Stage:
         for became in self.host.became:
             yield f"becomes sealring {shlex.join(became)}"
         self.host.became.clear()
+        for offer, code in self.host.shown_codes:
+            yield f"shows {code} to {offer.name} at {' '.join(offer.addresses)}"
+        self.host.shown_codes.clear()
         if self.host.services is not None:
             yield from (f"launchd {verb}" for verb in self.host.services.did)
             self.host.services.did.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -14,9 +13,7 @@ from commands import Launchd
 
 from sealring.cli.local.machines import NOTHING
 from sealring.cli.setup.finding import address_in
-from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.joincode import Offer, short_hash
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.system.paths import state_root_of
 
@@ -24,95 +21,11 @@ LABEL = "org.sealring.node"
 TOKEN = JoinToken.generate(bytes(32), ["127.0.0.1:1"]).format()
 
 
-def enrolled(name: str) -> Any:
-    """What enrolment returns for a node that the coordinator calls `name`."""
-    roster = SimpleNamespace(member=lambda member: {"m": SimpleNamespace(level="software")}[member])
-    peer = SimpleNamespace(id="m", cluster="attic")
-    return SimpleNamespace(state=SimpleNamespace(peer=peer, name=name), roster=roster)
-
-
-@pytest.mark.parametrize("way", ["argument", "stdin", "typed"])
-def test_who_joined_runs_without_the_token_that_others_could_see(
-    here: Any, host: Any, home: Path, way: str
-) -> None:
-    host.enrolled = enrolled("mac-2")
-    (home / "my.toml").write_text("")
-    line = f"sealring join {TOKEN}"
-    host.typed, host.offers = [line] if way == "typed" else None, []
-    words = {"argument": (TOKEN,), "stdin": ("-",), "typed": ()}[way]
-    done = here("--config", "my.toml", "join", *words, "--name", "mac", "--json", stdin=f"{line}\n")
-    assert done.status == 0, done.err
-    ((component, settings, token),) = host.joined
-    assert (component, settings.name, token) == ("node", "mac", TOKEN)
-    assert done.data == {"member_id": "m", "cluster": "attic", "name": "mac-2", "level": "software"}
-    assert "name: mac-2, because another machine is called mac (or --name)" in done.err
-    assert done.err.endswith("joined cluster attic as mac-2, trust level software\n")
-    assert host.became == [["--config", "my.toml", "join", "--begun"]]
-    (kept,) = home.rglob("node.toml")
-    assert 'name = "mac"' in kept.read_text(), "for the next start"
-
-
-def test_who_has_its_name_is_told_nothing_of_it(here: Any, host: Any) -> None:
-    host.enrolled = enrolled("mac")
-    done = here("join", TOKEN, "--name", "mac")
-    assert "name:" not in done.err
-    assert done.out == ""
-
-
 def test_where_nobody_can_be_asked_there_has_to_be_a_token(here: Any, host: Any) -> None:
     for words in ((), ("--service",)):
         host.services = Launchd()
         done = here("join", *words, "--user", "root")
         assert (done.status, "[BAD_TOKEN]" in done.err) == (2, True)
-
-
-ATTIC = Offer(bytes(range(32)), "attic", ("10.0.0.1:7701",))
-CELLAR = Offer(bytes(32), "attic", ("10.0.0.2:7701",))
-GIVEN = JoinToken.parse(TOKEN)
-
-
-@pytest.mark.parametrize(
-    ("words", "typed", "offers", "asked"),
-    [
-        ((), ["123-4567"], [ATTIC], ATTIC),
-        ((), [2, "123-4567"], [CELLAR, ATTIC], ATTIC),
-        ((), [9, 0, 1, "12345", "code", "123 4567"], [ATTIC, CELLAR], ATTIC),
-        (("10.0.0.1",), ["1234567"], [CELLAR, ATTIC], ATTIC),
-        (("10.0.0.2:7701",), ["1234567"], [CELLAR, ATTIC], CELLAR),
-    ],
-)
-def test_a_code_is_asked_for_and_gets_the_token(
-    here: Any, host: Any, words: Any, typed: Any, offers: Any, asked: Offer
-) -> None:
-    host.enrolled, host.typed, host.offers = enrolled("mac"), typed, offers
-    host.tokens = {"1234567": GIVEN}
-    done = here("join", *words, "--name", "mac")
-    assert done.status == 0, done.err
-    assert host.shown_codes == [(asked, "1234567")], "a slip of the finger costs no try"
-    ((_, _, token),) = host.joined
-    assert token == TOKEN
-    assert not host.typed
-    assert f"attic ({short_hash(asked.root_sha256)}) at {asked.addresses[0]}" in done.err
-
-
-def test_where_nothing_is_found_an_address_will_do(here: Any, host: Any) -> None:
-    host.enrolled, host.offers = enrolled("mac"), []
-    host.platform, host.typed = "linux", ["10.0.0.9"]
-    done = here("join")
-    assert (done.status, "COORDINATOR_UNREACHABLE" in done.err) == (10, True)
-    assert "no cluster on this network lets machines join with a code now" in done.err
-    assert "Local Network" not in done.err
-    host.platform, host.typed = "darwin", [TOKEN]
-    assert "Privacy & Security > Local Network" in here("join").err
-    assert host.joined
-
-
-def test_a_wrong_code_is_tried_once(here: Any, host: Any) -> None:
-    host.typed, host.offers = ["1234567"], [ATTIC]
-    host.tokens = {"1234567": PermissionDenied("the join code is wrong", reason="WRONG_CODE")}
-    done = here("join")
-    assert (done.status, "[WRONG_CODE]" in done.err) == (6, True)
-    assert (len(host.shown_codes), host.joined) == (1, [])
 
 
 @pytest.mark.parametrize(
