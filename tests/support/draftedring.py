@@ -35,18 +35,17 @@ from sealring.node.engine import Feed, Guesses, Lookup, Runs
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
-MESSAGE = 0.05
-"""Between gateway and head, of the time in which a stage computes a token."""
-
 _NO_TOKEN = 1 << 20
 
 
 @dataclass(frozen=True)
 class Machine:
     """Stages on a number of processors. A stage computes one token in 1 and eight in `eight`; other numbers
-    lie on the line through both, or on the `stairs` given. A step whose input was there already takes `late`
-    longer. A draft model at the head guesses a token in `draft`, or with `mtp` an MTP head at the tail. The
-    head's stage takes `head`, the others what is left of as many as there are `stages`."""
+    lie on the line through both, or on the `stairs` given. A step with drafts, or whose input was there
+    already, takes the head `late` longer: other graphs are made while their input is on its way. A draft
+    model at the head guesses a token in `draft`, or with `mtp` an MTP head at the tail. The head's stage
+    takes `head`, the others what is left of as many as there are `stages`. A message between gateway and head
+    takes `message`."""
 
     processors: int
     eight: float
@@ -56,6 +55,7 @@ class Machine:
     mtp: bool = False
     head: float = 1.0
     stairs: Times = ()
+    message: float = 0.05
 
     def takes(self, tokens: int) -> float:
         return between(self.stairs, tokens) if self.stairs else 1 + (self.eight - 1) * (tokens - 1) / 7
@@ -84,6 +84,15 @@ class Machine:
     def _table(self, share: float) -> StepCosts:
         times = tuple((tokens, share * self.takes(tokens)) for tokens in (1, 2, 4, 8, 16, 32))
         return StepCosts(((1, share),), times)
+
+
+GPUS = Machine(2, 1.1, late=0.4, stages=2, draft=0.41, message=0.45)
+"""An 8B on two H200, in times of a stage's step of one token, 3.65 ms: a guess takes 1.5 ms
+(docs/performance/shortfalls.md), a graph 1.3 to 2.2 (`started-built` in docs/performance/data/ring.json), a
+message 1 to 2.5 (docs/decisions/0060-a-draft-model-at-the-head.md: a run waits 2 to 5 ms for the gateway)."""
+
+SHARED_GPU = Machine(3, 1.1, late=0.5, stages=3, draft=1.0, message=0.8)
+"""Its three stages on one H200, 3 ms each. Processes take turns there, and a guess takes twice as long."""
 
 
 @dataclass(slots=True)
@@ -158,7 +167,7 @@ class DraftedRing:
                 self._do(more)
             elif isinstance(action, AnnounceStep):
                 step = self._composition.apply(action.step)
-                self._later(MESSAGE, lambda step=step: self._announced(step))  # type: ignore[misc]
+                self._later(self._machine.message, lambda step=step: self._announced(step))  # type: ignore[misc]
 
     def _announced(self, step: ResolvedStep) -> None:
         self._waiting.append((step, self._now))
@@ -183,7 +192,7 @@ class DraftedRing:
             elif step.drafts:
                 self._begin(step)
             if step.rows or step.chunks:
-                late = since >= max(self._arrived, default=0.0)
+                late = step.drafts > 0 or since >= max(self._arrived, default=0.0)
                 self._queues[0].append(_Job(step, self._at, late, self._now))
                 self._at += len(step.sampled)
                 self._under_way += 1
@@ -246,9 +255,11 @@ class DraftedRing:
             if stage not in self._busy and len(self._busy) < self._machine.processors:
                 job = self._queues[stage].popleft()
                 tokens = len(job.step.sampled)
-                took = self._machine.takes(tokens) * self._slower(tokens) + self._machine.late * job.late
+                took = self._machine.takes(tokens) * self._slower(tokens)
                 self._busy.add(stage)
                 took *= self._machine.share(stage)
+                if stage == 0:
+                    took += self._machine.late * job.late
                 if stage == self._machine.stages - 1:
                     took += job.step.guesses * self._machine.draft
                 self._later(took, lambda stage=stage, job=job: self._worked(stage, job))  # type: ignore[misc]
@@ -286,4 +297,4 @@ class DraftedRing:
             done.likely = round(100 * (self._claims or self._lookup.likely()))
             done.modelled = round(100 * self._guesses.likely()) if self._machine.draft else 0
         self._feed()
-        self._later(MESSAGE, lambda: self._do(self._scheduler.step_done(done, self._now)))
+        self._later(self._machine.message, lambda: self._do(self._scheduler.step_done(done, self._now)))

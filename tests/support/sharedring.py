@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from draftedring import MESSAGE, Machine
+from draftedring import Machine
 
 from sealring.gateway.scheduler import Action, AnnounceStep, OpenRow, Request, Scheduler, StepCosts
 from sealring.mesh.ring import MAX_DRAFTED, Composition, ResolvedStep, Settling
@@ -86,7 +86,7 @@ class SharedRing:
                 self._do(self._scheduler.row_opened(opened))
             elif isinstance(action, AnnounceStep):
                 step = self._composition.apply(action.step)
-                self._later(MESSAGE * SECONDS, lambda step=step: self._announced(step))  # type: ignore[misc]
+                self._later(self._machine.message * SECONDS, lambda step=step: self._announced(step))  # type: ignore[misc]
 
     def _announced(self, step: ResolvedStep) -> None:
         self._waiting.append(step)
@@ -108,7 +108,9 @@ class SharedRing:
             guesses = machine.guesses(len(step.rows)) * step.drafts * step.modelled
             at = self._now
             for stage in range(machine.stages):
-                took = machine.takes(tokens) * machine.share(stage) + (guesses if stage == 0 else 0)
+                took = machine.takes(tokens) * machine.share(stage)
+                if stage == 0:
+                    took += guesses + machine.late * (step.drafts > 0)
                 at = self._free[stage] = max(at, self._free[stage]) + took * SECONDS
             self._later(at - self._now, lambda step=step: self._came(step))  # type: ignore[misc]
 
@@ -136,7 +138,9 @@ class SharedRing:
             known = round(100 * self._known)
             done.likely, done.modelled = (0, known) if self._machine.draft else (known, 0)
         self._feed()
-        self._later(MESSAGE * SECONDS, lambda: self._do(self._scheduler.step_done(done, self._now)))
+        self._later(
+            self._machine.message * SECONDS, lambda: self._do(self._scheduler.step_done(done, self._now))
+        )
 
 
 def _in_seconds(costs: StepCosts) -> StepCosts:
