@@ -140,6 +140,7 @@ class ModelRing:
 
     def execute(self, step: control.Step) -> None:
         resolved = self.composition.apply(step)
+        self.digest = resolved.digest
         for change in resolved.changes:
             if isinstance(change, Eviction):
                 self.marks.pop(change.row, None)
