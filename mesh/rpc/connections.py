@@ -59,10 +59,11 @@ class ConnectionWatch:
     """The watches of this process: replaced as a whole, since other threads read it."""
 
     def __init__(self, most: int) -> None:
-        """`most`: connections that may wait, and as many that are let in by a key."""
+        """`most`: connections that may wait, and as many that are let in by a key or a certificate."""
         self._crowd = Crowd(most)
         self._let_in = Holding(most)
         self._places: dict[_End, Place] = {}
+        self._vouched: dict[_End, contextlib.ExitStack] = {}
         self._leaving: set[_End] = set()
         self._refusing = False
         self._stirred = asyncio.Event()
@@ -72,11 +73,16 @@ class ConnectionWatch:
         for descriptor in (self._copy, self._nothing):
             weakref.finalize(self, os.close, descriptor)
 
-    def vouch(self, peer: str) -> None:
-        """Counts this peer's connection no more: a caller with a certificate has called over it."""
+    def vouch(self, peer: str, name: str) -> None:
+        """Charges this peer's connection to a name from now on: a caller with its certificate has called.
+
+        It does not wait. A name with more connections than are left for others goes on waiting.
+        """
         end = _end(peer)
-        if end is not None:
-            self._place(end).close()
+        if end is not None and end not in self._vouched:
+            with contextlib.suppress(ResourceExhausted), contextlib.ExitStack() as stack:
+                self._charge(end, name, stack)
+                self._vouched[end] = stack.pop_all()
 
     @contextlib.contextmanager
     def let_in(self, peer: str, name: str) -> Iterator[None]:
@@ -86,12 +92,16 @@ class ConnectionWatch:
         on waiting.
         """
         end = _end(peer)
-        with Share(self._let_in, name) as share, contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             if end is not None:
                 with contextlib.suppress(ResourceExhausted):
-                    share.take(1)
-                    stack.enter_context(self._place(end).let_in(name))
+                    self._charge(end, name, stack)
             yield
+
+    def _charge(self, end: _End, name: str, stack: contextlib.ExitStack) -> None:
+        """Until the stack is closed. Raises ResourceExhausted."""
+        stack.enter_context(Share(self._let_in, name)).take(1)
+        stack.enter_context(self._place(end).let_in(name))
 
     def _place(self, end: _End) -> Place:
         place = self._places.get(end)
@@ -134,6 +144,7 @@ class ConnectionWatch:
         found = dict(_connections(port))
         for end in self._places.keys() - found.keys():
             self._places.pop(end).close()
+            self._vouched.pop(end, contextlib.ExitStack()).close()
         for end in found:
             self._place(end)
         self._leaving.intersection_update(found)

@@ -52,7 +52,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self,
         *,
         counting: bool = False,
-        vouch: Callable[[str], None] = lambda peer: None,
+        vouch: Callable[[str, str], None] = lambda peer, name: None,
         let_in: LetIn = lambda peer, name: contextlib.nullcontext(),
     ) -> None:
         self._counting = counting
@@ -137,7 +137,7 @@ def _guard_call(
     call: Callable[..., Awaitable[Any]],
     decode: Callable[[Any], Any],
     method: str,
-    vouch: Callable[[str], None],
+    vouch: Callable[[str, str], None],
 ) -> Callable[[Any, Context], Awaitable[Any]]:
     async def guarded(request: Any, context: Context) -> Any:
         try:
@@ -180,7 +180,7 @@ def _guard_stream(
     call: Callable[..., Any],
     decode: Callable[[Any], Any],
     method: str,
-    vouch: Callable[[str], None],
+    vouch: Callable[[str, str], None],
 ) -> Callable[[Any, Context], AsyncIterator[Any]]:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
         requests = _Requests(request) if isinstance(request, AsyncIterator) else None
@@ -227,7 +227,7 @@ stream_lease: ContextVar[Lease] = ContextVar("lease")
 """The lease of the stream that this task, or the task that started it, handles."""
 
 
-def _certificate_ends(context: Context, vouch: Callable[[str], None]) -> float:
+def _certificate_ends(context: Context, vouch: Callable[[str, str], None]) -> float:
     """When the caller's certificate ends, in seconds since 1970; infinity for a caller without one.
 
     Calls `vouch` with the peer if the certificate is valid. Raises Unauthenticated (CERTIFICATE_EXPIRED).
@@ -237,7 +237,7 @@ def _certificate_ends(context: Context, vouch: Callable[[str], None]) -> float:
     if ends + SKEW_SECONDS <= wall_clock():
         raise _expired()
     if found:
-        vouch(context.peer())
+        vouch(context.peer(), b" ".join(context.auth_context().get("peer_uri", [])).decode(errors="replace"))
     return ends
 
 

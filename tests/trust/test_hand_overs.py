@@ -13,6 +13,7 @@ import importlib
 import json
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import grpc.aio
 import pytest
 from cheapkeys import Checks, checks
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from leaftest import material
 from patience import until
 
 from sealring.edge.access import gate as gate_module
@@ -30,7 +32,10 @@ from sealring.edge.access.keys import Scope, new_key
 from sealring.edge.http import app, guard, server
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.gateway.settings import GatewaySettings
+from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.rpc import server as rpc
+from sealring.mesh.rpc.tls import TlsStore, channel_options, secure_channel, server_credentials
 from sealring.testing import ScriptedBackend, serve_edge
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
@@ -71,8 +76,9 @@ def rows() -> list[dict[str, str]]:
 class Stage:
     """A served edge, and those who come to it."""
 
-    def __init__(self, port: int, backend: ScriptedBackend, keys: KeyFile, gate: Gate) -> None:
+    def __init__(self, port: int, backend: ScriptedBackend, keys: KeyFile, gate: Gate, folder: Path) -> None:
         self.port = port
+        self.folder = folder
         self.gate = gate
         self.backend = backend
         self.greedy, self.learnt, self.honest = (keys.create([Scope.INFERENCE])[0] for _ in range(3))
@@ -268,6 +274,39 @@ async def accepted_by_grpc(stage: Stage) -> None:
         assert live.status == health_pb2.HealthCheckResponse.SERVING
         stage.backend.held.set()
         assert [event async for event in answering], "who is answered is left alone"
+    await accepted_by_certificate(stage.folder)
+
+
+async def accepted_by_certificate(folder: Path) -> None:
+    """A member that opens more connections than the port has, and calls over each."""
+    ca = ClusterCA.create(folder, "demo", now=time.time())
+    own = [material(ca, PeerIdentity("demo", Role.MEMBER, name)) for name in ("greedy", "honest", "server")]
+    server = rpc.Server([], port=rpc.Port(connections=16))
+    port = server.listen("127.0.0.1:0", server_credentials(TlsStore(own[2])))
+    await server.start()
+
+    def connected(greedy: bool) -> grpc.aio.Channel:
+        return secure_channel(
+            f"127.0.0.1:{port}",
+            own[not greedy],
+            channel_options(PeerIdentity("demo", Role.MEMBER, "server").server_name),
+        )
+
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop, 0)
+        mine = health_pb2_grpc.HealthStub(await stack.enter_async_context(connected(greedy=False)))
+        watching = mine.Watch(CHECK)
+        await watching.read()
+        greedy = []
+        for _ in range(2 * 16):
+            channel = await stack.enter_async_context(connected(greedy=True))
+            greedy.append(health_pb2_grpc.HealthStub(channel).Watch(CHECK))
+            with contextlib.suppress(grpc.aio.AioRpcError):  # it may have been sent away
+                await greedy[-1].read()
+        newcomer = await stack.enter_async_context(connected(greedy=False))
+        await health_pb2_grpc.HealthStub(newcomer).Check(CHECK, wait_for_ready=True)
+        assert not watching.done()
+        watching.cancel()
 
 
 @pytest.fixture
@@ -280,7 +319,7 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Checks)
     keys.create([Scope.READ])
     gate = Gate(keys, Limits(key_per_second=1e6, peer_per_second=1e-3), clock=lambda: 0.0)
     async with serve_edge(backend, gate=gate) as port:
-        made = Stage(port, backend, keys, gate)
+        made = Stage(port, backend, keys, gate, tmp_path)
         try:
             assert await made.status(get("/v1/models"), made.honest) == 200
             yield made

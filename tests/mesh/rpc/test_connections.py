@@ -77,7 +77,7 @@ def test_the_oldest_of_whoever_has_most_goes_but_none_with_a_certificate(listeni
             ends.append(connected(listening, stack))
             watch.look(port)
             if len(ends) == 1:
-                watch.vouch(peer(ends[0]))
+                watch.vouch(peer(ends[0]), "member")
         assert [is_open(each) for each in ends] == [True] + [False] * (MOST - 1) + [True] * MOST
 
 
@@ -124,6 +124,25 @@ def test_a_key_with_more_calls_than_are_left_for_others_waits_with_all(listening
         assert sum(map(is_open, greedy)) <= 2 * MOST
 
 
+def test_a_certificate_with_more_connections_than_are_left_for_others_waits_with_all(
+    listening: socket.socket,
+) -> None:
+    """What has ended is charged to nobody, however often it was called over."""
+    watch, port = ConnectionWatch(MOST), listening.getsockname()[1]
+    for _ in range(2):
+        with contextlib.ExitStack() as stack:
+            honest = connected(listening, stack)
+            greedy = [connected(listening, stack) for _ in range(3 * MOST)]
+            for each, name in [(honest, "honest"), *((each, "greedy") for each in greedy * 2)]:
+                watch.vouch(peer(each), name)
+            assert watch.look(port) > 0
+            assert is_open(honest)
+            assert MOST <= sum(map(is_open, greedy)) < 2 * MOST
+            for each in (honest, *greedy):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        assert watch.look(port) == 0
+
+
 def test_a_stranger_that_comes_again_by_the_same_port_is_shut_out_again(listening: socket.socket) -> None:
     """Before anybody has looked: its number does not say that the connection is another."""
     watch, port = ConnectionWatch(0), listening.getsockname()[1]
@@ -168,8 +187,8 @@ def test_an_end_that_is_vouched_for_is_forgotten_with_its_connection(listening: 
     with contextlib.ExitStack() as stack:
         first = connected(listening, stack)
         number = first.getsockname()[1]
-        watch.vouch(f"ipv4:127.0.0.1:{number}")
-        watch.vouch("unix:")
+        watch.vouch(f"ipv4:127.0.0.1:{number}", "member")
+        watch.vouch("unix:", "member")
         assert watch.look(port) == 0
         first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     assert watch.look(port) == 0
