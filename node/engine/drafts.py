@@ -325,10 +325,13 @@ class Guesses:
 
     def feed(self, most: int, first: int | None = None) -> Feed:
         """At most `most` tokens that the model is to compute next. They count as computed. They begin where
-        it has computed nothing, or at place `first` if that comes before."""
+        it has computed nothing, or at place `first` if that comes before. There are none, and none count, if
+        the model has computed fewer than `first`: a guess was found wrong, and its cache has to be cut."""
         with self._lock:
             whole = self.whole
-            start = self.held if first is None else min(self.held, first)
+            if first is not None and self.held < first:
+                return Feed(self.held, np.zeros(0, np.uint32), self._refuted)
+            start = self.held if first is None else first
             end = min(whole, start + most)
             sure = np.frombuffer(bytes(self._text[start * _WORD : end * _WORD]), np.uint32)
             behind = self._ahead[max(0, start - self.known) : max(0, end - self.known)]

@@ -245,13 +245,18 @@ def test_a_chain_takes_further_drafts_when_a_run_needs_them() -> None:
 
 @given(
     prompt=st.lists(st.integers(0, 2), min_size=1, max_size=6),
-    acts=st.lists(st.sampled_from(["token", "token", "guess", "guess", "begin", "end", "take"]), max_size=60),
+    acts=st.lists(
+        st.sampled_from(["token", "token", "cut", "cut", "guess", "guess", "begin", "end", "take"]),
+        min_size=20,
+        max_size=60,
+    ),
     choices=st.randoms(use_true_random=False),
 )
 def test_a_draft_model_computes_the_row_and_its_guesses_in_order(
     prompt: list[int], acts: list[str], choices: random.Random
 ) -> None:
-    """Tokens may arrive while it computes; a wrong guess is cut from what it has computed."""
+    """Tokens may arrive while it computes, and between a cut of its cache and what it computes next. A wrong
+    guess is cut from what it has computed."""
 
     def guess_of(tokens: list[int]) -> int:
         return sum(place * token for place, token in enumerate(tokens, start=1)) % 3
@@ -264,14 +269,18 @@ def test_a_draft_model_computes_the_row_and_its_guesses_in_order(
             token = choices.choice([choices.randrange(3), guess_of(text), guess_of(text)])
             guesses.add(token)
             text.append(token)
+        elif act == "cut" and under_way is None:
+            cache = cache[: guesses.held]
         elif act == "end" and under_way is not None:
             guesses.guess(under_way, guess_of(cache))
             under_way = None
         elif act in ("begin", "guess") and under_way is None:
-            feed = guesses.feed(choices.randint(1, 4))
+            feed = guesses.feed(choices.randint(1, 4), len(cache))
             if not len(feed.tokens):
+                assert feed.start < len(cache) or guesses.held == guesses.whole
                 continue
-            cache = cache[: feed.start] + feed.tokens.tolist()
+            assert feed.start == len(cache)
+            cache += feed.tokens.tolist()
             assert len(cache) == feed.end
             assert cache[: len(text)] == text[: len(cache)]
             if act == "begin":
