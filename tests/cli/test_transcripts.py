@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from appletest import GOOD
 from bundles import SigningCluster
+from doctortest import FakeSystem, recording
 from transcripts import Scene, Section, Stage, find_sections
 
+from sealring.doctor.system import Answer
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.joincode import Offer
@@ -82,7 +86,24 @@ def check(stage: Stage, *changes: str) -> None:
     stage.host.reports["check"] = report | {"template": None} | changed
 
 
-NAMED = (enrolled, offers, first_machine, other_machine, planner, ends_soon, check)
+def mac(stage: Stage, *answers: str) -> None:
+    """A Mac that says nothing but these answers of a System."""
+    given = {name: ast.literal_eval(value) for name, _, value in (one.partition("=") for one in answers)}
+    stage.names["python VERSION"] = f"python {platform.python_version()}"
+    stage.host.examined = FakeSystem(**{"now": 1_800_000_000} | given)
+
+
+def says(stage: Stage, command: str, said: str) -> None:
+    """What the machine answers to a command: a recording, or these words."""
+    text = recording(said) if said.endswith((".txt", ".json")) else said
+    stage.host.examined.says[command] = Answer(text, "status 1") if "codesign" in command else text
+
+
+def protected(stage: Stage) -> None:
+    stage.host.examined.answers["posture"] = GOOD
+
+
+NAMED = (mac, says, protected, enrolled, offers, first_machine, other_machine, planner, ends_soon, check)
 SCENES: dict[str, Scene] = {one.__name__.replace("_", "-"): one for one in NAMED}
 
 

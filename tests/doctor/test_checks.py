@@ -149,35 +149,6 @@ def test_firewall(view: View, says: dict[str, str], severity: Severity, command:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (
-            "mini",
-            {"power.sleep": Severity.WARNING, "power.nap": Severity.NOTE, "restarts.power": Severity.WARNING},
-        ),
-        ("server", {"power.sleep": Severity.OK, "restarts.power": Severity.OK}),
-        ("laptop", {"power.sleep": Severity.OK, "power.low_power_mode": Severity.WARNING}),
-    ],
-)
-def test_power(view: View, name: str, expected: dict[str, Severity]) -> None:
-    system = FakeSystem(
-        {
-            "/usr/bin/pmset -g therm": recording("therm-cool.txt"),
-            "/usr/bin/pmset -g": recording(f"pmset-{name}.txt"),
-            "/usr/bin/fdesetup": "FileVault is On.\n",
-        }
-    )
-    found = by_id([*power.check(system, view), *power.check_restarts(system, view)])
-    shown = {identifier: one.severity for identifier, one in found.items()}
-    assert shown == {"power.heat": Severity.OK, "restarts.filevault": Severity.NOTE, **expected}
-    assert "power cut" in found["restarts.filevault"].why
-    hot = FakeSystem({"/usr/bin/pmset -g therm": recording("therm-hot.txt")})
-    assert by_id(power.check(hot, view))["power.heat"].severity is Severity.WARNING
-    open_disk = by_id(power.check_restarts(FakeSystem({"/usr/bin/fdesetup": "FileVault is Off.\n"}), view))
-    assert open_disk["restarts.filevault"].severity is Severity.OK
-
-
-@pytest.mark.parametrize(
     ("settings", "expected"),
     [
         ("sleep 0", {"power.sleep": Severity.OK}),

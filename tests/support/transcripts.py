@@ -91,7 +91,7 @@ class Stage:
     def _give(self, line: str, body: str) -> None:
         what, _, rest = line.partition(" ")
         if what in self._scenes:
-            self._scenes[what](self, *rest.split())
+            self._scenes[what](self, *shlex.split(rest))
         elif what == "file":
             path = self.home / rest
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from commands import Coordinator
-from doctortest import FakeSystem, recording
+from doctortest import FakeSystem
 
 from sealring.cli.commands import doctor as command
 from sealring.doctor.report import Report, decode, encode, ok, problem
@@ -39,14 +39,6 @@ def test_a_machine_before_it_joins(doctor: Any) -> None:
     assert done.err.splitlines()[-1].startswith("0 problems, 0 warnings")
 
 
-def test_a_problem_is_the_exit_status(doctor: Any) -> None:
-    machine = FakeSystem({"/usr/bin/codesign -dv": recording("codesign-anonymous.txt")})
-    done = doctor(machine)
-    assert done.status == 13
-    assert done.out.startswith("problem  the interpreter")
-    assert "$ /usr/bin/codesign -f -s - -i org.sealring.python" in done.out
-
-
 def test_json(doctor: Any) -> None:
     done = doctor(FakeSystem(free_space=(0, 1)), "--json")
     assert done.status == 13
@@ -55,11 +47,6 @@ def test_json(doctor: Any) -> None:
     assert {"disk.space": "problem"}.items() <= {
         one["id"]: one["severity"] for one in told["findings"]
     }.items()
-
-
-def test_a_folder_that_is_named(doctor: Any, tmp_path: Path) -> None:
-    done = doctor(FakeSystem(), "--state-dir", str(tmp_path / "elsewhere"))
-    assert f"there is no enrolment in {tmp_path}/elsewhere" in done.out
 
 
 def test_settings_that_up_and_join_left_beside_the_folder(doctor: Any, tmp_path: Path) -> None:
