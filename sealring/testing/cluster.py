@@ -19,7 +19,7 @@ SOFTWARE, HARDWARE = TrustLevel.SOFTWARE, TrustLevel.HARDWARE
 
 
 class PaperCluster:
-    """Rings of `size` members each, by name (`demo-0`); a ring's level is that of its weakest, the tail.
+    """Rings of `size` members each, by name (`demo-0`). The level is the tail's; all before it have `rest`.
 
     A roster lives for ten minutes: a cluster that is kept for longer than a test takes a clock that stands.
     """
@@ -29,6 +29,7 @@ class PaperCluster:
         rings: Mapping[str, TrustLevel] | None = None,
         *,
         size: int = 2,
+        rest: TrustLevel = HARDWARE,
         name: str = "paper",
         clock: Clock = wall_clock,
         authority: Authority | None = None,
@@ -48,7 +49,7 @@ class PaperCluster:
         drawn = []
         for ring, level in (rings or {"demo-0": SOFTWARE}).items():
             self.keys[ring] = SealingKey()
-            own = [self._member(HARDWARE if rank < size - 1 else level, now) for rank in range(size)]
+            own = [self._member(rest if rank < size - 1 else level, now) for rank in range(size)]
             own[0] = dataclasses.replace(own[0], sealing_key=self.keys[ring].public_key)
             members += own
             drawn.append(make_ring(own, ring))

@@ -14,32 +14,22 @@ from bench.paced.node import Pace
 from bench.paced.pacing import PacedDevice
 from sealring.node.engine.staging import Stage, StageSpec
 from sealring.node.engine.staging.layout import TOKENS
+from sealring.testing import ManualClock
 
 KNOWN = figures()
 HEAD = StageSpec("llama", 4, 0, 2, (TOKENS,), (TOKENS,))
 
 
-class Time:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+@pytest.fixture
+def time() -> ManualClock:
+    return ManualClock(100.0)
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
-
-
-@pytest.fixture
-def make(tmp_path: Path, time: Time):
+def make(tmp_path: Path, time: ManualClock):
     def made(slower: float = 1.0, *, shaped: bool = False) -> PacedEngine:
         pace = Pace("m4max", "llama-70b-4bit", "tb5", slower, shaped=shaped, reports=str(tmp_path))
-        return PacedEngine(pace, PacedDevice(time, time.sleep))
+        return PacedEngine(pace, PacedDevice(time, time.advance))
 
     return made
 

@@ -5,30 +5,17 @@ from __future__ import annotations
 import pytest
 
 from bench.paced.pacing import PacedDevice, PacedLink
-
-
-class Time:
-    """A clock; sleeping takes `late` longer than asked for."""
-
-    def __init__(self, late: float = 0.0) -> None:
-        self.now = 100.0
-        self.late = late
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds + self.late
+from sealring.testing import ManualClock
 
 
 @pytest.fixture
 def time():
-    return Time()
+    return ManualClock(100.0)
 
 
 @pytest.fixture
 def device(time):
-    return PacedDevice(time, time.sleep)
+    return PacedDevice(time, time.advance)
 
 
 def test_launching_returns_at_once_and_results_are_ready_later(device, time):
@@ -49,9 +36,9 @@ def test_a_second_launch_queues_behind_the_first(device):
 def test_an_idle_device_starts_at_the_launch(device, time):
     device.build(2.0)
     device.launch()
-    time.sleep(10.0)
+    time.advance(10.0)
     device.build(1.0)
-    time.sleep(4.0)  # of building goes on: it is the launch that starts the work
+    time.advance(4.0)  # of building goes on: it is the launch that starts the work
     assert device.launch() == 115.0
 
 
@@ -63,8 +50,8 @@ def test_a_launch_starts_all_that_was_built_and_nothing_twice(device):
 
 
 def test_a_wait_says_by_how_much_it_is_late():
-    time = Time(late=0.25)
-    device = PacedDevice(time, time.sleep)
+    time = ManualClock(100.0)
+    device = PacedDevice(time, lambda seconds: time.advance(seconds + 0.25))
     assert device.wait(101.0) == 0.25
     assert device.wait(101.0) == 0.25  # results that were ready before
 

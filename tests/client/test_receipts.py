@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from receiptkit import NONCE, PROMPT, TOKENS, signed, statement_of
 from refusals import refused
-from rosterkit import NOW, Cluster, authority, clock, cluster, make_authority, make_cluster
+from rosterkit import NOW, authority, clock, cluster, make_authority, make_cluster
 
 from sealring.client.question import Question
 from sealring.client.receipts import SealedReceipts
@@ -13,6 +13,7 @@ from sealring.client.types import Delta, ToolCall
 from sealring.mesh.receipt.digests import sampled_digest
 from sealring.mesh.receipt.statement import binding
 from sealring.mesh.roster import check_roster
+from sealring.testing import PaperCluster
 from sealring.v1 import inference_pb2 as inference
 
 __all__ = ["authority", "clock", "cluster", "make_authority", "make_cluster"]
@@ -21,7 +22,7 @@ __all__ = ["authority", "clock", "cluster", "make_authority", "make_cluster"]
 PIECE = Delta("there was", 3, reasoning="hm", tool_calls=(ToolCall("look", '{"b": 1, "a": [2]}', "x"),))
 
 
-def checked(cluster: Cluster, tokens: list[int], before: int = 0, **changes: Any) -> inference.Receipt:
+def checked(cluster: PaperCluster, tokens: list[int], before: int = 0, **changes: Any) -> inference.Receipt:
     """The receipt of an honest statement with some fields changed, for a client that got `tokens` behind
     `before` ones of an earlier envelope."""
     envelope = cluster.sign()
@@ -36,7 +37,7 @@ def checked(cluster: Cluster, tokens: list[int], before: int = 0, **changes: Any
 
 
 @pytest.mark.parametrize("epoch", [4, 5, 900])
-def test_the_epoch_is_the_one_that_the_head_has_signed(cluster: Cluster, epoch: int) -> None:
+def test_the_epoch_is_the_one_that_the_head_has_signed(cluster: PaperCluster, epoch: int) -> None:
     """A gateway begins a sealed answer in one epoch, and may compute it in a later one."""
     envelope = cluster.sign()
     one = statement_of(cluster, envelope)
@@ -44,12 +45,12 @@ def test_the_epoch_is_the_one_that_the_head_has_signed(cluster: Cluster, epoch: 
     assert not checked(cluster, TOKENS, epoch=epoch, sampled=sampled).head.missing
 
 
-def test_other_tokens_are_refused(cluster: Cluster) -> None:
+def test_other_tokens_are_refused(cluster: PaperCluster) -> None:
     with refused("RECEIPT_OTHER_ANSWER"):
         checked(cluster, [*TOKENS[:-1], 12])
 
 
-def test_the_client_knows_how_many_tokens_an_earlier_head_has_brought_it(cluster: Cluster) -> None:
+def test_the_client_knows_how_many_tokens_an_earlier_head_has_brought_it(cluster: PaperCluster) -> None:
     envelope = cluster.sign()
     one = statement_of(cluster, envelope)
     for given in (0, 2):

@@ -7,20 +7,13 @@ import pytest
 from sealring.edge import metrics as module
 from sealring.edge.metrics import Metrics, ModelLoad
 from sealring.mesh.errors import Cancelled, Unavailable
+from sealring.testing import ManualClock
 from sealring.v1 import inference_pb2 as inference
 
 TIMED = (
     "time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds "
     "request_segment_seconds request_prompt_tokens request_generation_tokens"
 )
-
-
-class Clock:
-    """Stands in for `time.perf_counter`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(module.time, "perf_counter", lambda: self.now)
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:
@@ -33,7 +26,8 @@ def delta(tokens: int, choice: int = 0) -> inference.GenerateResponse:
 
 
 def test_an_answer_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, metrics = Clock(monkeypatch), Metrics()
+    clock, metrics = ManualClock(100.0), Metrics()
+    monkeypatch.setattr(module.time, "perf_counter", clock)
     with metrics.request("demo") as request:
         request.event(inference.GenerateResponse(started=inference.Started(prompt_tokens=7)))
         clock.now = 100.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rosterkit import NOW, Cluster
+from rosterkit import NOW
 
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.keys import Label
@@ -13,6 +13,7 @@ from sealring.mesh.pki.root import encode_chain
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
 from sealring.mesh.receipt.statement import Place, Statement, binding, tail_statement
 from sealring.mesh.roster import check_roster
+from sealring.testing import PaperCluster
 from sealring.v1 import inference_pb2 as inference
 
 NONCE = bytes(range(32))
@@ -20,7 +21,7 @@ PROMPT = inference.Prompt(text="Once upon a time", stop=["\n"])
 TOKENS = [5, 7, 11]
 
 
-def statement_of(cluster: Cluster, envelope: bytes, /, **changes: Any) -> Statement:
+def statement_of(cluster: PaperCluster, envelope: bytes, /, **changes: Any) -> Statement:
     """What an honest head of the cluster's ring states, with some fields changed."""
     roster = check_roster(envelope, cluster.authority.root, now=NOW)
     ring = roster.rings[0]
@@ -57,7 +58,7 @@ def statement_of(cluster: Cluster, envelope: bytes, /, **changes: Any) -> Statem
 
 
 def signed(
-    cluster: Cluster,
+    cluster: PaperCluster,
     envelope: bytes,
     statement: Statement,
     *,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from receiptkit import NONCE, signed, statement_of
-from rosterkit import NOW, make_member, make_ring
+from rosterkit import NOW
 
 from sealring.api.chat import ask_chat
 from sealring.mesh.pki.root import encode_chain
@@ -18,6 +18,7 @@ from sealring.mesh.receipt.digests import AnswerHash, request_digest
 from sealring.mesh.receipt.form import NAME, receipts_json
 from sealring.mesh.receipt.statement import Earlier
 from sealring.mesh.roster import Revoked
+from sealring.testing.authority import make_member, make_ring
 
 Sealring = Callable[..., Any]
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
@@ -85,7 +86,7 @@ def test_a_receipt_is_checked_from_files_and_explained(here: Sealring, pin: str)
 def test_an_answer_of_which_a_part_is_signed_by_nobody_does_not_hold(
     here: Sealring, pin: str, home: Path, made: Any
 ) -> None:
-    written(home, made, given=2, earlier=(Earlier("ring-0", 3, 2),))
+    written(home, made, given=2, earlier=(Earlier("demo-0", 3, 2),))
     done = here(*verify(pin, "answer.json"))
     assert done.status != 0
     assert "RECEIPT_EARLIER" in here(*verify(pin, "answer.json", "--json")).err

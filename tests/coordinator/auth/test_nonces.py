@@ -7,19 +7,11 @@ import pytest
 from sealring.coordinator.auth.nonces import Attempts, Nonces
 from sealring.mesh.errors import ResourceExhausted
 from sealring.mesh.trust.attestation import NONCE_BYTES
-
-
-class Clock:
-    """Turned by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from sealring.testing import ManualClock
 
 
 def test_a_nonce_is_good_once_for_a_while_and_only_where_it_was_made() -> None:
-    clock = Clock()
+    clock = ManualClock()
     nonces = Nonces(lifetime=60, clock=clock)
     first, second = nonces.issue(), nonces.issue()
     assert first != second
@@ -33,7 +25,7 @@ def test_a_nonce_is_good_once_for_a_while_and_only_where_it_was_made() -> None:
 
 
 def test_a_nonce_with_any_bit_changed_is_none() -> None:
-    nonces = Nonces(lifetime=60, clock=Clock())
+    nonces = Nonces(lifetime=60, clock=ManualClock())
     nonce = nonces.issue()
     for index in range(NONCE_BYTES):
         assert not nonces.use(nonce[:index] + bytes([nonce[index] ^ 1]) + nonce[index + 1 :])
@@ -43,7 +35,7 @@ def test_a_nonce_with_any_bit_changed_is_none() -> None:
 
 def test_whoever_takes_nonces_takes_them_from_nobody() -> None:
     """A stranger may take any number: the next caller's nonce is as good."""
-    nonces = Nonces(lifetime=60, clock=Clock())
+    nonces = Nonces(lifetime=60, clock=ManualClock())
     first = nonces.issue()
     for _ in range(5000):
         nonces.issue()
@@ -52,7 +44,7 @@ def test_whoever_takes_nonces_takes_them_from_nobody() -> None:
 
 
 def test_what_was_used_is_good_no_more_though_only_the_newest_are_remembered() -> None:
-    clock = Clock()
+    clock = ManualClock()
     nonces = Nonces(lifetime=60, clock=clock)
 
     def issue() -> bytes:
@@ -68,7 +60,7 @@ def test_what_was_used_is_good_no_more_though_only_the_newest_are_remembered() -
 
 
 def test_so_many_attempts_of_a_network_are_let_in_at_once_and_a_second() -> None:
-    clock = Clock()
+    clock = ManualClock()
     attempts = Attempts(lifetime=60, clock=clock)
     caller = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:5")
 

@@ -26,6 +26,7 @@ from sealring.mesh.errors import (
     SealringError,
     Unauthenticated,
 )
+from sealring.testing import ManualClock
 
 __all__ = ["checks"]
 
@@ -33,16 +34,6 @@ __all__ = ["checks"]
 @pytest.fixture
 def keys(tmp_path: Path) -> KeyFile:
     return KeyFile(tmp_path)
-
-
-class Time:
-    """A clock to turn."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def enter(gate: Gate, text: str | None, scopes: Any = USE, peer: str = "192.0.2.1") -> str:
@@ -80,7 +71,7 @@ async def test_a_real_key(keys: KeyFile) -> None:
 
 
 async def test_every_refusal_is_the_same(keys: KeyFile, checks: Checks) -> None:
-    clock = Time()
+    clock = ManualClock()
     text, record = keys.create([Scope.INFERENCE])
     revoked, other = keys.create([Scope.INFERENCE])
     keys.revoke(other.id)
@@ -144,7 +135,7 @@ async def _allowed(gate: Gate, text: str, scopes: Any) -> bool:
 
 
 async def test_a_hash_is_made_once_in_a_while(keys: KeyFile, checks: Checks) -> None:
-    clock = Time()
+    clock = ManualClock()
     text = keys.create([Scope.INFERENCE])[0]
     gate = Gate(keys, clock=clock)
     await asyncio.gather(*(enter(gate, text) for _ in range(100)))
@@ -201,7 +192,7 @@ async def test_a_key_that_is_revoked_during_its_check_is_refused(
 
 
 async def test_expiry_ends_a_remembered_key(keys: KeyFile, checks: Checks) -> None:
-    wall = Time()
+    wall = ManualClock()
     text = KeyFile(keys.file.parent, clock=wall).create([Scope.INFERENCE], seconds=60)[0]
     gate = Gate(keys, wall=wall)
     await enter(gate, text)
@@ -227,7 +218,7 @@ async def test_a_key_file_that_goes_bad_or_away_lets_nobody_in(keys: KeyFile, ch
 
 
 async def test_guessing_is_slow_and_cheap(keys: KeyFile, checks: Checks) -> None:
-    clock = Time()
+    clock = ManualClock()
     text, record = keys.create([Scope.INFERENCE])
     gate = Gate(keys, clock=clock)
     await enter(gate, text)
@@ -245,7 +236,7 @@ async def test_guessing_is_slow_and_cheap(keys: KeyFile, checks: Checks) -> None
 
 
 async def test_right_keys_use_no_attempts_up(keys: KeyFile, checks: Checks) -> None:
-    clock = Time()
+    clock = ManualClock()
     texts = [keys.create([Scope.INFERENCE])[0] for _ in range(gate_module.ATTEMPTS_AT_ONCE + 10)]
     gate = Gate(keys, clock=clock)
     for text in texts:
@@ -273,7 +264,7 @@ async def test_of_one_id_so_many_wait_for_a_hash_and_ids_take_turns(
     slow = Slow()
     monkeypatch.setattr(gate_module, "matches", slow)
     monkeypatch.setattr(gate_module, "HASHES_AT_ONCE", 1)
-    texts, gate = [keys.create([Scope.INFERENCE])[0] for _ in range(20)], Gate(keys, clock=Time())
+    texts, gate = [keys.create([Scope.INFERENCE])[0] for _ in range(20)], Gate(keys, clock=ManualClock())
     learnt = texts[0][:20]
     guesses = [f"{learnt}_{new_key().text.rpartition('_')[2]}" for _ in range(40)]
     guessing = [
@@ -297,7 +288,7 @@ async def test_of_one_id_so_many_wait_for_a_hash_and_ids_take_turns(
 async def test_bad_keys_of_an_address_refuse_no_right_one(keys: KeyFile, checks: Checks) -> None:
     """All come through one proxy, and none is remembered: keys of ids that nobody has, none at all, and of
     an id that was learnt. They refuse no key of another id."""
-    texts, gate = [keys.create([Scope.INFERENCE])[0] for _ in range(30)], Gate(keys, clock=Time())
+    texts, gate = [keys.create([Scope.INFERENCE])[0] for _ in range(30)], Gate(keys, clock=ManualClock())
     learnt = texts[0][:20]
     for number in range(290):
         await refused(gate, new_key().text)
@@ -318,7 +309,7 @@ async def test_strangers_of_an_address_are_few_at_once(
     keys: KeyFile, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate_module, "STRANGERS_AT_ONCE", 1)
-    text, gate = keys.create([Scope.INFERENCE])[0], Gate(keys, clock=Time())
+    text, gate = keys.create([Scope.INFERENCE])[0], Gate(keys, clock=ManualClock())
     async with gate.admit("192.0.2.1", None, None):
         assert (await refused(gate, None, None)).reason == "TOO_MANY_AT_ONCE"
         await enter(gate, text)
@@ -327,7 +318,7 @@ async def test_strangers_of_an_address_are_few_at_once(
 
 
 async def test_limits_per_peer_and_key(keys: KeyFile, checks: Checks) -> None:
-    clock = Time()
+    clock = ManualClock()
     text = keys.create([Scope.INFERENCE])[0]
     other = keys.create([Scope.INFERENCE])[0]
     counted: list[str] = []
@@ -350,14 +341,14 @@ async def test_limits_per_peer_and_key(keys: KeyFile, checks: Checks) -> None:
 
 
 async def test_one_request_at_a_time_may_always_be_made(keys: KeyFile) -> None:
-    gate = Gate(keys, Limits(peer_per_second=0.01), clock=Time())
+    gate = Gate(keys, Limits(peer_per_second=0.01), clock=ManualClock())
     await enter(gate, None)
     assert (await refused(gate, None)).reason == "RATE_LIMITED"
 
 
 async def test_use_is_written_down(keys: KeyFile, checks: Checks) -> None:
     text, record = keys.create([Scope.INFERENCE])
-    wall = Time()
+    wall = ManualClock()
     wall.now = record.created + 7200.0
     gate = Gate(keys, wall=wall)
     await enter(gate, text)
@@ -470,7 +461,7 @@ async def test_uses_are_written_down_once_and_where_there_are_any(fails: Excepti
 async def test_each_answer_counts_for_the_limits_of_its_key(keys: KeyFile, checks: Checks) -> None:
     """One body may ask for 512 answers, each a row of a ring."""
     text = keys.create([Scope.INFERENCE])[0]
-    time, counted = Time(), list[str]()
+    time, counted = ManualClock(), list[str]()
     gate = Gate(keys, Limits(key_per_second=1.0, key_at_once=6), on_refused=counted.append, clock=time)
     authorization = f"Bearer {text}"
     async with gate.admit("peer", authorization, USE) as caller:

@@ -40,6 +40,7 @@ from sealring.mesh.rpc import reach
 from sealring.mesh.rpc.pieces import PIECE_BYTES
 from sealring.mesh.rpc.status import to_status
 from sealring.mesh.rpc.tls import TlsStore
+from sealring.testing import ManualClock
 from sealring.v1 import control_pb2, inference_pb2, membership_pb2
 
 
@@ -234,17 +235,9 @@ class Renewals:
 NEVER_RENEWED: Any = Renewals()
 
 
-class Time:
-    def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def played(*calls: Call, **options: Any) -> tuple[ControlStreams, Time]:
+def played(*calls: Call, **options: Any) -> tuple[ControlStreams, ManualClock]:
     """Control streams that are such calls."""
-    clock, nobody = Time(), None
+    clock, nobody = ManualClock(1000.0), None
     targets = [MemberTarget(f"m{rank}", b"", ()) for rank in range(len(calls))]
     streams = ControlStreams("ring-0", 4, targets, nobody, nobody, clock=clock, **options)  # type: ignore[arg-type]
     for stream, call in zip(streams.streams, calls, strict=True):

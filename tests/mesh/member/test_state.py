@@ -30,7 +30,7 @@ from sealring.mesh.pki.root import sign_root
 from sealring.mesh.system.paths import is_enrolled
 
 if TYPE_CHECKING:
-    from rosterkit import Authority
+    from sealring.testing.authority import Authority
 
 NOW = 1_800_000_000
 PEER = PeerIdentity("demo", Role.MEMBER, "m" * 52)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from receiptkit import NONCE, PROMPT, TOKENS, signed, statement_of
 from refusals import refused
-from rosterkit import NOW, make_member, make_ring
+from rosterkit import NOW
 
 from sealring.mesh.crypto.identity import SoftwareSigner
 from sealring.mesh.crypto.keys import Label
@@ -21,6 +21,7 @@ from sealring.mesh.receipt.form import receipts_json, receipts_of
 from sealring.mesh.receipt.statement import Earlier, parse_statement, tail_statement
 from sealring.mesh.receipt.verify import Known, check_receipt, check_together, verify_receipt
 from sealring.mesh.roster import Revoked
+from sealring.testing.authority import make_member, make_ring
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -109,7 +110,7 @@ def test_a_tail_that_signed_at_another_time_than_the_head_is_refused(cluster: An
 def test_tokens_of_earlier_epochs_are_proved_to_nobody_who_has_not_got_them(cluster: Any) -> None:
     """A gateway can make up how an answer begins, and have an honest ring go on from there."""
     envelope = cluster.sign()
-    earlier = (Earlier("ring-0", 2, 1), Earlier("ring-0", 3, 2))
+    earlier = (Earlier("demo-0", 2, 1), Earlier("demo-0", 3, 2))
     for named in (earlier, ()):
         receipt = signed(cluster, envelope, statement_of(cluster, envelope, given=2, earlier=named))
         with pytest.raises(ReceiptError) as caught:
@@ -232,7 +233,7 @@ def test_a_ring_that_its_client_has_not_chosen_is_refused(cluster: Any) -> None:
     """One machine may be head of two rings, and sign for either."""
     envelope = cluster.sign()
     receipt = signed(cluster, envelope, statement_of(cluster, envelope))
-    verify_receipt(receipt, pin(cluster), known(ring="ring-0"))
+    verify_receipt(receipt, pin(cluster), known(ring="demo-0"))
     with refused("RECEIPT_OTHER_RING", ReceiptError):
         verify_receipt(receipt, pin(cluster), known(ring="ring-1"))
 

@@ -77,7 +77,7 @@ def test_round_trip(cluster: Any) -> None:
 
 def test_lookups(cluster: Any) -> None:
     roster = cluster.verified()
-    ring = roster.ring("ring-0")
+    ring = roster.ring("demo-0")
     first, second, third = ring.members
     assert ring.link_peers(0) == (third, second)
     assert ring.link_peers(2) == (second, first)
@@ -217,7 +217,7 @@ def test_a_replica_has_one_ring(cluster: Any) -> None:
     two = dataclasses.replace(two, replica=1)
     cluster.verified(rings=(one, two))
     assert refused_alike(cluster, rings=(two, one)) == "ROSTER_RINGS"
-    assert refused_alike(cluster, rings=(one, dataclasses.replace(two, id="ring-0"))) == "ROSTER_RINGS"
+    assert refused_alike(cluster, rings=(one, dataclasses.replace(two, id="demo-0"))) == "ROSTER_RINGS"
 
 
 def test_inflated_trust(cluster: Any) -> None:

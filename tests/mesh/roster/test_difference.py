@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refused
-from rosterkit import NOW, make_member
+from rosterkit import NOW
 
 from sealring.mesh.crypto.dsse import parse_envelope, sign_envelope
 from sealring.mesh.errors import RosterError
 from sealring.mesh.roster import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, check_roster, roster_update, whole_roster
+from sealring.testing.authority import make_member
 from sealring.v1.membership_pb2 import RosterDifference, RosterUpdate, Splice
 
 POOL = [make_member() for _ in range(12)]

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from rosterkit import make_member
-
 from sealring.mesh.roster import RingMember, ring_min_trust, term_of
 from sealring.mesh.roster.model import cluster_min_trust
+from sealring.testing.authority import make_member
 
 
 def test_the_lowest_trust_of_a_ring_counts_a_member_that_is_not_there_for_nothing() -> None:

@@ -23,26 +23,19 @@ from sealring.mesh.rpc.tls import channel_options, secure_channel, server_creden
 from sealring.node.daemon import diagnosis as module
 from sealring.node.daemon.diagnosis import SERVICE, Diagnosis, DiagnosisService
 from sealring.node.settings import NodeSettings
+from sealring.testing import ManualClock
 from sealring.v1 import diagnosis_pb2, diagnosis_pb2_grpc
 
 Make = Callable[..., Diagnosis]
 
 
-class Times:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def clock() -> Times:
-    return Times()
-
-
-@pytest.fixture
-def make(tmp_path: Path, clock: Times) -> Make:
+def make(tmp_path: Path, clock: ManualClock) -> Make:
     def diagnosis(roster: Roster | None, own_id: str = "me", **parts: Any) -> Diagnosis:
         settings = NodeSettings(state_dir=tmp_path, name="mini", models=[Path("/models")])
         return Diagnosis(settings, own_id, lambda: roster, lambda: True, clock=clock, **parts)
@@ -96,7 +89,7 @@ async def test_errors_are_named(error: Exception, named: str, monkeypatch: pytes
     assert await module.try_address("10.0.0.1:7710") == named
 
 
-async def test_it_is_no_scanner(cluster: Any, make: Make, clock: Times) -> None:
+async def test_it_is_no_scanner(cluster: Any, make: Make, clock: ManualClock) -> None:
     """It tries few addresses at once, a bounded number in all, and none again at once."""
     _, roster = cluster.roster([cluster.party() for _ in range(2)])
     roster = with_addresses(roster, (), tuple(f"10.0.0.1:{port}" for port in range(1, 301)))
@@ -130,7 +123,7 @@ async def test_without_a_roster_nobody_is_tried(make: Make) -> None:
     assert list(found.connections) == []
 
 
-async def test_a_child_looks_at_the_machine(make: Make, clock: Times) -> None:
+async def test_a_child_looks_at_the_machine(make: Make, clock: ManualClock) -> None:
     asked: list[Any] = []
 
     async def listens(data: bytes) -> bytes:

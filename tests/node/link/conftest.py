@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from rosterkit import FakeClock, clock, make_authority
+from rosterkit import clock, make_authority
 from rosterkit import make_cluster as make_signed_cluster
 
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id
@@ -17,6 +17,7 @@ from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams
 from sealring.node.link.records import Link
+from sealring.testing import ManualClock
 
 __all__ = ["clock", "make_authority", "make_signed_cluster"]
 
@@ -27,7 +28,7 @@ class Pair:
 
     signers: tuple[SoftwareSigner, SoftwareSigner]
     params: tuple[LinkParams, LinkParams]
-    clock: FakeClock
+    clock: ManualClock
     ledger: EphemeralLedger = field(default_factory=EphemeralLedger)
 
     def initiator(self, **changes: Any) -> Initiator:
@@ -64,7 +65,7 @@ Keys = tuple[SessionKeys, SessionKeys]
 
 
 @pytest.fixture
-def make_pair(clock: FakeClock) -> Callable[..., Pair]:
+def make_pair(clock: ManualClock) -> Callable[..., Pair]:
     def make(
         suites: Sequence[Suite] = (Suite.X25519_CHACHA20POLY1305,),
         signers: tuple[SoftwareSigner, SoftwareSigner] | None = None,
@@ -76,7 +77,7 @@ def make_pair(clock: FakeClock) -> Callable[..., Pair]:
         def params(own: int) -> LinkParams:
             base = LinkParams(
                 cluster="demo",
-                ring="ring-0",
+                ring="demo-0",
                 epoch=7,
                 from_rank=0,
                 to_rank=1,

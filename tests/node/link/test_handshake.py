@@ -544,14 +544,14 @@ def test_params_come_from_a_verified_roster(make_signed_cluster: Callable[..., A
     cluster = make_signed_cluster()
     roster = cluster.verified()
     ids = [member_id(signer.public_key) for signer in cluster.signers]
-    params = LinkParams.from_roster(roster, "ring-0", 4, 2, ids[0])
+    params = LinkParams.from_roster(roster, "demo-0", 4, 2, ids[0])
     assert (params.from_rank, params.to_rank, params.own_rank) == (2, 0, 0)
     assert params.initiates
     assert params.peer_id == ids[2]
     assert params.peer_key == cluster.signers[2].public_key
     assert params.roster_hash == roster.hash
     with pytest.raises(NotFound):
-        LinkParams.from_roster(roster, "ring-0", 4, 0, ids[2])
+        LinkParams.from_roster(roster, "demo-0", 4, 0, ids[2])
     with pytest.raises(NotFound):
         LinkParams.from_roster(roster, "ring-9", 4, 0, ids[0])
 
@@ -560,7 +560,7 @@ def test_a_ring_of_one_has_no_links(make_signed_cluster: Callable[..., Any]) -> 
     cluster = make_signed_cluster(1)
     own = member_id(cluster.signers[0].public_key)
     with pytest.raises(HandshakeError) as error:
-        LinkParams.from_roster(cluster.verified(), "ring-0", 1, 0, own)
+        LinkParams.from_roster(cluster.verified(), "demo-0", 1, 0, own)
     assert error.value.reason == "BAD_LINK"
 
 
