@@ -26,7 +26,7 @@ from sealring.mesh.member.introduction import (
     throws_out,
     write_first,
 )
-from sealring.mesh.member.roster_keeper import RosterKeeper, removed
+from sealring.mesh.member.roster_keeper import MAY_PASS, RosterKeeper, removed
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
@@ -41,9 +41,6 @@ log = structlog.get_logger()
 _TICK_SECONDS = 1.0
 _BEAT_SECONDS = 2.0
 """Between questions to the coordinator whether it is there, while clients wait for answers."""
-
-_LATER = frozenset({"ROSTER_STATE_UNWRITABLE", "ROSTER_EXPIRED", "ROSTER_NOT_YET_VALID"})
-"""Reasons to refuse a roster that may be over at the next look: a disk gets room, a clock is set right."""
 
 
 class Watch:
@@ -62,7 +59,7 @@ class Watch:
         self._keeper = keeper
         self._rings = rings
         self._newer_root = newer_root
-        self._later = b""  # the newest roster, while it is refused for a reason of _LATER
+        self._later = b""  # the newest roster, while it is refused for a reason of MAY_PASS
         self._used: Roster | None = None
         self._told = ""  # the reason of the trouble that the coordinator knows
         self._call: Any = None
@@ -164,7 +161,7 @@ class Watch:
         async with self._taking:
             envelope = envelope or self._later
             problem = await self._use(envelope) if envelope else membership.Problem()
-            self._later = envelope if problem.reason in _LATER else b""
+            self._later = envelope if problem.reason in MAY_PASS else b""
             self._serve(self._keeper.valid)
             self._rings.clock_ahead = self._keeper.ahead
             if self._used is None and self._keeper.lapses:

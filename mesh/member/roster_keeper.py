@@ -22,6 +22,9 @@ from sealring.mesh.system.files import read_bounded, write_atomic
 
 log = structlog.get_logger()
 
+MAY_PASS = frozenset({"ROSTER_STATE_UNWRITABLE", "ROSTER_EXPIRED", "ROSTER_NOT_YET_VALID"})
+"""Reasons to refuse a roster that may be over at the next look: a disk gets room, a clock is set right."""
+
 _MAX_ENVELOPE = 2 << 20
 
 

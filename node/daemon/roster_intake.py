@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.member.roster_keeper import RosterKeeper
+from sealring.mesh.member.roster_keeper import MAY_PASS, RosterKeeper
 from sealring.node.daemon.awake import Awake
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.daemon.seats import Seats
@@ -17,9 +17,10 @@ from sealring.v1 import membership_pb2
 class RosterIntake:
     """Accepts rosters, and applies each accepted one to prompts, links, seats and sleep.
 
-    A roster that could not be remembered, for want of space on the disk, is not used: it could be rolled
-    back later. It waits, and `error` refuses new epochs, until `retry` finds space. Use it from one event
-    loop.
+    A roster that is refused for a reason of MAY_PASS waits until `retry` can use it: the coordinator sends it
+    once. That is also one that came while this machine's clock was wrong. Where it could not be remembered,
+    for want of space on the disk, it could be rolled back later, and `error` refuses new epochs. Use it from
+    one event loop.
     """
 
     def __init__(
@@ -53,7 +54,8 @@ class RosterIntake:
     @property
     def error(self) -> SealringError | None:
         """The error that keeps the newest roster from use, if it could not be remembered."""
-        return self._waiting[1] if self._waiting is not None else None
+        error = self._waiting[1] if self._waiting is not None else None
+        return error if error is not None and error.reason == "ROSTER_STATE_UNWRITABLE" else None
 
     async def accept(self, envelope: bytes) -> None:
         """Verifies a roster and applies it.
@@ -66,7 +68,7 @@ class RosterIntake:
         except SealringError as error:
             if error.reason == "REMOVED":
                 self._on_removed()
-            elif error.reason == "ROSTER_STATE_UNWRITABLE":
+            elif error.reason in MAY_PASS:
                 self._waiting = envelope, error
             self._report_equivocation()
             raise
@@ -79,7 +81,7 @@ class RosterIntake:
         await self._awake.follow(bool(roster.rings_of(self._own_id)))
 
     async def retry(self) -> None:
-        """Accepts the roster that waits, if the disk has space for it by now."""
+        """Accepts the roster that waits, if the disk has space for it by now, or the clock is right."""
         if self._waiting is not None:
             with contextlib.suppress(SealringError):
                 await self.accept(self._waiting[0])

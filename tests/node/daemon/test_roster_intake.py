@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import PermissionDenied, RosterError
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.node.daemon.roster_intake import RosterIntake
@@ -23,9 +24,10 @@ class World:
         self.sent: list[membership_pb2.MemberMessage] = []
         self.done: list[Any] = []
         self.removed = 0
+        self.ahead = 0.0
         self.intake = RosterIntake(
             self.party.id,
-            RosterKeeper(folder, state),
+            RosterKeeper(folder, state, clock=lambda: wall_clock() + self.ahead),
             self.newer_root,
             self.sent.append,
             self.remove,
@@ -95,6 +97,24 @@ async def test_a_roster_waits_for_room_on_the_disk(
     await world.intake.retry()
     assert world.sent[-1].roster_seen.version == roster.version
     assert world.intake.error is None
+
+
+async def test_a_roster_that_came_while_the_clock_was_wrong_is_used_once_it_is_right(
+    make_world: Callable[[], World],
+) -> None:
+    """The coordinator sends it once, and forms no epoch by an older one."""
+    world = make_world()
+    envelope, roster = world.cluster.roster(members=[world.party])
+    world.ahead = 3600.0
+    with pytest.raises(RosterError, match="expired"):
+        await world.intake.accept(envelope)
+    await world.intake.retry()
+    assert world.intake.error is None
+    assert world.sent == []
+
+    world.ahead = 0.0
+    await world.intake.retry()
+    assert world.sent[-1].roster_seen.version == roster.version
 
 
 async def test_a_roster_without_this_node_removes_it(make_world: Callable[[], World]) -> None:
