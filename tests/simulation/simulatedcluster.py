@@ -20,9 +20,13 @@ from virtualloop import VirtualLoop
 from wires import Wires
 
 from sealring.client import AsyncClient
+from sealring.client.core import metadata_of
 from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
+from sealring.coordinator.rings.epochs import Phase as RingPhase
 from sealring.coordinator.settings import CoordinatorSettings
+from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.access.keys import Scope
 from sealring.gateway.main import serve as serve_gateway
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import MachineClocks, machine_clocks
@@ -90,6 +94,8 @@ class Answer:
     texts: Sequence[str]
     prompt_tokens: int
     tokens: int
+    cached: int = 0
+    """Tokens of the prompt that were not computed anew."""
 
 
 class EdgeInMemory:
@@ -126,6 +132,8 @@ class Cluster:
         """Those of each machine's `Children`."""
         self.coordinator: Coordinator | None = None
         self.pin = b""
+        self.keys: dict[tuple[str, str], str] = {}
+        """The API keys by gateway and tenant."""
         self.ends: list[str] = []
         """Programs that have ended by themselves."""
         self._settings = CoordinatorSettings(
@@ -294,6 +302,11 @@ class Cluster:
         )
         await self.run(name, joining)
 
+    def make_key(self, gateway: str, tenant: str) -> None:
+        """Makes a tenant's API key for a gateway."""
+        scopes = (Scope.INFERENCE, Scope.READ)
+        self.keys[gateway, tenant], _ = KeyFile(self.folder / gateway).create(scopes, label=tenant)
+
     async def admin(self, method: str, *, seconds: float = 200.0, **fields: Any) -> Any:
         """An admin call. Raises the error of the tree."""
         return await self.run("coordinator", self._admin(method, seconds, fields))
@@ -343,6 +356,29 @@ class Cluster:
             ):
                 await asyncio.sleep(0.5)
 
+    async def drain(self, node: str, *, undo: bool = False) -> None:
+        """Drains a node by its name, or ends that. Raises the error of the tree."""
+        nodes = (await self.admin("ListNodes", seconds=5.0)).nodes
+        await self.admin(
+            "DrainNode", seconds=5.0, id=next(one.id for one in nodes if one.name == node), undo=undo
+        )
+
+    async def members(self, deployment: str) -> set[str]:
+        """The names of the nodes over which a deployment's rings are planned."""
+        plans = [one.plan for one in await self.deployed(deployment)]
+        return {stage.member_name for plan in plans for ring in plan.rings for stage in ring.stages}
+
+    def down(self, deployment: str) -> tuple[tuple[str, int], ...] | None:
+        """A deployment's rings, and the last epoch in which each has served; None while one serves, and while
+        there is no coordinator to say so."""
+        if self.coordinator is None:
+            return None
+        rings = self.coordinator.rings._table.running.items()  # noqa: SLF001 - gateways are told of some only
+        here = [ring for ring in rings if ring[1].spec.name == deployment]
+        if any(ring.machine.phase is RingPhase.SERVING for _, ring in here):
+            return None
+        return tuple((name, ring.served) for name, ring in here)
+
     def overdue(self) -> dict[str, float]:
         """The rings for which the coordinator has something to do, and since when, by its clock."""
         assert self.coordinator is not None
@@ -353,7 +389,8 @@ class Cluster:
 
     async def held(self, gateway: str) -> list[str]:
         """What a gateway's scheduler holds, as its metrics tell: requests and reserved memory."""
-        told = await self.run(gateway, self._metrics())
+        key = next(key for (name, _), key in self.keys.items() if name == gateway)
+        told = await self.run(gateway, self._metrics(key))
         held = ("requests_waiting{", "requests_running{", "kv_cache_usage_perc{")
         return [
             line
@@ -361,11 +398,13 @@ class Cluster:
             if any(one in line for one in held) and float(line.rsplit(maxsplit=1)[1])
         ]
 
-    async def _metrics(self) -> str:
+    async def _metrics(self, key: str) -> str:
         channel = transport.get().channel("127.0.0.1:7780", CHANNEL_OPTIONS)
         try:
             asked = inference_pb2.GetMetricsRequest()
-            told = await inference_pb2_grpc.InferenceStub(channel).GetMetrics(asked)
+            told = await inference_pb2_grpc.InferenceStub(channel).GetMetrics(
+                asked, metadata=metadata_of(key, "")
+            )
         finally:
             await channel.close(None)
         return str(told.exposition, "utf-8")
@@ -378,6 +417,7 @@ class Cluster:
         deployment: str,
         text: str,
         *,
+        tenant: str,
         sealed: bool,
         pieces: list[list[str]] | None = None,
         **options: Any,
@@ -385,29 +425,36 @@ class Cluster:
         """The whole answer to a text; `pieces` takes what comes before, by choice. Raises the error of the
         tree."""
         ask = self._ask_sealed if sealed else self._ask_in_clear
-        return await self.run(gateway, ask(deployment, text, [[]] if pieces is None else pieces, options))
+        key, said = self.keys[gateway, tenant], [[]] if pieces is None else pieces
+        return await self.run(gateway, ask(key, deployment, text, said, options))
 
     async def _ask_sealed(
-        self, deployment: str, text: str, pieces: list[list[str]], options: dict[str, Any]
+        self, key: str, deployment: str, text: str, pieces: list[list[str]], options: dict[str, Any]
     ) -> Answer:
-        async with AsyncClient("127.0.0.1:7780", root_sha256=self.pin) as client:
+        async with AsyncClient("127.0.0.1:7780", root_sha256=self.pin, api_key=key) as client:
             reply = client.complete(text, model=deployment, n=options.pop("choices", 1), **options)
             async for delta in reply:
                 pieces[delta.choice].append(delta.text)
             whole = reply.completion
+        usage = whole.usage
         return Answer(
-            [one.text for one in whole.choices], whole.usage.prompt_tokens, whole.usage.completion_tokens
+            [one.text for one in whole.choices],
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.cached_tokens,
         )
 
     async def _ask_in_clear(
-        self, deployment: str, text: str, pieces: list[list[str]], options: dict[str, Any]
+        self, key: str, deployment: str, text: str, pieces: list[list[str]], options: dict[str, Any]
     ) -> Answer:
         envelope = inference_pb2.Envelope(clear=inference_pb2.Prompt(text=text))
         request = inference_pb2.GenerateRequest(model=deployment, envelope=envelope, **options)
         usage = None
         channel = transport.get().channel("127.0.0.1:7780", CHANNEL_OPTIONS)
         try:
-            async for event in inference_pb2_grpc.InferenceStub(channel).Generate(request):
+            async for event in inference_pb2_grpc.InferenceStub(channel).Generate(
+                request, metadata=metadata_of(key, "")
+            ):
                 if usage is not None:
                     raise AssertionError("an answer goes on behind its end")
                 if event.HasField("delta"):
@@ -420,7 +467,12 @@ class Cluster:
             await channel.close(None)
         if usage is None:
             raise AssertionError("a stream ended without an answer's end")
-        return Answer(["".join(one) for one in pieces], usage.prompt_tokens, usage.completion_tokens)
+        return Answer(
+            ["".join(one) for one in pieces],
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.cached_tokens,
+        )
 
     async def until(self, holds: Callable[[], object], seconds: float = 600.0) -> None:
         """Waits until something holds. Raises TimeoutError after `seconds` of virtual time."""

@@ -174,7 +174,7 @@ class SimulatedFront:
     def parameters(self, chunk: Chunk) -> bytes:
         """The row's parameter record."""
         opened = self._row(chunk.row)
-        self._owner.children.wires.begun.add(opened.text)
+        self._owner.children.wires.begun[opened.text] += 1
         record = opened.parameters.encode()
         if len(record) != chunk.params_bytes:
             raise _bad_chunk(chunk)

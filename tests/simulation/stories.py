@@ -7,6 +7,7 @@ has to be answered. `Story.wrong` says what was not as it has to be; `Story.hist
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ MODEL = SimulatedModel()
 
 PUNCTUAL_SECONDS = 5.0
 """What was due is done within this time, where nothing stands still."""
+
+KNOWN_SECONDS = 30.0
+"""After this time all gateways know that a ring is down."""
+
+TENANTS = ("ada", "bob")
 
 LATE = frozenset({"DEADLINE_EXCEEDED", "DEADLINE_PASSED"})
 
@@ -78,7 +84,10 @@ class Asked:
     number: int
     gateway: str
     deployment: str
+    tenant: str
     text: str
+    origin: int
+    """The request whose text this text begins with; the request's own number if there is none."""
     sealed: bool
     max_tokens: int
     choices: int
@@ -94,6 +103,11 @@ class Asked:
     def heard(self) -> int:
         """Pieces that have come."""
         return sum(map(len, self.pieces))
+
+    def shares(self, other: Asked) -> bool:
+        """Whether the other's caches may be used for this request."""
+        same = (self.origin, self.tenant, self.deployment) == (other.origin, other.tenant, other.deployment)
+        return same and not (self.sealed or other.sealed)
 
 
 class Story:
@@ -116,6 +130,9 @@ class Story:
         """Programs that do not run or stand still."""
         self._stalled = 0.0
         """When the last of the faults ends by which something stands still."""
+        self._down: dict[str, tuple[float, Any]] = {}
+        """The time from which on a deployment has not served, and `Cluster.down` of it."""
+        self._drained: set[str] = set()
         self._late: dict[str, float] = {}
         """What was due at each ring when it was last looked at."""
         self._wrong_clocks: set[str] = set()
@@ -147,9 +164,11 @@ class Story:
             cluster.memory = MODEL.memory(stages, tokens=pick.choice((3000, 6000)))
         cluster.rekey_records = pick.choice((1 << 30, 1 << 30, 50))
         await cluster.begin()
-        self.gateways = [f"gateway-{number}" for number in range(pick.choice((1, 1, 2)))]
+        self.gateways = [f"gateway-{number}" for number in range(pick.choice((1, 2)))]
         for number, name in enumerate((*self.nodes, *self.gateways)):
             await cluster.join(name, f"10.0.{2 if name in self.gateways else 1}.{number + 1}")
+            for tenant in TENANTS if name in self.gateways else ():
+                cluster.make_key(name, tenant)
             cluster.start(name)
         await asyncio.sleep(3)
         await self._deploy("first", stages, speculate=pick.random() < 0.3, max_rows=8 if small else 0)
@@ -184,6 +203,7 @@ class Story:
             (1, self._hinder_loads),
             (1, self._lag),
             (2, self._several),
+            (1, self._drain),
         ]
         weights = [weight for weight, _ in events]
         ((_, happen),) = self.random.choices(events, weights)
@@ -206,19 +226,28 @@ class Story:
         """Asks something of a deployment, over a gateway. The client may go away before the answer's end."""
         pick = self.random
         words = pick.choice((2, 2, 5, 5, 20, 20, 100, 100, 300, 900))
-        text = " ".join([f"w{pick.randrange(1000)}" for _ in range(words)] + [f"r{len(self.asked)}"])
+        number = origin = len(self.asked)
+        text = " ".join([f"w{pick.randrange(1000)}" for _ in range(words)] + [f"r{number}"])
+        earlier = [one for one in self.asked if len(one.text.split()) < MODEL.context // 4]
+        if (
+            earlier and pick.random() < 0.3
+        ):  # another turn of a conversation, or a prompt like another tenant's
+            before = pick.choice(earlier[-8:])
+            origin, text = before.origin, f"{before.text} {MODEL.answer(before.text)[0]}{text}"
         if pick.random() < 0.3:
             text += f" say:{pick.randint(1, 60)} x"
         choices = pick.choice((1, 1, 1, 1, 1, 3))
         asked = Asked(
-            len(self.asked),
+            number,
             pick.choice(self.gateways),
             pick.choice(list(self.deployments)),
+            pick.choice(TENANTS),
             text,
+            origin,
             pick.random() < 0.4,
             pick.choice((0, 0, 1, 8, 64)),
             choices,
-            pick.choice((0.2, 2.0, 10.0)) if pick.random() < 0.1 else 0.0,
+            pick.choice((0.2, 2.0, 10.0)) if pick.random() < 0.2 else 0.0,
             self.loop.time(),
             [[] for _ in range(choices)],
         )
@@ -226,7 +255,7 @@ class Story:
             asked.sealed = False
         self.asked.append(asked)
         kind = "sealed" if asked.sealed else "clear"
-        what = f"{words} words, {choices} choices, {kind}"
+        what = f"{len(text.split())} words, {choices} choices, {kind}, by {asked.tenant}"
         self.note(f"asks {asked.number}: {what}, {asked.deployment} over {asked.gateway}")
         task = self.loop.create_task(self._ask_it(asked))
         self._asking.add(task)
@@ -240,7 +269,11 @@ class Story:
     def _deadline_passed(self, asked: Asked) -> None:
         """A request that has not begun by its deadline fails then, also where nothing else happens."""
         begun = asked.text in self.cluster.wires.begun
-        if not (asked.over or begun or self._stalled > asked.begun):
+        since, down = self._down.get(asked.deployment, (math.inf, None))
+        long_down = down is not None and since < asked.begun - KNOWN_SECONDS
+        long_down = long_down and down == self.cluster.down(asked.deployment)
+        long_down = long_down and asked.gateway not in self._away_gateways
+        if not (asked.over or begun or (self._stalled > asked.begun and not long_down)):
             self.wrong.append(f"request {asked.number} waits behind its deadline")
 
     def _leave(self, asked: Asked, task: asyncio.Task[None]) -> None:
@@ -262,6 +295,7 @@ class Story:
                 asked.gateway,
                 asked.deployment,
                 asked.text,
+                tenant=asked.tenant,
                 sealed=asked.sealed,
                 pieces=asked.pieces,
                 **options,
@@ -332,6 +366,35 @@ class Story:
                 child.crash()
 
         self._later(seconds, over)
+
+    async def _drain(self) -> None:
+        """An operator drains a node for a while."""
+        name, seconds = self.random.choice(self.nodes), self.random.choice((5.0, 120.0))
+        if name in self._drained:
+            return
+        self._drained.add(name)
+
+        def begin(undo: bool) -> None:
+            task = self.loop.create_task(self._drain_it(name, undo))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+        begin(False)
+        self._later(seconds, lambda: begin(True))
+
+    async def _drain_it(self, name: str, undo: bool) -> None:
+        while True:
+            try:
+                await self.cluster.drain(name, undo=undo)
+            except SealringError:
+                if undo:
+                    await asyncio.sleep(5.0)
+                    continue
+            else:
+                self.note(f"the drain of {name} {'is undone' if undo else 'begins'}")
+            break
+        if undo:
+            self._drained.discard(name)
 
     async def _lag(self) -> None:
         """The messages of one connection are late, while others are as fast as ever."""
@@ -463,7 +526,8 @@ class Story:
                 for name in self.gateways:
                     await self._until_it_answers(name)
         except TimeoutError:
-            self.wrong.append(f"{name} does not serve")
+            why = [ring.reason for ring in await self.cluster.rings(name)] if name in self.deployments else []
+            self.wrong.append(f"{name} does not serve: {why}")
             return
         last = [self.ask_one(leaves=False) for _ in range(3)]
         await asyncio.wait(list(self._asking), timeout=SETTLED_SECONDS)
@@ -496,12 +560,16 @@ class Story:
                 if due == self._late.get(ring):
                     self.wrong.append(f"the coordinator has something to do for {ring} and does not")
             self._late = late
+        for name in self.deployments:
+            down = self.cluster.down(name)
+            if down is None or self._down.get(name, (0.0, None))[1] != down:
+                self._down[name] = self.loop.time(), down
         self.loop.call_later(PUNCTUAL_SECONDS, self._punctual)
 
     async def _until_it_answers(self, gateway: str) -> None:
         while True:
             try:
-                await self.cluster.ask(gateway, "first", "say:1 x", sealed=True)
+                await self.cluster.ask(gateway, "first", "say:1 x", tenant=TENANTS[0], sealed=True)
                 return
             except SealringError as error:
                 if error.reason not in REFUSED:
@@ -520,6 +588,10 @@ class Story:
             elif asked.answer is not None and not asked.answer.texts[choice] == said[choice] == text:
                 self.wrong.append(f"request {asked.number} got {said[choice]!r} instead of {text!r}")
         if asked.answer is not None:
+            others = [one for one in self.asked if one is not asked and asked.shares(one)]
+            again = self.cluster.wires.begun[asked.text] > 1  # it may begin with what it kept itself
+            if asked.answer.cached and not again and not others:
+                self.wrong.append(f"request {asked.number} begins with a prefix of another tenant")
             tokens = sum(count for _, count in told)
             if (asked.answer.tokens, asked.answer.prompt_tokens) != (tokens, len(asked.text.split())):
                 self.wrong.append(

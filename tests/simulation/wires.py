@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,8 +46,8 @@ class Wires:
         self.lost_seconds = lost_seconds
         self.broken: list[str] = []
         self.served: list[Served] = []
-        self.begun: set[str] = set()
-        """Prompts of which a head has had a chunk."""
+        self.begun: Counter[str] = Counter()
+        """How often a head has begun a prompt."""
         self.listeners: dict[tuple[str, int], Any] = {}
         self._digests: dict[tuple[str, int, int], bytes] = {}
         self._highest: dict[tuple[str, str], int] = {}
