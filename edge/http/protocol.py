@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -39,12 +40,22 @@ _LOGGER.setLevel(logging.ERROR)
 """uvicorn warns of every malformed request and every `upgrade`, before any limit has been asked."""
 
 
+_LOOSE_LINE = re.compile(rb"(?<!\r)\n|\n[ \t]")
+"""The end of a line without its CR, or a line that goes on in the next one."""
+
+
 class _Connection(h11.Connection):
-    """A parser that takes no more headers, and no smaller chunks, than it should."""
+    """A parser that takes no more headers, and no smaller chunks, than it should, and no loose lines."""
 
     def next_event(self) -> Any:
         """As h11's. Raises RemoteProtocolError."""
+        before = self.trailing_data[0]
         event = super().next_event()
+        read = len(before) - len(self.trailing_data[0])
+        if isinstance(event, h11.Request | h11.EndOfMessage) and _LOOSE_LINE.search(before, 0, read):
+            # A proxy in front of the gateway may see other lines in a head, or in the trailers of a body,
+            # where h11 is as tolerant as it may be (RFC 9112 sections 2.2 and 5.2).
+            raise h11.RemoteProtocolError("a loose line")
         if isinstance(event, h11.Request):
             _check_headers(event)
             self._chunks = self._chunked_bytes = 0
@@ -127,8 +138,8 @@ class EdgeProtocol(H11Protocol, InPieces):
         """Answers what is no request."""
         self._refuse(
             "the HTTP request is malformed or above a limit",
-            f"send at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together, one length of "
-            f"the body, and chunks of {MIN_CHUNK_BYTES} bytes or more",
+            f"end lines with CR and LF; send at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes "
+            f"together, one length of the body, and chunks of {MIN_CHUNK_BYTES} bytes or more",
         )
 
     def _refuse(self, why: str, hint: str) -> None:

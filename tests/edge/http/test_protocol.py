@@ -46,6 +46,47 @@ def test_a_body_has_one_length() -> None:
         parse((b"content-length", b"2"), (b"transfer-encoding", b"chunked"))
 
 
+CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "taken"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: y\r\n\r\n" + HIDDEN, True),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: y\ncontent-length: 3\r\n\r\nabc", False),
+        (b"GET / HTTP/1.1\nhost: a\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n\n" + HIDDEN, False),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: y\rz\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: y\r\n\tcontent-length: 3\r\n\r\n", False),
+        (CHUNKED + b"1\r\n\n\r\n0\r\nx: y\r\n\r\n" + HIDDEN, True),
+        (CHUNKED + b"0\r\nx: y\n\n" + HIDDEN, False),
+        (CHUNKED + b"0\r\n\n" + HIDDEN, False),
+        (CHUNKED + b"0\r\nx: y\r\n z\r\n\r\n", False),
+        (CHUNKED + b"1\nx\r\n0\r\n\r\n", False),
+        (CHUNKED + b"1;x\ny\r\nx\r\n0\r\n\r\n", False),
+        (CHUNKED + b"1\r\nx\n0\r\n\r\n", False),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_lines_end_where_every_proxy_ends_them(said: bytes, taken: bool, size: int) -> None:
+    """What it takes for the value of a header would else be a body's length here, or another request."""
+    connection = _Connection(h11.SERVER, MAX_HEADER_BYTES)
+    events: list[object] = []
+    try:
+        for start in range(0, len(said), size):
+            connection.receive_data(said[start : start + size])
+            while connection.their_state is not h11.DONE:
+                events.append(connection.next_event())
+                if events[-1] is h11.NEED_DATA:
+                    break
+    except h11.RemoteProtocolError:
+        assert not taken
+    else:
+        assert taken
+        assert connection.trailing_data[0] == HIDDEN
+
+
 def chunks(count: int, size: int) -> bytes:
     return b"%x\r\n%s\r\n" % (size, b"x" * size) * count + b"0\r\n\r\n"
 
