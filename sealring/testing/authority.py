@@ -119,7 +119,7 @@ def make_member(signer: Signer | None = None, **changes: Any) -> RosterMember:
     return dataclasses.replace(member, **changes)
 
 
-def make_ring(members: Sequence[RosterMember], name: str = "demo-0", **changes: Any) -> Ring:
+def make_ring(members: Sequence[RosterMember], /, name: str = "demo-0", **changes: Any) -> Ring:
     """A pipeline of these members, by rank; each has three layers. `name` is `DEPLOYMENT-REPLICA`."""
     deployment, _, replica = name.rpartition("-")
     ring = Ring(
@@ -142,7 +142,7 @@ def make_ring(members: Sequence[RosterMember], name: str = "demo-0", **changes: 
 
 
 def make_roster(
-    cluster: str, members: Sequence[RosterMember], rings: Sequence[Ring], *, now: float, **changes: Any
+    cluster: str, members: Sequence[RosterMember], rings: Sequence[Ring], /, *, now: float, **changes: Any
 ) -> Roster:
     """The draft of a cluster's first roster, good for ten minutes from `now`."""
     draft = Roster(

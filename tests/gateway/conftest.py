@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,35 +12,27 @@ from typing import Any
 import pytest
 from prooftest import answer_offer
 
-from sealring.mesh.crypto.dsse import Ed25519Signer
 from sealring.mesh.crypto.identity import SoftwareSigner, member_id, verify
-from sealring.mesh.crypto.keys import KeyType, Label
-from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.member.proof import CalledProof, Purpose, by_identity, by_roster_keys, of_identity, renewal
-from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, MachineState, save_machine_state
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
-from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
+from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE
+from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial, to_pem
+from sealring.mesh.pki.root import encode_chain
 from sealring.mesh.ring import Composition
 from sealring.mesh.roster import (
     NO_PREVIOUS,
     Gateway,
-    Ring,
     RingMember,
-    Roster,
-    RosterMember,
     RosterStateFile,
     check_roster,
-    complete_roster,
-    sign_roster,
 )
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.files import write_atomic
-from sealring.mesh.trust.levels import TrustLevel
+from sealring.testing.authority import Authority, make_member, make_ring, make_roster
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import control_pb2_grpc as control_grpc
 from sealring.v1 import inference_pb2 as inference
@@ -210,8 +201,8 @@ class ActedMember(control_grpc.ControlServicer):
 class ActedCoordinator(membership_grpc.SchedulingServicer):
     """Follow, with what a test puts in."""
 
-    def __init__(self, roster_signer: Ed25519Signer, gateway: SoftwareSigner) -> None:
-        self._sign = by_roster_keys([roster_signer])
+    def __init__(self, authority: Authority, gateway: SoftwareSigner) -> None:
+        self._sign = by_roster_keys(authority.roster_signers)
         self._gateway = gateway.public_key
         self.snapshot: dict[str, membership.WatchResponse] = {}
         self.renewed: asyncio.Queue[bytes] = asyncio.Queue()
@@ -255,9 +246,9 @@ class ActedCertificates(membership_grpc.CertificatesServicer):
         cluster = self._cluster
         verify(cluster.gateway.public_key, Label.CSR, request.csr, request.signature)
         peer = cluster.peer(cluster.gateway, Role.GATEWAY)
-        certificate = cluster.ca.issue(request.csr, peer, lifetime=3600, now=time.time())
-        chain, root = to_pem(certificate), encode_chain(cluster.root.chain)
-        sign = by_roster_keys([cluster.roster_signer], Label.RENEWAL)
+        certificate = cluster.authority.ca.issue(request.csr, peer, lifetime=3600, now=time.time())
+        chain, root = to_pem(certificate), encode_chain(cluster.authority.root.chain)
+        sign = by_roster_keys(cluster.authority.roster_signers, Label.RENEWAL)
         return membership.RenewResponse(
             certificate_chain=chain, root_metadata=root, proof=sign(renewal(request.csr, chain, root))
         )
@@ -267,40 +258,21 @@ class ActedCluster:
     """Authority, coordinator and members. `state_dir` is an enrolled gateway's."""
 
     def __init__(self, folder: Path, size: int) -> None:
-        now = time.time()
         self.size = size
         self.ring = ActedRing(size)
-        self.ca = ClusterCA.create(folder / "ca", CLUSTER, now=now)
+        self.authority = Authority.create(CLUSTER, now=time.time())
         self.state_dir = folder / "gateway"
-        self._root_signer = Ed25519Signer.generate()
-        self.roster_signer = Ed25519Signer.generate()
-        self.root = sign_root(
-            RootMetadata(
-                cluster=CLUSTER,
-                version=1,
-                root_keys=(self._root_signer.public_key,),
-                root_threshold=1,
-                roster_keys=(self.roster_signer.public_key,),
-                roster_threshold=1,
-                authorities=(self.ca.certificate,),
-                issued=int(now) - 7200,
-                expires=int(now) + 86400,
-            ),
-            [self._root_signer],
-        )
         self.members = [SoftwareSigner.generate() for _ in range(size)]
         self.gateway = SoftwareSigner.load_or_create(self.state_dir / IDENTITY_KEY)
-        self.coordinator = ActedCoordinator(self.roster_signer, self.gateway)
+        self.coordinator = ActedCoordinator(self.authority, self.gateway)
         self.version = 0
         self.previous = NO_PREVIOUS
         self._servers: list[Server] = []
         self.ports: list[int] = []
 
     def material(self, peer: PeerIdentity, lifetime: int = 3600) -> TlsMaterial:
-        leaf = LeafKey()
         begun = time.time() if lifetime == 3600 else time.time() - 0.6 * lifetime
-        certificate = self.ca.issue(leaf.csr(), peer, lifetime=lifetime, now=begun)
-        return TlsMaterial(leaf.private_pem(), certificate, (self.ca.certificate,))
+        return self.authority.material(peer, now=begun, lifetime=lifetime)
 
     def peer(self, signer: SoftwareSigner, role: Role) -> PeerIdentity:
         return PeerIdentity(CLUSTER, role, member_id(signer.public_key))
@@ -351,72 +323,30 @@ class ActedCluster:
         peer = self.peer(self.gateway, Role.GATEWAY)
         RosterStateFile(self.state_dir / ROSTER_STATE).create(CLUSTER)
         write_atomic(self.state_dir / ROSTER, self.sign())
-        save_machine_state(
-            self.state_dir,
-            MachineState(
-                peer,
-                "gateway",
-                f"127.0.0.1:{port}",
-                self.root.fingerprint,
-                self.root,
-                self.material(peer, lifetime),
-            ),
-        )
+        material = self.material(peer, lifetime)
+        coordinator = f"127.0.0.1:{port}"
+        self.authority.enrol(self.state_dir, peer, material, name="gateway", coordinator=coordinator)
 
     def sign(self, *, ago: int = 0, **changes: Any) -> bytes:
         """The next roster, signed `ago` seconds ago; it is valid for ten minutes."""
         now = int(time.time()) - ago
         self.version += 1
-        members = tuple(
-            RosterMember(
-                id=member_id(signer.public_key),
-                identity_key=signer.public_key,
-                key_type=KeyType.SOFTWARE,
-                sealing_key=bytes([rank + 1]) * 32,
-                level=TrustLevel.SOFTWARE,
-                trust=10,
-                attestation_hash=b"\x11" * 32,
-                enrolled=1,
-                attested_at=now - 10,
-                challenged_at=now - 5,
-                manifest_hash=b"\x22" * 32,
-                addresses=(f"127.0.0.1:{self.ports[rank]}",),
+        members = [
+            make_member(
+                signer, sealing_key=bytes([rank + 1]) * 32, addresses=(f"127.0.0.1:{self.ports[rank]}",)
             )
             for rank, signer in enumerate(self.members)
-        )
-        ring = Ring(
-            id="ring-0",
-            deployment="echo",
-            replica=0,
-            model="echo",
-            model_digest=b"\x33" * 32,
-            strategy="pipeline",
-            context=CONTEXT,
-            total_layers=self.size,
-            plan_hash=b"\x44" * 32,
-            trust_floor=10,
-            min_trust=0,
-            members=tuple(
-                RingMember(member.id, rank, (rank, rank + 1)) for rank, member in enumerate(members)
-            ),
-        )
-        draft = Roster(
-            cluster=CLUSTER,
-            root_version=1,
-            version=self.version,
-            previous=self.previous,
-            issued=now,
-            expires=now + 600,
-            suites=tuple(DEFAULT_SUITES),
-            trust_floor=10,
-            min_trust=0,
-            members=members,
-            rings=(ring,),
-            gateways=(Gateway(member_id(self.gateway.public_key), self.gateway.public_key),),
-        )
-        complete = complete_roster(dataclasses.replace(draft, **changes))
-        envelope = sign_roster(complete, [self.roster_signer])
-        self.previous = check_roster(envelope, self.root, now=now).hash
+        ]
+        places = tuple(RingMember(member.id, rank, (rank, rank + 1)) for rank, member in enumerate(members))
+        plan = {"deployment": "echo", "model": "echo", "context": CONTEXT}
+        named = {
+            "version": self.version,
+            "previous": self.previous,
+            "gateways": (Gateway(member_id(self.gateway.public_key), self.gateway.public_key),),
+        }
+        ring = make_ring(members, "ring-0", total_layers=self.size, members=places, **plan)
+        envelope = self.authority.sign(make_roster(CLUSTER, members, [ring], now=now, **named | changes))
+        self.previous = check_roster(envelope, self.authority.root, now=now).hash
         return envelope
 
     def publish(self, **changes: Any) -> None:

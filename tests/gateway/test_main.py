@@ -126,7 +126,7 @@ async def test_answers_over_grpc_and_http(cluster: Any) -> None:
         assert answer.json()["choices"][0]["finish_reason"] == "length"
         roster = await gateway.stub.GetRoster(inference.GetRosterRequest(), timeout=PATIENCE_SECONDS)
         assert roster.roster
-        assert roster.root_metadata == encode_chain(cluster.root.chain)
+        assert roster.root_metadata == encode_chain(cluster.authority.root.chain)
         (model,) = (await gateway.stub.ListModels(inference.ListModelsRequest())).models
         assert (model.name, model.model_type) == ("echo", "llama")
         metrics = (await gateway.http.get("/metrics")).text

@@ -101,10 +101,10 @@ def test_the_first_machine_and_a_joined_one_know_the_root_key(tmp_path: Path) ->
     assert nowhere.value.reason == "NO_ROOT_HASH"
     first, other = (SigningCluster(tmp_path / name) for name in ("first", "other"))
     other.save(root / "node", Role.MEMBER)
-    assert pin_of(root) == other.root.fingerprint
+    assert pin_of(root) == other.authority.root.fingerprint
     first.save(root / "coordinator" / "operator", Role.OPERATOR)
-    assert pin_of(root) == first.root.fingerprint
-    assert pin_of(root, other.bundle) == other.root.fingerprint
+    assert pin_of(root) == first.authority.root.fingerprint
+    assert pin_of(root, other.bundle) == other.authority.root.fingerprint
     assert pin_of(root, named="ab" * 32) == bytes.fromhex("ab" * 32)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from commands import quickly
 
 from sealring.cli.calls.operator import Admin, connect, read_bundle, wait_for_bundle
 from sealring.mesh.errors import ConfigError, Unavailable
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki.certificates import Role
 from sealring.v1 import admin_pb2
 
 
@@ -49,20 +48,19 @@ def test_a_damaged_bundle_is_not_called_a_missing_one(cluster: SigningCluster) -
 class Late(SigningCluster):
     """A cluster whose certificates have ended, an hour ago."""
 
-    now = -7200.0
-
-    def issue(self, csr: bytes, peer: PeerIdentity) -> bytes:
-        return self.ca.issue(csr, peer, lifetime=3600, now=time.time() + self.now)
+    ahead = -7200.0
 
 
-class Early(Late):
+class Early(SigningCluster):
     """A cluster whose certificates begin in two hours: its clock was ahead."""
 
-    now = 7200.0
+    ahead = 7200.0
 
 
 @pytest.mark.parametrize("kind", [Late, Early])
-def test_a_bundle_opens_nothing_while_its_certificate_is_not_valid(kind: type[Late], tmp_path: Path) -> None:
+def test_a_bundle_opens_nothing_while_its_certificate_is_not_valid(
+    kind: type[SigningCluster], tmp_path: Path
+) -> None:
     assert refused(kind(tmp_path).bundle).reason == "OPERATOR_CERTIFICATE_EXPIRED"
 
 
@@ -112,6 +110,6 @@ async def test_who_cannot_be_reached_is_named_and_other_errors_are_the_coordinat
 
 async def test_calls_go_where_the_bundle_or_somebody_says(cluster: SigningCluster) -> None:
     async with connect(cluster.bundle) as admin:
-        assert (admin.address, admin.seconds, admin.root) == (cluster.address, 30.0, cluster.root)
+        assert (admin.address, admin.seconds, admin.root) == (cluster.address, 30.0, cluster.authority.root)
     async with connect(cluster.bundle, address="other:2", seconds=3.0) as admin:
         assert (admin.address, admin.seconds) == ("other:2", 3.0)

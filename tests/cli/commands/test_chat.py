@@ -60,11 +60,11 @@ def test_a_running_demo_is_found_with_its_root_key(here: Any, asker: Asker, clus
         done = here("chat", "hi")
         assert f"no gateway at 127.0.0.1:7780; found the local cluster in {folder}" in done.err
         (target,) = asker.targets
-        assert (target.addresses, target.pin) == (["127.0.0.1:4711"], cluster.root.fingerprint)
+        assert (target.addresses, target.pin) == (["127.0.0.1:4711"], cluster.authority.root.fingerprint)
         assert target.state_file is None, "no file stays behind for each demo"
         assert here("chat", "hi", *KNOWN).status == 0
         assert here("chat", "hi", "--gateway", "127.0.0.1:4711").status == 0
-        assert asker.targets[-1].pin == cluster.root.fingerprint
+        assert asker.targets[-1].pin == cluster.authority.root.fingerprint
         assert gateways(asker) == ["127.0.0.1:4711", "h:1", "127.0.0.1:4711"]
         demo(stack, 4712, cluster)
         refused = here("chat", "hi")
@@ -84,7 +84,7 @@ def test_the_users_own_cluster_comes_before_the_default_address(
         (root / "ports.json").write_text(json.dumps({"gateway": 4713}))
         assert here("chat", "hi").status == 0
         (target,) = asker.targets
-        assert target.pin == cluster.root.fingerprint
+        assert target.pin == cluster.authority.root.fingerprint
         assert target.state_file is not None
         assert target.state_file.is_relative_to(root)
         assert here("chat", "hi", *KNOWN).status == 0
@@ -110,7 +110,7 @@ def test_a_machine_that_has_joined_seals_for_its_cluster(
     cluster.save(default_state_root() / "node", Role.MEMBER)
     assert here("chat", "hi", "--gateway", "h:1", "--gateway", "h:2").status == 0
     (target,) = asker.targets
-    assert (target.addresses, target.pin) == (["h:1", "h:2"], cluster.root.fingerprint)
+    assert (target.addresses, target.pin) == (["h:1", "h:2"], cluster.authority.root.fingerprint)
 
 
 def test_in_clear_only_when_the_user_says_so(here: Any, asker: Asker, host: Any) -> None:

@@ -95,7 +95,7 @@ def test_the_question_is_sealed_for_the_cluster_itself(
 ) -> None:
     done = here("demo", "--once", "--question", "why?")
     for target in host.asker.targets:
-        assert (target.addresses, target.pin) == (["127.0.0.1:5"], signed.root.fingerprint)
+        assert (target.addresses, target.pin) == (["127.0.0.1:5"], signed.authority.root.fingerprint)
     asked, shown = host.asker.asked
     assert (asked.messages, asked.model) == ([("user", "why?")], "demo")
     picture, question = shown.messages[0][1]

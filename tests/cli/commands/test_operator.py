@@ -52,7 +52,7 @@ def test_a_new_bundle_says_where_it_is_and_what_it_may(ask: Any, tmp_path: Path)
     ]
     state = load_machine_state(out)
     assert (state.peer, state.coordinator) == (PeerIdentity("demo", Role.OPERATOR, "alice"), "coordinator:1")
-    assert (state.root_sha256, state.name) == (cluster.root.fingerprint, "alice")
+    assert (state.root_sha256, state.name) == (cluster.authority.root.fingerprint, "alice")
     again, cluster = ask("rotate", "alice", "--out", str(out))
     assert (again.status, "[BUNDLE_EXISTS]" in again.err, len(cluster.asked)) == (4, True, 1)
     newer = tmp_path / "newer"
@@ -64,7 +64,7 @@ def test_a_new_bundle_says_where_it_is_and_what_it_may(ask: Any, tmp_path: Path)
 
 def test_a_root_that_is_not_the_pinned_one_makes_no_bundle(ask: Any, tmp_path: Path) -> None:
     _, cluster = ask("rotate")
-    cluster.root = SigningCluster(tmp_path / "other").root
+    cluster.authority.root = SigningCluster(tmp_path / "other").authority.root
     out = tmp_path / "alice"
     done, _ = ask("add", "alice", "--role", "read", "--out", str(out))
     assert (done.status, "[ROOT_PIN]" in done.err) == (6, True), done.err

@@ -91,7 +91,7 @@ def test_the_coordinators_roster_is_shown_once_it_is_verified(
     answer = admin_pb2.GetAdminRosterResponse(root_metadata=paper.root_chain, roster=paper.envelope)
     coordinator.answers["GetRoster"] = answer
     signed = SigningCluster(home / "signed")
-    other, signed.root = signed.bundle, paper.root
+    other, signed.authority.root = signed.bundle, paper.root
     signed.save(home / "bundle", Role.OPERATOR)
     monkeypatch.setenv("SEALRING_CLI_OPERATOR", str(home / "bundle"))
     found = paper.roster

@@ -154,7 +154,7 @@ async def connect(cluster):
     ) -> tuple[Desk, Stream]:
         desk = Desk(rank, gateway.signer.public_key)
         desk.plan.backend = backend
-        desk.trusted = (cluster.ca.certificate,)
+        desk.trusted = (cluster.authority.ca.certificate,)
         server = Server([(add_control_to_server, ControlService(desk, **limits), SERVICE)])
         port = server.listen("127.0.0.1:0", server_credentials(member.store()))
         await server.start()

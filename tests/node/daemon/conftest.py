@@ -68,7 +68,7 @@ class Coordinator(membership_pb2_grpc.MembershipServicer, membership_pb2_grpc.Ce
 
     async def Session(self, requests, context) -> AsyncIterator[membership_pb2.CoordinatorMessage]:
         member = peer_identity(context).id
-        sign = by_roster_keys([self.cluster.roster_key])
+        sign = by_roster_keys([self.cluster.authority.roster_signers[0]])
         proof, answer = await answer_offer(requests, context, Purpose.SESSION, sign)
         yield membership_pb2.CoordinatorMessage(proof=answer)
         proof.check((await anext(requests)).proof, lambda content, given: None)
@@ -94,11 +94,11 @@ class Coordinator(membership_pb2_grpc.MembershipServicer, membership_pb2_grpc.Ce
             reader.cancel()
 
     async def Renew(self, request, context) -> membership_pb2.RenewResponse:
-        certificate = self.cluster.ca.issue(
+        certificate = self.cluster.authority.ca.issue(
             request.csr, peer_identity(context), lifetime=3600, now=time.time()
         )
-        chain, root = to_pem(certificate), encode_chain(self.cluster.root.chain)
-        sign = by_roster_keys([self.cluster.roster_key], Label.RENEWAL)
+        chain, root = to_pem(certificate), encode_chain(self.cluster.authority.root.chain)
+        sign = by_roster_keys([self.cluster.authority.roster_signers[0]], Label.RENEWAL)
         return membership_pb2.RenewResponse(
             certificate_chain=chain, root_metadata=root, proof=sign(renewal(request.csr, chain, root))
         )
@@ -420,7 +420,7 @@ async def make_bed(cluster, tmp_path: Path):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def _kept_bed(request, create_cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bed")
-    found = Bed(create_cluster(folder / "cluster"), folder, request.param, Node)
+    found = Bed(create_cluster(), folder, request.param, Node)
     await found.start()
     await found.deploy()
     yield found

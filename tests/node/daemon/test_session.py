@@ -113,7 +113,7 @@ async def nobody() -> list[str]:
 async def talk(cluster: Any) -> AsyncIterator[Any]:
     store = TlsStore(cluster.material(PeerIdentity("testbed", Role.COORDINATOR, "coordinator")))
     party = cluster.party()
-    coordinator = Coordinator(by_roster_keys([cluster.roster_key]), party.signer.public_key)
+    coordinator = Coordinator(by_roster_keys([cluster.authority.roster_signers[0]]), party.signer.public_key)
     coordinator.member_store = own_store = party.store()
     listener = Listener()
     add = membership_pb2_grpc.add_MembershipServicer_to_server
@@ -128,7 +128,7 @@ async def talk(cluster: Any) -> AsyncIterator[Any]:
     async def newer_root() -> None:
         raise InvalidInput("there is none", reason="NO_NEWER_ROOT")
 
-    introduction = Introduction(Purpose.SESSION, own, channel, lambda: cluster.root, newer_root)
+    introduction = Introduction(Purpose.SESSION, own, channel, lambda: cluster.authority.root, newer_root)
     session = CoordinatorSession(
         coordinators,
         introduction,
