@@ -30,10 +30,9 @@ from sealring.gateway.backend import RingBackend
 from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.scheduler import Request
-from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.member.proof import CalledProof, Connection, Credentials, HeldRoster, Purpose, by_identity
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, key_hash
+from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, TlsMaterial, key_hash
 from sealring.mesh.ring import Composition
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsStore, peer_certificate, peer_identity, server_credentials

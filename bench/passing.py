@@ -26,9 +26,8 @@ from typing import Any
 
 from bench.frame import Result, Table, progress
 from bench.verdict import Check
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
+from sealring.mesh.crypto import SoftwareSigner, member_id
+from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.node.models.asking import ModelAsker

@@ -9,7 +9,7 @@ from typing import Any
 
 from cryptography.utils import Buffer
 
-from sealring.mesh.crypto.suites import TAG_BYTES, Suite
+from sealring.mesh.crypto import TAG_BYTES, Suite
 from sealring.node.carrier import main as carrier
 
 

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from bench.clusters import pin
 from bench.ring_steps import LONGEST_CHUNK, Gateway
 from bench.rivals import ROOT, started
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.suites import Suite
+from sealring.mesh.crypto import SoftwareSigner, Suite, member_id
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
 from sealring.node.link.keys import SessionKeys

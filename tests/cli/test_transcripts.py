@@ -18,7 +18,7 @@ from sealring.doctor.system import Answer
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.joincode import Offer
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.mesh.system.paths import state_root_of
 from sealring.v1 import admin_pb2
 

@@ -252,8 +252,8 @@ async def test_rubbish_instead_of_a_roster_is_refused(gateway: ScriptedGateway, 
 
 
 async def test_a_rotated_root_is_followed_from_the_pin(gateway: ScriptedGateway) -> None:
-    from sealring.mesh.crypto.dsse import Ed25519Signer
-    from sealring.mesh.pki.root import sign_root
+    from sealring.mesh.crypto import Ed25519Signer
+    from sealring.mesh.pki import sign_root
 
     cluster, pin = gateway.cluster, gateway.cluster.pin
     (first,) = cluster.authority.root_signers

@@ -9,9 +9,9 @@ import pytest
 
 from sealring.client import trust
 from sealring.client.trust import RosterVerifier, default_state_file, parse_root_sha256
-from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.crypto import encode_base32
 from sealring.mesh.errors import InvalidInput, RosterError, SealringError
-from sealring.mesh.pki.root import decode_chain
+from sealring.mesh.pki import decode_chain
 from sealring.testing import PaperCluster
 from sealring.v1 import inference_pb2 as inference
 

@@ -20,13 +20,12 @@ from sealring.coordinator.main import Coordinator
 from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.keys import KeyType, Label
+from sealring.mesh.crypto import KeyType, Label, SoftwareSigner
 from sealring.mesh.errors import ModelError, SealringError
 from sealring.mesh.member.enrolment import Enrolled, NodeEvidence, enrol
 from sealring.mesh.member.proof import Purpose
 from sealring.mesh.member.state import IDENTITY_KEY, ROSTER_STATE, load_machine_state
-from sealring.mesh.pki.certificates import Role, role_server_name
+from sealring.mesh.pki import Role, role_server_name
 from sealring.mesh.roster import Roster, RosterReader, whole_roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.protocol import own_release

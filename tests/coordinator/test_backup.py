@@ -18,7 +18,7 @@ from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredToken
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.mesh.roster import Equivocation, RosterReader, RosterStateFile
 from tests.coordinator.conftest import Cluster
 

@@ -19,12 +19,12 @@ from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.crypto.dsse import Ed25519Signer, encode_envelope, key_id, parse_envelope
+from sealring.mesh.crypto import Ed25519Signer, encode_envelope, key_id, parse_envelope
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError, SealringError
 from sealring.mesh.member.state import load_machine_state
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.root import (
+from sealring.mesh.pki import (
     PAYLOAD_TYPE,
+    ClusterCA,
     check_root_times,
     cosign_root,
     decode_chain,

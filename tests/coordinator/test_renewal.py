@@ -20,16 +20,14 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.services.certificates import Issuer, RenewalService
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredMember
-from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.keys import KeyType, Label
+from sealring.mesh.crypto import Ed25519Signer, KeyType, Label, SoftwareSigner, member_id
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.coordinators import Coordinators
 from sealring.mesh.member.proof import by_roster_keys, check_proof, of_coordinator, refusal, renewal
 from sealring.mesh.member.renewal import renewal_content
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, parse_pem_leaf, save_machine_state
-from sealring.mesh.pki.certificates import (
+from sealring.mesh.pki import (
     LeafKey,
     PeerIdentity,
     Role,

@@ -11,28 +11,24 @@ import pytest
 from prooftest import identity, introduce
 
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner
 from sealring.mesh.errors import ConfigError, SealringError
 from sealring.mesh.member.proof import CallerProof, Connection, HeldRoster, Purpose
 from sealring.mesh.member.state import IDENTITY_KEY, MachineState, load_machine_state, parse_pem_leaf
-from sealring.mesh.pki.certificates import (
+from sealring.mesh.pki import (
     LeafKey,
     Role,
+    RootMetadata,
     TlsMaterial,
     check_issued_by,
-    expires_at,
-    key_hash,
-    load_certificate,
-)
-from sealring.mesh.pki.root import (
-    RootMetadata,
     cosign_root,
     decode_chain,
     draft_root,
     encode_chain,
+    expires_at,
     follow_root,
+    key_hash,
+    load_certificate,
     verify_root_chain,
 )
 from sealring.mesh.roster import Roster, check_roster

@@ -26,7 +26,7 @@ from sealring.coordinator.standby.follow import promote, stand_by, write_copy
 from sealring.coordinator.standby.terms import tell_predecessor
 from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto import Ed25519Signer
 from sealring.mesh.errors import ConfigError, RosterError, SealringError, Unavailable
 from sealring.mesh.roster import term_of
 from sealring.mesh.rpc.server import MAX_MESSAGE

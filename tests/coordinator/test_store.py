@@ -25,7 +25,7 @@ from sealring.coordinator.store import (
 from sealring.coordinator.store.audit import AuditLog
 from sealring.coordinator.store.database import Database
 from sealring.mesh.audit import Beginning, verify_chain
-from sealring.mesh.crypto.keys import KeyType
+from sealring.mesh.crypto import KeyType
 from sealring.mesh.errors import (
     AlreadyExists,
     ConfigError,
@@ -34,7 +34,7 @@ from sealring.mesh.errors import (
     NotFound,
     Unavailable,
 )
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2
 

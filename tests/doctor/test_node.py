@@ -15,11 +15,8 @@ from doctortest import FakeSystem, by_id
 from sealring.doctor import certificates, clocks, daemon, reach, storage, trust
 from sealring.doctor.report import Connection, Severity
 from sealring.doctor.view import View
-from sealring.mesh.crypto.keys import KeyType
-from sealring.mesh.crypto.suites import DEFAULT_SUITES
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at
-from sealring.mesh.pki.root import RootMetadata
+from sealring.mesh.crypto import DEFAULT_SUITES, KeyType
+from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, RootMetadata, expires_at
 from sealring.mesh.roster import Ring, RingMember, Roster, RosterMember
 from sealring.mesh.trust.levels import TrustLevel
 

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 from prooftest import answer_offer
 
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id, verify
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Label, SoftwareSigner, member_id, verify
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.member.proof import CalledProof, Purpose, by_identity, by_roster_keys, of_identity, renewal
 from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE
-from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial, to_pem
-from sealring.mesh.pki.root import encode_chain
+from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial, encode_chain, to_pem
 from sealring.mesh.ring import Composition
 from sealring.mesh.roster import (
     NO_PREVIOUS,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sealring.gateway.join import load_gateway
-from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, save_machine_state
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 
 
 def other_key(cluster: Any) -> None:

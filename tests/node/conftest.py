@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id, private_pem
+from sealring.mesh.crypto import SoftwareSigner, member_id, private_pem
 from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, MachineState
-from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial
+from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial
 from sealring.mesh.roster import (
     NO_PREVIOUS,
     Gateway,

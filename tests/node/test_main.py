@@ -12,7 +12,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.roster_keeper import removed
 from sealring.mesh.member.state import IDENTITY_KEY

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from simulatedchild import SimulatedChild
 from wires import Pipe
 
-from sealring.mesh.crypto.suites import TAG_BYTES
+from sealring.mesh.crypto import TAG_BYTES
 from sealring.mesh.errors import EpochEnded, SealringError, Unavailable
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system.addresses import parse_address

@@ -30,12 +30,12 @@ from sealring.edge.access.keys import Scope
 from sealring.gateway.main import serve as serve_gateway
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import MachineClocks, machine_clocks
-from sealring.mesh.crypto.identity import SoftwareSigner, private_pem
+from sealring.mesh.crypto import SoftwareSigner, private_pem
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member import discovery
 from sealring.mesh.member.enrolment import NodeEvidence, enrol
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state
-from sealring.mesh.pki.certificates import Role, role_server_name
+from sealring.mesh.pki import Role, role_server_name
 from sealring.mesh.rpc.memory import Network, Process
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 from sealring.mesh.rpc.status import from_rpc_error

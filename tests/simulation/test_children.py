@@ -16,7 +16,7 @@ from simulatedmodel import SimulatedModel
 from wires import Wires
 
 from sealring.mesh.clock import MachineClocks, machine_clocks
-from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.mesh.crypto import DEFAULT_SUITES
 from sealring.mesh.errors import EpochEnded, ResourceExhausted, SealringError, StageFailed
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.daemon.carrier_process import CarrierProcess

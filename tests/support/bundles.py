@@ -7,8 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sealring.mesh.pki.certificates import PeerIdentity, Role, to_pem
-from sealring.mesh.pki.root import encode_chain
+from sealring.mesh.pki import PeerIdentity, Role, encode_chain, to_pem
 from sealring.testing.authority import Authority
 
 

@@ -25,10 +25,9 @@ from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredToken
 from sealring.coordinator.store.integrity import check_stored
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.keys import KeyType
+from sealring.mesh.crypto import KeyType, SoftwareSigner, member_id
 from sealring.mesh.errors import SealringError
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.v1 import admin_pb2
 
 NOW = 1_800_000_000

@@ -5,8 +5,7 @@ from __future__ import annotations
 from cryptography import x509
 
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, load_certificate
+from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, TlsMaterial, load_certificate
 
 NOW = 1_800_000_000
 MEMBER = PeerIdentity("demo", Role.MEMBER, "node-a")

@@ -9,7 +9,7 @@ import asyncio
 import json
 import sys
 
-from sealring.mesh.crypto.encoding import decode_base32, encode_base32
+from sealring.mesh.crypto import decode_base32, encode_base32
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.discovery import find_clusters
 from sealring.mesh.member.joincode import Offer, token_for

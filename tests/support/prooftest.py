@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from sealring.mesh.crypto.identity import Signer, member_id
+from sealring.mesh.crypto import Signer, member_id
 from sealring.mesh.member.proof import (
     CalledProof,
     CallerProof,
@@ -19,7 +19,7 @@ from sealring.mesh.member.proof import (
     SignProof,
     by_identity,
 )
-from sealring.mesh.pki.certificates import key_hash
+from sealring.mesh.pki import key_hash
 from sealring.mesh.rpc.tls import peer_certificate, peer_identity
 from sealring.v1 import proof_pb2
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from rosterkit import NOW
 
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.keys import Label
-from sealring.mesh.pki.root import encode_chain
+from sealring.mesh.crypto import Label, SoftwareSigner
+from sealring.mesh.pki import encode_chain
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
 from sealring.mesh.receipt.statement import Place, Statement, binding, tail_statement
 from sealring.mesh.roster import check_roster

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.suites import DEFAULT_SUITES, Suite
+from sealring.mesh.crypto import DEFAULT_SUITES, Ed25519Signer, Suite
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.testing import ManualClock, PaperCluster
 from sealring.testing.authority import Authority

@@ -6,7 +6,7 @@ import pytest
 
 from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.errors import InvalidInput, RosterError
-from sealring.mesh.pki.root import decode_chain, verify_root_chain
+from sealring.mesh.pki import decode_chain, verify_root_chain
 from sealring.mesh.roster import check_roster
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.testing import ManualClock, PaperCluster

@@ -26,9 +26,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member.proof import (
     CalledProof,
@@ -40,8 +38,7 @@ from sealring.mesh.member.proof import (
     by_roster_keys,
 )
 from sealring.mesh.member.state import parse_pem_leaf
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, key_hash
+from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, TlsMaterial, key_hash
 from sealring.mesh.prompt.sealed import SealingKey
 from sealring.mesh.rpc.protocol import own_release
 from sealring.mesh.rpc.server import Server

@@ -17,7 +17,7 @@ from ipaddress import IPv4Address
 from zeroconf import IPVersion
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
-from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.crypto import encode_base32
 from sealring.mesh.member.discovery import MAX_HEARD, SERVICE
 from sealring.mesh.system.addresses import parse_address
 

@@ -24,25 +24,34 @@ from hypothesis import strategies as st
 from sealring.api.chat import ask_chat
 from sealring.api.completions import ask_completion
 from sealring.edge.http.body import parse_object
-from sealring.mesh.crypto.dsse import parse_envelope, sign_envelope
-from sealring.mesh.crypto.identity import SoftwareSigner, load_public_key, member_id, verify
-from sealring.mesh.crypto.keys import Label
-from sealring.mesh.crypto.suites import Suite
+from sealring.mesh.crypto import (
+    Label,
+    SoftwareSigner,
+    Suite,
+    load_public_key,
+    member_id,
+    parse_envelope,
+    sign_envelope,
+    verify,
+)
 from sealring.mesh.errors import EnvelopeError, SealringError, Unauthenticated
 from sealring.mesh.member.bootstrap import JoinToken, verify_coordinator_leaf
 from sealring.mesh.member.state import MachineState, load_machine_state, save_machine_state
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import (
+from sealring.mesh.pki import PAYLOAD_TYPE as ROOT_TYPE
+from sealring.mesh.pki import (
+    ClusterCA,
     LeafKey,
     PeerIdentity,
     Role,
     TlsMaterial,
     certificate_peer,
     check_issued_by,
+    decode_chain,
+    encode_chain,
+    follow_root,
     load_certificate,
+    verify_root_chain,
 )
-from sealring.mesh.pki.root import PAYLOAD_TYPE as ROOT_TYPE
-from sealring.mesh.pki.root import decode_chain, encode_chain, follow_root, verify_root_chain
 from sealring.mesh.prompt.sealed import ReplayGuard, RequestInfo, SealingKey, seal_request
 from sealring.mesh.prompt.validate import validate_prompt, validate_request
 from sealring.mesh.ring import routing_key

@@ -32,8 +32,7 @@ from sealring.edge.access.keys import Scope, new_key
 from sealring.edge.http import app, guard, server
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.gateway.settings import GatewaySettings
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
 from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.tls import TlsStore, channel_options, secure_channel, server_credentials
 from sealring.testing import ScriptedBackend, serve_edge

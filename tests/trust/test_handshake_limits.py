@@ -31,8 +31,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http.server import HttpServer
 from sealring.mesh.member.state import load_machine_state
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import Role, role_server_name
+from sealring.mesh.pki import ClusterCA, Role, role_server_name
 from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import (

@@ -12,18 +12,24 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
-from sealring.mesh.crypto.encoding import pack_fields
-from sealring.mesh.crypto.identity import encode_public_key, member_id
-from sealring.mesh.crypto.keys import Label, signing_input
-from sealring.mesh.crypto.suites import Group, Suite
+from sealring.mesh.crypto import (
+    Ed25519Signer,
+    Label,
+    Suite,
+    encode_public_key,
+    key_id,
+    member_id,
+    pack_fields,
+    signing_input,
+)
+from sealring.mesh.crypto.suites import Group
 from sealring.mesh.member import proof
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import join_content
 from sealring.mesh.member.proof import Connection, Purpose, Side, transcript
 from sealring.mesh.member.renewal import renewal_content
 from sealring.mesh.pki import root as rootmeta
-from sealring.mesh.pki.root import root_fingerprint
+from sealring.mesh.pki import root_fingerprint
 from sealring.mesh.prompt import sealed as envelope
 from sealring.mesh.prompt.sealed import ReplayGuard, ReplyOpener, RequestInfo, SealingKey, seal_request
 from sealring.mesh.roster import codec as roster_codec

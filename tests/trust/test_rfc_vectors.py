@@ -18,8 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from sealring.mesh.crypto import dsse, identity
-from sealring.mesh.crypto.suites import Suite, agree_x25519
+from sealring.mesh.crypto import Suite, agree_x25519, dsse, identity
 from sealring.mesh.errors import HandshakeError, Unauthenticated
 from sealring.mesh.prompt import sealed as envelope
 from sealring.node.link.keys import extract

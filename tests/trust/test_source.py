@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from sealring.cli.settings import CliSettings
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.gateway.settings import GatewaySettings
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Label
 from sealring.mesh.system.addresses import is_loopback, parse_address
 from sealring.node.settings import NodeSettings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.ring import Chain, chain_of
 from sealring.node.engine import blocks_of, snapshot_of
 from sealring.node.stored.codec import HEAD_BYTES, USES_AT, Place

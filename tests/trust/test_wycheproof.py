@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from sealring.mesh.crypto import dsse, identity
-from sealring.mesh.crypto.suites import Group, InitiatorShare, Suite, agree_x25519, respond_to_share
+from sealring.mesh.crypto import InitiatorShare, Suite, agree_x25519, dsse, identity, respond_to_share
+from sealring.mesh.crypto.suites import Group
 from sealring.mesh.errors import HandshakeError, InvalidInput, Unauthenticated
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request
 from sealring.node.link import keys as session

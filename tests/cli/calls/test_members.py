@@ -8,7 +8,7 @@ import pytest
 
 from sealring.cli.calls.members import enrolled_nodes, find_member, links_along, print_links, revoked
 from sealring.cli.terminal.output import moment
-from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.crypto import encode_base32
 from sealring.mesh.errors import InvalidInput, NotFound
 from sealring.v1 import admin_pb2, membership_pb2
 

@@ -13,7 +13,7 @@ from commands import quickly
 
 from sealring.cli.calls.operator import Admin, connect, read_bundle, wait_for_bundle
 from sealring.mesh.errors import ConfigError, Unavailable
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.v1 import admin_pb2
 
 

@@ -13,7 +13,7 @@ from commands import Asker
 from receiptkit import signed, statement_of
 
 from sealring.cli.local.leftovers import temporary_folder
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.mesh.prompt.images import MAX_IMAGE_BYTES
 from sealring.mesh.receipt.form import receipts_json
 from sealring.mesh.system.lock import lock_state

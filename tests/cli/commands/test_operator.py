@@ -11,7 +11,7 @@ from bundles import SigningCluster
 from sealring.cli.commands.operator import bundle_folder
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.member.state import load_machine_state
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki import PeerIdentity, Role
 
 
 def test_a_bundles_folder_is_there_before_anything_is_asked(tmp_path: Path) -> None:

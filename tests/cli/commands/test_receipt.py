@@ -13,7 +13,7 @@ from receiptkit import NONCE, signed, statement_of
 from rosterkit import NOW
 
 from sealring.api.chat import ask_chat
-from sealring.mesh.pki.root import encode_chain
+from sealring.mesh.pki import encode_chain
 from sealring.mesh.receipt.digests import AnswerHash, request_digest
 from sealring.mesh.receipt.form import NAME, receipts_json
 from sealring.mesh.receipt.statement import Earlier

@@ -13,9 +13,8 @@ import pytest
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.mesh.crypto.dsse import Ed25519Signer, key_id
-from sealring.mesh.pki.certificates import expires_at
-from sealring.mesh.pki.root import decode_chain, encode_chain, verify_root_chain
+from sealring.mesh.crypto import Ed25519Signer, key_id
+from sealring.mesh.pki import decode_chain, encode_chain, expires_at, verify_root_chain
 from sealring.testing import PaperCluster
 from sealring.testing.authority import Authority
 

@@ -15,7 +15,7 @@ from bundles import SigningCluster
 from sealring.cli.calls.verified import describe_roster
 from sealring.cli.commands.roster import compare_rosters
 from sealring.cli.terminal.output import moment
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.mesh.trust.levels import level_of
 from sealring.testing import PaperCluster
 from sealring.v1 import admin_pb2

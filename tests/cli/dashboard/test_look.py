@@ -19,7 +19,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.edge.metrics import Metrics, ModelLoad
 from sealring.mesh.errors import RosterError, Unavailable
-from sealring.mesh.pki.root import encode_chain
+from sealring.mesh.pki import encode_chain
 from sealring.testing import PaperCluster
 from sealring.v1 import admin_pb2
 

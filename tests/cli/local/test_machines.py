@@ -14,7 +14,7 @@ from sealring.cli.local.leftovers import gateway_of
 from sealring.cli.local.machines import NOTHING, FirstMachine, OtherMachine, describe_place
 from sealring.cli.setup.settings_files import read_settings, settings_file_of
 from sealring.mesh.errors import DeadlineExceeded
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.mesh.roster import Ring, RingMember
 from sealring.node.daemon.watch import DOING, Doing, note_doing
 from sealring.v1 import admin_pb2

@@ -12,9 +12,8 @@ import pytest
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredMember
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.keys import KeyType
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.crypto import KeyType, SoftwareSigner
+from sealring.mesh.pki import Role
 from sealring.mesh.trust.attestation import Posture, Statement, sign_statement
 from sealring.mesh.trust.levels import SCORES, TrustLevel
 

@@ -16,8 +16,7 @@ from appletest import SERIAL, DeviceAuthority
 
 from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.keys import KeyType, Label
+from sealring.mesh.crypto import KeyType, Label, SoftwareSigner
 from sealring.mesh.errors import (
     FailedPrecondition,
     InvalidInput,

@@ -14,7 +14,7 @@ from sealring.coordinator.nodes.survey import Survey
 from sealring.coordinator.planning.demand import capacity
 from sealring.coordinator.planning.planner import memory_of
 from sealring.coordinator.planning.speeds import Speeds
-from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.crypto import encode_base32
 from sealring.mesh.errors import Conflict, FailedPrecondition, NotFound, Unavailable
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2

@@ -18,7 +18,7 @@ from sealring.coordinator.planning.links import Link, Network
 from sealring.coordinator.planning.planner import CLEAR, memory_of, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
 from sealring.gateway.scheduler import Ledger, MemberMemory, RingFacts
-from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.crypto import encode_base32
 from sealring.mesh.errors import (
     FailedPrecondition,
     InvalidInput,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sealring.coordinator.planning.specs import check_spec
-from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.crypto import encode_base32
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring import (
     MAX_ALIASES,

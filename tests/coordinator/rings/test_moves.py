@@ -14,9 +14,9 @@ from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredDeployment, StoredMember
 from sealring.mesh.clock import AwakeClock
-from sealring.mesh.crypto.identity import KeyType
+from sealring.mesh.crypto import KeyType
 from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.v1 import admin_pb2, membership_pb2
 from tests.coordinator.conftest import DOWN, SERVING, Cluster, FakeNode, deploy, ring_state
 from tests.coordinator.rings.test_rings import three

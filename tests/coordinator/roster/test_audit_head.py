@@ -14,7 +14,7 @@ from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.mesh.audit import AuditHead, check_signed, entry_hash, read_head, sign_head
-from sealring.mesh.crypto.dsse import Ed25519Signer
+from sealring.mesh.crypto import Ed25519Signer
 from sealring.mesh.errors import FailedPrecondition
 
 NOW = 1_800_000_000

@@ -19,10 +19,9 @@ from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
 from sealring.mesh.audit import read_head
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.keys import KeyType
+from sealring.mesh.crypto import KeyType, SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.mesh.roster import Roster, check_roster, codec
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2, model_pb2

@@ -14,7 +14,7 @@ from sealring.coordinator.planning.planner import memory_of
 from sealring.coordinator.store import StoredToken
 from sealring.mesh.audit import verify_chain
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.crypto import encode_base32
 from sealring.mesh.errors import (
     AlreadyExists,
     InvalidInput,
@@ -27,8 +27,7 @@ from sealring.mesh.errors import (
 )
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.state import load_machine_state
-from sealring.mesh.pki.certificates import Role
-from sealring.mesh.pki.root import decode_chain, verify_root_chain
+from sealring.mesh.pki import Role, decode_chain, verify_root_chain
 from sealring.mesh.roster import check_roster
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc

@@ -16,9 +16,7 @@ import structlog
 from sealring.coordinator.members.enrolment import check_form
 from sealring.coordinator.services.enrolment import EnrolmentService
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.crypto.encoding import encode_base32
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.keys import KeyType, Label
+from sealring.mesh.crypto import KeyType, Label, SoftwareSigner, encode_base32, member_id
 from sealring.mesh.errors import (
     InvalidInput,
     PermissionDenied,
@@ -28,7 +26,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
 from sealring.mesh.member.state import load_machine_state
-from sealring.mesh.pki.certificates import LeafKey, Role
+from sealring.mesh.pki import LeafKey, Role
 from sealring.mesh.roster import RosterReader
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import joining_channel

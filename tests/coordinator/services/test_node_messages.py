@@ -13,10 +13,9 @@ import pytest
 
 from sealring.coordinator.services.node_messages import NodeMessages
 from sealring.coordinator.store import StoredMember
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.keys import KeyType
+from sealring.mesh.crypto import KeyType, SoftwareSigner
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.mesh.trust.attestation import sign_sealing_key
 from sealring.v1 import membership_pb2
 from sealring.v1.membership_pb2 import MemberMessage

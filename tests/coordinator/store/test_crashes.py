@@ -21,7 +21,7 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store, StoredToken
 from sealring.coordinator.store.integrity import check_stored
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.mesh.roster import Equivocation, RosterMemory, RosterReader
 
 NOW = crashing.NOW

@@ -12,10 +12,9 @@ from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.store.integrity import check_stored
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.keys import KeyType
+from sealring.mesh.crypto import KeyType, SoftwareSigner, member_id
 from sealring.mesh.errors import ConfigError
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 
 NOW = 1_800_000_000
 

@@ -8,7 +8,7 @@ import pytest
 
 from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
-from sealring.mesh.crypto.dsse import Ed25519Signer, sign_envelope
+from sealring.mesh.crypto import Ed25519Signer, sign_envelope
 from sealring.mesh.errors import PermissionDenied, Unavailable
 from sealring.mesh.roster import PAYLOAD_TYPE, whole_roster
 from sealring.v1.membership_pb2 import CoordinatorMessage, Heartbeat, RingHealth

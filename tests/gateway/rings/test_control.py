@@ -35,7 +35,7 @@ from sealring.mesh.errors import EpochEnded, SealringError, Unavailable
 from sealring.mesh.member.proof import Credentials, HeldRoster, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.member.state import load_machine_state
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.mesh.rpc import reach
 from sealring.mesh.rpc.pieces import PIECE_BYTES
 from sealring.mesh.rpc.status import to_status

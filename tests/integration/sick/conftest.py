@@ -23,7 +23,7 @@ from sealring.cli.local.cluster import LocalCluster
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.mesh.member.state import load_machine_state
-from sealring.mesh.pki.certificates import expires_at
+from sealring.mesh.pki import expires_at
 from sealring.mesh.system.addresses import free_port
 
 SLOW_NODE = Path(__file__).parents[2] / "support" / "slow_node.py"

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from sealring.mesh.crypto.dsse import (
+from sealring.mesh.crypto import (
     Ed25519Signer,
     SignedEnvelope,
+    canonical_json,
     check_threshold,
     encode_envelope,
     key_id,
     parse_envelope,
     sign_envelope,
-    verify_ed25519,
 )
-from sealring.mesh.crypto.encoding import canonical_json
+from sealring.mesh.crypto.dsse import verify_ed25519
 from sealring.mesh.errors import ConfigError, RosterError
 
 SIGNERS = [Ed25519Signer.generate() for _ in range(3)]

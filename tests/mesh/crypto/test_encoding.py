@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.encoding import (
-    MAX_INTEGER,
+from sealring.mesh.crypto import (
     Fields,
     FormatError,
     canonical_json,
@@ -21,6 +20,7 @@ from sealring.mesh.crypto.encoding import (
     parse_json_object,
     unpack_fields,
 )
+from sealring.mesh.crypto.encoding import MAX_INTEGER
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-MAX_INTEGER, MAX_INTEGER) | st.text(max_size=10),

@@ -12,16 +12,16 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.identity import (
+from sealring.mesh.crypto import (
     Label,
     Signer,
     SoftwareSigner,
     check_member_id,
     load_public_key,
     member_id,
+    signing_input,
     verify,
 )
-from sealring.mesh.crypto.keys import signing_input
 from sealring.mesh.errors import ConfigError, InvalidInput, Unauthenticated
 
 SIGNER = SoftwareSigner.generate()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sealring.mesh.crypto.keys import Uncopyable
+from sealring.mesh.crypto import Uncopyable
 from sealring.mesh.errors import RecordError
 
 

@@ -27,8 +27,16 @@ from sealring.mesh.member.bootstrap import (
     find_coordinator,
     verify_coordinator_leaf,
 )
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
-from sealring.mesh.pki.root import MAX_CHAIN_BYTES, encode_chain, sign_root
+from sealring.mesh.pki import (
+    MAX_CHAIN_BYTES,
+    LeafKey,
+    PeerIdentity,
+    Role,
+    TlsMaterial,
+    encode_chain,
+    sign_root,
+    to_pem,
+)
 from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.addresses import format_address, free_port
 

@@ -14,17 +14,23 @@ import pytest
 from leaftest import material
 from refusals import refused
 
-from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner, verify
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner, verify
 from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
 from sealring.mesh.member import certificate_keeper
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
 from sealring.mesh.member.proof import by_roster_keys, refusal, renewal
 from sealring.mesh.member.state import MachineState, load_machine_state, save_machine_state
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at, to_pem
-from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
+from sealring.mesh.pki import (
+    ClusterCA,
+    LeafKey,
+    PeerIdentity,
+    Role,
+    RootMetadata,
+    encode_chain,
+    expires_at,
+    sign_root,
+    to_pem,
+)
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsStore
 from sealring.v1 import membership_pb2, membership_pb2_grpc

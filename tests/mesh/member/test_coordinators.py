@@ -15,8 +15,7 @@ from leaftest import material
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.member.coordinators import Coordinators
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
 from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port, parse_address
 

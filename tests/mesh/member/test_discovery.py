@@ -21,7 +21,7 @@ from refusals import refused
 from zeroconf import IPVersion
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
-from sealring.mesh.crypto.encoding import encode_base32
+from sealring.mesh.crypto import encode_base32
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.member.discovery import (
     MAX_HEARD,

@@ -16,17 +16,30 @@ from leaftest import material
 from refusals import refused
 
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id, verify
-from sealring.mesh.crypto.keys import KeyType, Label
-from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.mesh.crypto import (
+    DEFAULT_SUITES,
+    Ed25519Signer,
+    KeyType,
+    Label,
+    SoftwareSigner,
+    member_id,
+    verify,
+)
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member import enrolment
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import ROLES, LeafKey, PeerIdentity, Role, to_pem
-from sealring.mesh.pki.root import RootMetadata, encode_chain, sign_root
+from sealring.mesh.pki import (
+    ROLES,
+    ClusterCA,
+    LeafKey,
+    PeerIdentity,
+    Role,
+    RootMetadata,
+    encode_chain,
+    sign_root,
+    to_pem,
+)
 from sealring.mesh.roster import NO_PREVIOUS, Roster, RosterMember, check_roster, complete_roster, sign_roster
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import TlsStore, server_credentials

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.dsse import Ed25519Signer
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, Unauthenticated
 from sealring.mesh.member.proof import (
     CalledProof,

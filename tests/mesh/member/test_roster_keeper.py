@@ -13,14 +13,21 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
+from sealring.mesh.crypto import SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError
 from sealring.mesh.member import roster_keeper
 from sealring.mesh.member.proof import HeldRoster
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
-from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial
-from sealring.mesh.pki.root import decode_chain, encode_chain, sign_root, verify_root_chain
+from sealring.mesh.pki import (
+    PeerIdentity,
+    Role,
+    TlsMaterial,
+    decode_chain,
+    encode_chain,
+    sign_root,
+    verify_root_chain,
+)
 from sealring.mesh.roster import Gateway, Revoked, RosterStateFile, check_roster
 from sealring.testing import PaperCluster
 

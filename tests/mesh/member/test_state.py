@@ -25,8 +25,7 @@ from sealring.mesh.member.state import (
     save_machine_state,
     save_tls,
 )
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
-from sealring.mesh.pki.root import sign_root
+from sealring.mesh.pki import LeafKey, PeerIdentity, Role, TlsMaterial, sign_root, to_pem
 from sealring.mesh.system.paths import is_enrolled
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.clock import SKEW_SECONDS
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Label, SoftwareSigner, member_id
 from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.proof import (
     CalledProof,
@@ -25,8 +24,7 @@ from sealring.mesh.member.proof import (
     of_identity,
 )
 from sealring.mesh.member.tenure import Tenure
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at
+from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, expires_at
 from sealring.mesh.rpc.interceptor import Lease, stream_lease
 from sealring.v1 import proof_pb2
 

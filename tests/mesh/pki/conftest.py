@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from leaftest import NOW
 
-from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki import ClusterCA
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from leaftest import MEMBER, NOW, issue, names
 from refusals import refused
 
 from sealring.mesh.errors import AlreadyExists, CertificateError, ConfigError, InvalidInput
-from sealring.mesh.pki.authority import MAX_CSR_BYTES, ClusterCA
-from sealring.mesh.pki.certificates import (
+from sealring.mesh.pki import (
+    MAX_CSR_BYTES,
     ROOT_EXTENSION,
+    ClusterCA,
     LeafKey,
     PeerIdentity,
     Role,

@@ -15,9 +15,9 @@ from refusals import refused
 
 from sealring.mesh.errors import CertificateError, InvalidInput
 from sealring.mesh.names import check_name
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import (
+from sealring.mesh.pki import (
     MAX_CERTIFICATE_BYTES,
+    ClusterCA,
     LeafKey,
     PeerIdentity,
     Role,

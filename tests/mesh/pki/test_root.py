@@ -12,34 +12,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.dsse import (
+from sealring.mesh.crypto import (
     Ed25519Signer,
     SignedEnvelope,
+    canonical_json,
     encode_envelope,
     key_id,
     parse_envelope,
     sign_envelope,
 )
-from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.errors import RosterError
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, expires_at
-from sealring.mesh.pki.root import (
+from sealring.mesh.pki import (
     MAX_CHAIN_BYTES,
-    MAX_CHAIN_LENGTH,
-    MAX_PAYLOAD_BYTES,
     PAYLOAD_TYPE,
+    LeafKey,
+    PeerIdentity,
+    Role,
     RootMetadata,
     check_root_times,
     cosign_root,
     decode_chain,
     draft_root,
     encode_chain,
+    expires_at,
     follow_root,
     read_root_draft,
     root_fingerprint,
     sign_root,
     verify_root_chain,
 )
+from sealring.mesh.pki.root import MAX_CHAIN_LENGTH, MAX_PAYLOAD_BYTES
 
 NOW = 1_800_000_000
 

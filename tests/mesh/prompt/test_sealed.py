@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from sealring.mesh.clock import SKEW_SECONDS
-from sealring.mesh.crypto.encoding import pack_fields
+from sealring.mesh.crypto import pack_fields
 from sealring.mesh.errors import EnvelopeError, InvalidInput, RecordError, ResourceExhausted
 from sealring.mesh.names import MAX_DEPLOYMENT_NAME, check_deployment_name
 from sealring.mesh.prompt.sealed import (

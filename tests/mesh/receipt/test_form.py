@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from sealring.mesh.crypto.encoding import encode_base64
-from sealring.mesh.crypto.identity import MAX_SIGNATURE_BYTES
+from sealring.mesh.crypto import MAX_SIGNATURE_BYTES, encode_base64
 from sealring.mesh.errors import ReceiptError
-from sealring.mesh.pki.root import MAX_CHAIN_BYTES
+from sealring.mesh.pki import MAX_CHAIN_BYTES
 from sealring.mesh.receipt.form import MAX_RECEIPTS, receipts_json, receipts_of
 from sealring.mesh.receipt.statement import MAX_STATEMENT_BYTES
 from sealring.mesh.ring import MAX_CHOICES

@@ -13,8 +13,7 @@ from receiptkit import NONCE, PROMPT, TOKENS, signed, statement_of
 from refusals import refused
 from rosterkit import NOW
 
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Label, SoftwareSigner
 from sealring.mesh.errors import ReceiptError
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
 from sealring.mesh.receipt.form import receipts_json, receipts_of

@@ -13,10 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
-from sealring.mesh.crypto.dsse import encode_envelope, parse_envelope, sign_envelope
-from sealring.mesh.crypto.encoding import canonical_json
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.keys import KeyType
+from sealring.mesh.crypto import (
+    KeyType,
+    SoftwareSigner,
+    canonical_json,
+    encode_envelope,
+    member_id,
+    parse_envelope,
+    sign_envelope,
+)
 from sealring.mesh.errors import NotFound, RosterError
 from sealring.mesh.roster import (
     MAX_PAYLOAD_BYTES,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refusals import refused
 from rosterkit import NOW
 
-from sealring.mesh.crypto.dsse import parse_envelope, sign_envelope
+from sealring.mesh.crypto import parse_envelope, sign_envelope
 from sealring.mesh.errors import RosterError
 from sealring.mesh.roster import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, check_roster, roster_update, whole_roster
 from sealring.testing.authority import make_member

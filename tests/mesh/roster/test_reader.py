@@ -14,16 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
-from sealring.mesh.crypto.dsse import (
+from sealring.mesh.crypto import (
     Ed25519Signer,
     SignedEnvelope,
+    SoftwareSigner,
     encode_envelope,
+    member_id,
     parse_envelope,
     sign_envelope,
 )
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, RosterError
-from sealring.mesh.pki.root import sign_root
+from sealring.mesh.pki import sign_root
 from sealring.mesh.roster import (
     MAX_PAYLOAD_BYTES,
     PAYLOAD_TYPE,

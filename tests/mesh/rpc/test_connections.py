@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from leaftest import MEMBER, material
 from patience import PATIENCE_SECONDS
 
-from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki import ClusterCA
 from sealring.mesh.rpc import connections
 from sealring.mesh.rpc import server as rpc
 from sealring.mesh.rpc.connections import ConnectionWatch

@@ -18,8 +18,7 @@ from leaftest import material
 
 from sealring.mesh.clock import SKEW_SECONDS, wall_clock
 from sealring.mesh.errors import PermissionDenied
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, PeerIdentity, Role, to_pem
+from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
 from sealring.mesh.rpc import interceptor
 from sealring.mesh.rpc.interceptor import ErrorInterceptor, Lease, stream_lease
 from sealring.mesh.rpc.server import Server

@@ -15,8 +15,7 @@ from leaftest import material
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
 from sealring.mesh.rpc.memory import WINDOW_BYTES, Network, Process
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error

@@ -14,8 +14,7 @@ from leaftest import material
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import Unavailable
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
 from sealring.mesh.rpc import reach
 from sealring.mesh.rpc.reach import Backoff, Reach
 from sealring.mesh.rpc.tls import TlsStore, server_credentials

@@ -13,8 +13,7 @@ from leaftest import material
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import CertificateError, SealringError, Unauthenticated
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial, role_server_name
+from sealring.mesh.pki import ClusterCA, PeerIdentity, Role, TlsMaterial, role_server_name
 from sealring.mesh.rpc import tls
 from sealring.mesh.rpc.server import SERVER_OPTIONS
 from sealring.mesh.rpc.tls import (

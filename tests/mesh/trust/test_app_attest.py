@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from sealring.mesh.crypto.identity import encode_public_key
+from sealring.mesh.crypto import encode_public_key
 from sealring.mesh.errors import AttestationError
 from sealring.mesh.trust import app_attest
 from sealring.mesh.trust.app_attest import DEVELOPMENT, NONCE, PRODUCTION, client_data_hash, verify_app

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import AttestationError
 from sealring.mesh.trust import apple as device
 from sealring.mesh.trust.apple import APPLE_ROOT, device_nonce, verify_device

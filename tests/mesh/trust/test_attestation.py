@@ -11,9 +11,7 @@ from appletest import GOOD
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.encoding import encode_base64
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.keys import KeyType, Label
+from sealring.mesh.crypto import KeyType, Label, SoftwareSigner, encode_base64
 from sealring.mesh.errors import AttestationError
 from sealring.mesh.trust.apple import Device
 from sealring.mesh.trust.attestation import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from refusals import refused
 
-from sealring.mesh.crypto.keys import KeyType
+from sealring.mesh.crypto import KeyType
 from sealring.mesh.errors import AttestationError
 from sealring.mesh.trust.levels import SCORES, TrustLevel, ceiling, described, parse_level
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import pytest
 from knock import knocking
 
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.suites import DEFAULT_SUITES, TAG_BYTES
+from sealring.mesh.crypto import DEFAULT_SUITES, TAG_BYTES, SoftwareSigner, member_id
 from sealring.mesh.errors import EpochEnded
 from sealring.node.carrier.main import RECORD_DEADLINE, check_progress
 from sealring.node.carrier.neighbours import PASS_BYTES

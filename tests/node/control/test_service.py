@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from prooftest import identity, introduce
 
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.crypto.identity import SoftwareSigner, verify
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Label, SoftwareSigner, verify
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError, Unavailable
 from sealring.mesh.member.proof import Credentials, Purpose
-from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, to_pem
+from sealring.mesh.pki import PeerIdentity, Role, expires_at, to_pem
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request
 from sealring.mesh.receipt.digests import request_digest
 from sealring.mesh.receipt.statement import TailStatement, parse_statement

@@ -17,11 +17,10 @@ import pytest
 import pytest_asyncio
 from prooftest import answer_offer, identity, introduce
 
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Label
 from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.member.proof import Purpose, by_roster_keys, renewal
-from sealring.mesh.pki.certificates import PeerIdentity, Role, to_pem
-from sealring.mesh.pki.root import encode_chain
+from sealring.mesh.pki import PeerIdentity, Role, encode_chain, to_pem
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore, peer_identity, server_credentials

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from sealring.mesh.errors import Unavailable
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki import PeerIdentity, Role
 from sealring.mesh.roster import Roster
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error

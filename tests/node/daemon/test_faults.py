@@ -7,7 +7,7 @@ import grpc
 import pytest
 from keptbed import on_one, on_two
 
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki import Role
 from sealring.node.daemon import carrier_process as daemon_carrier
 from sealring.node.daemon import engine_process as daemon_engine
 from sealring.v1 import membership_pb2

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki import PeerIdentity, Role
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.tls import PeerChannel, server_credentials
 from sealring.mesh.system.addresses import parse_address

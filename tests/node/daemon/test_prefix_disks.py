@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import Unavailable
 from sealring.node.daemon.prefix_disks import PrefixDisks
 

@@ -8,13 +8,12 @@ import structlog
 from prooftest import answer_offer, identity
 from structlog.testing import capture_logs
 
-from sealring.mesh.crypto.dsse import Ed25519Signer, sign_envelope
-from sealring.mesh.crypto.identity import member_id
+from sealring.mesh.crypto import Ed25519Signer, member_id, sign_envelope
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
 from sealring.mesh.member.coordinators import Coordinators
 from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_identity
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki import PeerIdentity, Role
 from sealring.mesh.roster import PAYLOAD_TYPE, roster_update
 from sealring.mesh.rpc import silence
 from sealring.mesh.rpc.reach import Backoff

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from macs_tools import FILEVAULT, Tools
 
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Label, SoftwareSigner
 from sealring.mesh.errors import AttestationError, Unavailable
 from sealring.mesh.trust.attestation import Expected, verify_statement
 from sealring.node.identity import challenge as module

@@ -17,8 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.mesh.crypto.identity import SoftwareSigner, private_pem, verify
-from sealring.mesh.crypto.keys import Label
+from sealring.mesh.crypto import Label, SoftwareSigner, private_pem, verify
 from sealring.mesh.errors import ConfigError, Unavailable
 from sealring.mesh.trust.apple import verify_device
 from sealring.mesh.trust.attestation import Posture

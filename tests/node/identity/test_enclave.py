@@ -14,14 +14,7 @@ import pytest
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealring.mesh.crypto.identity import (
-    Label,
-    Signer,
-    SoftwareSigner,
-    encode_public_key,
-    private_pem,
-    verify,
-)
+from sealring.mesh.crypto import Label, Signer, SoftwareSigner, encode_public_key, private_pem, verify
 from sealring.mesh.errors import Unavailable
 from sealring.node.identity.enclave import MAX_REQUEST_BYTES, EnclaveSigner
 from sealring.node.stored.keys import SecretHolder

@@ -11,8 +11,7 @@ import pytest
 from rosterkit import clock, make_authority
 from rosterkit import make_cluster as make_signed_cluster
 
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.suites import Suite
+from sealring.mesh.crypto import SoftwareSigner, Suite, member_id
 from sealring.node.link.handshake import EphemeralLedger, Initiator, Responder
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.params import LinkParams

@@ -13,7 +13,7 @@ from onpath import ATTACKS, Proxy
 from patience import until
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki import PeerIdentity, Role
 from sealring.mesh.roster import MAX_RINGS_OF_MEMBER, Roster
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, own_release
 from sealring.mesh.rpc.server import Server

@@ -17,10 +17,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.encoding import pack_fields, unpack_fields
-from sealring.mesh.crypto.identity import SoftwareSigner, member_id
-from sealring.mesh.crypto.keys import Label
-from sealring.mesh.crypto.suites import DEFAULT_SUITES, InitiatorShare, Suite
+from sealring.mesh.crypto import (
+    DEFAULT_SUITES,
+    InitiatorShare,
+    Label,
+    SoftwareSigner,
+    Suite,
+    member_id,
+    pack_fields,
+    unpack_fields,
+)
 from sealring.mesh.errors import HandshakeError, InvalidInput, NotFound, RecordError
 from sealring.node.link import handshake
 from sealring.node.link.handshake import (

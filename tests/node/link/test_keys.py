@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.encoding import FormatError, pack_fields, unpack_fields
+from sealring.mesh.crypto import FormatError, pack_fields, unpack_fields
 from sealring.mesh.errors import HandshakeError, RecordError
 from sealring.node.link.keys import MAX_NOTE_BYTES, MAX_U64, LinkContext, SessionKeys
 from sealring.node.link.records import Link

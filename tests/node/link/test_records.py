@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sealring.mesh.crypto.suites import Suite
+from sealring.mesh.crypto import Suite
 from sealring.mesh.errors import RecordError
 from sealring.node.link import records
 from sealring.node.link.keys import MAX_U64, SessionKeys

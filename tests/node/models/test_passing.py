@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from sealring.mesh.errors import ModelError, ResourceExhausted, SealringError, Unavailable
-from sealring.mesh.pki.certificates import PeerIdentity, Role, TlsMaterial
+from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial
 from sealring.mesh.rpc.server import Server
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore, server_credentials

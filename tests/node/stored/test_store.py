@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.node.stored import policy
 from sealring.node.stored.codec import Place
 from sealring.node.stored.keys import StageIdentity, forget, model_folder, stage_key

@@ -12,7 +12,7 @@ from leaftest import material
 from ringtest import CLUSTER, LIMIT_SECONDS, Ring, chat
 
 from sealring.mesh.member.state import load_machine_state, save_tls
-from sealring.mesh.pki.authority import ClusterCA
+from sealring.mesh.pki import ClusterCA
 
 pytestmark = CLUSTER
 

@@ -18,15 +18,13 @@ from refusals import refused
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring
 
 from sealring.cli.local.cluster import LocalCluster
-from sealring.mesh.crypto.identity import SoftwareSigner
-from sealring.mesh.crypto.suites import DEFAULT_SUITES
+from sealring.mesh.crypto import DEFAULT_SUITES, SoftwareSigner
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.member.bootstrap import JoinToken
 from sealring.mesh.member.enrolment import enrol
 from sealring.mesh.member.renewal import renew_by_identity
 from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, save_tls
-from sealring.mesh.pki.authority import ClusterCA
-from sealring.mesh.pki.certificates import LeafKey, Role
+from sealring.mesh.pki import ClusterCA, LeafKey, Role
 from sealring.v1 import membership_pb2
 
 pytestmark = CLUSTER

@@ -16,11 +16,11 @@ import grpc.aio
 from attackertest import nodes, serves_on
 from ringtest import CLUSTER, LIMIT_SECONDS, Ring
 
-from sealring.mesh.crypto.identity import SoftwareSigner
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.enrolment import enrol
 from sealring.mesh.member.state import IDENTITY_KEY, MachineState, load_machine_state
-from sealring.mesh.pki.certificates import PeerIdentity, Role
+from sealring.mesh.pki import PeerIdentity, Role
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore
 from sealring.mesh.system.addresses import parse_address

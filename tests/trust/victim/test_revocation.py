@@ -130,8 +130,7 @@ async def ends(ring, name: str) -> None:
 
 
 def gateway_of(answer) -> str:
-    from sealring.mesh.crypto.dsse import parse_envelope
-    from sealring.mesh.crypto.encoding import parse_json_object
+    from sealring.mesh.crypto import parse_envelope, parse_json_object
     from sealring.mesh.roster import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE
 
     opened = parse_envelope(answer.roster, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
