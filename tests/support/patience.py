@@ -8,8 +8,8 @@ from collections.abc import Callable
 PATIENCE_SECONDS = 200
 
 
-async def until(check: Callable[[], object]) -> None:
-    """Returns when it holds."""
+async def until(check: Callable[[], object], *, pause: float = 0.01) -> None:
+    """Returns when it holds, which is looked at every `pause` seconds."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not check():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(pause)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +12,7 @@ import appletest
 import pytest
 import structlog
 from appletest import SERIAL, DeviceAuthority
+from patience import until
 
 from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.settings import CoordinatorSettings
@@ -41,15 +41,9 @@ class EnclaveStandIn(SoftwareSigner):
     key_type = KeyType.SECURE_ENCLAVE
 
 
-async def eventually(check: Callable[[], bool], seconds: float = 200) -> None:
-    async with asyncio.timeout(seconds):
-        while not check():
-            await asyncio.sleep(0.02)
-
-
 async def challenge(cluster: Cluster, node: FakeNode) -> None:
     """Challenge a node now, after what is under way."""
-    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
+    await until(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
     cluster.coordinator.challenges.online(node.id)
 
 
@@ -95,7 +89,7 @@ async def test_a_session_begins_with_a_challenge_and_more_follow(
 ) -> None:
     cluster = await start_cluster(challenge_interval=1)
     node = await cluster.node("alpha")
-    await eventually(lambda: count(node) >= 3)
+    await until(lambda: count(node) >= 3)
     nonces = {message.challenge.nonce for message in node.messages if message.HasField("challenge")}
     assert len(nonces) == count(node)
     assert {len(nonce) for nonce in nonces} == {32}
@@ -104,13 +98,13 @@ async def test_a_session_begins_with_a_challenge_and_more_follow(
 
 async def test_when_it_was_challenged_stands_in_the_next_roster(cluster: Cluster) -> None:
     node = await cluster.node("alpha")
-    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
+    await until(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
     first = node.roster.member(node.id).challenged_at
-    await eventually(lambda: time.time() >= first + 1)
+    await until(lambda: time.time() >= first + 1)
     await challenge(cluster, node)
-    await eventually(lambda: not cluster.coordinator.challenges.open)
+    await until(lambda: not cluster.coordinator.challenges.open)
     cluster.coordinator.publisher.publish()
-    await eventually(lambda: node.roster.member(node.id).challenged_at > first)
+    await until(lambda: node.roster.member(node.id).challenged_at > first)
     assert node.roster.member(node.id).attested_at <= first
 
 
@@ -121,7 +115,7 @@ async def test_an_updated_node_stays_a_member(cluster: Cluster) -> None:
     before = node.roster.member(node.id)
     await node.stop()
     again = await started(cluster, "alpha", manifest_hash=OTHER)
-    await eventually(lambda: again.roster.member(node.id).manifest_hash == OTHER)
+    await until(lambda: again.roster.member(node.id).manifest_hash == OTHER)
     after = again.roster.member(node.id)
     assert (after.level, after.trust) == (TrustLevel.SOFTWARE, 10)
     assert after.attestation_hash != before.attestation_hash
@@ -139,8 +133,8 @@ async def test_software_that_changes_while_it_runs_is_trusted_no_more(cluster: C
     for manifest in (OTHER, bytes(32)):
         node.said = {"manifest_hash": manifest}
         await challenge(cluster, node)
-        await eventually(lambda: not cluster.coordinator.challenges.open)
-        await eventually(lambda: trust_of(cluster, node) == (TrustLevel.NONE, 0))
+        await until(lambda: not cluster.coordinator.challenges.open)
+        await until(lambda: trust_of(cluster, node) == (TrustLevel.NONE, 0))
     await node.wait_for("end", lambda end: end.epoch == 1)
     assert len(audit(cluster, "distrust_node")) == 1
     assert (enrolled(cluster, node), failures(cluster, node)) == (True, 0)
@@ -148,7 +142,7 @@ async def test_software_that_changes_while_it_runs_is_trusted_no_more(cluster: C
     assert "changed while it ran" in (await ring_state(cluster, DOWN)).reason
     await node.stop()
     await started(cluster, "alpha", manifest_hash=OTHER)
-    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 10))
+    await until(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 10))
     await ring_state(cluster, SERVING, epoch=2)
 
 
@@ -169,7 +163,7 @@ async def test_only_allowed_software_serves(start_cluster: Callable[..., Awaitab
     again.said = {"manifest_hash": OTHER}
     again.answers = True
     cluster.coordinator.challenges.online(again.id)
-    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
+    await until(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
     assert OTHER.hex() in (await ring_state(cluster, DOWN)).reason
     assert OTHER.hex() in (await shown(cluster, node)).trouble
     assert enrolled(cluster, node)
@@ -192,7 +186,7 @@ async def test_a_lost_protection_is_out_at_once(cluster: Cluster, protection: st
     node.said = {"posture": dataclasses.replace(GOOD, **{protection: False})}
     await challenge(cluster, node)
     assert await node.ended_with() == "EVICTED"
-    await eventually(lambda: node.id in {one.id for one in other.roster.revoked})
+    await until(lambda: node.id in {one.id for one in other.roster.revoked})
     assert audit(cluster, "evict_node") == [{"why": "PROTECTION_LOST"}]
 
 
@@ -203,7 +197,7 @@ async def test_what_a_distrusted_node_does_not_know_is_not_held_for_off(cluster:
     node.answers = True
     node.said = {"manifest_hash": OTHER, "posture": dataclasses.replace(GOOD, sip=None)}
     await challenge(cluster, node)
-    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.NONE, 0))
+    await until(lambda: trust_of(cluster, node) == (TrustLevel.NONE, 0))
     await node.stop()
     said = {"manifest_hash": OTHER, "posture": dataclasses.replace(GOOD, sip=False)}
     again = await started(cluster, "alpha", signer=node.signer, **said)
@@ -213,10 +207,10 @@ async def test_what_a_distrusted_node_does_not_know_is_not_held_for_off(cluster:
 
 async def does_not_know(cluster: Cluster, node: FakeNode, name: str, failed: int) -> None:
     """A challenge whose answer is that the node does not know `name`; it is the failure with that number."""
-    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
+    await until(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
     node.said = {"posture": dataclasses.replace(GOOD, **{name: None})}
     await challenge(cluster, node)
-    await eventually(lambda: failures(cluster, node) == failed and not cluster.coordinator.challenges.open)
+    await until(lambda: failures(cluster, node) == failed and not cluster.coordinator.challenges.open)
 
 
 @pytest.mark.parametrize("protection", ["sip", "secure_boot"])
@@ -229,7 +223,7 @@ async def test_an_unknown_protection_is_a_failed_challenge_and_out_at_the_third(
         assert trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20)
     node.said = {"posture": GOOD}
     await challenge(cluster, node)
-    await eventually(lambda: failures(cluster, node) == 0)
+    await until(lambda: failures(cluster, node) == 0)
     for failed in (1, 2):
         await does_not_know(cluster, node, protection, failed)
     await challenge(cluster, node)
@@ -258,10 +252,10 @@ async def test_a_poorer_posture_lowers_level_and_score_at_once_and_comes_back(
     assert trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20)
     node.said = {"posture": dataclasses.replace(GOOD, **{protection: False})}
     await challenge(cluster, node)
-    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 10))
+    await until(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 10))
     node.said = {"posture": GOOD}
     await challenge(cluster, node)
-    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20))
+    await until(lambda: trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20))
 
 
 async def test_three_silent_failures_are_out(cluster: Cluster) -> None:
@@ -287,7 +281,7 @@ async def test_an_answer_in_between_forgives_two_failures(cluster: Cluster) -> N
         assert failures(cluster, node) == 2
         node.answers = True
         await challenge(cluster, node)
-        await eventually(lambda: failures(cluster, node) == 0)
+        await until(lambda: failures(cluster, node) == 0)
     assert enrolled(cluster, node)
 
 
@@ -318,10 +312,10 @@ async def test_evidence_that_does_not_hold_is_a_failure(cluster: Cluster) -> Non
         asked = await unanswered(cluster, node)
         with structlog.testing.capture_logs() as logs:
             await node.send(challenge_answer=node.answer(asked, **changes))
-            await eventually(lambda: failures(cluster, node) == 1)
+            await until(lambda: failures(cluster, node) == 1)
         assert why in {one["why"] for one in logs if one["event"] == "challenge_failed"}
         await node.send(challenge_answer=node.answer(await unanswered(cluster, node)))
-        await eventually(lambda: failures(cluster, node) == 0)
+        await until(lambda: failures(cluster, node) == 0)
 
 
 async def test_a_forged_answer_cannot_get_a_member_evicted_at_once(cluster: Cluster) -> None:
@@ -330,7 +324,7 @@ async def test_a_forged_answer_cannot_get_a_member_evicted_at_once(cluster: Clus
     answer = node.answer(await unanswered(cluster, node), manifest_hash=b"\x01" * 32)
     answer.signature = SoftwareSigner.generate().sign(Label.CHALLENGE, answer.statement)
     await node.send(challenge_answer=answer)
-    await eventually(lambda: failures(cluster, node) == 1)
+    await until(lambda: failures(cluster, node) == 1)
     assert enrolled(cluster, node)
 
 
@@ -344,7 +338,7 @@ async def test_an_answer_to_another_challenge_is_no_answer(cluster: Cluster) -> 
         second = await unanswered(cluster, node)
         for nonce in (first, bytes(32)):
             await node.send(challenge_answer=node.answer(nonce))
-        await eventually(lambda: [one["event"] for one in logs].count("challenge_answered_late") == 3)
+        await until(lambda: [one["event"] for one in logs].count("challenge_answered_late") == 3)
     assert (len(cluster.coordinator.challenges.open), failures(cluster, node)) == (1, 1)
     assert first != second
     assert enrolled(cluster, node)
@@ -352,7 +346,7 @@ async def test_an_answer_to_another_challenge_is_no_answer(cluster: Cluster) -> 
 
 async def quiet(cluster: Cluster, node: FakeNode) -> None:
     """Lets the first challenge be answered and no other."""
-    await eventually(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
+    await until(lambda: count(node) > 0 and not cluster.coordinator.challenges.open)
     node.answers = False
 
 
@@ -360,7 +354,7 @@ async def unanswered(cluster: Cluster, node: FakeNode) -> bytes:
     """The nonce of a new challenge."""
     before = count(node)
     await challenge(cluster, node)
-    await eventually(lambda: count(node) > before)
+    await until(lambda: count(node) > before)
     return bytes([one for one in node.messages if one.HasField("challenge")][-1].challenge.nonce)
 
 
@@ -377,12 +371,12 @@ async def test_failing_in_mid_epoch_ends_it_and_recovery_needs_another(cluster: 
     assert (await ring_state(cluster, SERVING)).epoch == 1
     bad, good = nodes
     for posture in (GOOD, dataclasses.replace(GOOD, sip=False)):
-        await eventually(lambda: not cluster.coordinator.challenges.open)
+        await until(lambda: not cluster.coordinator.challenges.open)
         bad.said = {"posture": posture}
         await challenge(cluster, bad)
     await good.wait_for("end", lambda end: end.epoch == 1)
     assert (await bad.wait_closed()) is not None
-    await eventually(lambda: not good.roster.rings and bad.id in {one.id for one in good.roster.revoked})
+    await until(lambda: not good.roster.rings and bad.id in {one.id for one in good.roster.revoked})
 
     assert await cluster.refusal("alpha") == "NOT_ENROLLED"
     await cluster.join("alpha")
@@ -399,14 +393,14 @@ async def test_a_model_whose_files_changed_is_distrusted_at_once(cluster: Cluste
     node.said = {"models": (bytes.fromhex("ab" * 32),)}
     await challenge(cluster, node)
     before = cluster.coordinator.store.members.get(node.id).evidence
-    await eventually(lambda: cluster.coordinator.store.members.get(node.id).evidence != before)
+    await until(lambda: cluster.coordinator.store.members.get(node.id).evidence != before)
     node.said = {"models": (bytes.fromhex("cd" * 32),)}
     await challenge(cluster, node)
-    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.NONE, 0))
+    await until(lambda: trust_of(cluster, node) == (TrustLevel.NONE, 0))
     assert audit(cluster, "distrust_node") == [{"why": "the model's files have changed"}]
     node.said = {}
     await challenge(cluster, node)
-    await eventually(lambda: not cluster.coordinator.challenges.open)
+    await until(lambda: not cluster.coordinator.challenges.open)
     assert trust_of(cluster, node) == (TrustLevel.NONE, 0), "it was not started again"
 
 
@@ -439,15 +433,15 @@ async def test_a_chain_to_the_pinned_root_makes_hardware(
     plain = await enclave_node(cluster, "beta")
     assert trust_of(cluster, plain) == (TrustLevel.SELF_SIGNED, 20)
     await deploy(cluster, split=[5, 4])
-    await eventually(lambda: bool(node.roster.rings))
+    await until(lambda: bool(node.roster.rings))
     assert (node.roster.rings[0].min_trust, node.roster.min_trust) == (20, 20)
     node.said = {"posture": dataclasses.replace(GOOD, serial="C02OTHER")}
     await challenge(cluster, node)
-    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20))
+    await until(lambda: trust_of(cluster, node) == (TrustLevel.SELF_SIGNED, 20))
     node.said = {"posture": dataclasses.replace(GOOD, filevault=False)}
     await challenge(cluster, node)
-    await eventually(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
-    await eventually(lambda: not plain.roster.rings)
+    await until(lambda: trust_of(cluster, node) == (TrustLevel.SOFTWARE, 0))
+    await until(lambda: not plain.roster.rings)
 
 
 @pytest.mark.parametrize("how", ["other root", "other key", "another Mac", "two chains", "too long"])

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import until
 from prooftest import identity, introduce
 
 from sealring.mesh.clock import wall_clock
@@ -187,12 +188,6 @@ def open_row(**changes: Any) -> control_pb2.OpenRow:
     envelope = inference_pb2.Envelope(clear=inference_pb2.Prompt(text="hello"))
     fields = {"row": 1, "request_id": "r", "deployment": "demo", "envelope": envelope, "max_tokens": 9}
     return control_pb2.OpenRow(**{**fields, **changes})
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(200):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_who_yields_does_not_schedule(connect) -> None:

@@ -15,6 +15,7 @@ import grpc
 import psutil
 import pytest
 import pytest_asyncio
+from patience import until
 from prooftest import answer_offer, identity, introduce
 
 from sealring.mesh.crypto import Label
@@ -388,12 +389,6 @@ def children(module: str) -> list[psutil.Process]:
     return found
 
 
-async def until(condition, seconds: float = 200) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.05)  # to look for children reads of all processes
-
-
 @pytest.fixture
 def time_for_goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow machine a goodbye is not written within the second that a stopping node gives it."""
@@ -435,7 +430,7 @@ async def kept_bed(_kept_bed):
     await _kept_bed.settle()
     yield _kept_bed
     await _kept_bed.end()
-    await until(lambda: not children("sealring.node.carrier.main"))
+    await until(lambda: not children("sealring.node.carrier.main"), pause=0.05)
 
 
 @pytest.fixture
@@ -445,7 +440,8 @@ def children_of():
 
 @pytest.fixture
 def eventually():
-    return until
+    """Waits for what concerns children: to look for them reads of all processes."""
+    return partial(until, pause=0.05)
 
 
 @pytest.fixture
