@@ -110,6 +110,9 @@ class InClear(inference_pb2_grpc.InferenceServicer):
         self.requests.append(request)
         if request.model == "none":
             raise NotFound("no model none", hint="see models")
+        if request.model == "ended":
+            yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished())
+            return
         started = inference_pb2.Started(model="demo", ring="r", prompt_tokens=5, min_trust=10)
         yield inference_pb2.GenerateResponse(started=started)
         if request.model == "cut":
@@ -156,9 +159,10 @@ async def test_errors_in_clear_keep_their_reason() -> None:
     async with in_clear() as (target, _), asking(target, seconds=30) as asker:
         with pytest.raises(NotFound, match="no model none"):
             await asker.ask(dataclasses.replace(HI, model="none"), str)
-        with pytest.raises(SealringError) as caught:
-            await asker.ask(dataclasses.replace(HI, model="cut"), str)
-    assert caught.value.reason == "BROKEN_STREAM"
+        for model in ("cut", "ended"):
+            with pytest.raises(SealringError) as caught:
+                await asker.ask(dataclasses.replace(HI, model=model), str)
+            assert caught.value.reason == "BROKEN_STREAM"
 
 
 async def test_who_names_no_model_of_several_is_told_how(gateway: ScriptedGateway) -> None:

@@ -119,8 +119,14 @@ def test_a_bundle_or_a_hash_that_is_named_is_not_passed_over(tmp_path: Path) -> 
 
 
 def test_a_damaged_enrolment_is_an_error(tmp_path: Path) -> None:
-    SigningCluster(tmp_path).save(tmp_path / "node", Role.MEMBER)
+    cluster = SigningCluster(tmp_path)
+    for name in ("node", "gateway"):
+        cluster.save(tmp_path / name, Role.MEMBER)
     (tmp_path / "node" / "root.dsse").write_bytes(b"")
     with pytest.raises(RosterError) as caught:
         pin_of(tmp_path)
     assert caught.value.reason == "ROOT_CHAIN_LENGTH"
+    (tmp_path / "node" / "member.json").write_text("{")
+    with pytest.raises(ConfigError) as corrupt:
+        pin_of(tmp_path)
+    assert corrupt.value.reason == "MEMBER_STATE_CORRUPT", "and no other enrolment's root key is taken"
