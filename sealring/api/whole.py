@@ -161,7 +161,7 @@ class _Comparison:
                 raise self._differs(path)
             for one, other in zip(found, expected, strict=True):
                 self.compare(one, other, f"{path}[]")
-        elif type(found) is not type(expected) or found != expected:
+        elif found != expected or not fits(found, _kinds(expected)):
             raise self._differs(path)
 
     def _compare_members(self, found: Any, expected: _Object, path: str) -> None:

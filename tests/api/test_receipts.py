@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refused
-from wholeanswers import CASES, NAMES, SIGNED, Case, answer, asked, forged, part_of, places, seen
+from wholeanswers import CASES, NAMES, SIGNED, TOKEN, Case, answer, asked, forged, part_of, places, seen
 
 from sealring.api.answers import Choice
 from sealring.api.receipts import APIS, CHAT, Answered, ChoiceDigests, parse_body, read_answer
@@ -25,7 +25,8 @@ from sealring.v1 import inference_pb2 as inference
 RECEIPTS = {NAME: receipts_json([SIGNED])}
 REQUESTS_OWN = {
     "/v1/responses": answer(CASES["response"]).keys()
-    - {"object", "status", "error", "incomplete_details", "store", "output"}
+    - {"object", "status", "error", "incomplete_details", "store", "output"},
+    "/v1/messages": {"stop_sequence"},
 }
 """Parts of the request in its answer, which are compared with `--request` only."""
 
@@ -108,6 +109,19 @@ def test_an_answer_with_nothing_left_out_of_it_is_taken_as_programs_write_it_aga
                 del part[name]
             part["container"] = None
     assert taken(case, value, body=body)
+
+
+@EVERY
+def test_numbers_are_taken_as_javascript_writes_them(case: Case) -> None:
+    """It knows no 1.0: the SDKs of Node and browsers write 1 again, also for the log-probability of 0."""
+    said = json.dumps(answer(case)).replace(str(TOKEN.logprob), "0.0")
+    assert taken(case, json.loads(said, parse_float=lambda number: int(float(number))), body=True)
+
+
+def test_log_probabilities_that_were_not_asked_for_are_refused() -> None:
+    case, asked_for = CASES["generate"], answer(CASES["ollamas"])
+    with refused("RECEIPT_MALFORMED", ReceiptError):
+        read(case, answer(case) | {"logprobs": asked_for["logprobs"]})
 
 
 def without_calls(told: dict[str, Any]) -> list[Any]:

@@ -170,8 +170,8 @@ def seen(api: str, value: Object) -> str:
     def without(part: Any, at: str) -> Any:
         if isinstance(part, list):
             return [without(item, at) for item in part]
-        if not isinstance(part, dict):
-            return part
+        if not isinstance(part, dict):  # JSON has one kind of number (RFC 8259 section 6)
+            return int(part) if isinstance(part, float) and part.is_integer() else part
         told = {f"{at}.{name}".lstrip("."): item for name, item in part.items() if item is not None}
         return {path: without(item, path) for path, item in told.items() if path not in free}
 

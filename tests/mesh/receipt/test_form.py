@@ -55,8 +55,8 @@ def test_parts_that_are_missing_are_told_and_read_again() -> None:
         (("choices", 0, "head", "statement"), (encode_base64(bytes(MAX_STATEMENT_BYTES + 1)), None)),
         (("rosters", 0, "root_metadata"), (encode_base64(bytes(MAX_CHAIN_BYTES + 1)), None)),
         (("rosters", 0, "roster"), (encode_base64(bytes((2 << 20) + 1)),)),
-        (("choices",), ([], {}, [receipts_json([receipt()])["choices"][0]] * (MAX_RECEIPTS + 1))),
-        (("rosters",), ([], [{}])),
+        (("choices",), ([], {}, None, 5, [receipts_json([receipt()])["choices"][0]] * (MAX_RECEIPTS + 1))),
+        (("rosters",), ([], [{}], None, 5)),
     ],
 )
 def test_what_is_out_of_its_bounds_is_malformed(at: tuple[Any, ...], wrong: tuple[Any, ...]) -> None:
