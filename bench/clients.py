@@ -30,7 +30,7 @@ from sealring.edge.http.app import create_app
 from sealring.edge.http.server import HttpServer
 from sealring.edge.inference import timers
 from sealring.edge.inference.service import SERVICE, InferenceService
-from sealring.mesh.rpc.server import INFERENCE, Server
+from sealring.mesh.rpc import INFERENCE, Server
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 

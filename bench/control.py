@@ -31,11 +31,10 @@ from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.gateway.rings.ring import Ring, ServingEpoch
 from sealring.gateway.scheduler import Request
 from sealring.mesh.crypto import SoftwareSigner
-from sealring.mesh.member.proof import CalledProof, Connection, Credentials, HeldRoster, Purpose, by_identity
+from sealring.mesh.member import CalledProof, Connection, Credentials, HeldRoster, Purpose, by_identity
 from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, TlsMaterial, key_hash
 from sealring.mesh.ring import Composition
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import TlsStore, peer_certificate, peer_identity, server_credentials
+from sealring.mesh.rpc import Server, TlsStore, peer_certificate, peer_identity, server_credentials
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import control_pb2_grpc as control_grpc
 from sealring.v1 import inference_pb2 as inference

@@ -33,10 +33,9 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.mesh.crypto import KeyType, Label, SoftwareSigner, member_id
 from sealring.mesh.errors import SealringError
-from sealring.mesh.member.proof import CallerProof, Connection, HeldRoster, Purpose
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import CallerProof, Connection, HeldRoster, Purpose, load_machine_state
 from sealring.mesh.pki import LeafKey, PeerIdentity, Role, TlsMaterial, key_hash, role_server_name
-from sealring.mesh.rpc.tls import channel_options, secure_channel
+from sealring.mesh.rpc import channel_options, secure_channel
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.trust.attestation import Statement, encode_statement, sign_sealing_key, sign_statement
 from sealring.mesh.trust.levels import TrustLevel

@@ -28,8 +28,7 @@ from bench.frame import Result, Table, progress
 from bench.verdict import Check
 from sealring.mesh.crypto import SoftwareSigner, member_id
 from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, TlsMaterial, to_pem
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import TlsStore, server_credentials
+from sealring.mesh.rpc import Server, TlsStore, server_credentials
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.giving import SERVICE, ModelGiver
 from sealring.node.models.partial_model import PartialModel

@@ -71,7 +71,16 @@ def test_the_command_line_imports_no_doubles() -> None:
     assert not [file for file, name in imports("cli") if name.startswith("testing")]
 
 
-FACES = ["gateway.scheduler", "mesh.crypto", "mesh.pki", "mesh.ring", "mesh.roster", "node.engine"]
+FACES = [
+    "gateway.scheduler",
+    "mesh.crypto",
+    "mesh.member",
+    "mesh.pki",
+    "mesh.ring",
+    "mesh.roster",
+    "mesh.rpc",
+    "node.engine",
+]
 """Packages whose public names tests import from the package, so that a class can move inside it."""
 
 DEEPER = {
@@ -80,10 +89,20 @@ DEEPER = {
     "mesh.crypto.identity",
     "mesh.crypto.spake2",
     "mesh.crypto.suites",
+    "mesh.member.discovery",
+    "mesh.member.joincode",
+    "mesh.member.proof",
+    "mesh.member.roster_keeper",
     "mesh.pki.root",
     "mesh.ring.prefix_marks",
     "mesh.roster.codec",
     "mesh.roster.reader",
+    "mesh.rpc.memory",
+    "mesh.rpc.protocol",
+    "mesh.rpc.reach",
+    "mesh.rpc.server",
+    "mesh.rpc.silence",
+    "mesh.rpc.transport",
     "node.engine.device",
     "node.engine.epoch",
     "node.engine.helper",

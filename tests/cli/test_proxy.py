@@ -21,7 +21,7 @@ from sealring.client.sealing import SealingBackend
 from sealring.edge.http.app import create_app
 from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.rpc.limits import Buckets
+from sealring.mesh.rpc import Buckets
 from sealring.testing import ScriptedGateway
 from sealring.v1 import inference_pb2 as inference
 

@@ -16,8 +16,7 @@ from transcripts import Scene, Section, Stage, find_sections
 
 from sealring.doctor.system import Answer
 from sealring.mesh.errors import PermissionDenied
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.joincode import Offer
+from sealring.mesh.member import JoinToken, Offer
 from sealring.mesh.pki import Role
 from sealring.mesh.system.paths import state_root_of
 from sealring.v1 import admin_pb2

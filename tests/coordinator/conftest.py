@@ -22,15 +22,18 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.crypto import KeyType, Label, SoftwareSigner
 from sealring.mesh.errors import ModelError, SealringError
-from sealring.mesh.member.enrolment import Enrolled, NodeEvidence, enrol
-from sealring.mesh.member.proof import Purpose
-from sealring.mesh.member.state import IDENTITY_KEY, ROSTER_STATE, load_machine_state
+from sealring.mesh.member import (
+    IDENTITY_KEY,
+    ROSTER_STATE,
+    Enrolled,
+    NodeEvidence,
+    Purpose,
+    enrol,
+    load_machine_state,
+)
 from sealring.mesh.pki import Role, role_server_name
 from sealring.mesh.roster import Roster, RosterReader, whole_roster
-from sealring.mesh.rpc.problem import to_problem
-from sealring.mesh.rpc.protocol import own_release
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import channel_options, secure_channel
+from sealring.mesh.rpc import channel_options, from_rpc_error, own_release, secure_channel, to_problem
 from sealring.mesh.trust.attestation import Statement, sign_sealing_key, sign_statement
 from sealring.v1 import (
     admin_pb2,

@@ -11,8 +11,7 @@ from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import JoinToken, load_machine_state
 from sealring.mesh.roster import Roster, check_roster
 from tests.coordinator.conftest import Cluster
 

@@ -21,7 +21,7 @@ from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto import Ed25519Signer, encode_envelope, key_id, parse_envelope
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError, SealringError
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import load_machine_state
 from sealring.mesh.pki import (
     PAYLOAD_TYPE,
     ClusterCA,

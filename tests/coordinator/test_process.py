@@ -21,8 +21,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
-from sealring.mesh.member.bootstrap import fetch_root
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import fetch_root, load_machine_state
 from sealring.mesh.pki import Role
 from sealring.mesh.system.addresses import free_port
 from tests.coordinator.conftest import Cluster, channel_to

@@ -22,11 +22,20 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredMember
 from sealring.mesh.crypto import Ed25519Signer, KeyType, Label, SoftwareSigner, member_id
 from sealring.mesh.errors import SealringError
-from sealring.mesh.member.certificate_keeper import CertificateKeeper
-from sealring.mesh.member.coordinators import Coordinators
-from sealring.mesh.member.proof import by_roster_keys, check_proof, of_coordinator, refusal, renewal
-from sealring.mesh.member.renewal import renewal_content
-from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, parse_pem_leaf, save_machine_state
+from sealring.mesh.member import (
+    IDENTITY_KEY,
+    CertificateKeeper,
+    Coordinators,
+    by_roster_keys,
+    check_proof,
+    load_machine_state,
+    of_coordinator,
+    parse_pem_leaf,
+    refusal,
+    renewal_content,
+    save_machine_state,
+)
+from sealring.mesh.member.proof import renewal
 from sealring.mesh.pki import (
     LeafKey,
     PeerIdentity,
@@ -38,9 +47,7 @@ from sealring.mesh.pki import (
     load_certificate,
     to_pem,
 )
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import TlsStore, joining_channel, server_credentials
+from sealring.mesh.rpc import Server, TlsStore, from_rpc_error, joining_channel, server_credentials
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
 
 CLUSTER = "test"

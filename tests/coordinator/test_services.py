@@ -13,8 +13,16 @@ from prooftest import identity, introduce
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner
 from sealring.mesh.errors import ConfigError, SealringError
-from sealring.mesh.member.proof import CallerProof, Connection, HeldRoster, Purpose
-from sealring.mesh.member.state import IDENTITY_KEY, MachineState, load_machine_state, parse_pem_leaf
+from sealring.mesh.member import (
+    IDENTITY_KEY,
+    CallerProof,
+    Connection,
+    HeldRoster,
+    MachineState,
+    Purpose,
+    load_machine_state,
+    parse_pem_leaf,
+)
 from sealring.mesh.pki import (
     LeafKey,
     Role,
@@ -32,10 +40,7 @@ from sealring.mesh.pki import (
     verify_root_chain,
 )
 from sealring.mesh.roster import Roster, check_roster
-from sealring.mesh.rpc.interceptor import Lease
-from sealring.mesh.rpc.problem import to_problem
-from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import PROTOCOL_VERSION, Lease, from_rpc_error, to_problem
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc, proof_pb2
 from tests.coordinator.conftest import Cluster, FakeNode, channel_to
 
@@ -278,7 +283,7 @@ async def test_watches_end_when_the_coordinator_stops(cluster: Cluster, watcher:
 
 
 async def renew(cluster: Cluster, name: str, csr: bytes, signature: bytes) -> Any:
-    from sealring.mesh.member.state import load_machine_state
+    from sealring.mesh.member import load_machine_state
 
     state = load_machine_state(cluster.folder / name)
     async with channel_to(cluster.coordinator.main_address(), state.tls) as channel:
@@ -328,7 +333,7 @@ async def test_a_renewal_needs_the_identity_keys_signature(cluster: Cluster) -> 
 
 
 async def test_the_operator_has_no_identity_key_to_renew_with(cluster: Cluster) -> None:
-    from sealring.mesh.member.state import load_machine_state
+    from sealring.mesh.member import load_machine_state
 
     state = load_machine_state(cluster.settings.state_dir / "operator")
     async with channel_to(cluster.coordinator.main_address(), state.tls) as channel:

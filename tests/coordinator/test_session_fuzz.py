@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import Internal
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import from_rpc_error
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
 from tests.coordinator.conftest import Cluster, FakeNode
@@ -134,7 +134,7 @@ def packed(**fields: Any) -> bytes:
 
 
 def alpha_id(cluster: Cluster) -> str:
-    from sealring.mesh.member.state import load_machine_state
+    from sealring.mesh.member import load_machine_state
 
     return load_machine_state(cluster.folder / "alpha").peer.id
 

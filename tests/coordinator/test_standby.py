@@ -29,7 +29,7 @@ from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto import Ed25519Signer
 from sealring.mesh.errors import ConfigError, RosterError, SealringError, Unavailable
 from sealring.mesh.roster import term_of
-from sealring.mesh.rpc.server import MAX_MESSAGE
+from sealring.mesh.rpc import MAX_MESSAGE
 from sealring.v1 import admin_pb2
 from tests.coordinator.conftest import Cluster
 

@@ -14,8 +14,17 @@ from prooftest import answer_offer
 
 from sealring.mesh.crypto import Label, SoftwareSigner, member_id, verify
 from sealring.mesh.errors import EpochEnded
-from sealring.mesh.member.proof import CalledProof, Purpose, by_identity, by_roster_keys, of_identity, renewal
-from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE
+from sealring.mesh.member import (
+    IDENTITY_KEY,
+    ROSTER,
+    ROSTER_STATE,
+    CalledProof,
+    Purpose,
+    by_identity,
+    by_roster_keys,
+    of_identity,
+)
+from sealring.mesh.member.proof import renewal
 from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial, encode_chain, to_pem
 from sealring.mesh.ring import Composition
 from sealring.mesh.roster import (
@@ -25,10 +34,7 @@ from sealring.mesh.roster import (
     RosterStateFile,
     check_roster,
 )
-from sealring.mesh.rpc.problem import to_problem
-from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import TlsStore, server_credentials
+from sealring.mesh.rpc import PROTOCOL_VERSION, Server, TlsStore, server_credentials, to_problem
 from sealring.mesh.system.files import write_atomic
 from sealring.testing.authority import Authority, make_member, make_ring, make_roster
 from sealring.v1 import control_pb2 as control

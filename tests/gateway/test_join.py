@@ -11,7 +11,7 @@ import pytest
 from sealring.gateway.join import load_gateway
 from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import ConfigError
-from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, save_machine_state
+from sealring.mesh.member import IDENTITY_KEY, load_machine_state, save_machine_state
 from sealring.mesh.pki import Role
 
 

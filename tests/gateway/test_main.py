@@ -27,9 +27,9 @@ from sealring.gateway.main import serve
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import SKEW_SECONDS, Clock, wall_clock
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
-from sealring.mesh.member.state import ROSTER, load_machine_state
+from sealring.mesh.member import ROSTER, load_machine_state
 from sealring.mesh.pki import encode_chain
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import from_rpc_error
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.system.files import write_atomic
 from sealring.v1 import inference_pb2 as inference

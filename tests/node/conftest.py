@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealring.mesh.crypto import SoftwareSigner, member_id, private_pem
-from sealring.mesh.member.state import IDENTITY_KEY, ROSTER, ROSTER_STATE, MachineState
+from sealring.mesh.member import IDENTITY_KEY, ROSTER, ROSTER_STATE, MachineState
 from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial
 from sealring.mesh.roster import (
     NO_PREVIOUS,
@@ -23,7 +23,7 @@ from sealring.mesh.roster import (
     RosterStateFile,
     check_roster,
 )
-from sealring.mesh.rpc.tls import TlsStore
+from sealring.mesh.rpc import TlsStore
 from sealring.mesh.system.files import write_atomic
 from sealring.testing.authority import Authority, make_member, make_ring, make_roster
 

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.state import forget_enrolment
+from sealring.mesh.member import JoinToken, forget_enrolment
 from sealring.mesh.system.addresses import free_port
 from sealring.node.join import join
 from sealring.node.settings import NodeSettings

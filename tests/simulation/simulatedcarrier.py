@@ -14,7 +14,7 @@ from wires import Pipe
 
 from sealring.mesh.crypto import TAG_BYTES
 from sealring.mesh.errors import EpochEnded, SealringError, Unavailable
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc import to_problem
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.link.keys import SessionKeys
 from sealring.node.link.records import Link

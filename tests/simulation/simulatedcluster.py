@@ -33,14 +33,10 @@ from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import MachineClocks, machine_clocks
 from sealring.mesh.crypto import SoftwareSigner, private_pem
 from sealring.mesh.errors import SealringError
-from sealring.mesh.member import discovery
-from sealring.mesh.member.enrolment import NodeEvidence, enrol
-from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state
+from sealring.mesh.member import IDENTITY_KEY, NodeEvidence, discovery, enrol, load_machine_state
 from sealring.mesh.pki import Role, role_server_name
+from sealring.mesh.rpc import CHANNEL_OPTIONS, channel_options, from_rpc_error, secure_channel
 from sealring.mesh.rpc.memory import Network, Process
-from sealring.mesh.rpc.server import CHANNEL_OPTIONS
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import channel_options, secure_channel
 from sealring.mesh.rpc.transport import transport
 from sealring.mesh.system.files import create_exclusive
 from sealring.node.identity import challenge

@@ -42,7 +42,7 @@ from sealring.mesh.ring import (
     Restoring,
     Settling,
 )
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc import to_problem
 from sealring.node.engine import Account, Allowance, Runs, Sampled, bring
 from sealring.node.wire.channel import Kind, RecordHeader
 from sealring.v1 import control_pb2 as control

@@ -23,7 +23,7 @@ from sealring.mesh.ring import (
     PrefixNames,
     ResolvedStep,
 )
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc import to_problem
 from sealring.node.engine import Delivered
 from sealring.node.engine.text.plaintext import too_long
 from sealring.v1 import control_pb2 as control

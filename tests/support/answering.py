@@ -17,7 +17,7 @@ from ringtest import LIMIT_SECONDS, Ring, chat
 
 from sealring.client import AsyncClient
 from sealring.mesh.errors import SealringError
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 
 TOKENS = 24

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringtest import LIMIT_SECONDS, Ring, chat
 
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import load_machine_state
 from sealring.mesh.pki import PeerIdentity, Role, role_server_name
 
 ATTACKER = Path(__file__).parents[1] / "trust" / "attacker.py"

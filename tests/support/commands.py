@@ -25,9 +25,8 @@ from sealring.cli.main import app
 from sealring.cli.service.launchctl import Launchctl, ServiceStatus
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import Unavailable
-from sealring.mesh.member.bootstrap import claimed_root
-from sealring.mesh.member.discovery import find_clusters, reached
-from sealring.mesh.member.joincode import Offer, token_for
+from sealring.mesh.member import Offer, claimed_root, find_clusters, token_for
+from sealring.mesh.member.discovery import reached
 from sealring.mesh.system.addresses import format_address
 from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.trust.levels import TrustLevel

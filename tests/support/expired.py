@@ -17,7 +17,7 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
-from sealring.mesh.member.state import ROSTER, ROSTER_STATE, load_machine_state, save_tls
+from sealring.mesh.member import ROSTER, ROSTER_STATE, load_machine_state, save_tls
 from sealring.mesh.pki import ClusterCA, Role
 from sealring.mesh.roster import RosterReader, RosterStateFile
 from sealring.mesh.system.files import write_atomic

@@ -12,7 +12,7 @@ from ringtest import LIMIT_SECONDS, Ring, chat
 from sealring.client.trust import RosterVerifier
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request
 from sealring.mesh.roster import Roster
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 
 QUESTION = "What is the capital of France?"

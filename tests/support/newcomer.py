@@ -11,8 +11,7 @@ import sys
 
 from sealring.mesh.crypto import decode_base32, encode_base32
 from sealring.mesh.errors import SealringError
-from sealring.mesh.member.discovery import find_clusters
-from sealring.mesh.member.joincode import Offer, token_for
+from sealring.mesh.member import Offer, find_clusters, token_for
 from sealring.mesh.system.networks import own_addresses
 
 

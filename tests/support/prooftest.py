@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from sealring.mesh.crypto import Signer, member_id
-from sealring.mesh.member.proof import (
+from sealring.mesh.member import (
     CalledProof,
     CallerProof,
     Connection,
@@ -20,7 +20,7 @@ from sealring.mesh.member.proof import (
     by_identity,
 )
 from sealring.mesh.pki import key_hash
-from sealring.mesh.rpc.tls import peer_certificate, peer_identity
+from sealring.mesh.rpc import peer_certificate, peer_identity
 from sealring.v1 import proof_pb2
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from ringtest import LIMIT_SECONDS, Ring
 
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 
 SYSTEM = "You answer questions about the world in one short sentence and never more than that. " * 4

@@ -28,7 +28,7 @@ import grpc.aio
 
 from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner
 from sealring.mesh.errors import PermissionDenied
-from sealring.mesh.member.proof import (
+from sealring.mesh.member import (
     CalledProof,
     CallerProof,
     Connection,
@@ -36,16 +36,16 @@ from sealring.mesh.member.proof import (
     Purpose,
     by_identity,
     by_roster_keys,
+    parse_pem_leaf,
 )
-from sealring.mesh.member.state import parse_pem_leaf
 from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, TlsMaterial, key_hash
 from sealring.mesh.prompt.sealed import SealingKey
-from sealring.mesh.rpc.protocol import own_release
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import (
+from sealring.mesh.rpc import (
+    Server,
     TlsStore,
     channel_options,
+    from_rpc_error,
+    own_release,
     peer_certificate,
     peer_identity,
     server_credentials,

@@ -18,7 +18,7 @@ from zeroconf import IPVersion
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from sealring.mesh.crypto import encode_base32
-from sealring.mesh.member.discovery import MAX_HEARD, SERVICE
+from sealring.mesh.member import MAX_HEARD, SERVICE
 from sealring.mesh.system.addresses import parse_address
 
 GROUP, PORT = "224.0.0.251", 5353

@@ -35,8 +35,13 @@ from sealring.mesh.crypto import (
     verify,
 )
 from sealring.mesh.errors import EnvelopeError, SealringError, Unauthenticated
-from sealring.mesh.member.bootstrap import JoinToken, verify_coordinator_leaf
-from sealring.mesh.member.state import MachineState, load_machine_state, save_machine_state
+from sealring.mesh.member import (
+    JoinToken,
+    MachineState,
+    load_machine_state,
+    save_machine_state,
+    verify_coordinator_leaf,
+)
 from sealring.mesh.pki import PAYLOAD_TYPE as ROOT_TYPE
 from sealring.mesh.pki import (
     ClusterCA,

@@ -33,8 +33,8 @@ from sealring.edge.http import app, guard, server
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
+from sealring.mesh.rpc import TlsStore, channel_options, secure_channel, server_credentials
 from sealring.mesh.rpc import server as rpc
-from sealring.mesh.rpc.tls import TlsStore, channel_options, secure_channel, server_credentials
 from sealring.testing import ScriptedBackend, serve_edge
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc

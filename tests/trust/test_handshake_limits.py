@@ -30,17 +30,17 @@ from sealring.coordinator.main import Coordinator
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http.server import HttpServer
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import load_machine_state
 from sealring.mesh.pki import ClusterCA, Role, role_server_name
-from sealring.mesh.rpc import server as rpc
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import (
+from sealring.mesh.rpc import (
+    Server,
     TlsStore,
     channel_options,
     joining_channel,
     secure_channel,
     server_credentials,
 )
+from sealring.mesh.rpc import server as rpc
 
 PORTS = ["coordinator", "joining", "daemon", "gateway grpc", "gateway https"]
 STRANGERS = 120

@@ -23,18 +23,23 @@ from sealring.mesh.crypto import (
     signing_input,
 )
 from sealring.mesh.crypto.suites import Group
-from sealring.mesh.member import proof
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.enrolment import join_content
-from sealring.mesh.member.proof import Connection, Purpose, Side, transcript
-from sealring.mesh.member.renewal import renewal_content
+from sealring.mesh.member import (
+    Connection,
+    JoinToken,
+    Purpose,
+    join_content,
+    proof,
+    renewal_content,
+    transcript,
+)
+from sealring.mesh.member.proof import Side
 from sealring.mesh.pki import root as rootmeta
 from sealring.mesh.pki import root_fingerprint
 from sealring.mesh.prompt import sealed as envelope
 from sealring.mesh.prompt.sealed import ReplayGuard, ReplyOpener, RequestInfo, SealingKey, seal_request
 from sealring.mesh.roster import codec as roster_codec
 from sealring.mesh.roster import reader as roster_reader
-from sealring.mesh.rpc.protocol import own_release
+from sealring.mesh.rpc import own_release
 from sealring.mesh.trust.apple import device_nonce
 from sealring.mesh.trust.attestation import sign_sealing_key, verify_sealing_key
 from sealring.node.link import handshake as sigma

@@ -15,7 +15,7 @@ from sealring.cli.calls.asking import Asker, Question, Source, Target, asking
 from sealring.client import Delta
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound, RosterError, SealringError
 from sealring.mesh.roster import TENSOR
-from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc import Server
 from sealring.testing import ScriptedGateway, saying
 from sealring.testing.gateway import PIECES
 from sealring.v1 import inference_pb2, inference_pb2_grpc

@@ -19,7 +19,7 @@ from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.mesh.errors import ConfigError, InvalidInput, RosterError, SealringError, Unavailable
 from sealring.mesh.pki import Role
-from sealring.mesh.rpc.server import Server
+from sealring.mesh.rpc import Server
 from sealring.mesh.settings.config import Loaded
 from sealring.v1 import inference_pb2, inference_pb2_grpc
 

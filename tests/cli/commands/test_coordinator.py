@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import load_machine_state
 
 KEY = "ab" * 32
 

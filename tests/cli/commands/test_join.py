@@ -13,7 +13,7 @@ from commands import Launchd
 
 from sealring.cli.local.machines import NOTHING
 from sealring.cli.setup.finding import address_in
-from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member import JoinToken
 from sealring.mesh.pki import Role
 from sealring.mesh.system.paths import state_root_of
 

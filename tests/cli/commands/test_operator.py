@@ -10,7 +10,7 @@ from bundles import SigningCluster
 
 from sealring.cli.commands.operator import bundle_folder
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import load_machine_state
 from sealring.mesh.pki import PeerIdentity, Role
 
 

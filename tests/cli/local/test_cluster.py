@@ -20,7 +20,7 @@ from sealring.cli.terminal.host import SLOW_START
 from sealring.coordinator.init import init
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput, Unavailable
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import load_machine_state
 from sealring.mesh.pki import Role
 from sealring.mesh.system.paths import is_enrolled
 from sealring.v1 import admin_pb2, membership_pb2

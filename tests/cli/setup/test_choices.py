@@ -11,7 +11,7 @@ from commands import FakeHost
 from sealring.cli.local.machines import FirstMachine, OtherMachine
 from sealring.cli.setup.choices import Choices, Wishes, choose_first, choose_other
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
-from sealring.mesh.member.state import IDENTITY_KEY
+from sealring.mesh.member import IDENTITY_KEY
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.trust.levels import TrustLevel

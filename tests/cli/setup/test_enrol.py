@@ -14,7 +14,7 @@ import pytest
 from sealring.cli.setup.choices import Wishes
 from sealring.cli.setup.enrol import enrol_as
 from sealring.mesh.errors import ConfigError, Internal, Unavailable
-from sealring.mesh.member.bootstrap import JoinToken
+from sealring.mesh.member import JoinToken
 
 NOWHERE = JoinToken.generate(bytes(32), ["127.0.0.1:1"]).format()
 SHOWS = """#!/bin/sh

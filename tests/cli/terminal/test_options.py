@@ -12,7 +12,7 @@ import typer
 
 from sealring.cli.terminal.options import Seconds, public_keys, read_file, read_token, write_file
 from sealring.mesh.errors import ConfigError, InvalidInput
-from sealring.mesh.member.bootstrap import MAX_TOKEN_CHARACTERS
+from sealring.mesh.member import MAX_TOKEN_CHARACTERS
 
 KEY = "ab" * 32
 

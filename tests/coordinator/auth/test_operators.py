@@ -17,9 +17,9 @@ from sealring.coordinator.init import init, new_operator, renew_operator_bundle
 from sealring.coordinator.keys import OPERATOR_ID
 from sealring.coordinator.store import OperatorRole
 from sealring.mesh.errors import ConfigError, PermissionDenied, SealringError
-from sealring.mesh.member.state import load_machine_state, parse_pem_leaf
+from sealring.mesh.member import load_machine_state, parse_pem_leaf
 from sealring.mesh.pki import LeafKey, PeerIdentity, Role, TlsMaterial, expires_at, key_hash
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import from_rpc_error
 from sealring.v1 import admin_pb2, admin_pb2_grpc
 from tests.coordinator.conftest import Cluster, channel_to
 

@@ -12,8 +12,8 @@ import pytest
 
 from sealring.coordinator.members.announcer import announced_hosts, to_members, to_newcomers
 from sealring.coordinator.members.joincodes import JoinCodes
-from sealring.mesh.member.discovery import hear_of_coordinator, listen
-from sealring.mesh.member.joincode import Offer
+from sealring.mesh.member import Offer, hear_of_coordinator
+from sealring.mesh.member.discovery import listen
 from sealring.mesh.system.networks import own_addresses
 from tests.coordinator.members.test_joincodes import PIN, Bed
 

@@ -24,7 +24,7 @@ from sealring.mesh.errors import (
     RosterError,
     SealringError,
 )
-from sealring.mesh.member.state import IDENTITY_KEY
+from sealring.mesh.member import IDENTITY_KEY
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2, membership_pb2
 from tests.coordinator.conftest import DOWN, SERVING, Cluster, FakeNode, deploy, ring_state

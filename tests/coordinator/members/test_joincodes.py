@@ -18,8 +18,8 @@ from sealring.coordinator.store import Store
 from sealring.mesh.crypto import Agreed
 from sealring.mesh.crypto.spake2 import Side
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.joincode import begin, open_token
+from sealring.mesh.member import JoinToken, open_token
+from sealring.mesh.member.joincode import begin
 from sealring.mesh.pki import Role
 
 PIN = bytes(range(32))

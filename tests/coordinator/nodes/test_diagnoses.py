@@ -10,7 +10,7 @@ from patience import until
 
 from sealring.coordinator.nodes.diagnoses import MAX_REPORT_BYTES, Diagnoses
 from sealring.mesh.errors import Conflict, DeadlineExceeded, NotFound, SealringError
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc import to_problem
 from sealring.v1 import admin_pb2, membership_pb2
 from tests.coordinator.conftest import Cluster, online
 

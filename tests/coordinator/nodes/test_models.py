@@ -9,7 +9,7 @@ import pytest
 
 from sealring.coordinator.nodes.models import Models, check_held
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc import to_problem
 from sealring.v1.membership_pb2 import ChangeModel, HeldModel, ModelChanged
 from tests.coordinator.conftest import online
 

@@ -9,7 +9,7 @@ import pytest
 
 from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, unknown_model
 from sealring.mesh.errors import DeadlineExceeded, ModelError, NotFound
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc import to_problem
 from sealring.v1 import membership_pb2
 from tests.coordinator.conftest import online, small_profile
 

@@ -20,9 +20,9 @@ from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import AlreadyExists, EpochEnded, NotFound, ResourceExhausted
-from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state
+from sealring.mesh.member import IDENTITY_KEY, load_machine_state
 from sealring.mesh.pki import Role
-from sealring.mesh.rpc.problem import from_problem, to_problem
+from sealring.mesh.rpc import from_problem, to_problem
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import Demand, FollowRequest, ModelDemand
 from sealring.v1.proof_pb2 import Release

@@ -9,8 +9,7 @@ import pytest
 from patience import until
 
 from sealring.mesh.errors import EpochEnded, SealringError
-from sealring.mesh.rpc import protocol
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc import protocol, to_problem
 from sealring.v1 import admin_pb2, membership_pb2, proof_pb2
 from tests.coordinator.conftest import DOWN, SERVING, Cluster, FakeNode, deploy, ring_state
 

@@ -16,7 +16,7 @@ from sealring.coordinator.nodes.questions import Offset, Questions
 from sealring.coordinator.rings.traces import Traces, check_trace
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.ring import MAX_SPANS
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc import to_problem
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
 from tests.coordinator.conftest import SERVING, Cluster, FakeNode, deploy, ring_state
 

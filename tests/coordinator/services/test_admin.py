@@ -25,11 +25,10 @@ from sealring.mesh.errors import (
     SealringError,
     Unavailable,
 )
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import JoinToken, load_machine_state
 from sealring.mesh.pki import Role, decode_chain, verify_root_chain
 from sealring.mesh.roster import check_roster
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import from_rpc_error
 from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc
 from tests.coordinator.conftest import GIB, Cluster, channel_to, small_profile
 
@@ -405,7 +404,7 @@ async def test_gateways_and_members_keep_to_their_own_services(cluster: Cluster)
 
 
 async def test_a_caller_without_a_certificate_gets_nowhere(cluster: Cluster) -> None:
-    from sealring.mesh.rpc.tls import joining_channel
+    from sealring.mesh.rpc import joining_channel
 
     root = cluster.coordinator.keys.root
     async with joining_channel(cluster.coordinator.main_address(), root.authorities) as channel:

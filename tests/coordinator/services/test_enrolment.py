@@ -23,13 +23,10 @@ from sealring.mesh.errors import (
     RosterError,
     SealringError,
 )
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import JoinToken, NodeEvidence, enrol, join_content, load_machine_state
 from sealring.mesh.pki import LeafKey, Role
 from sealring.mesh.roster import RosterReader
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import joining_channel
+from sealring.mesh.rpc import from_rpc_error, joining_channel
 from sealring.mesh.trust.attestation import Statement, sign_statement
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
 from tests.coordinator.conftest import Cluster

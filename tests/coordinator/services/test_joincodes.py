@@ -12,11 +12,10 @@ from refusals import refused
 
 from sealring.mesh.crypto.spake2 import M, Side
 from sealring.mesh.errors import HandshakeError, InvalidInput, RosterError, SealringError
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.joincode import Offer, begin, seal_token, show_code, token_for
+from sealring.mesh.member import JoinToken, Offer, seal_token, show_code, token_for
+from sealring.mesh.member.joincode import begin
 from sealring.mesh.pki import to_pem
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import joining_channel
+from sealring.mesh.rpc import from_rpc_error, joining_channel
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
 from tests.coordinator.conftest import Cluster
 

@@ -7,7 +7,7 @@ import pytest
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.errors import Unavailable
-from sealring.mesh.rpc.protocol import own_release
+from sealring.mesh.rpc import own_release
 from sealring.v1.membership_pb2 import RingGone, RingState, RosterUpdate, WatchResponse
 
 RELEASE = own_release()

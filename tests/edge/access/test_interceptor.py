@@ -23,9 +23,7 @@ from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.mesh.errors import SealringError
-from sealring.mesh.rpc.interceptor import ErrorInterceptor
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import ErrorInterceptor, Server, from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 

@@ -22,8 +22,7 @@ from sealring.edge.http import app
 from sealring.edge.http.body import MAX_BODY, BodyTurns
 from sealring.edge.http.conversation import Conversation
 from sealring.mesh.errors import EpochEnded
-from sealring.mesh.rpc.crowd import Crowd
-from sealring.mesh.rpc.holding import Holding, Share
+from sealring.mesh.rpc import Crowd, Holding, Share
 from sealring.testing import serve_edge
 from sealring.v1 import inference_pb2 as inference
 

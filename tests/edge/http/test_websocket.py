@@ -18,8 +18,7 @@ from sealring.edge.http.websocket import (
     SILENT_PINGS,
     WebSocketProtocol,
 )
-from sealring.mesh.rpc.holding import Holding, Share
-from sealring.mesh.rpc.limits import Buckets
+from sealring.mesh.rpc import Buckets, Holding, Share
 
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"

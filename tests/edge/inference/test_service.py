@@ -12,7 +12,7 @@ import pytest
 from sealring.edge.inference import service as service_module
 from sealring.edge.inference import timers
 from sealring.edge.inference.service import SERVICE, InferenceService
-from sealring.mesh.rpc.server import INFERENCE, Server
+from sealring.mesh.rpc import INFERENCE, Server
 from sealring.testing import ScriptedBackend
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc

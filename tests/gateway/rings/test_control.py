@@ -32,14 +32,9 @@ from sealring.gateway.rings.control import (
 from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.mesh.clock import AwakeClock
 from sealring.mesh.errors import EpochEnded, SealringError, Unavailable
-from sealring.mesh.member.proof import Credentials, HeldRoster, by_identity
-from sealring.mesh.member.roster_keeper import RosterKeeper
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import Credentials, HeldRoster, RosterKeeper, by_identity, load_machine_state
 from sealring.mesh.pki import Role
-from sealring.mesh.rpc import reach
-from sealring.mesh.rpc.pieces import PIECE_BYTES
-from sealring.mesh.rpc.status import to_status
-from sealring.mesh.rpc.tls import TlsStore
+from sealring.mesh.rpc import PIECE_BYTES, TlsStore, reach, to_status
 from sealring.testing import ManualClock
 from sealring.v1 import control_pb2, inference_pb2, membership_pb2
 

@@ -24,8 +24,7 @@ from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, S
 from sealring.mesh.prompt.images import NOTE
 from sealring.mesh.prompt.validate import MAX_TEXT_ENVELOPE_BYTES
 from sealring.mesh.ring import Composition, ResolvedStep
-from sealring.mesh.rpc.problem import to_problem
-from sealring.mesh.rpc.reach import Backoff
+from sealring.mesh.rpc import Backoff, to_problem
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

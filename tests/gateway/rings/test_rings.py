@@ -19,7 +19,7 @@ from sealring.gateway.rings.table import MAX_RINGS
 from sealring.gateway.scheduler import Request
 from sealring.mesh.clock import AwakeClock
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
-from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
+from sealring.mesh.rpc import PROTOCOL_VERSION
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
 

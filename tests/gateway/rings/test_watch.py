@@ -21,11 +21,8 @@ from sealring.mesh.errors import (
     SealringError,
     Unavailable,
 )
-from sealring.mesh.member.coordinators import Coordinators
-from sealring.mesh.rpc import silence
-from sealring.mesh.rpc.reach import Backoff
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.status import to_status
+from sealring.mesh.member import Coordinators
+from sealring.mesh.rpc import Backoff, Server, silence, to_status
 from sealring.v1 import membership_pb2 as membership
 from sealring.v1 import membership_pb2_grpc as membership_grpc
 from sealring.v1 import proof_pb2

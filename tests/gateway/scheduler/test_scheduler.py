@@ -32,7 +32,7 @@ from sealring.gateway.scheduler.planner import EXTENSION
 from sealring.gateway.scheduler.scheduler import OPEN_AHEAD, OPEN_BYTES
 from sealring.mesh.errors import EpochEnded, Internal, InvalidInput
 from sealring.mesh.ring import Composition, round_seconds
-from sealring.mesh.rpc.reach import Backoff
+from sealring.mesh.rpc import Backoff
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 

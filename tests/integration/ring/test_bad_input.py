@@ -11,7 +11,7 @@ import httpx
 import pytest
 from ringtest import CLUSTER, LIMIT_SECONDS, chat
 
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import from_rpc_error
 from sealring.v1 import inference_pb2
 
 pytestmark = CLUSTER

@@ -22,7 +22,7 @@ from slow_engine import markers
 from sealring.cli.local.cluster import LocalCluster
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
-from sealring.mesh.member.state import load_machine_state
+from sealring.mesh.member import load_machine_state
 from sealring.mesh.pki import expires_at
 from sealring.mesh.system.addresses import free_port
 

@@ -19,14 +19,14 @@ from leaftest import material
 from refusals import refused
 
 from sealring.mesh.errors import CertificateError, DeadlineExceeded, InvalidInput, RosterError, Unavailable
-from sealring.mesh.member.bootstrap import (
+from sealring.mesh.member import (
     MAX_TOKEN_CHARACTERS,
     JoinToken,
     claimed_root,
     fetch_root,
-    find_coordinator,
     verify_coordinator_leaf,
 )
+from sealring.mesh.member.bootstrap import find_coordinator
 from sealring.mesh.pki import (
     MAX_CHAIN_BYTES,
     LeafKey,
@@ -37,7 +37,7 @@ from sealring.mesh.pki import (
     sign_root,
     to_pem,
 )
-from sealring.mesh.rpc.tls import TlsStore, server_credentials
+from sealring.mesh.rpc import TlsStore, server_credentials
 from sealring.mesh.system.addresses import format_address, free_port
 
 NOW = 1_800_000_000

@@ -16,10 +16,16 @@ from refusals import refused
 
 from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner, verify
 from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
-from sealring.mesh.member import certificate_keeper
-from sealring.mesh.member.certificate_keeper import CertificateKeeper
-from sealring.mesh.member.proof import by_roster_keys, refusal, renewal
-from sealring.mesh.member.state import MachineState, load_machine_state, save_machine_state
+from sealring.mesh.member import (
+    CertificateKeeper,
+    MachineState,
+    by_roster_keys,
+    certificate_keeper,
+    load_machine_state,
+    refusal,
+    save_machine_state,
+)
+from sealring.mesh.member.proof import renewal
 from sealring.mesh.pki import (
     ClusterCA,
     LeafKey,
@@ -31,8 +37,7 @@ from sealring.mesh.pki import (
     sign_root,
     to_pem,
 )
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import TlsStore
+from sealring.mesh.rpc import Server, TlsStore
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 PEER = PeerIdentity("demo", Role.MEMBER, "one")

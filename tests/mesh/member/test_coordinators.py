@@ -14,9 +14,9 @@ import pytest
 from leaftest import material
 
 from sealring.mesh.clock import wall_clock
-from sealring.mesh.member.coordinators import Coordinators
+from sealring.mesh.member import Coordinators
 from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
-from sealring.mesh.rpc.tls import TlsStore, server_credentials
+from sealring.mesh.rpc import TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port, parse_address
 
 COORDINATOR = PeerIdentity("demo", Role.COORDINATOR, "main")

@@ -23,19 +23,9 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from sealring.mesh.crypto import encode_base32
 from sealring.mesh.errors import Unavailable
-from sealring.mesh.member.discovery import (
-    MAX_HEARD,
-    SERVICE,
-    announced,
-    announced_to_members,
-    find_clusters,
-    hear_of_coordinator,
-    listen,
-    reached,
-    read_announcement,
-)
-from sealring.mesh.member.joincode import Offer, short_hash
-from sealring.mesh.rpc.tls import TlsStore, server_credentials
+from sealring.mesh.member import MAX_HEARD, SERVICE, Offer, find_clusters, hear_of_coordinator, short_hash
+from sealring.mesh.member.discovery import announced, announced_to_members, listen, reached, read_announcement
+from sealring.mesh.rpc import TlsStore, server_credentials
 from tests.mesh.member.test_bootstrap import coordinator_material
 
 LOOPBACK = ["127.0.0.1"]

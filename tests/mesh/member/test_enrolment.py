@@ -26,9 +26,7 @@ from sealring.mesh.crypto import (
     verify,
 )
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
-from sealring.mesh.member import enrolment
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.enrolment import NodeEvidence, enrol, join_content
+from sealring.mesh.member import JoinToken, NodeEvidence, enrol, enrolment, join_content
 from sealring.mesh.pki import (
     ROLES,
     ClusterCA,
@@ -41,8 +39,7 @@ from sealring.mesh.pki import (
     to_pem,
 )
 from sealring.mesh.roster import NO_PREVIOUS, Roster, RosterMember, check_roster, complete_roster, sign_roster
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import TlsStore, server_credentials
+from sealring.mesh.rpc import Server, TlsStore, server_credentials
 from sealring.mesh.trust.attestation import Posture, Statement, decode_statement
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import membership_pb2, membership_pb2_grpc

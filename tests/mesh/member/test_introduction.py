@@ -9,8 +9,7 @@ import pytest
 from refusals import refused
 
 from sealring.mesh.errors import RosterError, Unavailable
-from sealring.mesh.member.introduction import Introduction
-from sealring.mesh.member.proof import Purpose, by_roster_keys, check_proof
+from sealring.mesh.member import Introduction, Purpose, by_roster_keys, check_proof
 from sealring.mesh.pki import RootMetadata, sign_root
 from sealring.v1 import proof_pb2
 

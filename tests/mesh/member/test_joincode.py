@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from sealring.mesh.errors import HandshakeError, InvalidInput
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.joincode import make_code, open_token, parse_code, seal_token, show_code
+from sealring.mesh.member import JoinToken, make_code, open_token, parse_code, seal_token, show_code
 
 KEY = bytes(range(32))
 TOKEN = JoinToken.generate(bytes(range(32)), ["10.0.0.1:7701"])

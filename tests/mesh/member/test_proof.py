@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, Unauthenticated
-from sealring.mesh.member.proof import (
+from sealring.mesh.member import (
     CalledProof,
     CallerProof,
     Connection,
@@ -23,7 +23,7 @@ from sealring.mesh.member.proof import (
     of_coordinator,
     of_identity,
 )
-from sealring.mesh.rpc.protocol import own_release
+from sealring.mesh.rpc import own_release
 from sealring.v1 import proof_pb2
 
 GATEWAY, MEMBER = SoftwareSigner.generate(), SoftwareSigner.generate()

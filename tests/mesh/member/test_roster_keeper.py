@@ -15,10 +15,7 @@ from refusals import refused
 
 from sealring.mesh.crypto import SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError
-from sealring.mesh.member import roster_keeper
-from sealring.mesh.member.proof import HeldRoster
-from sealring.mesh.member.roster_keeper import RosterKeeper
-from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
+from sealring.mesh.member import ROSTER, ROSTER_STATE, HeldRoster, MachineState, RosterKeeper, roster_keeper
 from sealring.mesh.pki import (
     PeerIdentity,
     Role,

@@ -15,8 +15,7 @@ import pytest
 from refusals import refused
 
 from sealring.mesh.errors import AlreadyExists, ConfigError, RosterError, SealringError
-from sealring.mesh.member import state as memberstate
-from sealring.mesh.member.state import (
+from sealring.mesh.member import (
     MachineState,
     check_may_join,
     forget_enrolment,
@@ -25,6 +24,7 @@ from sealring.mesh.member.state import (
     save_machine_state,
     save_tls,
 )
+from sealring.mesh.member import state as memberstate
 from sealring.mesh.pki import LeafKey, PeerIdentity, Role, TlsMaterial, sign_root, to_pem
 from sealring.mesh.system.paths import is_enrolled
 

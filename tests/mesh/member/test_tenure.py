@@ -14,18 +14,18 @@ import pytest
 from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto import Label, SoftwareSigner, member_id
 from sealring.mesh.errors import PermissionDenied, SealringError
-from sealring.mesh.member.proof import (
+from sealring.mesh.member import (
     CalledProof,
     CallerProof,
     Connection,
     HeldRoster,
     Purpose,
+    Tenure,
     by_identity,
     of_identity,
 )
-from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, expires_at
-from sealring.mesh.rpc.interceptor import Lease, stream_lease
+from sealring.mesh.rpc import Lease, stream_lease
 from sealring.v1 import proof_pb2
 
 GATEWAY, MEMBER = SoftwareSigner.generate(), SoftwareSigner.generate()

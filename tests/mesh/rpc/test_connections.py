@@ -21,16 +21,17 @@ from leaftest import MEMBER, material
 from patience import PATIENCE_SECONDS
 
 from sealring.mesh.pki import ClusterCA
-from sealring.mesh.rpc import connections
-from sealring.mesh.rpc import server as rpc
-from sealring.mesh.rpc.connections import ConnectionWatch
-from sealring.mesh.rpc.server import Port, Server
-from sealring.mesh.rpc.tls import (
+from sealring.mesh.rpc import (
+    Server,
     TlsStore,
     channel_options,
+    connections,
     secure_channel,
     server_credentials,
 )
+from sealring.mesh.rpc import server as rpc
+from sealring.mesh.rpc.connections import ConnectionWatch
+from sealring.mesh.rpc.server import Port
 
 MOST = 3
 RESET = struct.pack("ii", 1, 0)

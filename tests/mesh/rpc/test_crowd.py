@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.rpc.crowd import Crowd, Place
+from sealring.mesh.rpc import Crowd
+from sealring.mesh.rpc.crowd import Place
 
 MOST = 4
 

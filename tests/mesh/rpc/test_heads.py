@@ -14,9 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.attacks import frame
 from sealring.mesh.errors import ConfigError
-from sealring.mesh.rpc import heads
+from sealring.mesh.rpc import CHANNEL_OPTIONS, Server, heads
 from sealring.mesh.rpc.heads import MAX_HEADERS
-from sealring.mesh.rpc.server import CHANNEL_OPTIONS, Server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
 """With settings."""

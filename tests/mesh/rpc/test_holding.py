@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sealring.mesh.errors import ResourceExhausted
-from sealring.mesh.rpc.holding import Holding
+from sealring.mesh.rpc import Holding
 
 
 def test_no_key_takes_more_than_is_left_for_the_others() -> None:

@@ -19,15 +19,17 @@ from leaftest import material
 from sealring.mesh.clock import SKEW_SECONDS, wall_clock
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, to_pem
-from sealring.mesh.rpc import interceptor
-from sealring.mesh.rpc.interceptor import ErrorInterceptor, Lease, stream_lease
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import (
+from sealring.mesh.rpc import (
+    ErrorInterceptor,
+    Lease,
+    Server,
     TlsStore,
     channel_options,
+    from_rpc_error,
+    interceptor,
     secure_channel,
     server_credentials,
+    stream_lease,
 )
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from sealring.mesh.errors import ResourceExhausted
-from sealring.mesh.rpc.limits import Buckets, grpc_peer_name, peer_name, too_fast
+from sealring.mesh.rpc import Buckets, grpc_peer_name, peer_name
+from sealring.mesh.rpc.limits import too_fast
 
 
 @settings(max_examples=25)

@@ -16,10 +16,16 @@ from leaftest import material
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
+from sealring.mesh.rpc import (
+    Server,
+    TlsStore,
+    channel_options,
+    from_rpc_error,
+    peer_identity,
+    secure_channel,
+    server_credentials,
+)
 from sealring.mesh.rpc.memory import WINDOW_BYTES, Network, Process
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import TlsStore, channel_options, peer_identity, secure_channel, server_credentials
 
 SERVICE = "test.Service"
 SERVER = PeerIdentity("demo", Role.MEMBER, "server")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.rpc.pieces import PIECE_BYTES, Joiner, Outgoing
+from sealring.mesh.rpc import PIECE_BYTES, Joiner, Outgoing
 from sealring.v1 import control_pb2 as control
 
 

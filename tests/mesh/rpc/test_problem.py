@@ -4,7 +4,7 @@ import pytest
 
 from sealring.mesh import errors
 from sealring.mesh.errors import Internal, SealringError
-from sealring.mesh.rpc.problem import from_parts, from_problem, to_problem
+from sealring.mesh.rpc import from_parts, from_problem, to_problem
 from sealring.v1 import membership_pb2
 
 TREE = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SealringError)]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from sealring.mesh.errors import ConfigError, FailedPrecondition
-from sealring.mesh.rpc.protocol import (
-    OLDEST_PROTOCOL,
+from sealring.mesh.rpc import (
     PROTOCOL_VERSION,
     agree,
     check_release,
@@ -20,6 +19,7 @@ from sealring.mesh.rpc.protocol import (
     own_release,
     software_version,
 )
+from sealring.mesh.rpc.protocol import OLDEST_PROTOCOL
 from sealring.v1 import (
     control_pb2,
     links_pb2,

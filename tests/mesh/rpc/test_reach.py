@@ -15,9 +15,7 @@ from leaftest import material
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
-from sealring.mesh.rpc import reach
-from sealring.mesh.rpc.reach import Backoff, Reach
-from sealring.mesh.rpc.tls import TlsStore, server_credentials
+from sealring.mesh.rpc import Backoff, Reach, TlsStore, reach, server_credentials
 from sealring.mesh.system.addresses import free_port
 
 PEER = PeerIdentity("demo", Role.MEMBER, "node-b")

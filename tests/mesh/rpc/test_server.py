@@ -24,15 +24,9 @@ from sealring.mesh.errors import (
     SealringError,
     Unavailable,
 )
+from sealring.mesh.rpc import CHANNEL_OPTIONS, JOINING, Server, from_rpc_error, to_status
 from sealring.mesh.rpc import server as rpc
-from sealring.mesh.rpc.server import (
-    CHANNEL_OPTIONS,
-    JOINING,
-    SERVER_OPTIONS,
-    Port,
-    Server,
-)
-from sealring.mesh.rpc.status import from_rpc_error, to_status
+from sealring.mesh.rpc.server import SERVER_OPTIONS, Port
 from sealring.mesh.rpc.wire import MAX_FIELDS
 from sealring.v1 import inference_pb2, inference_pb2_grpc, membership_pb2, membership_pb2_grpc
 

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from sealring.mesh.rpc import silence
-from sealring.mesh.rpc.silence import Silence
+from sealring.mesh.rpc import Silence, silence
 
 
 async def test_what_does_not_come_is_found_and_what_has_come_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,7 @@ from leaftest import material
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import CertificateError, SealringError, Unauthenticated
 from sealring.mesh.pki import ClusterCA, PeerIdentity, Role, TlsMaterial, role_server_name
-from sealring.mesh.rpc import tls
-from sealring.mesh.rpc.server import SERVER_OPTIONS
-from sealring.mesh.rpc.tls import (
+from sealring.mesh.rpc import (
     PeerChannel,
     TlsStore,
     channel_options,
@@ -26,7 +24,9 @@ from sealring.mesh.rpc.tls import (
     peer_identity,
     secure_channel,
     server_credentials,
+    tls,
 )
+from sealring.mesh.rpc.server import SERVER_OPTIONS
 
 
 def make_material(ca: ClusterCA, role: Role, name: str) -> TlsMaterial:

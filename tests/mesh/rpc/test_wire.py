@@ -12,7 +12,8 @@ from refusals import refused
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.validate import MAX_MESSAGES
-from sealring.mesh.rpc.wire import MAX_FIELDS, check_fields
+from sealring.mesh.rpc import check_fields
+from sealring.mesh.rpc.wire import MAX_FIELDS
 from sealring.v1 import inference_pb2 as inference
 
 REQUEST = inference.GenerateRequest.DESCRIPTOR

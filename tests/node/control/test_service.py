@@ -14,19 +14,23 @@ from prooftest import identity, introduce
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto import Label, SoftwareSigner, verify
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError, Unavailable
-from sealring.mesh.member.proof import Credentials, Purpose
+from sealring.mesh.member import Credentials, Purpose
 from sealring.mesh.pki import PeerIdentity, Role, expires_at, to_pem
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request
 from sealring.mesh.receipt.digests import request_digest
 from sealring.mesh.receipt.statement import TailStatement, parse_statement
 from sealring.mesh.ring import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.roster import RingMember
-from sealring.mesh.rpc import silence
-from sealring.mesh.rpc.interceptor import Lease
-from sealring.mesh.rpc.pieces import PIECE_BYTES, Outgoing
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, server_credentials
+from sealring.mesh.rpc import (
+    PIECE_BYTES,
+    Lease,
+    Outgoing,
+    PeerChannel,
+    Server,
+    from_rpc_error,
+    server_credentials,
+    silence,
+)
 from sealring.mesh.system.power import power
 from sealring.node.control import service as control
 from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe

@@ -20,11 +20,17 @@ from prooftest import answer_offer, identity, introduce
 
 from sealring.mesh.crypto import Label
 from sealring.mesh.errors import PermissionDenied, SealringError
-from sealring.mesh.member.proof import Purpose, by_roster_keys, renewal
+from sealring.mesh.member import Purpose, by_roster_keys
+from sealring.mesh.member.proof import renewal
 from sealring.mesh.pki import PeerIdentity, Role, encode_chain, to_pem
-from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore, peer_identity, server_credentials
+from sealring.mesh.rpc import (
+    PROTOCOL_VERSION,
+    PeerChannel,
+    Server,
+    TlsStore,
+    peer_identity,
+    server_credentials,
+)
 from sealring.mesh.system.addresses import free_port
 from sealring.node.main import serve
 from sealring.node.settings import NodeSettings

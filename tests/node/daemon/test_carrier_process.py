@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, SealringError
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc import to_problem
 from sealring.mesh.system.starting import Starts
 from sealring.node.daemon import carrier_process
 from sealring.node.daemon.carrier_process import CarrierProcess, LinkFigures, knock

@@ -17,9 +17,7 @@ import pytest
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.pki import PeerIdentity, Role
 from sealring.mesh.roster import Roster
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import channel_options, secure_channel, server_credentials
+from sealring.mesh.rpc import Server, channel_options, from_rpc_error, secure_channel, server_credentials
 from sealring.node.daemon import diagnosis as module
 from sealring.node.daemon.diagnosis import SERVICE, Diagnosis, DiagnosisService
 from sealring.node.settings import NodeSettings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, ModelError, SealringError
-from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc import to_problem
 from sealring.mesh.system.starting import Starts
 from sealring.node.daemon import engine_process
 from sealring.node.daemon.engine_process import DraftKey, EngineFigures, EngineProcess, StageKey

@@ -12,8 +12,7 @@ import pytest
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki import PeerIdentity, Role
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import PeerChannel, server_credentials
+from sealring.mesh.rpc import PeerChannel, Server, server_credentials
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.carrier.ways import TAG_BYTES
 from sealring.node.daemon.measuring import CALLER_SECONDS, SERVICE, Measuring

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
+from sealring.mesh.rpc import PROTOCOL_VERSION
 from sealring.node.daemon.plan import plan_epoch
 from sealring.v1 import membership_pb2
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import PermissionDenied
-from sealring.mesh.member.state import load_machine_state, save_tls
+from sealring.mesh.member import load_machine_state, save_tls
 from sealring.mesh.pki import PeerIdentity, Role
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

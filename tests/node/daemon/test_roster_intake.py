@@ -9,7 +9,7 @@ import pytest
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import PermissionDenied, RosterError
-from sealring.mesh.member.roster_keeper import RosterKeeper
+from sealring.mesh.member import RosterKeeper
 from sealring.node.daemon.roster_intake import RosterIntake
 from sealring.v1 import membership_pb2
 

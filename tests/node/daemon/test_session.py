@@ -10,15 +10,10 @@ from structlog.testing import capture_logs
 
 from sealring.mesh.crypto import Ed25519Signer, member_id, sign_envelope
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
-from sealring.mesh.member.coordinators import Coordinators
-from sealring.mesh.member.introduction import Introduction
-from sealring.mesh.member.proof import Purpose, SignProof, by_roster_keys, of_identity
+from sealring.mesh.member import Coordinators, Introduction, Purpose, SignProof, by_roster_keys, of_identity
 from sealring.mesh.pki import PeerIdentity, Role
 from sealring.mesh.roster import PAYLOAD_TYPE, roster_update
-from sealring.mesh.rpc import silence
-from sealring.mesh.rpc.reach import Backoff
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import TlsStore, server_credentials
+from sealring.mesh.rpc import Backoff, Server, TlsStore, server_credentials, silence
 from sealring.mesh.system.addresses import free_port
 from sealring.node.daemon import session as session_module
 from sealring.node.daemon.session import CoordinatorSession

@@ -15,9 +15,7 @@ from patience import until
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki import PeerIdentity, Role
 from sealring.mesh.roster import MAX_RINGS_OF_MEMBER, Roster
-from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, own_release
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.tls import PeerChannel, server_credentials
+from sealring.mesh.rpc import PROTOCOL_VERSION, PeerChannel, Server, own_release, server_credentials
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.daemon import rotation

@@ -19,9 +19,7 @@ import pytest
 
 from sealring.mesh.errors import ModelError, ResourceExhausted, SealringError, Unavailable
 from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial
-from sealring.mesh.rpc.server import Server
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore, server_credentials
+from sealring.mesh.rpc import PeerChannel, Server, TlsStore, from_rpc_error, server_credentials
 from sealring.node.models import giving, kept, manifest
 from sealring.node.models.asking import ModelAsker
 from sealring.node.models.folders import NOTE, FolderState

@@ -11,7 +11,7 @@ from attackertest import attack_with, attacker, lines, nodes, serves_on
 from leaftest import material
 from ringtest import CLUSTER, LIMIT_SECONDS, Ring, chat
 
-from sealring.mesh.member.state import load_machine_state, save_tls
+from sealring.mesh.member import load_machine_state, save_tls
 from sealring.mesh.pki import ClusterCA
 
 pytestmark = CLUSTER

@@ -15,7 +15,7 @@ from attackertest import nodes
 from ringtest import CLUSTER, LIMIT_SECONDS, Ring, chat
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
 
 pytestmark = CLUSTER

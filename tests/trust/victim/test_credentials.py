@@ -20,10 +20,14 @@ from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, Ring
 from sealring.cli.local.cluster import LocalCluster
 from sealring.mesh.crypto import DEFAULT_SUITES, SoftwareSigner
 from sealring.mesh.errors import Unavailable
-from sealring.mesh.member.bootstrap import JoinToken
-from sealring.mesh.member.enrolment import enrol
-from sealring.mesh.member.renewal import renew_by_identity
-from sealring.mesh.member.state import IDENTITY_KEY, load_machine_state, save_tls
+from sealring.mesh.member import (
+    IDENTITY_KEY,
+    JoinToken,
+    enrol,
+    load_machine_state,
+    renew_by_identity,
+    save_tls,
+)
 from sealring.mesh.pki import ClusterCA, LeafKey, Role
 from sealring.v1 import membership_pb2
 

@@ -18,11 +18,9 @@ from ringtest import CLUSTER, LIMIT_SECONDS, Ring
 
 from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import SealringError
-from sealring.mesh.member.enrolment import enrol
-from sealring.mesh.member.state import IDENTITY_KEY, MachineState, load_machine_state
+from sealring.mesh.member import IDENTITY_KEY, MachineState, enrol, load_machine_state
 from sealring.mesh.pki import PeerIdentity, Role
-from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+from sealring.mesh.rpc import PeerChannel, TlsStore, from_rpc_error
 from sealring.mesh.system.addresses import parse_address
 from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2
 from tests.coordinator.conftest import FakeNode, evidence

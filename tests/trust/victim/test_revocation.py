@@ -11,7 +11,7 @@ import psutil
 from attackertest import replaced
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, chat
 
-from sealring.mesh.rpc.status import from_rpc_error
+from sealring.mesh.rpc import from_rpc_error
 
 pytestmark = CLUSTER
 END = [json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"]]
