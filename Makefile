@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell $(PYTHON) -c 'import os; usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0); print(min(4, len(usable)) + 4)')
 BASE ?= main
 
-.PHONY: env demo test clients real templates darwin faults soak sweep lint format protos protos-check protos-breaking release clean
+.PHONY: env demo test quick clients real templates darwin faults soak sweep lint format protos protos-check protos-breaking release clean
 
 env: $(VENV)/.ready
 
@@ -27,6 +27,15 @@ unexport PYTHONDONTWRITEBYTECODE
 
 test: env
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+# What starts the real processes, and takes long. No worker even imports it.
+PROCESSES = tests/integration tests/real tests/cli/test_main.py tests/cli/commands/test_admin.py tests/node/test_lean.py \
+  tests/node/test_main.py tests/node/daemon/test_faults.py tests/node/daemon/test_processes.py \
+  tests/node/daemon/test_rings.py tests/node/daemon/test_rotation.py tests/node/engine/test_main.py \
+  tests/trust/test_on_the_path.py tests/trust/victim
+RING = tests/integration/ring/test_chat.py
+quick: env
+	@$(BIN)/python -m pytest -n $(WORKERS) $(PROCESSES:%=--ignore=%) tests $(RING) $(ARGS)
 
 # Programs, load tools and frameworks that others wrote, in environments of their own: they want other versions than
 # this does. Those from npm get a Node of theirs. What cannot be installed is a row of the table in docs/clients.md and a
