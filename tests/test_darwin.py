@@ -31,7 +31,7 @@ PARTS = (
     "tests/mesh/system/test_addresses.py",
 )
 POSED_PARTS = (
-    "tests/cli/local/test_standing.py",
+    "tests/cli/test_transcripts.py",
     "tests/cli/commands/test_join.py",
     "tests/cli/commands/test_doctor.py",
     "tests/cli/commands/test_up.py",

@@ -45,6 +45,8 @@ class ScriptedBackend:
     held: asyncio.Event | None = None
     """Answers and loads wait until it is set."""
     prompt_tokens: int = 5
+    sealed: bool = False
+    """Only an answer's end tells its prompt's tokens."""
     cached: int = 0
     """Tokens of the prompt that were not computed again."""
     load_ms: int = 0
@@ -81,7 +83,7 @@ class ScriptedBackend:
                     request_id=request.request_id,
                     model=model.name,
                     ring=f"{model.name}-0",
-                    prompt_tokens=self.prompt_tokens,
+                    prompt_tokens=0 if self.sealed else self.prompt_tokens,
                     min_trust=model.min_trust,
                     roster_version=3,
                     load_ms=self.load_ms,

@@ -116,7 +116,7 @@ async def test_tokens_are_counted_with_tools_and_without_max_tokens(client: Any,
     assert count.input_tokens == 5
     assert (len(backend.requests[0].envelope.clear.chat.tools), backend.requests[0].max_tokens) == (1, 1)
     assert backend.closed
-    backend.prompt_tokens = 0  # as a sealed answer, of which only the end tells
+    backend.sealed = True
     assert (await client.messages.count_tokens(model="demo", messages=ASK["messages"])).input_tokens == 5
 
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 ETH_P_ALL = 0x0003
+SO_RCVBUFFORCE = 33
 _READ_BYTES = 1 << 20
 _NOTHING = bytes(_READ_BYTES)
 _FEWEST, _MOST = 6, 24
@@ -104,7 +105,7 @@ class Capture:
             self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
         except (AttributeError, PermissionError):
             pytest.skip("capturing loopback needs Linux and CAP_NET_RAW")
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)  # SO_RCVBUF has a low limit
         self._socket.bind(("lo", 0))
         self._socket.settimeout(0.2)
         self.streams: dict[tuple[int, int], bytearray] = {}
@@ -127,11 +128,11 @@ class Capture:
             socket.create_server(("127.0.0.1", 0)) as server,
             socket.create_connection(server.getsockname()) as sender,
         ):
-            sender.sendall(mark)
             ends = (sender.getsockname()[1], server.getsockname()[1])
             async with asyncio.timeout(120):
                 while mark not in self.streams.get(ends, b""):
-                    await asyncio.sleep(0.01)
+                    sender.sendall(mark)  # again, where a full buffer lost it
+                    await asyncio.sleep(0.05)
 
     def own(self, pids: Iterable[int]) -> dict[tuple[int, int], bytes]:
         """The streams of these processes, which still run, and of their children: others use loopback too."""

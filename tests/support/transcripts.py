@@ -17,6 +17,7 @@ from google.protobuf import text_format
 from google.protobuf.message_factory import GetMessageClass
 
 from sealring.mesh import errors
+from sealring.mesh.system.paths import state_root_of
 from sealring.v1 import admin_pb2
 
 WIDTH = 108
@@ -58,7 +59,7 @@ class Stage:
         self.coordinator: Coordinator | None = None
         self.effects: list[str] = []
         """What scenes have noted since the last command."""
-        self.names = {"~": str(home)}
+        self.names = {"STATE": str(state_root_of(home)), "~": str(home)}
         """Names, by which sections call what differs from run to run."""
         self._stdin = ""
         self._fresh: set[str] = set()
@@ -93,7 +94,7 @@ class Stage:
         if what in self._scenes:
             self._scenes[what](self, *shlex.split(rest))
         elif what == "file":
-            path = self.home / rest
+            path = self.home / self._resolved(rest)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(body)
         elif what == "stdin":
@@ -130,7 +131,7 @@ class Stage:
         self.coordinator.answers[method].append(answer)
 
     def _do(self, line: str) -> Iterator[str]:
-        words = shlex.split(self._resolved(line))
+        words = [self._resolved(word) for word in shlex.split(line)]
         environment = {}
         while "=" in words[0]:
             name, _, environment[name] = words.pop(0).partition("=")
