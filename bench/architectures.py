@@ -13,7 +13,8 @@ from typing import Any
 
 from sealring.node.engine.staging.mtp_head import FORMATS
 from sealring.node.engine.staging.text_part import WRAPPED
-from sealring.node.engine.text.families import FAMILIES, THINK, Family
+from sealring.node.engine.text import THINK
+from sealring.node.engine.text.families import FAMILIES, Family
 from sealring.node.engine.text.notations.notation import NOTATIONS, Nested, Python
 from sealring.node.engine.vision.sizes import UNFIT
 

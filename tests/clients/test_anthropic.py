@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from sealring.mesh.errors import EpochEnded, Unauthenticated, Unavailable
-from sealring.node.engine.text.shapes import in_turns
+from sealring.node.engine.text import in_turns
 from sealring.v1 import inference_pb2 as inference
 
 ASK: dict[str, Any] = {"model": "demo", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]}

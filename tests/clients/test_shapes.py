@@ -10,8 +10,7 @@ import pytest
 from scriptedmodel import write_scripted
 from shapes import FOLDER, requests
 
-from sealring.node.engine.text.chat import encode_chat
-from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
+from sealring.node.engine.text import Tokenizer, encode_chat, load_tokenizer
 
 NAMES = sorted(file.stem for file in FOLDER.iterdir())
 

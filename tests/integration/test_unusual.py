@@ -11,7 +11,7 @@ from stagering import UNUSUAL, config_of
 
 from sealring.cli.local.cluster import LocalCluster
 from sealring.node.engine import mlx_lm_import
-from sealring.node.engine.text.tokenizer import load_tokenizer
+from sealring.node.engine.text import load_tokenizer
 
 pytestmark = [*CLUSTER, pytest.mark.sweep, pytest.mark.timeout(900)]
 OTHERS = ["gpt_bigcode", "hunyuan", "llama4", "longcat_flash_ngram", "minimax_m3_vl:all-sparse"]

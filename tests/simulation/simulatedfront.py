@@ -25,7 +25,7 @@ from sealring.mesh.ring import (
 )
 from sealring.mesh.rpc import to_problem
 from sealring.node.engine import Delivered
-from sealring.node.engine.text.plaintext import too_long
+from sealring.node.engine.text import too_long
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference

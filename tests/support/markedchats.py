@@ -10,10 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.marked import refuse_lost
-from sealring.node.engine.text.rendering import refused
-from sealring.node.engine.text.shapes import Shape
-from sealring.node.engine.text.template import ChatTemplate
+from sealring.node.engine.text import ChatTemplate, Shape, refuse_lost, refused
 from sealring.v1 import inference_pb2 as inference
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from sealring.node.engine.text.template import ChatTemplate
+from sealring.node.engine.text import ChatTemplate
 from sealring.node.models.folders import VISION, bundled_model
 
 BASE = bundled_model()

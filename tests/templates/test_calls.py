@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.families import THINK, family_of, thinking_of
+from sealring.node.engine.text import THINK, ChatTemplate, Sections, family_of, format_of, thinking_of
 from sealring.node.engine.text.notations.notation import NOTATIONS, Flat, Nested, Notation, Pieces, Python
 from sealring.node.engine.text.notations.values import literal
-from sealring.node.engine.text.sections import Sections, format_of
-from sealring.node.engine.text.template import ChatTemplate
 from sealring.v1 import inference_pb2 as inference
 
 pytestmark = pytest.mark.sweep

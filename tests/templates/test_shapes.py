@@ -12,18 +12,8 @@ from hypothesis import given
 from markedchats import conversations, missing, rendering
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.marked import (
-    CALLS,
-    DETAILS,
-    LAST,
-    MESSAGES,
-    THOUGHTS,
-    TOOLS,
-    kinds_of,
-    shape_of,
-    with_images,
-)
-from sealring.node.engine.text.shapes import Shape
+from sealring.node.engine.text import Shape, kinds_of, shape_of, with_images
+from sealring.node.engine.text.marked import CALLS, DETAILS, LAST, MESSAGES, THOUGHTS, TOOLS
 from sealring.v1 import inference_pb2 as inference
 
 pytestmark = pytest.mark.sweep

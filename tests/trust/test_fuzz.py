@@ -619,7 +619,7 @@ def test_model_configurations(tmp_path: Path) -> None:
 
 
 def test_tokenizers(tmp_path: Path) -> None:
-    from sealring.node.engine.text.tokenizer import load_tokenizer
+    from sealring.node.engine.text import load_tokenizer
 
     for name in ("config.json", "generation_config.json"):
         shutil.copy(MODEL / name, tmp_path / name)

@@ -1,1 +1,22 @@
 """The head's text side: prompts to tokens, tokens to text."""
+
+from sealring.mesh.system.faces import face
+
+__all__, __getattr__ = face(
+    __name__,
+    alike="check_alike",
+    chat="encode_chat",
+    constraints="grammar_of",
+    detokenizer="StopStrings",
+    families="THINK family_of thinking_of",
+    front="Front StoredNames",
+    marked="in_short kinds_of refuse_lost shape_of with_images",
+    piecewise="as_json",
+    plaintext="too_long",
+    rendering="RenderingProcess refused",
+    sections="Format Sections format_of",
+    shapes="Shape in_turns",
+    showing="Shown",
+    template="ChatTemplate",
+    tokenizer="FileTokenizer LoadedTokenizer Tokenizer byte_level_table load_tokenizer",
+)

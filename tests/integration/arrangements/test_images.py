@@ -20,7 +20,7 @@ from ringtest import CLUSTER, LIMIT_SECONDS, PROXY_KEY, Arrangements, Ring, prox
 from visionmodels import REFERENCE, write_model
 
 from sealring.mesh.prompt.images import MAX_IMAGE_BYTES, MAX_IMAGES_BYTES
-from sealring.node.engine.text.tokenizer import load_tokenizer
+from sealring.node.engine.text import load_tokenizer
 from sealring.v1 import inference_pb2 as inference
 
 pytestmark = CLUSTER

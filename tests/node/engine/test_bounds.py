@@ -12,9 +12,8 @@ from sealring.mesh.errors import ResourceExhausted
 from sealring.node.engine import Allowance, Prefixes, StageEpoch, params
 from sealring.node.engine.epoch import MAX_STEPS_AHEAD
 from sealring.node.engine.staging import random_stage
+from sealring.node.engine.text import FileTokenizer, Front, LoadedTokenizer
 from sealring.node.engine.text import front as front_module
-from sealring.node.engine.text.front import Front
-from sealring.node.engine.text.tokenizer import FileTokenizer, LoadedTokenizer
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference

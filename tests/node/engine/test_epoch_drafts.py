@@ -35,8 +35,7 @@ from sealring.mesh.errors import InvalidInput
 from sealring.node.engine import Drafter, Grammars, Guesses, Lookup, RowParameters, load_stage, params
 from sealring.node.engine.drafter import Desks
 from sealring.node.engine.staging import Stage, build_skeleton, random_stage
-from sealring.node.engine.text.piecewise import as_json
-from sealring.node.engine.text.tokenizer import load_tokenizer
+from sealring.node.engine.text import as_json, load_tokenizer
 from sealring.v1 import control_pb2 as control
 
 TOKENS = 14

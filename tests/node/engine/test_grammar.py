@@ -23,9 +23,7 @@ from sealring.mesh.errors import FailedPrecondition, InvalidInput, Unavailable
 from sealring.node.engine import Grammars, RowParameters, load_stage, params, trial
 from sealring.node.engine.grammar import Follower, Masks
 from sealring.node.engine.staging import Stage
-from sealring.node.engine.text.constraints import grammar_of
-from sealring.node.engine.text.sections import Format
-from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
+from sealring.node.engine.text import Format, Tokenizer, grammar_of, load_tokenizer
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = Path(__file__).parents[3] / "examples" / "demo_model" / "model"

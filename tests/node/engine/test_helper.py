@@ -23,7 +23,7 @@ from visionmodels import FAMILIES, write_folder
 from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.system.starting import Starts
 from sealring.node.engine import helper
-from sealring.node.engine.text.rendering import RenderingProcess
+from sealring.node.engine.text import RenderingProcess
 from sealring.node.engine.trial import Trial
 from sealring.node.engine.vision.picture import Arrays
 from sealring.node.engine.vision.viewing import Viewer, ViewerError, decoder_of

@@ -22,8 +22,7 @@ from visionmodels import FAMILIES, write_model
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import contents, digest, read_config, weights
 from sealring.node.engine.profile import COVERED, profile
-from sealring.node.engine.text.alike import check_alike
-from sealring.node.engine.text.tokenizer import load_tokenizer
+from sealring.node.engine.text import check_alike, load_tokenizer
 
 Write = Callable[..., Path]
 NAMES = ["model-2.safetensors", "config.json", "generation_config.json", "tokenizer.json", "notes"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine.text.alike import check_alike
+from sealring.node.engine.text import check_alike
 
 DEMO = Path(__file__).parents[4] / "examples" / "demo_model" / "model"
 

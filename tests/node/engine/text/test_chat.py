@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.chat import encode_chat, sections_of
-from sealring.node.engine.text.detokenizer import StopStrings
-from sealring.node.engine.text.sections import Format
-from sealring.node.engine.text.shapes import Shape, in_turns
-from sealring.node.engine.text.template import ChatTemplate
+from sealring.node.engine.text import ChatTemplate, Format, Shape, StopStrings, encode_chat, in_turns
+from sealring.node.engine.text.chat import sections_of
 from sealring.node.engine.text.thinking import Thinking
 from sealring.v1 import inference_pb2 as inference
 

@@ -15,9 +15,8 @@ import pytest
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine import Grammars
 from sealring.node.engine.grammar import Follower
-from sealring.node.engine.text.constraints import grammar_of, may_be_held
-from sealring.node.engine.text.sections import Format, format_of
-from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
+from sealring.node.engine.text import Format, Tokenizer, format_of, grammar_of, load_tokenizer
+from sealring.node.engine.text.constraints import may_be_held
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = Path(__file__).parents[4] / "examples" / "demo_model" / "model"

@@ -7,12 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sealring.node.engine.text.detokenizer import (
-    ApartDetokenizer,
-    BytesDetokenizer,
-    StopStrings,
-    WindowDetokenizer,
-)
+from sealring.node.engine.text import StopStrings
+from sealring.node.engine.text.detokenizer import ApartDetokenizer, BytesDetokenizer, WindowDetokenizer
 
 texts = st.text(alphabet=st.sampled_from("ab \n<>|é漢🙂\u200d🏽"), max_size=20)
 stop_lists = st.lists(st.text(alphabet="ab<>é", min_size=1, max_size=5), max_size=4)

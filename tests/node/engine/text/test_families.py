@@ -14,10 +14,17 @@ from typing import Any
 import pytest
 
 from sealring.node.engine import mlx_lm_import
-from sealring.node.engine.text.families import FAMILIES, THINK, family_of, switches_of, thinking_of
+from sealring.node.engine.text import (
+    THINK,
+    FileTokenizer,
+    LoadedTokenizer,
+    family_of,
+    format_of,
+    load_tokenizer,
+    thinking_of,
+)
+from sealring.node.engine.text.families import FAMILIES, switches_of
 from sealring.node.engine.text.notations.notation import NOTATIONS
-from sealring.node.engine.text.sections import format_of
-from sealring.node.engine.text.tokenizer import FileTokenizer, LoadedTokenizer, load_tokenizer
 
 mlx_lm_import.install()
 MODEL = Path(__file__).parents[4] / "examples" / "demo_model" / "model"

@@ -28,12 +28,12 @@ from sealring.mesh.ring import (
     split,
 )
 from sealring.node.engine import TokenLogprobs, params
+from sealring.node.engine.text import Front, StopStrings, StoredNames, load_tokenizer
 from sealring.node.engine.text import front as front_module
 from sealring.node.engine.text.chat import sections_of
-from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
-from sealring.node.engine.text.front import Answer, Front, StoredNames
+from sealring.node.engine.text.detokenizer import BytesDetokenizer
+from sealring.node.engine.text.front import Answer
 from sealring.node.engine.text.thinking import FREE
-from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.trial import bad_grammar
 from sealring.v1 import control_pb2 as control
@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def spell(character: str) -> int:
-    from sealring.node.engine.text.tokenizer import byte_level_table
+    from sealring.node.engine.text import byte_level_table
 
     return byte_level_table()[character]
 

@@ -16,7 +16,7 @@ from visionmodels import FAMILIES, tokenizer, write_folder, write_model
 
 from sealring.mesh.ring import KEY_BYTES, NO_CHAIN, Chain, Keeping, Origin, clear_scope
 from sealring.node.engine import params
-from sealring.node.engine.text.front import Front, StoredNames
+from sealring.node.engine.text import Front, StoredNames
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 

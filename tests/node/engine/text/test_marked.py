@@ -13,18 +13,8 @@ from hypothesis import given
 from markedchats import call, conversations, message, missing, rendering
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.marked import (
-    ASKED,
-    DETAILS,
-    MESSAGES,
-    THOUGHTS,
-    TOOLS,
-    in_short,
-    refuse_lost,
-    shape_of,
-    with_images,
-)
-from sealring.node.engine.text.shapes import Shape
+from sealring.node.engine.text import Shape, in_short, refuse_lost, shape_of, with_images
+from sealring.node.engine.text.marked import ASKED, DETAILS, MESSAGES, THOUGHTS, TOOLS
 from sealring.v1 import inference_pb2 as inference
 
 TOLD = "{% for tool in tools or [] %}[tool]{{ tool.function | tojson }}{% endfor %}"

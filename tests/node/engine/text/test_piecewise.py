@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine import Grammars
 from sealring.node.engine.grammar import Follower
+from sealring.node.engine.text import Format, Tokenizer, grammar_of, load_tokenizer
 from sealring.node.engine.text.calls import read_calls
-from sealring.node.engine.text.constraints import grammar_of
 from sealring.node.engine.text.notations.notation import NOTATIONS, Flat, Headed, Objects, Pieces
 from sealring.node.engine.text.notations.reading import reader_of
-from sealring.node.engine.text.sections import Format
-from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = Path(__file__).parents[4] / "examples" / "demo_model" / "model"

@@ -14,10 +14,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text import plaintext
+from sealring.node.engine.text import ChatTemplate, load_tokenizer, plaintext
 from sealring.node.engine.text.plaintext import ENCODED, PlainText
-from sealring.node.engine.text.template import ChatTemplate
-from sealring.node.engine.text.tokenizer import load_tokenizer
 
 DEMO = Path(__file__).parents[4] / "examples" / "demo_model" / "model"
 CONTROLS = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>x", "[INST]"]

@@ -11,9 +11,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.node.engine.text import rendering
-from sealring.node.engine.text.rendering import RenderingProcess
-from sealring.node.engine.text.template import ChatTemplate
+from sealring.node.engine.text import ChatTemplate, RenderingProcess, rendering
 
 LOOP = (
     "{% set many = range(99999) | list %}{% for one in many %}{% for two in many %}{% endfor %}{% endfor %}"

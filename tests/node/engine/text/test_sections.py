@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.node.engine.text.detokenizer import BytesDetokenizer, StopStrings
+from sealring.node.engine.text import Format, Sections, StopStrings, format_of
+from sealring.node.engine.text.detokenizer import BytesDetokenizer
 from sealring.node.engine.text.notations.notation import NOTATIONS
-from sealring.node.engine.text.sections import Format, Sections, SpeltDetokenizer, format_of
+from sealring.node.engine.text.sections import SpeltDetokenizer
 from sealring.v1 import inference_pb2 as inference
 
 STOP, LENGTH, MORE = (

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from visionmodels import FAMILIES, tokenizer, write_folder
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.showing import Shown
-from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
+from sealring.node.engine.text import Shown, Tokenizer, load_tokenizer
 
 NAME = "<start_of_image>"
 SPECIAL = FAMILIES["gemma3"].special

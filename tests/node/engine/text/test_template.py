@@ -15,8 +15,7 @@ import pytest
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import helper
-from sealring.node.engine.text import template
-from sealring.node.engine.text.template import ChatTemplate
+from sealring.node.engine.text import ChatTemplate, template
 
 CHAT = [{"role": "user", "content": "h\u00e9 <&>"}]
 

@@ -13,9 +13,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.node.engine.text.chat import encode_chat, sections_of
-from sealring.node.engine.text.detokenizer import StopStrings
-from sealring.node.engine.text.tokenizer import FileTokenizer, LoadedTokenizer, load_tokenizer
+from sealring.node.engine.text import FileTokenizer, LoadedTokenizer, StopStrings, encode_chat, load_tokenizer
+from sealring.node.engine.text.chat import sections_of
 from sealring.v1 import inference_pb2 as inference
 
 CORPUS = ["the cat sat on the mat", "what is the capital of France", "Zürich 漢字 🙂 naïve café"] * 20

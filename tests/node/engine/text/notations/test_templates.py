@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from sealring.node.engine.text import ChatTemplate, Format, Sections
 from sealring.node.engine.text.notations.notation import (
     NOTATIONS,
     Flat,
@@ -25,8 +26,6 @@ from sealring.node.engine.text.notations.notation import (
     spelt,
 )
 from sealring.node.engine.text.notations.reading import Ending
-from sealring.node.engine.text.sections import Format, Sections
-from sealring.node.engine.text.template import ChatTemplate
 from sealring.v1 import inference_pb2 as inference
 
 FOLDER = Path(__file__).parents[4] / "data" / "notations"
