@@ -13,9 +13,10 @@ its first chunk, the prefix is in the memory that is reserved for the row. If th
 it with its first chunk, and what it has computed is kept with the step that evicts it, in its own place.
 
 **What goes** when rows need the room: first a prefix that a row or another prefix continues, then marks, then
-a prefix that no later prompt has continued, then the least recently used. Of marks, the last to go is that
-behind what the user has asked. A template that leaves out what was thought goes on there. Conversations go
-before others' first prompts only while they hold more than half of what is kept.
+a prefix that no later prompt has continued, then the least recently used. Last is what rows that wait would
+begin with. Of marks, the last to go is that behind what the user has asked. A template that leaves out what
+was thought goes on there. Conversations go before others' first prompts only while they hold more than half
+of what is kept.
 """
 
 from __future__ import annotations
@@ -285,6 +286,8 @@ class PrefixCache:
         """Adoptions, then what is restored, keeps and what is dropped for them."""
         while not self._ledger.has_room() and self._give():
             pass
+        while not self._ledger.has_room() and self._kept:
+            self._drop(next(iter(self._kept)))  # rows that wait expect it, and others have its memory
         changes, self._adopting, self._moves = [*self._adopting, *self._moves], [], []
         return changes
 
@@ -472,9 +475,13 @@ class PrefixCache:
         return candidates[0]
 
     def _count(self) -> None:
-        """A row that is to begin has memory for windows and states: until then, for those of a mark."""
-        begins = sum(1 for kept in self._kept.values() if kept.expect) if self._exact else 0
-        self._ledger.marks = self._marks.count - begins
+        """A row that begins before the end of a prefix that it takes has no mark there: until then, that mark
+        is in the row's memory for windows and states. The mark where a row begins is there beside them."""
+        self._ledger.marks = self._marks.count - sum(
+            max(kept.expect.values()) < kept.tokens and kept.tokens in self._marks.alone(number)
+            for number, kept in self._kept.items()
+            if kept.expect and self._exact
+        )
 
     def _add(self, kept: _Kept) -> int:
         self._last += 1

@@ -577,11 +577,23 @@ def test_where_a_waiting_row_begins_stays_while_others_need_memory() -> None:
     desk.finish(row, "b" * 40 + ".")
     waiting = desk.start("a" * 200 + "c" * 100)  # its template renders the answer otherwise
     assert waiting.prefilled == turn
-    while desk.ledger.has_room():
-        desk.ledger.reserve(100 + desk.ledger.rows, 0, 256)
+    while desk.ledger.fits(256 + 500):
+        desk.ledger.reserve(100 + desk.ledger.rows, 1, 256)
     desk.changes()
     desk.cache.prepare(waiting)
     assert waiting.prefilled == turn
+
+
+def test_where_a_waiting_row_begins_goes_where_there_is_no_room_for_its_mark() -> None:
+    desk = Desk(EXACT, tokens=4000, marks=500)
+    desk.prefill("a" * 200)
+    waiting = desk.start("a" * 200 + "c" * 100)
+    while desk.ledger.fits(256):
+        desk.ledger.reserve(100 + desk.ledger.rows, 1, 256)
+    desk.changes()
+    assert desk.ledger.has_room()
+    desk.cache.prepare(waiting)
+    assert waiting.prefilled == 0
 
 
 def test_a_row_waits_for_a_mark_of_a_row_that_has_ended() -> None:

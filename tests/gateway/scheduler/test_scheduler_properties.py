@@ -7,6 +7,7 @@ import zlib
 from collections import deque
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -498,6 +499,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.read_all()
             self.steps_done(steps)
 
+    @precondition(lambda self: self.ring is not None)
+    @rule(beside=st.integers(0, 7), prompt=st.integers(200, 250))
+    def go_on_beside_rows(self, beside: int, prompt: int) -> None:
+        """A conversation goes on that was kept, beside rows that have much of the memory."""
+        self.submit("a", 200, 1, 1, shared=200)
+        self.read_all()
+        self.steps_done(10)
+        for _ in range(beside):
+            self.submit("a", 10, 100, 1000)
+        self.submit("a", prompt, 1, 1, shared=200)
+        self.read_all()
+        self.steps_done(20)
+
     @precondition(lambda self: self.ring is not None and self.ring.opening)
     @rule(refuse=st.sampled_from([False] * 7 + [True]), later=st.sampled_from([0, 0, 1, 5]))
     def answer_open(self, refuse: bool, later: int = 0) -> None:
@@ -757,3 +771,21 @@ SchedulerMachine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestScheduler = SchedulerMachine.TestCase
+
+
+@pytest.mark.parametrize(("budget", "prompt", "reused"), [(2700, 240, 0), (3100, 240, 200), (3100, 200, 184)])
+def test_a_row_takes_a_prefix_where_a_mark_fits_beside_all_rows(
+    budget: int, prompt: int, reused: int
+) -> None:
+    """Four rows of 6,560 bytes and a mark of 4,000, at which the last row begins, are 30,240 bytes. The
+    prefix ends at 200 and has a mark at 184, too: for both there is no room.
+    """
+    machine = SchedulerMachine()
+    exact = control.PREFIX_SUPPORT_EXACT
+    machine.start(1, 8, 256, budget, exact, False, 0, 4000, StepCosts(), 0.0)
+    machine.attach()
+    machine.go_on_beside_rows(3, prompt)
+    told = machine.ended[machine.newest.id]
+    assert isinstance(told, Finish)
+    assert told.finished.cached_tokens == reused
+    machine.teardown()
