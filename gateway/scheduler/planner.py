@@ -115,9 +115,9 @@ class StepPlanner:
         """Puts a row that has its memory in line."""
         self._line.add(row)
 
-    def can_hold(self, row: Row) -> bool:
-        """Whether all rows of the request fit when nothing else is there."""
-        return Ledger(self._ring).reserve_all(row.group, row.reserved)
+    def can_hold(self, row: Row, answers: int | None = None) -> bool:
+        """Whether the rows of the request's first `answers`, or of all, fit when nothing else is there."""
+        return Ledger(self._ring).reserve_all(row.group[:answers], row.reserved)
 
     def close(self, row: Row) -> None:
         """Takes no more tokens of the row; a step of its lane evicts it."""

@@ -230,7 +230,8 @@ class Scheduler:
         if longest < max((end - begin for begin, end in row.unbroken), default=0):
             self._fail(row, _image_too_large(row, longest))
         elif not epoch.planner.can_hold(row):
-            self._fail(row, _too_large(row, capacity))
+            fewer = (count for count in range(len(row.copies), 0, -1) if epoch.planner.can_hold(row, count))
+            self._fail(row, _too_large(row, capacity, next(fewer, 0)))
         elif row.request.idle and not epoch.planner.prefixes.pays(row):
             self._fail(
                 row, FailedPrecondition("an idle ring has nothing to gain", reason="NOTHING_TO_PREFILL")
@@ -621,15 +622,20 @@ def _image_too_large(row: Row, longest: int) -> InvalidInput:
     )
 
 
-def _too_large(row: Row, capacity: int) -> InvalidInput:
+def _too_large(row: Row, capacity: int, answers: int) -> InvalidInput:
+    """`answers` of the request would fit at once."""
     param = "max_tokens" if row.prompt_tokens < capacity else "messages"
-    if row.reserved <= capacity:
-        param = "n"
-    needed = f"{row.reserved} tokens" if not row.copies else f"{len(row.group)} times {row.reserved} tokens"
+    wrong = f"prompt and max_tokens need memory for {row.reserved} tokens and this ring holds {capacity}"
+    hint = "send a shorter prompt or a lower max_tokens"
+    if answers:
+        param, hint = "n", f"ask for {answers} at most"
+        wrong = (
+            f"{len(row.group)} answers are asked for and this ring computes {answers} of this length at once"
+        )
     return InvalidInput(
-        f"prompt and max_tokens need memory for {needed} and this ring holds {capacity}",
+        wrong,
         reason="TOO_LARGE_FOR_RING",
-        hint="send a shorter prompt or a lower max_tokens" + ", or ask for fewer answers" * bool(row.copies),
+        hint=hint,
         param=param,
         prompt_tokens=row.prompt_tokens,
         max_tokens=row.limit,

@@ -360,7 +360,7 @@ def test_what_can_never_fit_is_refused_with_numbers() -> None:
     assert fail.error.metadata["capacity_tokens"] == "1024"
     assert fail.error.metadata["param"] == "max_tokens"
     assert "need memory for 1100 tokens and this ring holds 1024" in fail.error.message
-    assert "fewer answers" not in fail.error.hint
+    assert fail.error.hint == "send a shorter prompt or a lower max_tokens"
     assert any(isinstance(action, DiscardRow) for action in driver.actions)
     driver.ask("b", prompt=1024, max_tokens=0)
     assert driver.failed["b"] == "TOO_LARGE_FOR_RING"
@@ -400,15 +400,23 @@ def test_images_that_cannot_be_end_the_epoch(images: tuple[tuple[int, int], ...]
     assert caught.value.reason == "BAD_STEP"
 
 
-@pytest.mark.parametrize("tokens", [500, 924])
-def test_several_answers_that_do_not_fit_though_one_does_are_too_many(tokens: int) -> None:
-    driver = Driver(1, budget=1024)
+@pytest.mark.parametrize(
+    ("tokens", "max_rows", "fitting"), [(500, 64, 1), (924, 64, 1), (1, 2, 2), (0, 2, 2)]
+)
+def test_several_answers_that_do_not_fit_though_fewer_do_are_too_many(
+    tokens: int, max_rows: int, fitting: int
+) -> None:
+    """The memory holds no more, or the ring has no more rows."""
+    driver = Driver(1, budget=1024, max_rows=max_rows)
     driver.prompts["a"] = 100
-    driver.take(driver.scheduler.submit(Request("a", "", tokens, inference.Envelope(), choices=2), 0.0))
+    driver.take(driver.scheduler.submit(Request("a", "", tokens, inference.Envelope(), choices=3), 0.0))
     fail = next(action for action in driver.actions if isinstance(action, Fail))
     assert (fail.error.reason, fail.error.metadata["param"]) == ("TOO_LARGE_FOR_RING", "n")
-    assert f"need memory for 2 times {100 + tokens} tokens and this ring holds 1024" in fail.error.message
-    assert "ask for fewer answers" in fail.error.hint
+    assert (
+        f"3 answers are asked for and this ring computes {fitting} of this length at once"
+        in fail.error.message
+    )
+    assert fail.error.hint == f"ask for {fitting} at most"
 
 
 def test_without_a_limit_a_row_grows_while_there_is_memory() -> None:
