@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import h11
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sealring.api.errors import error_status
@@ -44,18 +45,31 @@ _LOOSE_LINE = re.compile(rb"(?<!\r)\n|\n[ \t]")
 """The end of a line without its CR, or a line that goes on in the next one."""
 
 
+class _Received(ReceiveBuffer):
+    """Bytes that came, of which no head and no trailers have loose lines.
+
+    A proxy in front of the gateway may see other lines there, where h11 is as tolerant as it may be (RFC 9112
+    sections 2.2 and 5.2).
+    """
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        before = bytes(self)
+        lines = super().maybe_extract_lines()
+        if lines is not None and _LOOSE_LINE.search(before, 0, len(before) - len(self)):
+            raise h11.RemoteProtocolError("a loose line")
+        return lines
+
+
 class _Connection(h11.Connection):
     """A parser that takes no more headers, and no smaller chunks, than it should, and no loose lines."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._receive_buffer = _Received()
+
     def next_event(self) -> Any:
         """As h11's. Raises RemoteProtocolError."""
-        before = self.trailing_data[0]
         event = super().next_event()
-        read = len(before) - len(self.trailing_data[0])
-        if isinstance(event, h11.Request | h11.EndOfMessage) and _LOOSE_LINE.search(before, 0, read):
-            # A proxy in front of the gateway may see other lines in a head, or in the trailers of a body,
-            # where h11 is as tolerant as it may be (RFC 9112 sections 2.2 and 5.2).
-            raise h11.RemoteProtocolError("a loose line")
         if isinstance(event, h11.Request):
             _check_headers(event)
             self._chunks = self._chunked_bytes = 0
