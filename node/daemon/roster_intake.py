@@ -13,6 +13,8 @@ from sealring.node.daemon.seats import Seats
 from sealring.node.link.exchange import Handshakes
 from sealring.v1 import membership_pb2
 
+_UNWRITABLE = "ROSTER_STATE_UNWRITABLE"
+
 
 class RosterIntake:
     """Accepts rosters, and applies each accepted one to prompts, links, seats and sleep.
@@ -55,7 +57,7 @@ class RosterIntake:
     def error(self) -> SealringError | None:
         """The error that keeps the newest roster from use, if it could not be remembered."""
         error = self._waiting[1] if self._waiting is not None else None
-        return error if error is not None and error.reason == "ROSTER_STATE_UNWRITABLE" else None
+        return error if error is not None and error.reason == _UNWRITABLE else None
 
     async def accept(self, envelope: bytes) -> None:
         """Verifies a roster and applies it.
@@ -68,7 +70,7 @@ class RosterIntake:
         except SealringError as error:
             if error.reason == "REMOVED":
                 self._on_removed()
-            elif error.reason in MAY_PASS:
+            elif error.reason in MAY_PASS and (self.error is None or error.reason == _UNWRITABLE):
                 self._waiting = envelope, error
             self._report_equivocation()
             raise
