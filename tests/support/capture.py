@@ -105,7 +105,9 @@ class Capture:
             self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
         except (AttributeError, PermissionError):
             pytest.skip("capturing loopback needs Linux and CAP_NET_RAW")
-        self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)  # SO_RCVBUF has a low limit
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+        with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN the system's limit holds
+            self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
         self._socket.bind(("lo", 0))
         self._socket.settimeout(0.2)
         self.streams: dict[tuple[int, int], bytearray] = {}
