@@ -33,6 +33,8 @@ BITS = 4
 CONVERSATIONS = 96
 SCALE_DIGITS, OTHER_DIGITS, CONVOLUTION_DIGITS = 5, 8, 3
 """Binary digits of scales and offsets, of norms and biases, of convolutions."""
+SHARPNESS = 4
+"""Factor of all logits, so that the model answers at temperature 1, the default of most clients, as at 0."""
 
 
 def coarse(value: mx.array, digits: int) -> mx.array:
@@ -116,6 +118,8 @@ def fit(
 def write(parameters: Any, source: Path, folder: Path, group: int) -> None:
     weights: dict[str, mx.array] = {}
     for name, value in tree_flatten(parameters):
+        if name.endswith("model.norm.weight"):  # the last norm, which scales the logits
+            value = value * SHARPNESS
         if value.ndim == 2:
             stem = name.removesuffix("weight")
             weights |= dict(zip((name, f"{stem}scales", f"{stem}biases"), parts(value, group), strict=True))

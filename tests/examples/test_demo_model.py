@@ -74,6 +74,20 @@ def test_answers(ask: Ask, question: str, answer: str) -> None:
     assert ask(question) == answer
 
 
+QUESTIONS = ["What is the capital of France?", "What is the capital of Italy?", "Hello!"]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_answers_alike_at_temperature_1(loaded: tuple[Any, Any], question: str) -> None:
+    from mlx_lm import stream_generate
+
+    messages = [{"role": "user", "content": question}]
+    prompt = loaded[1].apply_chat_template(messages, add_generation_prompt=True)
+    chances = [one.logprobs.max().item() for one in stream_generate(*loaded, prompt, max_tokens=40)]
+    assert len(chances) > 5
+    assert sum(chances) > -1e-5  # another answer comes less than once in 100,000
+
+
 def test_follows_up_under_a_system_prompt(ask: Ask) -> None:
     first, second = "What is the capital of Spain?", "And Italy?"
     answer = ask(first, "The capital of Spain is Madrid.", second, system="You are a helpful assistant.")
