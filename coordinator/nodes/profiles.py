@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.planning.demand import check_profile
-from sealring.mesh.errors import DeadlineExceeded, NotFound, SealringError
+from sealring.mesh.errors import DeadlineExceeded, NotFound, SealringError, Unavailable
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import membership_pb2, model_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage
 
 _SHOWN = 8
+_RETRY_SECONDS = 15
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,13 @@ class ProfileReply:
     def would_fetch(self) -> bool:
         """Whether the node lacks the model, and would get it from a member that has it."""
         return isinstance(self.error, NotFound) and self.error.metadata.get("fetchable") == "yes"
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the node may have the model: it did not answer, or could not read its folders."""
+        return isinstance(self.error, Unavailable | DeadlineExceeded) or (
+            self.error is not None and self.error.reason == "MODEL_FOLDER_UNREADABLE"
+        )
 
 
 class Profiles:
@@ -67,12 +75,21 @@ class Profiles:
         return ProfileReply(member, result.profile, None)
 
 
-def unknown_model(model: str, answers: Iterable[ProfileReply], names: dict[str, str]) -> NotFound:
-    """The error for a model that no node has, with each node's reason. Its hint is that of a node whose copy
-    is unusable, if any."""
+def nobody_has(model: str, answers: Iterable[ProfileReply], names: dict[str, str]) -> NotFound | Unavailable:
+    """The error for a model of which no node gave a profile, with each node's reason.
+
+    Unavailable (NODES_SILENT) if one of them may have it, else NotFound (UNKNOWN_MODEL), whose hint is that of
+    a node whose copy is unusable, if any."""
     answers = list(answers)
     errors = [(answer.member, answer.error) for answer in answers if answer.error is not None]
-    said = [f"{names.get(member, member)}: {error.message}" for member, error in errors]
+    said = "; ".join([f"{names.get(member, member)}: {error.message}" for member, error in errors][:_SHOWN])
+    if any(answer.undecided for answer in answers):
+        return Unavailable(
+            f"no node that answered can serve the model {model[:256]!r} ({said})",
+            hint="try again later; the cluster's operator finds more with: sealring status",
+            reason="NODES_SILENT",
+            retry_after=_RETRY_SECONDS,
+        )
     hints = [error.hint for _, error in errors if error.reason != "MODEL_NOT_FOUND" and error.hint]
     hint, fetchable = "put the model into the nodes' model folders, or name it as they do", ""
     if hints:
@@ -80,7 +97,7 @@ def unknown_model(model: str, answers: Iterable[ProfileReply], names: dict[str, 
     if "/" in model and any(answer.would_fetch for answer in answers):
         hint, fetchable = f"fetch it: sealring model pull {model[:256]}", "yes"
     return NotFound(
-        f"no node can serve the model {model[:256]!r} ({'; '.join(said[:_SHOWN])})",
+        f"no node can serve the model {model[:256]!r} ({said})",
         hint=hint,
         reason="UNKNOWN_MODEL",
         param="model",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.nodes.links import Links
-from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, unknown_model
+from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, nobody_has
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.planner import memory_of, plan
 from sealring.coordinator.planning.refusals import usable
@@ -77,7 +77,7 @@ class Survey:
         self, spec: admin_pb2.DeploymentSpec, *, replacing: Collection[str] = ()
     ) -> dict[str, ProfileReply]:
         """The replies about the model, by node, of all nodes that may serve it. Raises NotFound
-        (UNKNOWN_MODEL)."""
+        (UNKNOWN_MODEL), Unavailable (NODES_SILENT)."""
         await self._wait_for_beats()
         able_ids = self.able(spec.name, replacing)
         able = [
@@ -89,7 +89,7 @@ class Survey:
         ids = [member.id for member in able]
         answers = await self._profiles.ask(spec.model, ids, ranks, spec.draft)
         if answers and not any(answer.profile for answer in answers.values()):
-            raise unknown_model(spec.model, answers.values(), {member.id: member.name for member in able})
+            raise nobody_has(spec.model, answers.values(), {member.id: member.name for member in able})
         return answers
 
     async def plan(

@@ -39,7 +39,8 @@ class DeploymentService:
     async def plan(self, spec: admin_pb2.DeploymentSpec) -> admin_pb2.PlanDeploymentResponse:
         """The plan that `create` would follow now, and what other shapes would bring.
 
-        Raises AlreadyExists (NAME_TAKEN), NotFound (UNKNOWN_MODEL), and what the planner raises.
+        Raises AlreadyExists (NAME_TAKEN), NotFound (UNKNOWN_MODEL), Unavailable (NODES_SILENT), and what
+        the planner raises.
         """
         checked = self._survey.check(spec)
         self._check_names(checked)
@@ -73,7 +74,8 @@ class DeploymentService:
         self, name: str, replacing: Collection[str]
     ) -> tuple[admin_pb2.DeploymentSpec, dict[str, ProfileReply]]:
         """The specification by which a model on demand is loaded, with the context that clients were
-        promised, and the nodes' replies. Raises NotFound (UNKNOWN_DEPLOYMENT, UNKNOWN_MODEL)."""
+        promised, and the nodes' replies. Raises NotFound (UNKNOWN_DEPLOYMENT, UNKNOWN_MODEL),
+        Unavailable (NODES_SILENT)."""
         known = self._store.deployments.get(name)
         spec = admin_pb2.DeploymentSpec()
         spec.CopyFrom(known.asked)

@@ -324,7 +324,7 @@ class OnDemand:
         if chosen == []:
             await self._load(name, spec, answers, [])
         elif chosen is None and not await fits(able):
-            raise refusal[-1]
+            raise self._while_silent(name, refusal[-1], answers)
         elif not self._waits(name) or loads.yielded_to:
             return
         elif chosen is None:
@@ -352,6 +352,14 @@ class OnDemand:
         if name in self.loads.models:
             self.loads.placed(name, [one for one in freed if one in self.loads.models], now)
         log.info("model_placed", deployment=name, unloaded=freed)
+
+    def _while_silent(
+        self, name: str, error: SealringError, answers: dict[str, ProfileReply]
+    ) -> SealringError:
+        """The error of a plan, as one for now if there are nodes that may have the model."""
+        silent = {member for member, reply in answers.items() if reply.undecided}
+        names = [one.name for one in self._store.members.all(Role.MEMBER) if one.id in silent]
+        return not_loaded(name, f"of {and_(names)} nothing is known, and {error.message}") if names else error
 
     def _waits(self, name: str) -> bool:
         load = self.loads.models.get(name)

@@ -71,7 +71,7 @@ REFUSED = frozenset(
             "ROSTER_EXPIRED",
             "MODEL_NOT_LOADED",
             "MODEL_LOADING",
-            "UNKNOWN_MODEL",
+            "NODES_SILENT",
         ),
     }
 )

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, unknown_model
-from sealring.mesh.errors import DeadlineExceeded, ModelError, NotFound
-from sealring.mesh.rpc import to_problem
+from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, nobody_has
+from sealring.api.errors import error_status
+from sealring.mesh.errors import DeadlineExceeded, ModelError, NotFound, SealringError, Unavailable
+from sealring.mesh.rpc import to_problem, to_status
 from sealring.v1 import membership_pb2
 from tests.coordinator.conftest import online, small_profile
 
@@ -91,15 +92,34 @@ def test_a_model_that_is_not_there_is_fetched_where_a_member_has_it(error: Any, 
 def test_what_helps_where_no_node_has_the_model(
     model: str, errors: list[Any], hint: str, fetchable: str
 ) -> None:
-    told = unknown_model(model, [ProfileReply("a", None, error) for error in errors], {"a": "alpha"})
+    told = nobody_has(model, [ProfileReply("a", None, error) for error in errors], {"a": "alpha"})
     assert (told.reason, told.hint) == ("UNKNOWN_MODEL", hint)
     assert (told.metadata["param"], told.metadata.get("fetchable", "")) == ("model", fetchable)
     assert told.message.startswith(f"no node can serve the model '{model}' (alpha: {errors[0].message}")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        DeadlineExceeded("no answer in 60 s"),
+        Unavailable("the member is not online"),
+        NotFound("no readable folder has it", hint="check the volume", reason="MODEL_FOLDER_UNREADABLE"),
+    ],
+)
+def test_a_model_that_a_node_may_have_is_refused_for_now(error: SealringError) -> None:
+    """In every API: clients of a model on demand get this error."""
+    answers = [ProfileReply("a", None, missing("yes")), ProfileReply("b", None, error)]
+    told = nobody_has("org/m", answers, {"a": "alpha", "b": "beta"})
+    assert isinstance(told, Unavailable)
+    assert "(alpha: there is no model; beta: " in told.message
+    assert (told.reason, told.hint[:15]) == ("NODES_SILENT", "try again later")
+    assert (error_status(told), to_status(told).code) == (503, 14)
+    assert int(told.metadata["retry_after"]) > 0
+
+
 def test_a_long_name_is_cut_and_who_has_the_model_is_not_told() -> None:
     name = "o/" + "m" * 300
     answers = [ProfileReply("a", small_profile(), None), ProfileReply("b", None, missing("yes"))]
-    told = unknown_model(name, answers, {})
+    told = nobody_has(name, answers, {})
     assert told.message == f"no node can serve the model {name[:256]!r} (b: there is no model)"
     assert told.hint == f"fetch it: sealring model pull {name[:256]}"

@@ -163,10 +163,13 @@ async def test_who_has_not_told_its_memory_is_waited_for_and_then_left_out() -> 
     assert told.sessions.waits == 0
 
 
-async def test_a_model_that_nobody_has_is_unknown() -> None:
+async def test_a_model_that_nobody_has_is_unknown_once_all_have_said_so() -> None:
     made = make([member(0), member(1)], [session(0), session(1)])
-    made.answers = failed(0)
+    made.answers = {IDS[1]: ProfileReply(IDS[1], None, NotFound("it is not here"))}
     with pytest.raises(NotFound):
+        await made.ask(SPEC)
+    made.answers |= failed(0)
+    with pytest.raises(Unavailable):
         await made.ask(SPEC)
     made.answers = failed(0) | answer(1)
     assert await made.ask(SPEC) == made.answers

@@ -456,6 +456,25 @@ async def test_a_model_whose_nodes_have_left_fails_what_waits_for_it_until_they_
     await gateway.close()
 
 
+@pytest.mark.parametrize(("stages", "reason"), [(1, "NODES_SILENT"), (2, "MODEL_NOT_LOADED")])
+async def test_a_model_whose_nodes_say_nothing_is_there_and_unavailable(
+    start_cluster: Any, stages: int, reason: str
+) -> None:
+    """Whether nobody says that it has the model, or too few for what was deployed."""
+    cluster = await start_cluster(profile_timeout=1.0)
+    nodes = [await cluster.node(name) for name in ("alpha", "beta")]
+    await deploy(cluster, "one", stages=stages)
+    for node in nodes[stages - 1 :]:
+        node.profiles = False
+    gateway = await gate(cluster)
+    await gateway.want("one", waiting=1)
+    assert await gateway.refused("one") == reason
+    problem = from_problem(gateway.models["one"].problem)
+    assert (problem.code, int(problem.metadata["retry_after"]) > 0) == ("UNAVAILABLE", True)
+    assert "beta" in problem.message
+    await gateway.close()
+
+
 @pytest.mark.parametrize("has", [True, False])
 async def test_nodes_that_come_while_others_are_asked_for_a_model_are_asked_too(
     cluster: Cluster, has: bool

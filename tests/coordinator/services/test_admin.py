@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from sealring.coordinator.members.tokens import MAX_OPEN_TOKENS
-from sealring.coordinator.nodes.profiles import ProfileReply, unknown_model
+from sealring.coordinator.nodes.profiles import ProfileReply, nobody_has
 from sealring.coordinator.planning.planner import memory_of
 from sealring.coordinator.store import StoredToken
 from sealring.mesh.audit import verify_chain
@@ -210,7 +210,7 @@ async def test_an_unknown_model_lists_what_every_node_said(cluster: Cluster) -> 
 def test_what_is_wrong_with_a_model_that_is_there_comes_with_its_own_hint() -> None:
     missing = NotFound("there is no model m", hint="put it somewhere", reason="MODEL_NOT_FOUND")
     broken = ModelError("it holds a pipe", hint="convert it again")
-    error = unknown_model(
+    error = nobody_has(
         "m", [ProfileReply("a", None, missing), ProfileReply("b", None, broken)], {"a": "alpha"}
     )
     assert "(alpha: there is no model m; b: it holds a pipe)" in error.message
