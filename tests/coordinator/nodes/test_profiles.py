@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, nobody_has
 from sealring.api.errors import error_status
+from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, nobody_has
 from sealring.mesh.errors import DeadlineExceeded, ModelError, NotFound, SealringError, Unavailable
 from sealring.mesh.rpc import to_problem, to_status
 from sealring.v1 import membership_pb2
