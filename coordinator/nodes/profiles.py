@@ -78,8 +78,8 @@ class Profiles:
 def nobody_has(model: str, answers: Iterable[ProfileReply], names: dict[str, str]) -> NotFound | Unavailable:
     """The error for a model of which no node gave a profile, with each node's reason.
 
-    Unavailable (NODES_SILENT) if one of them may have it, else NotFound (UNKNOWN_MODEL). Its hint is that of a
-    node whose copy is unusable, if any."""
+    Unavailable (NODES_SILENT) if one of them may have it, else NotFound (UNKNOWN_MODEL). The hint is that of
+    a node whose copy is unusable, if any."""
     answers = list(answers)
     errors = [(answer.member, answer.error) for answer in answers if answer.error is not None]
     said = "; ".join([f"{names.get(member, member)}: {error.message}" for member, error in errors][:_SHOWN])

@@ -61,10 +61,20 @@ async def _disconnected(receive: Receive) -> None:
 
 async def started(events: Events) -> inference.Started:
     """The first event; until it is there, errors still have an HTTP status."""
-    first = await anext(events)
-    if first.WhichOneof("event") != "started":
+    first = await anext(events, None)
+    if first is None or first.WhichOneof("event") != "started":
         raise Internal("the answer does not begin with its start")
     return first.started
+
+
+async def count_prompt(events: Events) -> int:
+    """The tokens of a prompt: the answer's first event has the number, or else its last one."""
+    tokens = (await started(events)).prompt_tokens
+    while not tokens:
+        if (event := await anext(events, None)) is None:
+            raise Internal("the answer does not tell the number of the prompt's tokens")
+        tokens = event.finished.prompt_tokens
+    return tokens
 
 
 async def collect(

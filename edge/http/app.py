@@ -28,7 +28,14 @@ from sealring.api.fields import bad, renamed
 from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, loaded, show, tags
 from sealring.api.responses import ask_responses
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, Gate
-from sealring.edge.http.answers import EventStream, Whole, collect, started, together, unless_disconnected
+from sealring.edge.http.answers import (
+    EventStream,
+    Whole,
+    collect,
+    count_prompt,
+    together,
+    unless_disconnected,
+)
 from sealring.edge.http.body import MAX_TEXT, BodyTurns, parse_object, read_body
 from sealring.edge.http.conversation import MAX_KEPT, MAX_SOCKETS, RECEIPT, Conversation
 from sealring.edge.http.guard import Guard, credential
@@ -189,13 +196,10 @@ class Edge:
         yield inference.GenerateResponse(finished=inference.Finished())
 
     async def count(self, request: Request) -> Response:
-        """Counts the tokens of a prompt: the answer's first event has the number, or else its last one."""
+        """Counts the tokens of a prompt."""
         asked = await self._read(request, ask_count)
         async with contextlib.aclosing(self._events(request, asked)) as events:
-            begin = await unless_disconnected(request.receive, started(events))
-            tokens = begin.prompt_tokens
-            while not tokens:
-                tokens = (await anext(events)).finished.prompt_tokens
+            tokens = await unless_disconnected(request.receive, count_prompt(events))
         return _json({"input_tokens": tokens})
 
     async def respond(self, request: Request) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -10,7 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from sealring.edge.http.answers import PIECE_BYTES, Whole, _Writer, collect, together, unless_disconnected
+from sealring.edge.http.answers import (
+    PIECE_BYTES,
+    Whole,
+    _Writer,
+    collect,
+    count_prompt,
+    together,
+    unless_disconnected,
+)
 from sealring.edge.inference import timers
 from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.mesh.errors import Cancelled, Internal
@@ -69,10 +78,29 @@ async def test_each_prompt_of_a_body_has_moments_of_its_own() -> None:
     assert {one.arrived for one in found} == {1.0}
 
 
-@pytest.mark.parametrize("given", [(FINISHED,), (STARTED, delta("a"))])
-async def test_an_answer_without_its_start_or_end_is_a_fault_of_ours(given: Any) -> None:
-    with pytest.raises(Internal, match="begin" if given[0] is FINISHED else "end"):
+@pytest.mark.parametrize(
+    ("given", "lacks", "uncounted"),
+    [
+        ((), "begin", "begin"),
+        ((FINISHED,), "begin", "begin"),
+        ((STARTED, delta("a")), "end", "tell"),
+        ((STARTED, FINISHED), "", "tell"),
+    ],
+)
+async def test_an_answer_without_one_of_its_parts_is_a_fault_of_ours(
+    given: Any, lacks: str, uncounted: str
+) -> None:
+    with pytest.raises(Internal, match=lacks) if lacks else contextlib.nullcontext():
         await collect(events(*given), 1)
+    with pytest.raises(Internal, match=uncounted):
+        await count_prompt(events(*given))
+
+
+async def test_a_prompts_tokens_are_told_by_the_first_event_or_the_last() -> None:
+    begin = inference.GenerateResponse(started=inference.Started(prompt_tokens=7))
+    end = inference.GenerateResponse(finished=inference.Finished(prompt_tokens=8))
+    assert await count_prompt(events(begin)) == 7
+    assert await count_prompt(events(STARTED, delta("a"), end)) == 8
 
 
 async def test_what_one_of_several_fails_with_ends_them_all() -> None:
