@@ -67,6 +67,19 @@ def test_packages_import_only_those_that_they_may(package: str) -> None:
     assert found <= MAY_IMPORT[package] | {package, "v1", "openai"}
 
 
+def test_caches_know_nothing_of_the_engine_that_uses_them() -> None:
+    """Nor of the stages: what is known of a class of caches is in one place."""
+    own = "node.engine.caches"
+    found = {name for _, name in imports("node/engine/caches") if name.startswith("node.")}
+    assert not {name for name in found if not name.startswith((f"{own}.", "node.engine.mlx_lm_import"))}
+    assert not [
+        file
+        for file in (ROOT / own.replace(".", "/")).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.level > 1
+    ]
+
+
 def test_the_command_line_imports_no_doubles() -> None:
     assert not [file for file, name in imports("cli") if name.startswith("testing")]
 

@@ -28,6 +28,7 @@ from bench.paced.processor import BusyDevice, native_seconds
 from bench.paced.timed import StepTable, StepTimes
 from sealring.node.engine import device as engine_device
 from sealring.node.engine import main, transfer
+from sealring.node.engine.caches.known import parts_of
 from sealring.node.engine.staging import Stage, StageSpec, caches
 from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.staging.mtp_head import MtpHead
@@ -336,7 +337,7 @@ def tokens_in(cache: caches.Batch) -> int:
     """Tokens that the caches of a step hold; of rows together, with what they are padded by."""
     most = 0
     for entry in cache:
-        for part in caches.parts_of(entry):
+        for part in parts_of(entry):
             found = getattr(part, "_idx", None) or getattr(part, "offset", 0)
             if isinstance(found, int):
                 most = max(most, found)

@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from sealring.node.engine.caches.known import parts_of
 from sealring.node.engine.drafts import Feed, Guesses
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
@@ -199,5 +200,5 @@ class DraftBatch:
 
 def _evaluate(cache: Batch) -> None:
     """Has a cache computed, which would else keep what it is made of."""
-    parts = [part for entry in cache for part in caches.parts_of(entry)]
+    parts = [part for entry in cache for part in parts_of(entry)]
     mx.eval([leaf for part in parts for leaf in leaves(list(vars(part).values()))])

@@ -24,6 +24,7 @@ import numpy as np
 import structlog
 
 from sealring.mesh.ring.composition import Adopting, Change, Chunk, Dropping, Keeping, Origin, Settling
+from sealring.node.engine.caches.known import parts_of
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage, caches
 from sealring.node.engine.staging.caches import Cache
@@ -300,4 +301,4 @@ class TailDrafter:
 
 
 def _states(cache: Cache) -> list[object]:
-    return [part.state for entry in cache for part in caches.parts_of(entry)]
+    return [part.state for entry in cache for part in parts_of(entry)]

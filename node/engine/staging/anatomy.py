@@ -17,9 +17,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
+from sealring.node.engine.caches.known import parts_of
 
 from .adapters import Adapter, adapter_for
-from .caches import is_filled, parts_of
+from .caches import is_filled
 from .interception import Call, intercept_call, intercept_reads, leaves
 from .layout import PROBES, Arguments, Layout, Place, TensorSpec, Unsuitable, find_layout, get_argument
 

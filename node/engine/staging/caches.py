@@ -15,10 +15,11 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from sealring.mesh.errors import Internal
+from sealring.node.engine.caches.known import kinds, parts_of
 
 from .interception import leaves
 from .latents import LatentRows
-from .rows import RowsCache, can_merge
+from .rows import RowsCache
 from .rows import merge as merge_rows
 
 Cache = list[Any]
@@ -37,8 +38,7 @@ Batch = list[Any]
 
 def for_one_row(cache: Cache, batches: bool) -> Cache:
     """Marks the cache of a model that does not batch, or whose caches do not."""
-    parts = [part for entry in cache for part in parts_of(entry)]
-    return cache if batches and all(map(can_merge, parts)) else OneRow(cache)
+    return cache if batches and all(kind.merges for _, kind in kinds(cache)) else OneRow(cache)
 
 
 def merge(rows: Sequence[Cache]) -> Batch:
@@ -110,11 +110,7 @@ def extract(batch: Batch, row: int) -> Cache:
 
 def trimmable(cache: Cache) -> bool:
     """Whether rows with caches like this empty one can be cut to fewer tokens, however long they are."""
-    parts = [part for entry in cache for part in parts_of(entry)]
-    return all(
-        part.is_trimmable() and not any(hasattr(part, bound) for bound in ("max_size", "chunk_size"))
-        for part in parts
-    )
+    return all(kind.cuts for _, kind in kinds(cache))
 
 
 def trim(cache: Cache, tokens: int) -> None:
@@ -259,12 +255,6 @@ class Slots:
                     part.update_and_fetch(nothing, nothing)
                 else:  # else it could not be merged with others
                     part.cache = [state for _ in part.cache]
-
-
-def parts_of(cache: Any) -> Sequence[Any]:
-    """The caches that a list of caches consists of, or the one cache."""
-    parts: Sequence[Any] = getattr(cache, "caches", (cache,))
-    return parts
 
 
 def is_filled(cache: Any) -> bool:

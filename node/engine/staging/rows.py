@@ -265,11 +265,6 @@ def merge(rows: Sequence[Any]) -> Any:
     return own.merge(rows) if own else rows[0].merge(list(rows))
 
 
-def can_merge(row: Any) -> bool:
-    """Whether there is a batch of several rows like this one."""
-    return _kind(row) in _BATCHES or hasattr(row, "merge")
-
-
 def _kind(row: Any) -> tuple[str, str]:
     return type(row).__module__, type(row).__qualname__
 

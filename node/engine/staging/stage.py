@@ -11,12 +11,13 @@ import mlx.nn as nn
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import device
+from sealring.node.engine.caches.known import parts_of
 from sealring.node.engine.vision.grid import attends_both_ways, has_three
 
 from .adapters import Followed
 from .anatomy import Anatomy, Boundary, full_cache, not_stageable, outer_modules, recorded_updates
 from .both_ways import BothWays
-from .caches import Batch, Cache, OneRow, RowByRow, Slots, for_one_row, parts_of, trimmable
+from .caches import Batch, Cache, OneRow, RowByRow, Slots, for_one_row, trimmable
 from .interception import Call, intercept_call, leaves, own_arrays
 from .layout import TOKENS, Arguments, StageSpec, get_argument, set_argument
 from .mrope import MRope, Positions, mrope_of

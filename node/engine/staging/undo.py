@@ -19,10 +19,11 @@ import mlx.core as mx
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_UNSETTLED
 from sealring.mesh.ring.limits import MAX_RUNS
+from sealring.node.engine.caches.known import parts_of
 
 from . import caches
 from .adapters import Adapter
-from .caches import Cache, parts_of
+from .caches import Cache
 from .latents import ENTRIES
 
 
