@@ -390,13 +390,15 @@ async def test_a_client_that_leaves_cancels(port: int, backend: Any) -> None:
             assert response.headers["x-sealring-min-trust"] == "10"
             async for _ in response.aiter_lines():
                 break
-        whole = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        while len(backend.requests) < 2:
-            await asyncio.sleep(0.01)
-        whole.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await whole
-    assert await noticed(port, lambda: len(backend.closed) == 2)
+        backend.sealed = True  # an answer that counts its prompt's tokens goes on to its end
+        for number, path in enumerate(("/v1/chat/completions", "/v1/messages/count_tokens"), 2):
+            whole = asyncio.create_task(client.post(path, json=body))
+            while len(backend.requests) < number:
+                await asyncio.sleep(0.01)
+            whole.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await whole
+    assert await noticed(port, lambda: len(backend.closed) == 3)
 
 
 async def test_a_client_that_does_not_read_is_given_up(
