@@ -179,7 +179,7 @@ def plain(message: Message) -> dict[str, Any]:
 def _field(message: Message, field: Any) -> Any:
     value = getattr(message, field.name)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return dict(value)
+        return dict(sorted(value.items()))  # a map has no order, and another one in each process
     if field.is_repeated:
         return [_value(item, field) for item in value]
     return _value(value, field)

@@ -91,8 +91,8 @@ def taken_as(
 
 
 def same(*names: str) -> dict[str, Rule]:
-    """The rules of fields that ask the same as the chat's fields of these names."""
-    return {name: Rule(name) for name in names}
+    """The rules of fields that ask the same as the chat's fields of these names, in one order for any set."""
+    return {name: Rule(name) for name in sorted(names)}
 
 
 def own(**schema: Any) -> Rule:
