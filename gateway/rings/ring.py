@@ -764,6 +764,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         mtp=len(attached) > 1 and attached[-1].draft_us > 0 and not attached[0].draft_us,
         head=StepCosts.of(timed[:1]),
         draft_runs=min(each.draft_runs for each in attached),
+        epoch=serving.epoch,
     )
 
 

@@ -119,7 +119,8 @@ class RingFacts:
     compute on one GPU, at most. `draft`: seconds in which the head's draft model guesses a token, 0 where it
     has none; with `mtp` those of the tail's MTP head. `draft_rows`: seconds in which the draft model guesses
     a token for each of DRAFT_ROWS rows at once; 0: it guesses for one row after another. `head`: the head's
-    own cost table. `draft_runs`: the number of runs of drafts that every member can take back.
+    own cost table. `draft_runs`: the number of runs of drafts that every member can take back. `epoch`: the
+    epoch's number.
     """
 
     members: tuple[MemberMemory, ...]
@@ -137,6 +138,7 @@ class RingFacts:
     head: StepCosts | None = None
     draft_runs: int = 0
     mtp: bool = False
+    epoch: int = 1
 
     @property
     def stages(self) -> int:

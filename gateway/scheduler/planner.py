@@ -25,6 +25,7 @@ from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.gateway.scheduler.recalls import Recalls
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.composition import Composition
 from sealring.v1 import control_pb2 as control
 
 EXTENSION = 1024
@@ -74,6 +75,7 @@ class StepPlanner:
 
     def __init__(self, ring: RingFacts) -> None:
         self.ledger = Ledger(ring)
+        self.board = Composition(epoch=ring.epoch, max_rows=ring.max_rows, prefill_chunk=ring.prefill_chunk)
         self.pressed = False
         self.waiting = 0
         self._ring = ring
@@ -246,9 +248,12 @@ class StepPlanner:
     def steps(self) -> Iterator[control.Step]:
         """Everything that can be announced now."""
         while step := self._next_prefill() or self._next_decode():
+            self.board.apply(step)
             yield step
         if self._makes_room() or (self._dropped and not self.under_way):
-            yield self._step([])
+            step = self._step([])
+            self.board.apply(step)
+            yield step
 
     def _makes_room(self) -> bool:
         """Whether a step is to drop something before members read blocks into its place. An epoch's first one

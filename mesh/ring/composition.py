@@ -279,6 +279,20 @@ class Composition:
         """The marks of rows and of kept prefixes; one that several have counts once."""
         return self._marks.count
 
+    def held(self, row: int) -> int:
+        """Tokens in the caches of a row, also those that are not settled; 0 for an unknown row."""
+        lane = self._lane_of.get(row)
+        return self._prefilling.get(row, (0, 0))[0] if lane is None else self._held(row, lane)
+
+    def unsettled(self) -> dict[int, int]:
+        """Row with open drafts -> its tokens since it was settled."""
+        return dict(self._drafted)
+
+    def kept_marks(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """The lengths at which rows, and at which prefixes, have marks, rising."""
+        rows = {row: sorted(self._marks.of_row(row)) for row in self._marks.rows()}
+        return rows, {prefix: sorted(self._marks.of_prefix(prefix)) for prefix in self._prefixes}
+
     @property
     def last_step(self) -> int:
         return self._last_step

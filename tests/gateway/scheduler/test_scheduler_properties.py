@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
+from books import check_books
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -388,7 +389,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.epoch += 1
         facts = self.facts_of
         self.ring = ModelRing(facts, self.epoch, self.earlier, self.earlier_marks)
-        facts = replace(facts, kept=self.ring.adoptable())
+        facts = replace(facts, kept=self.ring.adoptable(), epoch=self.epoch)
         self.perform(self.scheduler.attach(facts))
 
     @rule(
@@ -615,6 +616,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.perform(self.scheduler.end_epoch(EpochEnded("gone")))
 
     def perform(self, actions: list[object]) -> None:
+        if self.scheduler.planner is not None:
+            check_books(self.scheduler.planner)
         for action in actions:
             match action:
                 case OpenRow(row, request, _):
