@@ -35,7 +35,7 @@ PARAMETERS = params.encode(params.RowParameters())
 
 
 class Front:
-    """As node.engine.text.front.Front, for prompts that are drawn here; answers steps with empty texts."""
+    """As node.engine.text.front.Front with its parts, for prompts that are drawn here; texts are empty."""
 
     stuck = False
 
@@ -44,6 +44,7 @@ class Front:
         self._vocabulary = vocabulary
         self._opened: dict[int, tuple[int, int]] = {}
         self.tokens: dict[int, list[int]] = {}
+        self.book = self.reader = self
 
     def open(self, chunk: control.Chunk) -> None:
         """A row begins. Rows that are copies of each other have the prompt of row 1."""

@@ -123,7 +123,6 @@ DEEPER = {
     "node.engine.main",
     "node.engine.mlx_lm_import",
     "node.engine.params",
-    "node.engine.text.front",
     "node.engine.text.marked",
     "node.engine.text.shapes",
     "node.engine.warm_up",

@@ -58,7 +58,7 @@ OPEN_AHEAD = 16
 
 OPEN_BYTES = MAX_ENVELOPE_BYTES
 """Bytes of images and of sealed prompts in the prompts that the head still reads; one alone may have more.
-With 16 texts of 4 MiB they are less than a head takes (node.engine.text.front.MAX_UNREAD_BYTES)."""
+With 16 texts of 4 MiB they are less than a head takes (node.engine.text.reading.MAX_UNREAD_BYTES)."""
 
 OPEN_SPARE = 2
 """How many more of them than can start now: rows of one key are no longer reordered once they are opened."""

@@ -145,8 +145,8 @@ class Loaded:
             times=self.times,
             metal=device.metal(),
             device=device.identity(),
-            capabilities=self.front.capabilities if self.front is not None else (),
-            vision_not_installed=self.front is not None and self.front.vision_not_installed,
+            capabilities=self.front.inputs.capabilities if self.front is not None else (),
+            vision_not_installed=self.front is not None and self.front.inputs.vision_not_installed,
             draft_us=round(1e6 * sum(each.seconds for each in self.drafters)),
             draft_rows_us=round(1e6 * self.drafter.seconds_together) if self.drafter is not None else 0,
             caches=self.layout.digest if self.layout is not None else b"",
@@ -208,7 +208,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
     words = measured["vocab_size"]
     sees = command.vision and is_head and command.ranks <= 1
     front = Front(path, command.context, words, emit, sees=sees) if is_head else None
-    grammars = front.grammars if front is not None else None
+    grammars = front.inputs.grammars if front is not None else None
     if grammars is None and is_tail:
         grammars = Grammars(partial(load_tokenizer, path, chats=False), words)
     reading = grammars.begin() if front is None and grammars is not None else None
@@ -233,9 +233,9 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         except (RuntimeError, ValueError) as error:
             raise not_runnable(stage.spec.model_type, error) from error
         if front is not None:
-            front.wait_loaded()
+            front.reader.wait_loaded()
             if tower is None:
-                front.blind()
+                front.inputs.blind()
         if reading is not None:
             reading.result()
     except BaseException:

@@ -41,7 +41,8 @@ from sealring.node.engine.epoch import StageEpoch
 from sealring.node.engine.folder import Loaded, draft_message, load, profile_message, ranges_message
 from sealring.node.engine.group import form
 from sealring.node.engine.staging import Shard
-from sealring.node.engine.text.front import StoredNames, refusal
+from sealring.node.engine.text.answers import refusal
+from sealring.node.engine.text.book import StoredNames
 from sealring.node.wire.channel import EngineChannel
 from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
@@ -66,7 +67,7 @@ def _nothing() -> None: ...
 
 def hung(loaded: Loaded, epoch: StageEpoch | None) -> str | None:
     """The reason why a thread will never go on: a prompt or the device; None while all go on."""
-    if loaded.front is not None and loaded.front.stuck:
+    if loaded.front is not None and loaded.front.reader.stuck:
         return "prompt_unreadable"
     if epoch is not None and epoch.device_seconds() > loaded.patience:
         return "device_stuck"
@@ -195,7 +196,7 @@ class Engine:
             error = FailedPrecondition("this member is not the head of an open epoch", reason="NOT_HEAD")
             self._emit(refusal(command.row, error))
             return
-        front.open(command)
+        front.reader.open(command)
 
     def _discard(self, row: int) -> None:
         if self._epoch is None or self._loaded is None or self._loaded.front is None:
@@ -212,10 +213,10 @@ class Engine:
             if not recall.chain:
                 epoch.give_up_recall(recall.number)
                 if front is not None:
-                    front.cancel_recall(recall.number)
+                    front.book.cancel_recall(recall.number)
                 if disk is not None:
                     disk.cancel(recall.number)
-            elif disk is None or (front is not None and not front.recalls(recall)):
+            elif disk is None or (front is not None and not front.book.recalls(recall)):
                 self._recalled(epoch, recall.number, 0)
             else:
                 self._read_blocks(epoch, disk, recall)
@@ -297,7 +298,7 @@ class Engine:
             max_rows=command.max_rows,
             allowance=Allowance(*loaded.kv_bytes, max(0, command.kv_budget - draft_bytes), loaded.mark_bytes),
             channel=channel,
-            prompts=loaded.front,
+            prompts=front.book if front is not None else None,
             prefixes=loaded.prefixes,
             grammars=loaded.grammars,
             speculate=command.speculate,
@@ -323,7 +324,7 @@ class Engine:
             return
         disk = loaded.open_disk(command.disk if command.HasField("disk") else None)
         if loaded.front is not None and disk is not None:
-            loaded.front.use_disk(StoredNames(names_key(disk.store.key), disk.held))
+            loaded.front.book.use_disk(StoredNames(names_key(disk.store.key), disk.held))
 
     def _stage_for(self, command: engine.OpenEngineEpoch) -> Loaded:
         if self._epoch is not None:

@@ -12,8 +12,7 @@ from sealring.mesh.errors import ResourceExhausted
 from sealring.node.engine import Allowance, Prefixes, StageEpoch, params
 from sealring.node.engine.epoch import MAX_STEPS_AHEAD
 from sealring.node.engine.staging import random_stage
-from sealring.node.engine.text import FileTokenizer, Front, LoadedTokenizer
-from sealring.node.engine.text import front as front_module
+from sealring.node.engine.text import STUCK_SECONDS, FileTokenizer, Front, LoadedTokenizer
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -70,7 +69,7 @@ def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
 def test_a_front_that_does_not_come_back_from_a_prompt_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     front = Front(MODEL, 64, 512, lambda event: answered.set(), clock=lambda: now[0])
-    front.wait_loaded()
+    front.reader.wait_loaded()
     busy, done, answered = threading.Event(), threading.Event(), threading.Event()
 
     def encode(tokenizer: object, text: str) -> list[int]:
@@ -80,16 +79,16 @@ def test_a_front_that_does_not_come_back_from_a_prompt_is_stuck(monkeypatch: pyt
 
     for kind in (FileTokenizer, LoadedTokenizer):
         monkeypatch.setattr(kind, "encode_text", encode)
-    front.open(engine.OpenEngineRow(row=1, prompt=inference.Prompt(text="x")))
+    front.reader.open(engine.OpenEngineRow(row=1, prompt=inference.Prompt(text="x")))
     assert busy.wait(60)
-    assert not front.stuck
-    now[0] = 100 * front_module.STUCK_SECONDS
-    assert not front.stuck, "the machine slept"
-    for _ in range(int(front_module.STUCK_SECONDS) - 2):
+    assert not front.reader.stuck
+    now[0] = 100 * STUCK_SECONDS
+    assert not front.reader.stuck, "the machine slept"
+    for _ in range(int(STUCK_SECONDS) - 2):
         now[0] += 1
-        assert not front.stuck
+        assert not front.reader.stuck
     now[0] += 1
-    assert front.stuck
+    assert front.reader.stuck
     done.set()
     assert answered.wait(60)
     front.stop()

@@ -28,11 +28,18 @@ from sealring.mesh.ring import (
     split,
 )
 from sealring.node.engine import TokenLogprobs, params
-from sealring.node.engine.text import Front, StopStrings, StoredNames, load_tokenizer
-from sealring.node.engine.text import front as front_module
+from sealring.node.engine.text import (
+    Answer,
+    Front,
+    StopStrings,
+    StoredNames,
+    answers,
+    inputs,
+    load_tokenizer,
+)
+from sealring.node.engine.text import reading as reader
 from sealring.node.engine.text.chat import sections_of
 from sealring.node.engine.text.detokenizer import BytesDetokenizer
-from sealring.node.engine.text.front import Answer
 from sealring.node.engine.text.thinking import FREE
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.trial import bad_grammar
@@ -79,14 +86,14 @@ class Desk:
     def __init__(self, folder: Path, context: int = 0, vocabulary: int = 0) -> None:
         self.events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
         self.front = Front(folder, context or CONTEXT, vocabulary or VOCABULARY, self.events.put)
-        self.front.wait_loaded()
+        self.front.reader.wait_loaded()
         self._step = 0
 
     def open(
         self, row: int, prompt: inference.Prompt, max_tokens: int = 0, scope: bytes = b""
     ) -> engine.EngineEvent:
         command = engine.OpenEngineRow(row=row, prompt=prompt, max_tokens=max_tokens, prefix_scope=scope)
-        self.front.open(command)
+        self.front.reader.open(command)
         return self.events.get(timeout=200)
 
     def problem_of(self, row: int) -> Callable[[int], Problem]:
@@ -94,7 +101,7 @@ class Desk:
 
         def problem(token: int) -> Problem:
             step = ResolvedStep(1, bytes(32), (), (), 0, (row,), (row,))
-            self.front.deliver(step, [token], {})
+            self.front.book.deliver(step, [token], {})
             events = [self.events.get(timeout=200)]
             while not events[-1].HasField("done"):
                 events.append(self.events.get(timeout=200))
@@ -106,14 +113,14 @@ class Desk:
         """The percentage that a step which asks gets for a guess of the row's next token, after this one."""
         self._step += 1
         step = ResolvedStep(self._step, bytes(32), (), (), 0, (row,), (row,), asks=True)
-        self.front.deliver(step, [token], {})
+        self.front.book.deliver(step, [token], {})
         return self.events.get(timeout=200).done.likely
 
     def deliver(self, rows: dict[int, int]) -> dict[int, tuple[str, int, int]]:
         """Row -> (text, tokens, finish) after a step that brought these tokens."""
         self._step += 1
         step = ResolvedStep(self._step, bytes(32), (), (), 0, tuple(rows), tuple(rows))
-        self.front.deliver(step, list(rows.values()), {})
+        self.front.book.deliver(step, list(rows.values()), {})
         done = self.events.get(timeout=200).done
         assert done.step == self._step
         return {output.row: (output.text, output.tokens, output.finish) for output in done.outputs}
@@ -137,16 +144,16 @@ def test_an_answer_is_signed_though_its_row_is_forgotten_at_once(folder: Path) -
     def emit(event: engine.EngineEvent) -> None:
         events.put(event)
         if event.HasField("done"):
-            front.forget(1)
+            front.book.forget(1)
 
     front = Front(folder, CONTEXT, VOCABULARY, emit)
-    front.wait_loaded()
+    front.reader.wait_loaded()
     try:
-        front.open(
+        front.reader.open(
             engine.OpenEngineRow(row=1, prompt=text_prompt("hi"), max_tokens=1, receipt=bytes(HASH_BYTES))
         )
         assert events.get(timeout=200).HasField("opened")
-        front.deliver(ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,)), [spell("x")], {})
+        front.book.deliver(ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,)), [spell("x")], {})
     finally:
         front.stop()
     assert events.get(timeout=200).done.outputs[0].finish
@@ -159,11 +166,11 @@ def test_a_row_is_opened_and_told(desk: Desk) -> None:
     opened = desk.open(1, inference.Prompt(chat=inference.Chat(messages=messages))).opened
     assert (opened.row, opened.prompt_tokens, opened.params_bytes) == (1, 6, params.BLOCK)
     assert opened.max_tokens == CONTEXT - 6
-    assert desk.front.prompt(1).tolist() == list("hi é:".encode())
-    assert params.decode(desk.front.parameters(1)).greedy
-    desk.front.prefilled(1)
+    assert desk.front.book.prompt(1).tolist() == list("hi é:".encode())
+    assert params.decode(desk.front.book.parameters(1)).greedy
+    desk.front.book.prefilled(1)
     with pytest.raises(InvalidInput):
-        desk.front.prompt(1)
+        desk.front.book.prompt(1)
     first, second = "é".encode()
     assert desk.deliver({1: first}) == {1: ("", 1, 0)}
     assert desk.deliver({1: second}) == {1: ("é", 2, 0)}
@@ -184,7 +191,7 @@ def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: De
         assert told == [[51, 25, 25, 37] if speculate else [0] * 4, [0] * 4]
         for row in (1, 2):
             with nullcontext() if speculate and row == 1 else pytest.raises(InvalidInput):
-                assert desk.front.drafts(row, ord("c"), 2) == list(b"zb")
+                assert desk.front.book.drafts(row, ord("c"), 2) == list(b"zb")
 
 
 def test_a_tail_that_guesses_gets_the_prompt(desk: Desk) -> None:
@@ -193,21 +200,21 @@ def test_a_tail_that_guesses_gets_the_prompt(desk: Desk) -> None:
         desk.front.begin_epoch({}, speculate=True, modelled=mtp, tail_reads=mtp)
         for row, sampling in enumerate([None, off], start=1):
             desk.open(row, text_prompt("abc ab", sampling=sampling))
-            sent = params.decode(desk.front.parameters(row)).prompt
+            sent = params.decode(desk.front.book.parameters(row)).prompt
             assert sent == (tuple(b"abc ab") if mtp and row == 1 else ())
-            assert (desk.front.guesses(row) is not None) == (mtp and row == 1)
+            assert (desk.front.book.guesses(row) is not None) == (mtp and row == 1)
 
 
 def test_a_clients_prediction_is_guessed_first_also_where_an_answer_goes_on(desk: Desk) -> None:
     desk.front.begin_epoch({}, speculate=True)
     desk.open(1, text_prompt("abc ab", prediction="xyz!"))
-    assert desk.front.drafts(1, ord("b"), 3) == list(b"xyz")
+    assert desk.front.book.drafts(1, ord("b"), 3) == list(b"xyz")
     resume = inference.Resume(tokens=b"xy")
     desk.open(2, text_prompt("abc ab", prediction="xyz!", resume=resume))
-    assert desk.front.drafts(2, ord("y"), 2) == list(b"z!")
+    assert desk.front.book.drafts(2, ord("y"), 2) == list(b"z!")
     for row, unusable in ((3, ""), (4, "x" * CONTEXT)):
         desk.open(row, text_prompt("abc ab", prediction=unusable))
-        assert desk.front.drafts(row, ord("b"), 1) == list(b"c")
+        assert desk.front.book.drafts(row, ord("b"), 1) == list(b"c")
 
 
 def test_the_longest_answer_is_the_requests_or_the_contexts(desk: Desk) -> None:
@@ -241,7 +248,7 @@ def test_an_error_that_might_quote_is_masked(desk: Desk, monkeypatch: pytest.Mon
     def explode(text: str) -> list[int]:
         raise ValueError(text)
 
-    monkeypatch.setattr(desk.front.tokenizer(), "encode_text", explode)
+    monkeypatch.setattr(desk.front.inputs.tokenizer(), "encode_text", explode)
     problem = desk.open(1, text_prompt("marked secret")).refused.problem
     assert problem.reason == "PROMPT_UNUSABLE"
     assert "marked" not in str(problem)
@@ -253,7 +260,7 @@ def test_a_prompt_that_there_is_no_memory_to_read_is_refused_as_that(
     def explode(text: str) -> list[int]:
         raise MemoryError
 
-    monkeypatch.setattr(desk.front.tokenizer(), "encode_text", explode)
+    monkeypatch.setattr(desk.front.inputs.tokenizer(), "encode_text", explode)
     assert desk.open(1, text_prompt("a")).refused.problem.reason == "OUT_OF_MEMORY"
 
 
@@ -262,12 +269,12 @@ def test_discarded_forgotten_and_closed_rows_are_gone(desk: Desk) -> None:
         desk.open(row, text_prompt("a"))
     desk.front.discard(1)
     desk.open(4, text_prompt("a"))
-    desk.front.forget(2)
+    desk.front.book.forget(2)
     assert desk.deliver({1: 65, 2: 65, 3: 65}) == {3: ("A", 1, 0)}
     desk.front.close_rows()
     assert desk.deliver({3: 65, 4: 65}) == {}
     with pytest.raises(InvalidInput):
-        desk.front.parameters(4)
+        desk.front.book.parameters(4)
 
 
 def test_no_client_waits_for_what_anothers_prompt_costs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,17 +287,17 @@ def test_no_client_waits_for_what_anothers_prompt_costs(desk: Desk, monkeypatch:
             done.wait(200)
         return [65]
 
-    monkeypatch.setattr(desk.front.tokenizer(), "encode_text", encode)
+    monkeypatch.setattr(desk.front.inputs.tokenizer(), "encode_text", encode)
 
     def command(row: int, text: str, client: bytes) -> engine.OpenEngineRow:
         return engine.OpenEngineRow(row=row, prompt=text_prompt(text), client=client)
 
-    desk.front.open(command(1, "costly", b"one"))
+    desk.front.reader.open(command(1, "costly", b"one"))
     assert reading.wait(200)
     for row in range(2, 6):
-        desk.front.open(command(row, "a", b"one"))
+        desk.front.reader.open(command(row, "a", b"one"))
     for row in range(6, 10):
-        desk.front.open(command(row, "a", b"other"))
+        desk.front.reader.open(command(row, "a", b"other"))
         assert desk.events.get(timeout=200).opened.row == row
     desk.front.discard(2)
     assert desk.events.get(timeout=200).refused.problem.reason == "DISCARDED"
@@ -298,8 +305,8 @@ def test_no_client_waits_for_what_anothers_prompt_costs(desk: Desk, monkeypatch:
     done.set()
     assert [desk.events.get(timeout=200).opened.row for _ in range(4)] == [1, 3, 4, 5]
     with pytest.raises(InvalidInput):
-        desk.front.prompt(1)
-    assert desk.front.prompt(3).tolist() == [65]
+        desk.front.book.prompt(1)
+    assert desk.front.book.prompt(3).tolist() == [65]
 
 
 def test_a_schema_that_costs_too_much_is_its_senders_error(desk: Desk) -> None:
@@ -308,7 +315,7 @@ def test_a_schema_that_costs_too_much_is_its_senders_error(desk: Desk) -> None:
     costly = json.dumps({"type": "object", "properties": members})
     problem = desk.open(1, text_prompt("a", schema=costly)).refused.problem
     assert (problem.reason, problem.code) == ("BAD_GRAMMAR", "INVALID_ARGUMENT")
-    assert not desk.front.stuck
+    assert not desk.front.reader.stuck
     assert desk.open(2, text_prompt("a", schema='{"type": "integer"}')).opened.row == 2
 
 
@@ -324,7 +331,7 @@ def test_a_folder_without_a_tokenizer_fails_the_load(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     front = Front(tmp_path, CONTEXT, VOCABULARY, lambda event: None)
     with pytest.raises(ModelError) as caught:
-        front.wait_loaded()
+        front.reader.wait_loaded()
     assert caught.value.reason == "TOKENIZER_CORRUPT"
 
 
@@ -375,8 +382,8 @@ def test_a_row_that_was_being_opened_when_its_epoch_closed_is_gone(
             closed.set()
         return [65]
 
-    monkeypatch.setattr(desk.front.tokenizer(), "encode_text", close_meanwhile)
-    desk.front.open(engine.OpenEngineRow(row=1, prompt=text_prompt("late")))
+    monkeypatch.setattr(desk.front.inputs.tokenizer(), "encode_text", close_meanwhile)
+    desk.front.reader.open(engine.OpenEngineRow(row=1, prompt=text_prompt("late")))
     assert closed.wait(200)
     assert desk.open(2, text_prompt("next")).opened.row == 2
     assert desk.deliver({1: 65}) == {}
@@ -412,39 +419,39 @@ def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> 
     """A row of another scope, or with other tokens, never begins with it, whatever a gateway commands."""
     front = long_desk.front
     long_desk.open(1, text_prompt("a" * 140), scope=b"me")
-    front.keep(Keeping(1, Origin(1, 1, 128), 140, None, 0))
+    front.book.keep(Keeping(1, Origin(1, 1, 128), 140, None, 0))
     for row, (text, scope) in enumerate(
         [("a" * 140, b"you"), ("a" * 70 + "b" * 70, b"me"), ("a" * 140, b""), ("a" * 65, b"me")], start=2
     ):
         long_desk.open(row, text_prompt(text), scope=scope)
-    front.reuse(Chunk(3, 64, 70, False, 0, 1))
-    front.reuse(Chunk(5, 64, 65, False, 0, 1))
+    front.book.reuse(Chunk(3, 64, 70, False, 0, 1))
+    front.book.reuse(Chunk(5, 64, 65, False, 0, 1))
     for row, start in ((2, 64), (2, 128), (3, 128), (4, 64), (5, 63), (9, 64)):
         with pytest.raises(InvalidInput) as caught:
-            front.reuse(Chunk(row, start, start + 1, False, 0, 1))
+            front.book.reuse(Chunk(row, start, start + 1, False, 0, 1))
         assert caught.value.reason == "BAD_STEP"
-    front.drop(1)
+    front.book.drop(1)
     with pytest.raises(InvalidInput):
-        front.reuse(Chunk(3, 64, 70, False, 0, 1))
+        front.book.reuse(Chunk(3, 64, 70, False, 0, 1))
 
 
 def on_disk(front: Front, key: bytes = b"k" * 32) -> None:
     front.begin_epoch({}, speculate=False)
-    front.use_disk(StoredNames(key, lambda chain: chain))
+    front.book.use_disk(StoredNames(key, lambda chain: chain))
 
 
 def stored_of(desk: Desk, row: int, text: str, scope: bytes, **fields: object) -> Chain:
     """The chain that the gateway gets of a row, and, of a prompt that was asked before, every member too."""
     desk.open(1000 + row, text_prompt(text, **fields), scope=scope)
     stored = Chain.unpack(desk.open(row, text_prompt(text, **fields), scope=scope).opened.stored)
-    assert params.chain_in(desk.front.parameters(row)) == stored
+    assert params.chain_in(desk.front.book.parameters(row)) == stored
     return stored
 
 
 def written_of(desk: Desk, row: int, prompt: inference.Prompt) -> int:
     """Tokens of a row that members are to write."""
     desk.open(row, prompt, scope=b"ckey")
-    return params.chain_in(desk.front.parameters(row)).tokens
+    return params.chain_in(desk.front.book.parameters(row)).tokens
 
 
 def chat_prompt(*messages: tuple[str, str], tools: int = 0) -> inference.Prompt:
@@ -498,21 +505,21 @@ def test_the_head_recalls_a_rows_own_blocks_alone(long_desk: Desk) -> None:
     long_desk.open(3, text_prompt("a" * 300), scope=b"s" + bytes(32))
 
     def recalls(number: int, row: int, chain: Chain) -> bool:
-        return front.recalls(control.Recall(number=number, row=row, chain=chain.packed()))
+        return front.book.recalls(control.Recall(number=number, row=row, chain=chain.packed()))
 
     for row, chain in ((1, theirs), (2, mine), (3, mine), (9, mine), (1, Chain(mine.scope, theirs.names))):
         assert not recalls(1, row, chain)
     assert recalls(2, 1, mine)
     assert recalls(3, 1, mine)
-    front.cancel_recall(3)
+    front.book.cancel_recall(3)
     for recall, tokens in ((1, 256), (3, 256), (2, 100)):
         with pytest.raises(InvalidInput):
-            front.restore(Restoring(1, Origin(1, 1, tokens), recall, mine.names[0]))
+            front.book.restore(Restoring(1, Origin(1, 1, tokens), recall, mine.names[0]))
     assert recalls(4, 1, mine)
-    front.restore(Restoring(1, Origin(1, 1, 256), 4, mine.names[0]))
-    front.reuse(Chunk(1, 256, 260, False, 0, 1))
+    front.book.restore(Restoring(1, Origin(1, 1, 256), 4, mine.names[0]))
+    front.book.reuse(Chunk(1, 256, 260, False, 0, 1))
     with pytest.raises(InvalidInput):
-        front.reuse(Chunk(2, 256, 260, False, 0, 1))
+        front.book.reuse(Chunk(2, 256, 260, False, 0, 1))
 
 
 def test_a_recall_belongs_to_the_row_that_it_was_first_for(long_desk: Desk) -> None:
@@ -521,34 +528,34 @@ def test_a_recall_belongs_to_the_row_that_it_was_first_for(long_desk: Desk) -> N
     on_disk(front)
     first = stored_of(long_desk, 1, "a" * 300, b"ckey")
     second = stored_of(long_desk, 2, "b" * 300, b"ckey")
-    assert front.recalls(control.Recall(number=1, row=1, chain=first.packed()))
-    assert not front.recalls(control.Recall(number=1, row=2, chain=second.packed()))
+    assert front.book.recalls(control.Recall(number=1, row=1, chain=first.packed()))
+    assert not front.book.recalls(control.Recall(number=1, row=2, chain=second.packed()))
     with pytest.raises(InvalidInput):
-        front.restore(Restoring(1, Origin(1, 1, 256), 1, second.names[0]))
+        front.book.restore(Restoring(1, Origin(1, 1, 256), 1, second.names[0]))
 
 
 def test_what_goes_on_into_the_next_epoch_has_other_names_there(long_desk: Desk) -> None:
     front, origins = long_desk.front, [Origin(1, 1, 128), Origin(1, 1, 64), Origin(1, 2, 64)]
     before = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
     for number, origin in enumerate(origins[:2], 1):
-        front.keep(Keeping(number, origin, 140, None, 0))
+        front.book.keep(Keeping(number, origin, 140, None, 0))
     told = front.begin_epoch(
         {origins[0]: (), origins[2]: ()}, speculate=False
     )  # the caches of the second are gone
     with pytest.raises(InvalidInput):
-        front.reuse(Chunk(1, 64, 70, False, 0, 1))
+        front.book.reuse(Chunk(1, 64, 70, False, 0, 1))
     assert list(told) == origins[:1]
     again = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
     assert b"".join(again) == told[origins[0]][0]
     assert not set(before) & set(again)
     for origin in origins[1:]:
         with pytest.raises(InvalidInput):
-            front.adopt(Adopting(1, origin))
-    front.adopt(Adopting(1, origins[0]))
-    front.reuse(Chunk(1, 128, 140, True, 0, 1))
+            front.book.adopt(Adopting(1, origin))
+    front.book.adopt(Adopting(1, origins[0]))
+    front.book.reuse(Chunk(1, 128, 140, True, 0, 1))
     long_desk.open(2, text_prompt("a" * 140), scope=b"you")
     with pytest.raises(InvalidInput):
-        front.reuse(Chunk(2, 128, 140, True, 0, 1))
+        front.book.reuse(Chunk(2, 128, 140, True, 0, 1))
 
 
 def test_a_mark_is_known_at_the_end_of_an_early_turn_in_every_later_epoch(long_desk: Desk) -> None:
@@ -558,15 +565,15 @@ def test_a_mark_is_known_at_the_end_of_an_early_turn_in_every_later_epoch(long_d
         names_of(long_desk.open(turn, text_prompt("a" * (50 + 50 * turn)), scope=b"me"))
     names_of(long_desk.open(7, text_prompt("a" * 100 + "b" * 50), scope=b"me"))
     early, origin = 100 - OPENING, Origin(1, 6, 350)
-    front.keep(Keeping(1, origin, 350, None, 0, (early,)))
-    front.reuse(Chunk(7, early, 120, False, 0, 1))
+    front.book.keep(Keeping(1, origin, 350, None, 0, (early,)))
+    front.book.reuse(Chunk(7, early, 120, False, 0, 1))
     told = front.begin_epoch({origin: (early,)}, speculate=False)[origin]
     named = split(told[0], 350, ends=told[1])
     assert {length for length, _ in named if length % 64} == {early, 350}
-    front.adopt(Adopting(1, origin, (early,)))
+    front.book.adopt(Adopting(1, origin, (early,)))
     opened = long_desk.open(1, text_prompt("a" * 100 + "b" * 50), scope=b"me").opened
     assert set(split(opened.prefixes, 150, ends=opened.ends)) >= {pair for pair in named if pair[0] <= early}
-    front.reuse(Chunk(1, early, 120, False, 0, 1))
+    front.book.reuse(Chunk(1, early, 120, False, 0, 1))
 
 
 def test_only_named_lengths_of_named_rows_are_kept(long_desk: Desk) -> None:
@@ -578,7 +585,7 @@ def test_only_named_lengths_of_named_rows_are_kept(long_desk: Desk) -> None:
         Keeping(1, Origin(1, 7, 64), 64, None, 0),
     ):
         with pytest.raises(InvalidInput) as caught:
-            long_desk.front.keep(keeping)
+            long_desk.front.book.keep(keeping)
         assert caught.value.reason == "BAD_STEP"
 
 
@@ -588,16 +595,16 @@ def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
     long_desk.open(1, text_prompt("a" * 60), 6, scope=b"me")
     step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
     for _ in range(6):
-        front.deliver(step, [ord("b")], {})
+        front.book.deliver(step, [ord("b")], {})
         (output,) = long_desk.events.get(timeout=200).done.outputs
         assert bool(output.prefixes) == bool(output.finish)
     follow = long_desk.open(2, text_prompt("a" * 60 + "b" * 5 + "c"), scope=b"me")
     assert output.finish
     assert output.prefixes == follow.opened.prefixes
-    front.keep(Keeping(1, Origin(1, 1, 64), 66, 0, 0))
-    front.reuse(Chunk(2, 64, 66, True, 0, 1))
-    front.keep(Keeping(2, Origin(1, 1, 65), 66, 0, 0))
-    front.reuse(Chunk(2, 65, 66, True, 0, 2))
+    front.book.keep(Keeping(1, Origin(1, 1, 64), 66, 0, 0))
+    front.book.reuse(Chunk(2, 64, 66, True, 0, 1))
+    front.book.keep(Keeping(2, Origin(1, 1, 65), 66, 0, 0))
+    front.book.reuse(Chunk(2, 65, 66, True, 0, 2))
     answer = dict(split(output.prefixes, 66, 60, output.ends))
     assert list(answer) == [64, 65, 66]
     named = dict(split(follow.opened.prefixes, 66, ends=follow.opened.ends))
@@ -650,37 +657,37 @@ def test_an_answer_that_is_cut_off_tells_all_of_its_tokens() -> None:
 def test_a_row_that_asks_is_told_log_probabilities(desk: Desk) -> None:
     desk.open(1, text_prompt("a"))
     desk.open(2, text_prompt("a", sampling=inference.Sampling(logprobs=2)))
-    assert desk.front.asking((1,), first=True) == ()
-    assert desk.front.asking((2, 1, 2), first=True) == ((0, 2, 0), (2, 2, 0))
+    assert desk.front.book.asking((1,), first=True) == ()
+    assert desk.front.book.asking((2, 1, 2), first=True) == ((0, 2, 0), (2, 2, 0))
     step = ResolvedStep(1, bytes(32), (), (), 0, (1, 2), (1, 2))
-    desk.front.deliver(step, [65, 66], {1: told_of(66, 67, END)})
+    desk.front.book.deliver(step, [65, 66], {1: told_of(66, 67, END)})
     plain, asked = desk.events.get(timeout=200).done.outputs
     assert (plain.text, list(plain.logprobs)) == ("A", [])
     (entry,) = asked.logprobs
     assert (asked.text, entry.id, entry.spelling, entry.logprob) == ("B", 66, b"B", -0.5)
     assert [(each.id, each.spelling) for each in entry.top] == [(67, b"C"), (END, b"<end>")]
-    desk.front.forget(2)
-    assert desk.front.asking((2,), first=True) == ()
+    desk.front.book.forget(2)
+    assert desk.front.book.asking((2,), first=True) == ()
     desk.open(3, text_prompt("a", sampling=inference.Sampling(logprobs=0)))
     desk.front.close_rows()
-    assert desk.front.asking((3,), first=True) == ()
+    assert desk.front.book.asking((3,), first=True) == ()
 
 
 def test_a_row_that_asks_is_told_of_its_prompt_once(desk: Desk) -> None:
     sampling = inference.Sampling(logprobs=1, prompt_logprobs=True)
     opened = desk.open(1, text_prompt("abc", sampling=sampling), scope=b"shares").opened
     assert opened.prefixes == b"", "a prefix that is kept has no logits"
-    assert params.decode(desk.front.parameters(1)).scored == tuple(b"abc")
-    assert desk.front.asking((1,), first=True) == ((0, 1, 2),)
-    assert desk.front.asking((1,), first=False) == ((0, 1, 0),)
+    assert params.decode(desk.front.book.parameters(1)).scored == tuple(b"abc")
+    assert desk.front.book.asking((1,), first=True) == ((0, 1, 2),)
+    assert desk.front.book.asking((1,), first=False) == ((0, 1, 0),)
     told = TokenLogprobs(-1.0, ((100, -1.0),), tuple(TokenLogprobs(-at, ((1, -0.5),)) for at in (2.0, 3.0)))
     step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
-    desk.front.deliver(step, [100], {0: told})
+    desk.front.book.deliver(step, [100], {0: told})
     first = desk.events.get(timeout=200).done
     assert (first.step, first.more) == (1, False)
     found = [(one.spelling, one.logprob, one.prompt) for one in first.outputs[0].logprobs]
     assert found == [(b"a", 0.0, True), (b"b", -2.0, True), (b"c", -3.0, True), (b"d", -1.0, False)]
-    desk.front.deliver(step, [END], {0: TokenLogprobs(-1.0, ())})
+    desk.front.book.deliver(step, [END], {0: TokenLogprobs(-1.0, ())})
     last = desk.events.get(timeout=200).done.outputs[0]
     assert [(one.spelling, one.prompt) for one in last.logprobs] == [(b"<end>", False)]
     assert last.finish == inference.FINISH_REASON_STOP
@@ -692,11 +699,11 @@ def test_outputs_that_are_large_together_come_in_parts(desk: Desk, monkeypatch: 
         desk.open(row, text_prompt("a", sampling=inference.Sampling(logprobs=2)))
     step = ResolvedStep(1, bytes(32), (), (), 0, rows, rows)
     told = dict.fromkeys(range(3), told_of(66, 67, END))
-    desk.front.deliver(step, [65] * 3, told)
+    desk.front.book.deliver(step, [65] * 3, told)
     whole = desk.events.get(timeout=200).done
     assert len(whole.outputs) == 3
-    monkeypatch.setattr(front_module, "MAX_TOLD_BYTES", 2 * whole.outputs[0].ByteSize())
-    desk.front.deliver(step, [65] * 3, told)
+    monkeypatch.setattr(answers, "MAX_TOLD_BYTES", 2 * whole.outputs[0].ByteSize())
+    desk.front.book.deliver(step, [65] * 3, told)
     parts = [desk.events.get(timeout=200).done for _ in range(2)]
     assert [(part.more, [one.row for one in part.outputs]) for part in parts] == [
         (True, [1, 2]),
@@ -705,14 +712,14 @@ def test_outputs_that_are_large_together_come_in_parts(desk: Desk, monkeypatch: 
 
 
 def test_what_is_told_of_a_prompt_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_module, "MAX_SCORED", 6)
+    monkeypatch.setattr(inputs, "MAX_SCORED", 6)
     sampling = inference.Sampling(logprobs=1, prompt_logprobs=True)
     refused = desk.open(1, text_prompt("abcd", sampling=sampling)).refused
     assert (refused.problem.reason, refused.problem.metadata["param"]) == ("TOO_MANY_LOGPROBS", "logprobs")
     desk.open(2, text_prompt("abc", sampling=sampling))
-    monkeypatch.setattr(front_module, "MAX_TOLD_BYTES", 20)
+    monkeypatch.setattr(answers, "MAX_TOLD_BYTES", 20)
     told = TokenLogprobs(-1.0, (), (TokenLogprobs(-1.0, ()),) * 2)
-    desk.front.deliver(ResolvedStep(1, bytes(32), (), (), 0, (2,), (2,)), [100], {0: told})
+    desk.front.book.deliver(ResolvedStep(1, bytes(32), (), (), 0, (2,), (2,)), [100], {0: told})
     assert desk.events.get(timeout=200).refused.problem.reason == "TOO_MANY_LOGPROBS"
     assert not desk.events.get(timeout=200).done.outputs
 
@@ -721,11 +728,11 @@ def test_what_comes_at_once_after_long_is_bounded(desk: Desk, monkeypatch: pytes
     """The row ends, and others go on: a sealed output that is larger ends the epoch."""
     desk.open(1, text_prompt("x", stop=["a" * 30]))
     desk.open(2, text_prompt("x"))
-    monkeypatch.setattr(front_module, "MAX_OUTPUT_BYTES", 30)
+    monkeypatch.setattr(answers, "MAX_OUTPUT_BYTES", 30)
     for _ in range(25):
         assert desk.deliver({1: ord("a")})[1][0] == ""
     step = ResolvedStep(99, bytes(32), (), (), 0, (1, 2), (1, 2))
-    desk.front.deliver(step, [ord("b")] * 2, {})
+    desk.front.book.deliver(step, [ord("b")] * 2, {})
     assert desk.events.get(timeout=200).refused.problem.reason == "OUTPUT_TOO_LARGE"
     assert [(one.row, one.text) for one in desk.events.get(timeout=200).done.outputs] == [(2, "b")]
 
@@ -738,7 +745,7 @@ def test_tokens_without_text_are_not_withheld_for_ever(folder: Path) -> None:
     step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
     token, withheld = ord("a"), 0
     while withheld < 16 * MAX_STOP_CHARACTERS:
-        desk.front.deliver(step, [token], {0: told_of(token)})
+        desk.front.book.deliver(step, [token], {0: told_of(token)})
         event = desk.events.get(timeout=200)
         if event.HasField("refused"):
             break
@@ -753,7 +760,7 @@ def test_tokens_without_text_are_not_withheld_for_ever(folder: Path) -> None:
 def test_a_repetition_penalty_takes_the_prompts_end_along(desk: Desk) -> None:
     sampling = inference.Sampling(repetition_penalty=1.5, repetition_context_size=2)
     opened = desk.open(1, text_prompt("abc", sampling=sampling)).opened
-    record = desk.front.parameters(1)
+    record = desk.front.book.parameters(1)
     assert opened.params_bytes == len(record)
     assert params.decode(record).prompt_tail == (98, 99)
 
@@ -769,7 +776,7 @@ def test_a_bias_on_a_token_that_is_not_there_is_refused(desk: Desk) -> None:
 def test_an_answer_ends_at_the_tokens_that_were_named(desk: Desk) -> None:
     sampling = inference.Sampling(stop_token_ids=[spell("b")], min_tokens=2)
     desk.open(1, text_prompt("a", sampling=sampling))
-    row = params.decode(desk.front.parameters(1))
+    row = params.decode(desk.front.book.parameters(1))
     assert (row.masked_until, row.masked) == (2, tuple(sorted({spell("b"), END})))
     assert desk.deliver({1: spell("x")}) == {1: ("x", 1, 0)}
     assert desk.deliver({1: spell("b")}) == {1: ("", 2, inference.FINISH_REASON_STOP)}
@@ -797,7 +804,7 @@ def test_schemas_that_cost_too_much_are_not_tried_one_by_one(
         if '"enum"' in grammar:
             raise bad_grammar("it takes too long", limit=1)
 
-    monkeypatch.setattr(calling.front.grammars, "try_out", costly)
+    monkeypatch.setattr(calling.front.inputs.grammars, "try_out", costly)
     chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], call_required=True)
     for place in range(4):
         chat.tools.add(name=f"tool{place}", parameters=json.dumps(CITY))
@@ -806,7 +813,7 @@ def test_schemas_that_cost_too_much_are_not_tried_one_by_one(
 
 
 def test_what_the_model_can_do_is_told(desk: Desk) -> None:
-    assert desk.front.capabilities == []
+    assert desk.front.inputs.capabilities == []
 
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
@@ -836,7 +843,7 @@ def test_a_call_that_is_required_is_held_to_its_schema_where_it_can_be(
     calling: Desk, schemas: list[Any], held: list[bool]
 ) -> None:
     """As clients need it that read an object of this schema from the call, without `strict`."""
-    assert calling.front.capabilities == ["tools"]
+    assert calling.front.inputs.capabilities == ["tools"]
     chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="x")], call_required=True)
     for place, schema in enumerate(schemas):
         chat.tools.add(name=f"tool{place}", parameters=json.dumps(schema))
@@ -846,44 +853,44 @@ def test_a_call_that_is_required_is_held_to_its_schema_where_it_can_be(
             said = f'\n{{"name": "tool{place}", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
             refused = [one.reason for one in map(calling.problem_of(row), said.encode()) if one.reason]
             assert refused == (["GRAMMAR_FAILED"] if bound and city == "in" else [])
-            calling.front.forget(row)
+            calling.front.book.forget(row)
 
 
 def test_choices_are_opened_with_their_row_and_forgotten_with_it(desk: Desk) -> None:
     command = engine.OpenEngineRow(row=1, prompt=text_prompt("hi"), max_tokens=2, choices=3)
-    desk.front.open(command)
+    desk.front.reader.open(command)
     assert desk.events.get(timeout=200).opened.row == 1
-    desk.front.prefilled(1)
-    desk.front.forget(1)
+    desk.front.book.prefilled(1)
+    desk.front.book.forget(1)
     assert desk.deliver({1: 97, 2: 98, 3: 99}) == {2: ("b", 1, 0), 3: ("c", 1, 0)}
     command.row = 4
-    desk.front.open(command)
+    desk.front.reader.open(command)
     desk.events.get(timeout=200)
-    desk.front.forget(4)
+    desk.front.book.forget(4)
     assert desk.deliver({4: 97, 5: 98, 6: 99}) == {}
     command.row, command.choices = 3, 2
-    desk.front.open(command)
+    desk.front.reader.open(command)
     assert desk.events.get(timeout=200).refused.problem.reason == "ROW_EXISTS"
 
 
 def test_a_gateway_that_opens_rows_for_ever_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens and steps nothing; what is open goes on, and so does opening once a row has gone."""
-    monkeypatch.setattr(front_module, "MAX_UNSTARTED", 4)
+    monkeypatch.setattr(reader, "MAX_UNSTARTED", 4)
     for row in range(1, 5):
         assert desk.open(row, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
     refused = desk.open(5, inference.Prompt(text="abc"))
     assert refused.refused.problem.reason == "TOO_MANY_ROWS"
-    desk.front.prefilled(1)
+    desk.front.book.prefilled(1)
     assert desk.open(6, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
 
 
 def test_prompts_that_wait_to_be_read_are_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_module, "MAX_UNREAD_BYTES", 1000)
+    monkeypatch.setattr(reader, "MAX_UNREAD_BYTES", 1000)
     refused = desk.open(1, inference.Prompt(text="a" * 1000))
     assert refused.refused.problem.reason == "TOO_MANY_ROWS"
     for row in range(2, 100):
         assert desk.open(row, inference.Prompt(text="abc")).WhichOneof("event") == "opened"
-        desk.front.forget(row)
+        desk.front.book.forget(row)
 
 
 LONG, END_OF_IT = "one <sto é <stop> two".encode(), 18
@@ -931,8 +938,10 @@ def test_a_row_goes_on_with_what_was_answered(long_desk: Desk) -> None:
     """The tokens that were answered are read like a prompt's, and counted as the answer's."""
     opened = long_desk.open(1, resumed("hi", "abc" * 30, choice=2), 93, b"me").opened
     assert (opened.prompt_tokens, opened.answered, opened.max_tokens) == (92, 90, 3)
-    assert long_desk.front.prompt(1).tobytes() == np.array(list(b"hi" + b"abc" * 30), np.uint32).tobytes()
-    assert params.decode(long_desk.front.parameters(1)).position == 90
+    assert (
+        long_desk.front.book.prompt(1).tobytes() == np.array(list(b"hi" + b"abc" * 30), np.uint32).tobytes()
+    )
+    assert params.decode(long_desk.front.book.parameters(1)).position == 90
     assert [long_desk.deliver({1: 65})[1] for _ in range(3)] == [
         ("A", 91, 0),
         ("A", 92, 0),
@@ -957,11 +966,11 @@ def test_an_answer_that_cannot_be_is_not_gone_on_with(desk: Desk, prompt: infere
 
 
 def test_of_several_answers_each_goes_on_by_itself(desk: Desk) -> None:
-    desk.front.open(engine.OpenEngineRow(row=1, prompt=resumed("hi", "a"), choices=2))
+    desk.front.reader.open(engine.OpenEngineRow(row=1, prompt=resumed("hi", "a"), choices=2))
     assert desk.events.get(timeout=200).refused.problem.reason == "BAD_RESUME"
     sampling = inference.Sampling(temperature=1, seed=2**64 - 1)
     desk.open(2, text_prompt("hi", sampling=sampling, resume=inference.Resume(choice=2)))
-    assert params.decode(desk.front.parameters(2)).seed == 1
+    assert params.decode(desk.front.book.parameters(2)).seed == 1
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 7))
@@ -1014,7 +1023,7 @@ class Reading(Desk):
     def ask(self, row: int, client: bytes = b"", **fields: Any) -> None:
         chat = inference.Chat(messages=[USER], tools=[inference.Tool(name="look")], **fields)
         prompt = inference.Prompt(chat=chat)
-        self.front.open(engine.OpenEngineRow(row=row, prompt=prompt, client=client))
+        self.front.reader.open(engine.OpenEngineRow(row=row, prompt=prompt, client=client))
         assert self.events.get(timeout=200).opened.row == row
 
     def step(self, **tokens: int) -> list[control.RowOutput]:
@@ -1022,7 +1031,7 @@ class Reading(Desk):
         self._step += 1
         rows = tuple(int(name[3:]) for name in tokens)
         step = ResolvedStep(self._step, bytes(32), (), (), 0, rows, rows)
-        self.front.deliver(step, list(tokens.values()), {})
+        self.front.book.deliver(step, list(tokens.values()), {})
         done = self.events.get(timeout=200).done
         assert done.step == self._step
         return list(done.outputs)
@@ -1078,13 +1087,13 @@ def test_a_budget_ends_thoughts_and_holds_nothing_else(folder: Path) -> None:
         chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="hi")])
         chat.template_arguments = json.dumps({"thinking_budget": budget})
         desk.open(row, inference.Prompt(chat=chat, sampling=inference.Sampling(**sampling)), max_tokens=20)
-        return params.decode(desk.front.parameters(row)).grammar
+        return params.decode(desk.front.book.parameters(row)).grammar
 
     assert opened(1, 2, min_tokens=3).endswith(FREE)
     assert opened(2, 20) == "", "no answer is longer"
     assert not opened(3, 0).startswith("start: thought")
     for token in (END + 1, 65, 66):
         assert desk.deliver({1: token})[1][1] != 0
-    assert desk.front.drafts(1, 66, 1) == [END + 2], "nothing else may come"
+    assert desk.front.book.drafts(1, 66, 1) == [END + 2], "nothing else may come"
     assert desk.deliver({1: END + 2})[1][2] == 0
     assert desk.deliver({1: 67})[1][0] == "C"

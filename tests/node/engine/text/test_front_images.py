@@ -31,7 +31,7 @@ class Desk:
     def __init__(self, folder: Path, **options: int) -> None:
         self.events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
         self.front = Front(folder, 4096, 1000, self.events.put, **{"sees": True} | options)
-        self.front.wait_loaded()
+        self.front.reader.wait_loaded()
         self._rows = 0
 
     def open(
@@ -50,7 +50,7 @@ class Desk:
         prompt.sampling.MergeFrom(inference.Sampling(**options))
         if answered:
             prompt.resume.tokens.extend(answered)
-        self.front.open(engine.OpenEngineRow(row=self._rows, prompt=prompt, prefix_scope=scope))
+        self.front.reader.open(engine.OpenEngineRow(row=self._rows, prompt=prompt, prefix_scope=scope))
         return self.events.get(timeout=200)
 
     def put(self, row: int, client: bytes, *files: bytes, said: str = "x") -> None:
@@ -58,7 +58,7 @@ class Desk:
         images = [inference.Image(data=file) for file in files]
         message = inference.ChatMessage(role="user", content=said, images=images)
         prompt = inference.Prompt(chat=inference.Chat(messages=[message]))
-        self.front.open(engine.OpenEngineRow(row=row, prompt=prompt, client=client))
+        self.front.reader.open(engine.OpenEngineRow(row=row, prompt=prompt, client=client))
 
     def refusal_of(self, *files: bytes) -> str:
         return self.open(*files).refused.problem.reason
@@ -76,9 +76,9 @@ def test_a_prompt_has_the_tokens_of_its_images(desk: Desk) -> None:
     shown = "\n\n<start_of_image>" + "<image_soft_token>" * 16 + "<end_of_image>\n\n"
     turn = f"<bos><start_of_turn>user\n{shown * 2}what is it?<end_of_turn>\n<start_of_turn>model\n"
     ids = tokenizer(SPECIAL).encode(turn, add_special_tokens=False).ids
-    assert desk.front.prompt(opened.row).tolist() == ids
+    assert desk.front.book.prompt(opened.row).tolist() == ids
     assert opened.prompt_tokens == len(ids)
-    first, second = desk.front.pictures(opened.row)
+    first, second = desk.front.book.pictures(opened.row)
     assert [*first.places, *second.places] == [place for place, token in enumerate(ids) if token == ROW]
     assert first.source.take()["pixel_values"].shape == (1, 3, 112, 112)
     assert first.end <= second.start
@@ -91,23 +91,23 @@ def test_members_learn_the_sizes_of_images_where_positions_have_three_dimensions
 ) -> None:
     seeing = Desk(write_folder(tmp_path, "qwen2_5_vl"))
     row = seeing.open(ONE, OTHER).opened.row
-    grids, pictures = params.grids_in(seeing.front.parameters(row)), seeing.front.pictures(row)
+    grids, pictures = params.grids_in(seeing.front.book.parameters(row)), seeing.front.book.pictures(row)
     seeing.front.stop()
     assert [(grid.begin, grid.tokens) for grid in grids] == [
         (one.places[0], len(one.places)) for one in pictures
     ]
     assert len({(grid.height, grid.width) for grid in grids}) == 1 < grids[0].width
     other = desk.open(ONE).opened.row
-    assert params.grids_in(desk.front.parameters(other)) == ()
+    assert params.grids_in(desk.front.book.parameters(other)) == ()
 
 
 def test_pictures_go_once_they_are_prefilled_or_nobody_wants_them(desk: Desk) -> None:
     row = desk.open(ONE).opened.row
-    desk.front.prefilled(row)
-    assert desk.front.pictures(row) == ()
+    desk.front.book.prefilled(row)
+    assert desk.front.book.pictures(row) == ()
     row = desk.open(ONE).opened.row
-    desk.front.forget(row)
-    assert desk.front.pictures(row) == ()
+    desk.front.book.forget(row)
+    assert desk.front.book.pictures(row) == ()
 
 
 def test_prefixes_are_those_of_the_same_images(desk: Desk) -> None:
@@ -126,7 +126,7 @@ def test_blocks_on_disk_are_those_of_the_same_images(desk: Desk) -> None:
         seen.append(chain)
         return NO_CHAIN
 
-    desk.front.use_disk(StoredNames(bytes(KEY_BYTES), held))
+    desk.front.book.use_disk(StoredNames(bytes(KEY_BYTES), held))
     for file in (ONE, OTHER, ONE):
         desk.open(file, scope=clear_scope("tenant"), said="x" * 600)
     one, other, again = (chain.names for chain in seen)
@@ -136,7 +136,7 @@ def test_blocks_on_disk_are_those_of_the_same_images(desk: Desk) -> None:
 
 def test_what_is_said_again_is_counted_without_images(desk: Desk) -> None:
     opened = desk.open(ONE, repetition_penalty=1.5, repetition_context_size=4000).opened
-    record = params.decode(desk.front.parameters(opened.row))
+    record = params.decode(desk.front.book.parameters(opened.row))
     assert ROW not in record.prompt_tail
     assert len(record.prompt_tail) == opened.prompt_tokens - 18
 
@@ -145,15 +145,15 @@ def test_nothing_of_an_image_is_guessed(desk: Desk) -> None:
     """The prompt's last tokens are there once more, with an image behind them."""
     desk.front.begin_epoch({}, speculate=True, modelled=True)
     row = desk.open(ONE, said="model", at=5).opened.row  # then a line break, as at the end
-    last = int(desk.front.prompt(row)[-1])
-    assert desk.front.guesses(row) is None
-    assert desk.front.drafts(row, last, 8) != [last] * 8
-    assert not {ROW, SPECIAL.index("<start_of_image>")} & {*desk.front.drafts(row, last, 8)}
+    last = int(desk.front.book.prompt(row)[-1])
+    assert desk.front.book.guesses(row) is None
+    assert desk.front.book.drafts(row, last, 8) != [last] * 8
+    assert not {ROW, SPECIAL.index("<start_of_image>")} & {*desk.front.book.drafts(row, last, 8)}
 
 
 def test_scores_of_a_prompt_are_of_all_its_tokens(desk: Desk) -> None:
     opened = desk.open(ONE, logprobs=1, prompt_logprobs=True).opened
-    assert len(params.decode(desk.front.parameters(opened.row)).scored) == opened.prompt_tokens
+    assert len(params.decode(desk.front.book.parameters(opened.row)).scored) == opened.prompt_tokens
 
 
 def test_a_bad_image_is_refused_and_the_next_prompt_is_read(desk: Desk) -> None:
@@ -190,18 +190,18 @@ def test_one_clients_images_are_read_between_those_of_another(desk: Desk) -> Non
     reader.resume()
     events = [desk.events.get(timeout=200) for _ in range(3)]
     assert [event.opened.row for event in events] == [1103, 1101, 1102]
-    assert len(desk.front.pictures(1101)) == 4
-    assert {tuple(one.source.take()) for one in desk.front.pictures(1101)} == {("pixel_values",)}
+    assert len(desk.front.book.pictures(1101)) == 4
+    assert {tuple(one.source.take()) for one in desk.front.book.pictures(1101)} == {("pixel_values",)}
 
 
 def test_a_prompt_that_is_replayed_shows_its_images_again(desk: Desk) -> None:
     scope = clear_scope("tenant")
     opened = desk.open(ONE, scope=scope).opened
-    first = desk.front.pictures(opened.row)[0]
+    first = desk.front.book.pictures(opened.row)[0]
     again = desk.open(ONE, scope=scope, answered=[40, 41]).opened
     assert again.prompt_tokens == opened.prompt_tokens + 2
     assert again.prefixes == opened.prefixes
-    (shown,) = desk.front.pictures(again.row)
+    (shown,) = desk.front.book.pictures(again.row)
     assert (shown.start, shown.end, shown.digest) == (first.start, first.end, first.digest)
     assert np.array_equal(shown.source.take()["pixel_values"], first.source.take()["pixel_values"])
 
@@ -213,7 +213,7 @@ def test_images_in_a_kept_prefix_are_not_decoded_again(desk: Desk) -> None:
     def waiting(*files: bytes) -> list[bool]:
         """Whether each image waits as its file."""
         row = desk.open(*files, said="x" * 200, at=30, scope=scope).opened.row
-        sizes = [each.nbytes - each.places.nbytes for each in desk.front.pictures(row)]
+        sizes = [each.nbytes - each.places.nbytes for each in desk.front.book.pictures(row)]
         return [size == len(file) for size, file in zip(sizes, files, strict=True)]
 
     first = desk.open(*images, said="x" * 200, at=30, scope=scope).opened
@@ -222,9 +222,9 @@ def test_images_in_a_kept_prefix_are_not_decoded_again(desk: Desk) -> None:
     for kept, number in ((128, 1), (64, 2)):
         assert ends[0] < 64
         assert (ends[1] <= kept) == (kept == 128)
-        desk.front.keep(Keeping(number, Origin(1, first.row, kept), kept, None, 0))
+        desk.front.book.keep(Keeping(number, Origin(1, first.row, kept), kept, None, 0))
         assert waiting(*images) == [True, kept == 128]
-        desk.front.drop(number)
+        desk.front.book.drop(number)
     assert waiting(*images) == [False, False]
 
 
@@ -239,19 +239,19 @@ def test_images_that_wait_to_be_prefilled_are_bounded(tmp_path: Path) -> None:
     assert desk.refusal_of(ONE) == ""
     assert desk.refusal_of(ONE) == "TOO_MANY_ROWS"
     assert desk.open().opened.prompt_tokens
-    desk.front.prefilled(row)
+    desk.front.book.prefilled(row)
     assert desk.refusal_of(ONE) == ""
     desk.front.stop()
 
 
 def test_a_model_that_sees_says_so(desk: Desk) -> None:
-    assert desk.front.capabilities == ["vision"]
+    assert desk.front.inputs.capabilities == ["vision"]
 
 
 def test_a_model_without_a_tower_refuses_images_by_name(tmp_path: Path) -> None:
     made = Desk(write_folder(tmp_path, "gemma3"), sees=False)
-    assert made.front.capabilities == []
-    assert not made.front.vision_not_installed
+    assert made.front.inputs.capabilities == []
+    assert not made.front.inputs.vision_not_installed
     assert made.refusal_of(ONE) == "MODEL_CANNOT_SEE"
     assert made.open().opened.prompt_tokens
     made.front.stop()
@@ -263,7 +263,7 @@ def test_where_mlx_vlm_lacks_an_image_is_refused_with_the_command(
     folder = write_model(tmp_path)
     monkeypatch.setitem(sys.modules, "mlx_vlm", None)
     made = Desk(folder, sees=False)
-    assert made.front.vision_not_installed
+    assert made.front.inputs.vision_not_installed
     refused = made.open(ONE).refused.problem
     made.front.stop()
     assert refused.reason == "VISION_NOT_INSTALLED"
@@ -274,7 +274,7 @@ def test_a_template_that_knows_no_images_makes_the_model_blind(tmp_path: Path) -
     folder = write_folder(tmp_path, "gemma3")
     (folder / "chat_template.jinja").write_text("{% for one in messages %}{{ one['content'] }}{% endfor %}")
     made = Desk(folder)
-    assert made.front.capabilities == []
+    assert made.front.inputs.capabilities == []
     assert made.refusal_of(ONE) == "MODEL_CANNOT_SEE"
     made.front.stop()
 
@@ -283,6 +283,6 @@ def test_a_folder_without_a_processor_makes_the_model_blind(tmp_path: Path) -> N
     folder = write_folder(tmp_path, "gemma3")
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Nothing"}))
     made = Desk(folder)
-    assert made.front.capabilities == []
+    assert made.front.inputs.capabilities == []
     assert made.refusal_of(ONE) == "MODEL_CANNOT_SEE"
     made.front.stop()
