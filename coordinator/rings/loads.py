@@ -186,7 +186,9 @@ class Loads:
     def waiting(self, now: float) -> list[str]:
         """The models that wait for room and should look for it now, the longest waiting first."""
         found = [name for name, load in self.models.items() if load.phase is Phase.WAITING]
-        due = (name for name in found if now >= self.models[name].not_before)
+        due = (
+            name for name in found if now >= self.models[name].not_before and self.freed(name) is not None
+        )
         return sorted(due, key=lambda name: (self.models[name].asked_since, name))
 
     @property
@@ -259,7 +261,9 @@ class Loads:
         load = self.models[name]
         load.not_before = min(max(victims.at, now), now + LOOK_SECONDS)
         held = [one for one in victims.later if self.models[one].phase is Phase.LOADED]
-        if held:
+        if self.yielded_to:
+            load.reason = f"{self.yielded_to} is loaded before it"
+        elif held:
             load.reason = f"a model stays loaded for {self.turn:g} s at least, and so does {and_(held)}"
         elif victims.later:
             load.reason = f"{and_(victims.later)} {verb(victims.later)} loaded before it"

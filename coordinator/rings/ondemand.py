@@ -325,9 +325,9 @@ class OnDemand:
             await self._load(name, spec, answers, [])
         elif chosen is None and not await fits(able):
             raise self._while_silent(name, refusal[-1], answers)
-        elif not self._waits(name) or loads.yielded_to:
+        elif not self._waits(name):
             return
-        elif chosen is None:
+        elif chosen is None or loads.yielded_to:
             loads.postponed(name, victims, self._awake())
         else:
             log.info("models_make_room", deployment=name, unloaded=chosen)

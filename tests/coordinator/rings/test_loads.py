@@ -281,8 +281,13 @@ class Household(RuleBasedStateMachine):
         for name in self.loads.tick(self.now):
             self.free(name)
             self.loads.unloaded(name, self.now)
-        for name in self.loads.waiting(self.now):
-            self.place(name)
+        for _ in range(3 * len(self.NAMES)):
+            waiting = self.loads.waiting(self.now)
+            for name in waiting:
+                self.place(name)
+            if not waiting:
+                return
+        raise AssertionError("the coordinator looks for room all the time while nothing changes")
 
     def place(self, name: str) -> None:
         if self.loads.yielded_to == name:
@@ -295,7 +300,7 @@ class Household(RuleBasedStateMachine):
         if chosen == []:
             self.put(name, [])
         elif self.loads.yielded_to:
-            return
+            self.loads.postponed(name, victims, self.now)
         elif chosen:
             for one in chosen:
                 assert self.now >= self.loaded_at[one] + TURN or not self.under_way[one]

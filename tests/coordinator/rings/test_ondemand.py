@@ -243,6 +243,28 @@ async def test_no_model_is_unloaded_while_it_answers(house: Any) -> None:
     assert ("one", WAITING) in gateway.seen, "its waiting requests have the next turn"
 
 
+async def test_nodes_are_not_asked_for_profiles_while_a_model_that_makes_room_still_answers(
+    house: Any,
+) -> None:
+    cluster, gateway = house
+    node = cluster.nodes[0]
+
+    def asked() -> int:
+        return sum(one.HasField("profile") for one in node.messages)
+
+    await gateway.want("one", active=1)
+    await gateway.phase("one", LOADED)
+    await gateway.want("two", waiting=1)
+    await gateway.phase("one", YIELDING)
+    before, beats = asked(), node.beats
+    while node.beats < beats + 20:
+        await asyncio.sleep(0.05)
+    assert asked() == before
+    await gateway.rest("one")
+    await gateway.phase("two", LOADED)
+    assert asked() > before, "once there is room, they are asked what they hold"
+
+
 async def test_nodes_that_compute_for_a_gateway_that_says_nothing_count_as_use(house: Any) -> None:
     cluster, gateway = house
     await gateway.want("one", waiting=1)
