@@ -116,9 +116,7 @@ class Network:
         if flow is not None:
             at = max(at, path.arrived.get(flow, 0.0) + _APART)
             path.arrived[flow] = at
-        # A kernel takes what arrives, whether the process runs or not.
-        arrives = functools.partial(loop.call_soon, deliver, context=context)
-        loop.call_at(at, arrives, context=Context())
+        loop.call_at(at, deliver, context=Context() if context is None else context)
 
     def _path(self, source: str, target: str) -> _Path:
         return self._paths.setdefault((source, target), _Path())
@@ -370,12 +368,21 @@ class _Connection:
         if not self.open[side]:
             return
         here, there = self.ends[side], self.ends[1 - side]
-
-        def deliver() -> None:
-            if self.open[1 - side]:
-                arrives(*what)
-
+        deliver = functools.partial(self._deliver, 1 - side, arrives, what)
         self._network.send(here.host, there.host, deliver, there.context, (self, side))
+
+    def _deliver(self, side: int, arrives: Callable[..., None], what: tuple[Any, ...]) -> None:
+        if self.open[side]:
+            arrives(*what)
+
+    def tell(self, side: int, number: int, what: Callable[..., None], *arguments: Any) -> None:
+        """Calls a method of a call's other end, if it is there when this arrives."""
+        self.send(side, self._told, 1 - side, number, what, arguments)
+
+    def _told(self, side: int, number: int, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        call = self.calls[side].get(number)
+        if call is not None:
+            what(call, *arguments)
 
     def close(self, side: int) -> None:
         """This end is closed; the other learns it, if its machine is there."""
@@ -815,17 +822,8 @@ class _Call:
         await self._outbox.sent(len(message))
 
     def _tell(self, what: Callable[..., None], *arguments: Any) -> None:
-        """Calls a method of the call's other end, once this has arrived there."""
-        connection = self._connection
-        if connection is None:
-            return
-
-        def arrives() -> None:
-            served = connection.calls[SERVER].get(self._number)
-            if served is not None:
-                what(served, *arguments)
-
-        connection.send(CLIENT, arrives)
+        if self._connection is not None:
+            self._connection.tell(CLIENT, self._number, what, *arguments)
 
     def _acknowledge(self, size: int) -> None:
         self._tell(_Served.acknowledged, size)
@@ -1079,14 +1077,7 @@ class _Served:
             yield decode(message)
 
     def _tell(self, what: Callable[..., None], *arguments: Any) -> None:
-        connection, number = self._connection, self._number
-
-        def arrives() -> None:
-            call = connection.calls[CLIENT].get(number)
-            if call is not None:
-                what(call, *arguments)
-
-        connection.send(SERVER, arrives)
+        self._connection.tell(SERVER, self._number, what, *arguments)
 
     def _acknowledge(self, size: int) -> None:
         self._tell(_Call.acknowledged, size)

@@ -6,6 +6,7 @@ order of rows therefore samples a wrong token.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import struct
@@ -118,12 +119,7 @@ class SimulatedModel:
 
     def tokens(self, text: str) -> list[int]:
         """One for each word. Words of an answer are its tokens again."""
-        return [self._token(word) for word in text.split()]
-
-    def _token(self, word: str) -> int:
-        spelt = _SPELT.fullmatch(word)
-        token = int(spelt[1], 16) if spelt else zlib.crc32(word.encode())
-        return 1 + (token - 1) % (self.vocabulary - 1)
+        return [1 + (_hashed(word) - 1) % (self.vocabulary - 1) for word in text.split()]
 
     def length(self, text: str, choice: int) -> int:
         """The tokens of the answer, with its end."""
@@ -148,6 +144,12 @@ class SimulatedModel:
             pieces.append(spell(token))
             cache = after(cache, token)
         return "".join(pieces), most
+
+
+@functools.lru_cache(maxsize=4096)
+def _hashed(word: str) -> int:
+    spelt = _SPELT.fullmatch(word)
+    return int(spelt[1], 16) if spelt else zlib.crc32(word.encode())
 
 
 def after(cache: bytes, token: int) -> bytes:

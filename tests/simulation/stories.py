@@ -44,6 +44,9 @@ KNOWN_SECONDS = 30.0
 
 TENANTS = ("ada", "bob")
 
+SLOW = 50.0
+"""How many times as long a step takes at rest, while an operator works."""
+
 LATE = frozenset({"DEADLINE_EXCEEDED", "DEADLINE_PASSED"})
 
 NOT_OURS = frozenset({"UNAVAILABLE", "CANCELLED", "PEER_UNREACHABLE"})
@@ -280,7 +283,7 @@ class Story:
     def _ask_for_long(self, deployment: str) -> Asked:
         """Asks for a sealed answer that would be lost with its epoch."""
         number, gateway = len(self.asked), self.random.choice(self.gateways)
-        text, now = f"r{number} say:60 x", self.loop.time()
+        text, now = f"r{number} say:8 x", self.loop.time()
         asked = Asked(number, gateway, deployment, TENANTS[0], text, number, True, 0, 1, 0.0, now, [[]])
         self._begin_to_ask(asked)
         return asked
@@ -553,6 +556,9 @@ class Story:
             self.wrong.append(f"{name} does not serve: {why}")
             return
         last = [self.ask_one(leaves=False) for _ in range(3)]
+        await self._answers(SETTLED_SECONDS)
+        for children in self.cluster.children.values():
+            children.slowness = SLOW  # few steps are under way for long
         last += await self._at_rest()
         await self._answers(SETTLED_SECONDS)
         for asked in last:

@@ -13,6 +13,7 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from contextvars import Context
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,6 +34,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._since_progress = 0
         self.handled = 0
         """Callbacks that have run."""
+        self._timers: list[tuple[float, int, Process, asyncio.TimerHandle]] = []
+        """A heap of what is due, by time and number, with the process by whose clock it is."""
+        self._numbers = count()
         self._slept: dict[Process, float] = {}
         self._kept: dict[Process, list[asyncio.Handle]] = {}
         self._buried: list[asyncio.Task[Any]] = []
@@ -54,9 +58,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return super().call_at(
-            when + self._slept.get(process.get(_NOBODY), 0.0), callback, *args, context=context
-        )
+        owner = process.get(_NOBODY)
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when + self._slept.get(owner, 0.0), next(self._numbers), owner, handle))
+        return handle
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass
 
     # Processes
 
@@ -65,10 +80,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.extend(self._kept.pop(one, ()))
         if asleep:
             self._slept[one] = self._slept.get(one, 0.0) + asleep
-            for handle in self._scheduled:
-                if handle._context.get(process) is one:  # type: ignore[attr-defined]
-                    handle._when += asleep  # type: ignore[attr-defined]
-            heapq.heapify(self._scheduled)
+            self._timers = [
+                (when + asleep if owner is one else when, number, owner, handle)
+                for when, number, owner, handle in self._timers
+            ]
+            heapq.heapify(self._timers)
 
     def bury(self, one: Process) -> None:
         """Forgets what a killed process had to do. Its tasks stay as they are until the loop is closed."""
@@ -85,20 +101,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # What asyncio's loops do
 
     def _run_once(self) -> None:
-        while not self._ready:
-            if not self._scheduled:
+        ready, timers = self._ready, self._timers
+        while not ready:
+            if not timers:
                 raise RuntimeError("everything waits, and nothing will happen any more")
-            handle = heapq.heappop(self._scheduled)
-            handle._scheduled = False
+            when, _, _, handle = heapq.heappop(timers)
             if handle._cancelled:
-                self._timer_cancelled_count -= 1
                 continue
-            if handle._when > self._now:
+            if when > self._now:
                 # A little later, for a sum of floats may leave too little to wait for: no time would pass.
-                self._now, self._since_progress = handle._when + _LATE, 0
-            self._ready.append(handle)
-        for _ in range(len(self._ready)):
-            handle = self._ready.popleft()
+                self._now, self._since_progress = when + _LATE, 0
+            ready.append(handle)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
             if handle._cancelled:
                 continue
             owner = handle._context.get(process)
@@ -137,6 +152,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().close()
         self._buried.clear()
         self._kept.clear()
+        self._timers.clear()
 
 
 class _Nobody(Process):
