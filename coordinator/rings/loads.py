@@ -186,9 +186,7 @@ class Loads:
     def waiting(self, now: float) -> list[str]:
         """The models that wait for room and should look for it now, the longest waiting first."""
         found = [name for name, load in self.models.items() if load.phase is Phase.WAITING]
-        due = (
-            name for name in found if now >= self.models[name].not_before and self.freed(name) is not None
-        )
+        due = (name for name in found if now >= self.models[name].not_before and self.freed(name) is not None)
         return sorted(due, key=lambda name: (self.models[name].asked_since, name))
 
     @property
