@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -90,3 +94,18 @@ def test_every_body_has_a_description_and_every_operation_its_errors() -> None:
     for operations in described["paths"].values():
         for operation in operations.values():
             assert {"200", "4XX", "5XX"} <= set(operation["responses"])
+
+
+SHOW = """
+import json
+from sealring.api.described import openapi
+from sealring.edge.http.app import PATHS
+print(json.dumps(openapi("1", PATHS.operations())), end="")
+"""
+
+
+def test_another_process_describes_in_the_same_order() -> None:
+    """Whatever the order of sets is there."""
+    seeded = {**os.environ, "PYTHONHASHSEED": "1"}
+    other = subprocess.check_output([sys.executable, "-c", SHOW], env=seeded, text=True)
+    assert other == json.dumps(openapi("1", PATHS.operations()))
