@@ -105,7 +105,7 @@ print(json.dumps(openapi("1", PATHS.operations())), end="")
 
 
 def test_another_process_describes_in_the_same_order() -> None:
-    """Whatever the order of sets is there."""
+    """Sets are in another order there."""
     seeded = {**os.environ, "PYTHONHASHSEED": "1"}
     other = subprocess.check_output([sys.executable, "-c", SHOW], env=seeded, text=True)
     assert other == json.dumps(openapi("1", PATHS.operations()))
