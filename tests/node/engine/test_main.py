@@ -429,7 +429,7 @@ def test_an_engine_hangs_in_a_prompt_or_when_its_device_does_not_answer() -> Non
     assert main.hung(loaded, epoch) is None
     waited[0] = 4.1
     assert main.hung(loaded, epoch) == "device_stuck"
-    loaded.front = SimpleNamespace(stuck=True)
+    loaded.front = SimpleNamespace(reader=SimpleNamespace(stuck=True))
     assert main.hung(loaded, None) == "prompt_unreadable"
 
 
