@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from bench.models import drawn_prompt
-from sealring.mesh.ring import ResolvedStep
+from sealring.mesh.ring import Change, Chunk, ResolvedStep
 from sealring.mesh.system import logging
 from sealring.node.engine import Asking, TokenLogprobs, device, nvidia, params
 from sealring.node.engine.folder import Loaded
@@ -59,7 +59,9 @@ class Front:
     def prefilled(self, row: int) -> None:
         del self._opened[row]
 
-    def forget(self, row: int) -> None: ...
+    def begin(self, chunk: Chunk) -> None: ...
+
+    def change(self, change: Change) -> None: ...
 
     def close_rows(self) -> None: ...
 

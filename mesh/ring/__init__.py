@@ -5,7 +5,7 @@ from sealring.mesh.system.faces import face
 __all__, __getattr__ = face(
     __name__,
     composition=(
-        "Admission Adopting Chunk Composition Dropping Eviction Keeping MAX_CHANGES "
+        "Admission Adopting Change Chunk Composition Dropping Eviction Keeping MAX_CHANGES "
         "MAX_CHOICES MAX_DRAFTED MAX_DRAFTS MAX_LANES MAX_PREFIXES MAX_UNSETTLED Marking Origin "
         "ResolvedStep Restoring Settling Unmarking"
     ),

@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import mlx.core as mx
 import structlog
@@ -26,6 +27,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.ring.composition import (
     Admission,
     Adopting,
+    Change,
     Chunk,
     Composition,
     Dropping,
@@ -84,6 +86,13 @@ instead."""
 _GPU_RESET = re.compile(r"kIOGPUCommandBufferCallbackError(?!OutOfMemory)(\w{1,40})")
 """Metal's word for work that it broke off: Timeout, Hang, PageFault, ImpactingInteractivity, or
 InnocentVictim of another program's."""
+
+
+class Part(Protocol):
+    """What a member keeps for rows beside their caches."""
+
+    def change(self, change: Change) -> None:
+        """Follows a change of a step, before the caches do. Raises InvalidInput (BAD_STEP)."""
 
 
 class StageEpoch:
@@ -155,6 +164,9 @@ class StageEpoch:
             fail=self.fail,
         )
         self._source, self._exit, self._results = seat.source, seat.exit, seat.results
+        self._parts: list[Part] = [self._source, self._sampled]
+        if self._tail_drafter is not None:
+            self._parts.append(self._tail_drafter)
         self._transfer = seat.transfer
 
     @property
@@ -379,53 +391,40 @@ class StageEpoch:
         return not self._over and self._source.work()
 
     def _change(self, step: ResolvedStep) -> None:
+        for change in step.changes:
+            for part in self._parts:
+                part.change(change)
         settled: dict[int, list[Settling]] = {}
         for change in step.changes:
             if isinstance(change, Settling):
-                self._source.settle(change)
-                self._sampled.settle(change)
-                if self._tail_drafter is not None:
-                    self._tail_drafter.settle(change)
                 settled.setdefault(change.lane, []).append(change)
         for changes in settled.values():
             if again := self._lanes.settle(changes, self._stage):
                 launch(behind(states(again)))  # while the step's input is on its way
         kept = self._keep_and_drop(step)
         self._lanes.apply(change for change in step.changes if isinstance(change, Admission | Eviction))
-        for change in step.changes:
-            if isinstance(change, Eviction):
-                self._source.forget(change.row)
-                self._sampled.forget(change.row)
-        for _, cache in kept:  # now: an evicted row's arrays go as they are copied, layer by layer
+        for cache in kept:  # now: an evicted row's arrays go as they are copied, layer by layer
             launch(states(cache))
         for change in step.changes:
             if isinstance(change, Eviction):
                 self._prefixes.forget(change.row)
-                if self._tail_drafter is not None:
-                    self._tail_drafter.gone(change.row)
 
-    def _keep_and_drop(self, step: ResolvedStep) -> list[tuple[Keeping, Cache]]:
-        """The source checks a change before the caches follow. Returns copies that are still to be made."""
+    def _keep_and_drop(self, step: ResolvedStep) -> list[Cache]:
+        """Returns copies that are still to be made."""
         kept = []
         for change in step.changes:
-            if self._tail_drafter is not None:
-                self._tail_drafter.change(change)
             if isinstance(change, Keeping):
-                self._source.keep(change)
-                kept.append((change, self._prefixes.keep(change, self._lanes.cache_of(change))))
+                kept.append(self._prefixes.keep(change, self._lanes.cache_of(change)))
             elif isinstance(change, Marking):
                 row = self._lanes.prefilling(change.row).cache
                 launch(states(self._prefixes.mark(change, row)))
             elif isinstance(change, Unmarking):
                 self._prefixes.unmark(change)
             elif isinstance(change, Restoring):
-                self._source.restore(change)
                 launch(states(self._prefixes.restore(change, self._stage.make_cache)))
             elif isinstance(change, Adopting):
-                self._source.adopt(change)
                 self._prefixes.adopt(change)
             elif isinstance(change, Dropping):
-                self._source.drop_prefix(change.prefix)
                 self._prefixes.drop(change.prefix)
         return kept
 
@@ -490,11 +489,9 @@ class StageEpoch:
         """The chunk's row; its first chunk brings its parameters."""
         if not chunk.first:
             return self._lanes.prefilling(chunk.row)
-        if chunk.prefix:
-            self._source.reuse(chunk)
+        self._source.begin(chunk)
         row = Row(chunk.row, self._prefixes.start(chunk) if chunk.prefix else self._stage.make_cache())
         if chunk.takes:
-            self._source.drop_prefix(chunk.prefix)
             self._prefixes.drop(chunk.prefix)
         self._lanes.start(row)
         record = self._source.parameters(chunk)

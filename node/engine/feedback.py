@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded
-from sealring.mesh.ring.composition import ResolvedStep
+from sealring.mesh.ring.composition import Change, Eviction, ResolvedStep, Settling
 from sealring.node.wire.waiting import Rhythm
 
 
@@ -39,8 +39,9 @@ class LocalFeedback:
             return first[:, None]
         return mx.concatenate([array[at : at + 1] for array, at in held])[:, None]
 
-    def forget(self, row: int) -> None:
-        self._last.pop(row, None)
+    def change(self, change: Change) -> None:
+        if isinstance(change, Eviction):
+            self._last.pop(change.row, None)
 
     def end(self) -> None:
         self._last.clear()
@@ -106,14 +107,13 @@ class RingFeedback:
         if self._arrived_step < needed:
             raise EpochEnded("the epoch ended while tokens were on their way")
 
-    def settled(self, row: int) -> None:
-        """Notes that the row's last token has arrived, although later runs of it are under way."""
-        self._awaited[row] = 0
-
-    def forget(self, row: int) -> None:
-        self._awaited.pop(row, None)
-        with self._changed:
-            self._last.pop(row, None)
+    def change(self, change: Change) -> None:
+        if isinstance(change, Settling):
+            self._awaited[change.row] = 0  # its last token has arrived, although later runs are under way
+        elif isinstance(change, Eviction):
+            self._awaited.pop(change.row, None)
+            with self._changed:
+                self._last.pop(change.row, None)
 
     def end(self) -> None:
         with self._changed:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sealring.mesh.receipt.digests import AnswerHash, sampled_digest
-from sealring.mesh.ring.composition import ResolvedStep, Settling
+from sealring.mesh.ring.composition import Change, Eviction, ResolvedStep, Settling
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
@@ -101,14 +101,12 @@ class Sampled:
                 row.settled += 1
         return places
 
-    def settle(self, change: Settling) -> None:
-        """The row's open drafts are settled."""
-        if (row := self._rows.get(change.row)) is not None:
+    def change(self, change: Change) -> None:
+        """A row's open drafts are settled, or it is evicted."""
+        if isinstance(change, Settling) and (row := self._rows.get(change.row)) is not None:
             row.settled, row.open = row.settled + change.accepted, 0
-
-    def forget(self, row: int) -> None:
-        """The row is evicted."""
-        self._rows.pop(row, None)
+        elif isinstance(change, Eviction):
+            self._rows.pop(change.row, None)
 
     def digests(self, row: int, tokens: int) -> engine.RowDigests:
         """The hash that the tail signs for an answer's first `tokens` tokens but those of earlier epochs.

@@ -23,7 +23,16 @@ import mlx.core as mx
 import numpy as np
 import structlog
 
-from sealring.mesh.ring.composition import Adopting, Change, Chunk, Dropping, Keeping, Origin, Settling
+from sealring.mesh.ring.composition import (
+    Adopting,
+    Change,
+    Chunk,
+    Dropping,
+    Eviction,
+    Keeping,
+    Origin,
+    Settling,
+)
 from sealring.node.engine.caches.known import parts_of
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage, caches
@@ -183,8 +192,21 @@ class TailDrafter:
             count += 1
         return count
 
-    def settle(self, change: Settling) -> None:
-        """Takes tokens that do not count back."""
+    def change(self, change: Change) -> None:
+        """Takes tokens back that do not count, and follows what becomes of rows and of kept prefixes."""
+        if isinstance(change, Settling):
+            self._settle(change)
+        elif isinstance(change, Eviction):
+            self._rows.pop(change.row, None)
+        elif isinstance(change, Keeping):
+            self._prefixes[change.prefix] = change.origin
+            self._keep(change)
+        elif isinstance(change, Adopting):
+            self._prefixes[change.prefix] = change.origin
+        elif isinstance(change, Dropping) and (origin := self._prefixes.pop(change.prefix, None)) is not None:
+            self._give_up(origin)
+
+    def _settle(self, change: Settling) -> None:
         row = self._rows.get(change.row)
         if row is not None:
             surplus, row.unsettled = max(0, row.unsettled - change.accepted), 0
@@ -192,21 +214,7 @@ class TailDrafter:
                 caches.trim(row.cache, surplus)
                 row.computed -= surplus
 
-    def gone(self, row: int) -> None:
-        """Notes that a row was evicted."""
-        self._rows.pop(row, None)
-
     # Prefixes
-
-    def change(self, change: Change) -> None:
-        """Follows a change of kept prefixes."""
-        if isinstance(change, Keeping):
-            self._prefixes[change.prefix] = change.origin
-            self._keep(change)
-        elif isinstance(change, Adopting):
-            self._prefixes[change.prefix] = change.origin
-        elif isinstance(change, Dropping) and (origin := self._prefixes.pop(change.prefix, None)) is not None:
-            self._give_up(origin)
 
     def _keep(self, keeping: Keeping) -> None:
         """Keeps what it holds of a prefix of the row, if that is all of it."""

@@ -22,7 +22,7 @@ from patience import PATIENCE_SECONDS
 from small_models import tiny
 
 from sealring.mesh.errors import EpochEnded, SealringError
-from sealring.mesh.ring import Adopting, Chunk, Composition, Keeping, ResolvedStep, Restoring
+from sealring.mesh.ring import Change, Chunk, Composition, Eviction, ResolvedStep
 from sealring.node.engine import (
     Allowance,
     Asking,
@@ -246,19 +246,13 @@ class Prompts:
 
     def prefilled(self, row: int) -> None: ...
 
-    def forget(self, row: int) -> None:
-        self.forgotten.append(row)
+    def begin(self, chunk: Chunk) -> None:
+        if chunk.prefix:
+            self.reused.append(chunk.start)
 
-    def keep(self, keeping: Keeping) -> None: ...
-
-    def adopt(self, adopting: Adopting) -> None: ...
-
-    def restore(self, change: Restoring) -> None: ...
-
-    def reuse(self, chunk: Chunk) -> None:
-        self.reused.append(chunk.start)
-
-    def drop(self, prefix: int) -> None: ...
+    def change(self, change: Change) -> None:
+        if isinstance(change, Eviction):
+            self.forgotten.append(change.row)
 
     def asking(self, rows: Sequence[int], *, first: bool) -> Asking:
         asked = [self._rows[row][1] for row in rows]

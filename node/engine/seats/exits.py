@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, ResolvedStep, Restoring
+from sealring.mesh.ring.composition import Change, Chunk, ResolvedStep
 from sealring.node.engine import records
 from sealring.node.engine.drafts import Guesses
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
@@ -51,23 +51,17 @@ class Prompts(Protocol):
     def fail(self, row: int, error: SealringError) -> None:
         """Ends a row with an error of its own; its steps go on until it is evicted."""
 
-    def keep(self, keeping: Keeping) -> None:
-        """Notes a prefix that is kept of a row. Raises InvalidInput (BAD_STEP) if it must not be kept."""
+    def begin(self, chunk: Chunk) -> None:
+        """A row begins with its first chunk.
 
-    def adopt(self, adopting: Adopting) -> None:
-        """Notes a prefix of an earlier epoch that is kept in this one. Raises InvalidInput (BAD_STEP)."""
+        Raises InvalidInput (BAD_STEP) if the chunk has a prefix that is not the row's own.
+        """
 
-    def restore(self, change: Restoring) -> None:
-        """Notes a prefix that was recalled and is kept from now on. Raises InvalidInput (BAD_STEP)."""
+    def change(self, change: Change) -> None:
+        """Follows a change of rows and of kept prefixes. Tokens that come for an evicted row are ignored.
 
-    def reuse(self, chunk: Chunk) -> None:
-        """Begins a row with a kept prefix. Raises InvalidInput (BAD_STEP) unless it is the row's own."""
-
-    def drop(self, prefix: int) -> None:
-        """Forgets a kept prefix."""
-
-    def forget(self, row: int) -> None:
-        """Forgets an evicted row; tokens of it that still arrive are ignored."""
+        Raises InvalidInput (BAD_STEP) for a prefix that must not be kept.
+        """
 
     def asking(self, rows: Sequence[int], *, first: bool) -> Asking:
         """The step's sampled rows that ask for log-probabilities; `first` if it is their first token."""

@@ -17,11 +17,10 @@ import numpy as np
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import (
     MAX_UNSETTLED,
-    Adopting,
+    Change,
     Chunk,
-    Keeping,
+    Eviction,
     ResolvedStep,
-    Restoring,
     Settling,
 )
 from sealring.node.engine import records
@@ -104,26 +103,14 @@ class Source(ABC):
     def executed(self, step: ResolvedStep) -> None:  # noqa: B027
         """Notes the end of a step that samples no tokens."""
 
-    def settle(self, change: Settling) -> None:  # noqa: B027
-        """Settles a row's drafts. Raises InvalidInput (BAD_STEP) if the head counts otherwise."""
+    def begin(self, chunk: Chunk) -> None:  # noqa: B027
+        """As `Prompts.begin`."""
 
-    def keep(self, change: Keeping) -> None:  # noqa: B027
-        """As `Prompts.keep`."""
+    def change(self, change: Change) -> None:  # noqa: B027
+        """Follows a change, before the caches do.
 
-    def adopt(self, change: Adopting) -> None:  # noqa: B027
-        """As `Prompts.adopt`."""
-
-    def restore(self, change: Restoring) -> None:  # noqa: B027
-        """As `Prompts.restore`."""
-
-    def reuse(self, chunk: Chunk) -> None:  # noqa: B027
-        """As `Prompts.reuse`."""
-
-    def drop_prefix(self, prefix: int) -> None:  # noqa: B027
-        """As `Prompts.drop`."""
-
-    def forget(self, row: int) -> None:  # noqa: B027
-        """Forgets an evicted row."""
+        Raises InvalidInput (BAD_STEP) for a prefix that must not be kept, or drafts counted otherwise.
+        """
 
     def end(self) -> None:  # noqa: B027
         """Wakes every thread that waits here; any thread."""
@@ -167,29 +154,17 @@ class _Opened(Source):
     def executed(self, step: ResolvedStep) -> None:
         self._prompts.deliver(step, [], {})  # no token would tell the gateway to go on
 
-    def settle(self, change: Settling) -> None:
-        self._runs.settle(change, ended=self._prompts.ended(change.row))
+    def begin(self, chunk: Chunk) -> None:
+        self._prompts.begin(chunk)
 
-    def keep(self, change: Keeping) -> None:
-        self._prompts.keep(change)
-
-    def adopt(self, change: Adopting) -> None:
-        self._prompts.adopt(change)
-
-    def restore(self, change: Restoring) -> None:
-        self._prompts.restore(change)
-
-    def reuse(self, chunk: Chunk) -> None:
-        self._prompts.reuse(chunk)
-
-    def drop_prefix(self, prefix: int) -> None:
-        self._prompts.drop(prefix)
-
-    def forget(self, row: int) -> None:
-        self._runs.forget(row)
-        self._prompts.forget(row)
-        if self._images is not None:
-            self._images.forget(row)
+    def change(self, change: Change) -> None:
+        if isinstance(change, Settling):
+            self._runs.settle(change, ended=self._prompts.ended(change.row))
+        elif isinstance(change, Eviction):
+            self._runs.forget(change.row)
+            if self._images is not None:
+                self._images.forget(change.row)
+        self._prompts.change(change)
 
 
 class Alone(_Opened):
@@ -205,9 +180,9 @@ class Alone(_Opened):
     def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
         self._feedback.launched(step, tokens)
 
-    def forget(self, row: int) -> None:
-        self._feedback.forget(row)
-        super().forget(row)
+    def change(self, change: Change) -> None:
+        self._feedback.change(change)
+        super().change(change)
 
     def end(self) -> None:
         self._feedback.end()
@@ -324,15 +299,11 @@ class Head(_Opened):
             return math.inf
         return min(under_way) + min(self._rounds) - time.perf_counter()
 
-    def settle(self, change: Settling) -> None:
-        super().settle(change)
-        self._feedback.settled(change.row)
-
-    def forget(self, row: int) -> None:
-        self._feedback.forget(row)
-        super().forget(row)
-        if self._desks is not None:
-            self._desks.gone(row)
+    def change(self, change: Change) -> None:
+        super().change(change)
+        self._feedback.change(change)
+        if self._desks is not None and isinstance(change, Eviction):
+            self._desks.gone(change.row)
 
     def drop(self) -> None:
         if self._desks is not None:
@@ -484,8 +455,8 @@ class ShardTail(ShardNeighbour):
     def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
         self._feedback.launched(step, tokens)
 
-    def forget(self, row: int) -> None:
-        self._feedback.forget(row)
+    def change(self, change: Change) -> None:
+        self._feedback.change(change)
 
     def end(self) -> None:
         self._feedback.end()

@@ -9,7 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sealring.mesh.errors import Internal, InvalidInput, ResourceExhausted, SealringError
-from sealring.mesh.ring.composition import Adopting, Chunk, Keeping, Origin, ResolvedStep, Restoring
+from sealring.mesh.ring.composition import (
+    Adopting,
+    Change,
+    Chunk,
+    Dropping,
+    Eviction,
+    Keeping,
+    Origin,
+    ResolvedStep,
+    Restoring,
+)
 from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, PrefixNames, chain_of, is_clear
 from sealring.node.engine.drafts import Guesses
@@ -217,41 +227,57 @@ class Book:
                 opened.answer.finish = inference.FINISH_REASON_STOP  # nothing more is sent
                 self._emit(refusal(row, error))
 
-    def keep(self, keeping: Keeping) -> None:
+    def begin(self, chunk: Chunk) -> None:
+        if chunk.prefix:
+            self._reuse(chunk)
+        if chunk.takes:
+            self._kept.pop(chunk.prefix, None)
+
+    def change(self, change: Change) -> None:
+        if isinstance(change, Eviction):
+            self.forget(change.row)
+        elif isinstance(change, Keeping):
+            self._keep(change)
+        elif isinstance(change, Adopting):
+            self._adopt(change)
+        elif isinstance(change, Restoring):
+            self._restore(change)
+        elif isinstance(change, Dropping):
+            self._kept.pop(change.prefix, None)
+
+    def _keep(self, keeping: Keeping) -> None:
         names = self._names(keeping.row)
         if names is None or keeping.tokens not in names.names:
             raise _not_kept(keeping.prefix)
         kept = names.first(keeping.tokens, also=keeping.marks)  # an earlier row's end may be one
         self._kept[keeping.prefix] = keeping.origin, kept
 
-    def adopt(self, adopting: Adopting) -> None:
+    def _adopt(self, adopting: Adopting) -> None:
         names = self._earlier.get(adopting.origin)
         if names is None:
             raise _not_kept(adopting.prefix)
         self._kept[adopting.prefix] = adopting.origin, names
 
-    def reuse(self, chunk: Chunk) -> None:
+    def _reuse(self, chunk: Chunk) -> None:
         _, kept = self._kept.get(chunk.prefix, (None, None))
         own = self._names(chunk.row)
         name = kept.names.get(chunk.start, b"") if kept is not None else b""
         if own is None or not name or not hmac.compare_digest(name, own.names.get(chunk.start, b"")):
             raise _not_kept(chunk.prefix)
 
-    def restore(self, change: Restoring) -> None:
+    def _restore(self, change: Restoring) -> None:
         names, chain = self._recalled.pop(change.recall, (None, NO_CHAIN))
         part = chain.first(change.tokens)
         if names is None or (part.tokens, part.names[-1:]) != (change.tokens, (change.name,)):
             raise _not_kept(change.prefix)
         self._kept[change.prefix] = change.origin, names.first(change.tokens)
 
-    def drop(self, prefix: int) -> None:
-        self._kept.pop(prefix, None)
-
     def _names(self, row: int) -> PrefixNames | None:
         opened = self._rows.get(row)
         return opened.names if opened is not None else None
 
     def forget(self, row: int) -> None:
+        """Forgets a row; tokens of it that still arrive are ignored."""
         with self._lock:  # `open`, in another thread, may be counting rows
             opened = self._rows.pop(row, None)
             self._asking.pop(row, None)

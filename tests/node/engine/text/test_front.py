@@ -21,6 +21,7 @@ from sealring.mesh.ring import (
     Adopting,
     Chain,
     Chunk,
+    Dropping,
     Keeping,
     Origin,
     ResolvedStep,
@@ -419,20 +420,20 @@ def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> 
     """A row of another scope, or with other tokens, never begins with it, whatever a gateway commands."""
     front = long_desk.front
     long_desk.open(1, text_prompt("a" * 140), scope=b"me")
-    front.book.keep(Keeping(1, Origin(1, 1, 128), 140, None, 0))
+    front.book.change(Keeping(1, Origin(1, 1, 128), 140, None, 0))
     for row, (text, scope) in enumerate(
         [("a" * 140, b"you"), ("a" * 70 + "b" * 70, b"me"), ("a" * 140, b""), ("a" * 65, b"me")], start=2
     ):
         long_desk.open(row, text_prompt(text), scope=scope)
-    front.book.reuse(Chunk(3, 64, 70, False, 0, 1))
-    front.book.reuse(Chunk(5, 64, 65, False, 0, 1))
+    front.book.begin(Chunk(3, 64, 70, False, 0, 1))
+    front.book.begin(Chunk(5, 64, 65, False, 0, 1))
     for row, start in ((2, 64), (2, 128), (3, 128), (4, 64), (5, 63), (9, 64)):
         with pytest.raises(InvalidInput) as caught:
-            front.book.reuse(Chunk(row, start, start + 1, False, 0, 1))
+            front.book.begin(Chunk(row, start, start + 1, False, 0, 1))
         assert caught.value.reason == "BAD_STEP"
-    front.book.drop(1)
+    front.book.change(Dropping(1))
     with pytest.raises(InvalidInput):
-        front.book.reuse(Chunk(3, 64, 70, False, 0, 1))
+        front.book.begin(Chunk(3, 64, 70, False, 0, 1))
 
 
 def on_disk(front: Front, key: bytes = b"k" * 32) -> None:
@@ -514,12 +515,12 @@ def test_the_head_recalls_a_rows_own_blocks_alone(long_desk: Desk) -> None:
     front.book.cancel_recall(3)
     for recall, tokens in ((1, 256), (3, 256), (2, 100)):
         with pytest.raises(InvalidInput):
-            front.book.restore(Restoring(1, Origin(1, 1, tokens), recall, mine.names[0]))
+            front.book.change(Restoring(1, Origin(1, 1, tokens), recall, mine.names[0]))
     assert recalls(4, 1, mine)
-    front.book.restore(Restoring(1, Origin(1, 1, 256), 4, mine.names[0]))
-    front.book.reuse(Chunk(1, 256, 260, False, 0, 1))
+    front.book.change(Restoring(1, Origin(1, 1, 256), 4, mine.names[0]))
+    front.book.begin(Chunk(1, 256, 260, False, 0, 1))
     with pytest.raises(InvalidInput):
-        front.book.reuse(Chunk(2, 256, 260, False, 0, 1))
+        front.book.begin(Chunk(2, 256, 260, False, 0, 1))
 
 
 def test_a_recall_belongs_to_the_row_that_it_was_first_for(long_desk: Desk) -> None:
@@ -531,31 +532,31 @@ def test_a_recall_belongs_to_the_row_that_it_was_first_for(long_desk: Desk) -> N
     assert front.book.recalls(control.Recall(number=1, row=1, chain=first.packed()))
     assert not front.book.recalls(control.Recall(number=1, row=2, chain=second.packed()))
     with pytest.raises(InvalidInput):
-        front.book.restore(Restoring(1, Origin(1, 1, 256), 1, second.names[0]))
+        front.book.change(Restoring(1, Origin(1, 1, 256), 1, second.names[0]))
 
 
 def test_what_goes_on_into_the_next_epoch_has_other_names_there(long_desk: Desk) -> None:
     front, origins = long_desk.front, [Origin(1, 1, 128), Origin(1, 1, 64), Origin(1, 2, 64)]
     before = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
     for number, origin in enumerate(origins[:2], 1):
-        front.book.keep(Keeping(number, origin, 140, None, 0))
+        front.book.change(Keeping(number, origin, 140, None, 0))
     told = front.begin_epoch(
         {origins[0]: (), origins[2]: ()}, speculate=False
     )  # the caches of the second are gone
     with pytest.raises(InvalidInput):
-        front.book.reuse(Chunk(1, 64, 70, False, 0, 1))
+        front.book.begin(Chunk(1, 64, 70, False, 0, 1))
     assert list(told) == origins[:1]
     again = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
     assert b"".join(again) == told[origins[0]][0]
     assert not set(before) & set(again)
     for origin in origins[1:]:
         with pytest.raises(InvalidInput):
-            front.book.adopt(Adopting(1, origin))
-    front.book.adopt(Adopting(1, origins[0]))
-    front.book.reuse(Chunk(1, 128, 140, True, 0, 1))
+            front.book.change(Adopting(1, origin))
+    front.book.change(Adopting(1, origins[0]))
+    front.book.begin(Chunk(1, 128, 140, True, 0, 1))
     long_desk.open(2, text_prompt("a" * 140), scope=b"you")
     with pytest.raises(InvalidInput):
-        front.book.reuse(Chunk(2, 128, 140, True, 0, 1))
+        front.book.begin(Chunk(2, 128, 140, True, 0, 1))
 
 
 def test_a_mark_is_known_at_the_end_of_an_early_turn_in_every_later_epoch(long_desk: Desk) -> None:
@@ -565,15 +566,15 @@ def test_a_mark_is_known_at_the_end_of_an_early_turn_in_every_later_epoch(long_d
         names_of(long_desk.open(turn, text_prompt("a" * (50 + 50 * turn)), scope=b"me"))
     names_of(long_desk.open(7, text_prompt("a" * 100 + "b" * 50), scope=b"me"))
     early, origin = 100 - OPENING, Origin(1, 6, 350)
-    front.book.keep(Keeping(1, origin, 350, None, 0, (early,)))
-    front.book.reuse(Chunk(7, early, 120, False, 0, 1))
+    front.book.change(Keeping(1, origin, 350, None, 0, (early,)))
+    front.book.begin(Chunk(7, early, 120, False, 0, 1))
     told = front.begin_epoch({origin: (early,)}, speculate=False)[origin]
     named = split(told[0], 350, ends=told[1])
     assert {length for length, _ in named if length % 64} == {early, 350}
-    front.book.adopt(Adopting(1, origin, (early,)))
+    front.book.change(Adopting(1, origin, (early,)))
     opened = long_desk.open(1, text_prompt("a" * 100 + "b" * 50), scope=b"me").opened
     assert set(split(opened.prefixes, 150, ends=opened.ends)) >= {pair for pair in named if pair[0] <= early}
-    front.book.reuse(Chunk(1, early, 120, False, 0, 1))
+    front.book.begin(Chunk(1, early, 120, False, 0, 1))
 
 
 def test_only_named_lengths_of_named_rows_are_kept(long_desk: Desk) -> None:
@@ -585,7 +586,7 @@ def test_only_named_lengths_of_named_rows_are_kept(long_desk: Desk) -> None:
         Keeping(1, Origin(1, 7, 64), 64, None, 0),
     ):
         with pytest.raises(InvalidInput) as caught:
-            long_desk.front.book.keep(keeping)
+            long_desk.front.book.change(keeping)
         assert caught.value.reason == "BAD_STEP"
 
 
@@ -601,10 +602,10 @@ def test_an_answer_goes_on_with_its_prompts_names(long_desk: Desk) -> None:
     follow = long_desk.open(2, text_prompt("a" * 60 + "b" * 5 + "c"), scope=b"me")
     assert output.finish
     assert output.prefixes == follow.opened.prefixes
-    front.book.keep(Keeping(1, Origin(1, 1, 64), 66, 0, 0))
-    front.book.reuse(Chunk(2, 64, 66, True, 0, 1))
-    front.book.keep(Keeping(2, Origin(1, 1, 65), 66, 0, 0))
-    front.book.reuse(Chunk(2, 65, 66, True, 0, 2))
+    front.book.change(Keeping(1, Origin(1, 1, 64), 66, 0, 0))
+    front.book.begin(Chunk(2, 64, 66, True, 0, 1))
+    front.book.change(Keeping(2, Origin(1, 1, 65), 66, 0, 0))
+    front.book.begin(Chunk(2, 65, 66, True, 0, 2))
     answer = dict(split(output.prefixes, 66, 60, output.ends))
     assert list(answer) == [64, 65, 66]
     named = dict(split(follow.opened.prefixes, 66, ends=follow.opened.ends))

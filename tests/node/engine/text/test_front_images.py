@@ -14,7 +14,7 @@ import pytest
 from hostileimages import BAD, HOSTILE, picture, saved
 from visionmodels import FAMILIES, tokenizer, write_folder, write_model
 
-from sealring.mesh.ring import KEY_BYTES, NO_CHAIN, Chain, Keeping, Origin, clear_scope
+from sealring.mesh.ring import KEY_BYTES, NO_CHAIN, Chain, Dropping, Keeping, Origin, clear_scope
 from sealring.node.engine import params
 from sealring.node.engine.text import Front, StoredNames
 from sealring.v1 import engine_pb2 as engine
@@ -222,9 +222,9 @@ def test_images_in_a_kept_prefix_are_not_decoded_again(desk: Desk) -> None:
     for kept, number in ((128, 1), (64, 2)):
         assert ends[0] < 64
         assert (ends[1] <= kept) == (kept == 128)
-        desk.front.book.keep(Keeping(number, Origin(1, first.row, kept), kept, None, 0))
+        desk.front.book.change(Keeping(number, Origin(1, first.row, kept), kept, None, 0))
         assert waiting(*images) == [True, kept == 128]
-        desk.front.book.drop(number)
+        desk.front.book.change(Dropping(number))
     assert waiting(*images) == [False, False]
 
 
