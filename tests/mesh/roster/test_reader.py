@@ -352,6 +352,7 @@ def test_the_order_of_the_checks(cluster: Any, reader: RosterReader) -> None:
     other_root = {"root_version": 2}
     old, fork = {"version": 4}, {"version": 6, "previous": b"\x09" * 32}
     late, structure = {"issued": NOW - 3000, "expires": NOW - 2400}, {"members": ()}
+    lasting = {"issued": NOW - 3000, "expires": NOW - 2099}
     trust = {"min_trust": 30}
     good = {"version": 6, "previous": roster.hash}
     stranger = [Ed25519Signer.generate()]
@@ -362,7 +363,8 @@ def test_the_order_of_the_checks(cluster: Any, reader: RosterReader) -> None:
     assert refusal(reader, forge(cluster, cluster="other", **other_root, **old)) == "ROSTER_CLUSTER"
     assert refusal(reader, forge(cluster, **other_root, **old, **late)) == "ROSTER_ROOT_VERSION"
     assert refusal(reader, forge(cluster, **old, **late, **structure)) == "ROSTER_ROLLBACK"
-    assert refusal(reader, forge(cluster, **fork, **late, **structure)) == "ROSTER_PREVIOUS"
+    assert refusal(reader, forge(cluster, **fork, **lasting, **structure)) == "ROSTER_PREVIOUS"
+    assert refusal(reader, forge(cluster, **good, **lasting, **structure, **trust)) == "ROSTER_LIFETIME"
     assert refusal(reader, forge(cluster, **good, **late, **structure, **trust)) == "ROSTER_EXPIRED"
     assert refusal(reader, forge(cluster, **good, **structure, **trust)) == "ROSTER_RINGS"
     assert reader.current is roster
