@@ -49,7 +49,7 @@ def _caches(options: argparse.Namespace, new: bool) -> float:
     import mlx.core as mx
     from mlx_lm.models.cache import KVCache
 
-    from sealring.node.engine.staging.rows import growth
+    from sealring.node.engine.caches.plain import growth
 
     class Measured(KVCache):  # type: ignore[misc]
         step = property(lambda self: growth(self.offset) if new else _OLD_STEP)

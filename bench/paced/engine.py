@@ -26,10 +26,10 @@ from bench.paced.node import Pace
 from bench.paced.pacing import PacedDevice, PacedLink
 from bench.paced.processor import BusyDevice, native_seconds
 from bench.paced.timed import StepTable, StepTimes
+from sealring.node.engine import caches, main, transfer
 from sealring.node.engine import device as engine_device
-from sealring.node.engine import main, transfer
-from sealring.node.engine.caches.known import parts_of
-from sealring.node.engine.staging import Stage, StageSpec, caches
+from sealring.node.engine.caches import parts_of
+from sealring.node.engine.staging import Stage, StageSpec
 from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.staging.mtp_head import MtpHead
 from sealring.node.wire.channel import EngineChannel, RecordHeader

@@ -43,7 +43,7 @@ LEAST_CHUNK = 256
 """Tokens of a chunk for which the headroom always suffices."""
 
 LONG_CACHE, CACHE_PART = 8192, 16
-"""A cache of LONG_CACHE tokens has room for this part of it (`node/engine/staging/rows.py`)."""
+"""A cache of LONG_CACHE tokens has room for this part of it (`node/engine/caches/plain.py`)."""
 
 MARKS = 2
 """Marks for which a budget has room beside each row: the end of its answer, and the user's last question."""

@@ -18,10 +18,9 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from sealring.node.engine import mlx_lm_import
-from sealring.node.engine.caches.known import parts_of
+from sealring.node.engine.caches import Cache, parts_of
+from sealring.node.engine.caches.quantized import QuantizedRowCache
 from sealring.node.engine.staging import ShardSpec, Stage
-from sealring.node.engine.staging.caches import Cache
-from sealring.node.engine.staging.rows import QuantizedRowCache
 from sealring.node.engine.weights import weight_files
 
 mlx_lm_import.install()

@@ -14,13 +14,13 @@ from typing import Any
 from sealring.mesh.errors import ModelError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answers
+from sealring.node.engine.caches import OneRow, for_one_row, trimmable
+from sealring.node.engine.caches.undo import runs_of
 from sealring.node.engine.check import check, read_configurations
 from sealring.node.engine.staging import build_skeleton
 from sealring.node.engine.staging.adapters import Adapter
 from sealring.node.engine.staging.anatomy import dissect, full_cache
-from sealring.node.engine.staging.caches import OneRow, for_one_row, trimmable
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
-from sealring.node.engine.staging.undo import runs_of
 
 
 def outcome(config: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def outcome(config: dict[str, Any], **options: Any) -> dict[str, Any]:
         "rows_together": not isinstance(cache, OneRow),
         "kv_bits": kv_bits,
         "prefixes": "any" if trimmable(cache) else "whole",
-        "drafts": runs_of(cache, 2, anatomy.adapter) > 0,
+        "drafts": runs_of(cache, 2, anatomy.adapter.steps_alike) > 0,
     }
 
 

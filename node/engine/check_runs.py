@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine import caches
+from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.adapters import Adapter
 from sealring.node.engine.staging.anatomy import full_cache
 from sealring.node.engine.transfer import through_record, transfer

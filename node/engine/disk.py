@@ -30,7 +30,7 @@ from sealring.mesh.ring.composition import Restoring
 from sealring.mesh.ring.prefix_marks import thinned
 from sealring.mesh.ring.prefix_names import NAME_BYTES, NO_CHAIN, Chain
 from sealring.node.engine.blocks import Layout
-from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.caches import Cache
 from sealring.node.stored.codec import Place
 from sealring.node.stored.store import Store
 from sealring.node.wire.timelog import TimeLog, now

@@ -18,12 +18,12 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from sealring.node.engine.caches.known import parts_of
+from sealring.node.engine import caches
+from sealring.node.engine.caches import Batch, Cache, parts_of
 from sealring.node.engine.drafts import Feed, Guesses
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
-from sealring.node.engine.staging import Stage, caches
-from sealring.node.engine.staging.caches import Batch, Cache
+from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.interception import leaves
 from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.transfer import Transfer, through_record, transfer

@@ -9,7 +9,7 @@ The caches of rows that are gone are kept, newest first, as far as they fit. A r
 tokens goes on from there, so that an agent's conversation is not computed again with every turn.
 
 Wrong guesses are cut off its caches. Windows and states cannot be cut. So a row with such caches is marked
-every few tokens (`staging/undo.py`). It goes back to the mark before the wrong guess, and the tokens since
+every few tokens (`caches/undo.py`). It goes back to the mark before the wrong guess, and the tokens since
 then are computed again in the pass that makes the next guess. Such rows are computed one by one.
 """
 
@@ -27,11 +27,11 @@ import structlog
 from sealring.mesh.ring.limits import DRAFT_MARKS, DRAFT_ROWS
 from sealring.mesh.ring.prefix_marks import thinned
 from sealring.node.engine import params
+from sealring.node.engine.caches import Cache
+from sealring.node.engine.caches.undo import Mark, cut_to, go_back, mark
 from sealring.node.engine.draft_rows import DraftBatch, DraftModel, DraftRow, Tokens
 from sealring.node.engine.drafts import CAUGHT_UP, Feed, Guesses
 from sealring.node.engine.staging import Stage
-from sealring.node.engine.staging.caches import Cache
-from sealring.node.engine.staging.undo import Mark, cut_to, go_back, mark
 from sealring.v1 import control_pb2 as control
 
 log = structlog.get_logger()

@@ -42,6 +42,8 @@ from sealring.mesh.ring.composition import (
 from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.mesh.system.logging import name_with_mlx_message
 from sealring.node.engine.allowance import Account, Allowance
+from sealring.node.engine.caches import Cache
+from sealring.node.engine.caches.undo import UndoLog
 from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Lanes, Row
@@ -52,9 +54,7 @@ from sealring.node.engine.seats import Prompts, seat_of
 from sealring.node.engine.seats.results import StageCall, behind, launch, states
 from sealring.node.engine.seats.sources import Input, no_drafts
 from sealring.node.engine.staging import ShardSpec, Stage
-from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.mrope import Positions
-from sealring.node.engine.staging.undo import UndoLog
 from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.threads import LAUNCHES, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
@@ -103,7 +103,7 @@ class StageEpoch:
     guesses by such a head. `tower` is given at a head that takes images.
     Unless the deployment has `speculate`, steps with drafts are refused, because
     drafts reveal what repeats. `runs` is the number of runs of drafts that the stage can take back, as
-    `staging.undo.runs_of` says. `times` are those of the stage's steps. `on_fault` is called once, by any
+    `caches.undo.runs_of` says. `times` are those of the stage's steps. `on_fault` is called once, by any
     thread, when the epoch cannot go on, and never after `end`.
     """
 

@@ -18,6 +18,9 @@ from sealring.mesh.ring.composition import MAX_DRAFTS
 from sealring.mesh.ring.limits import DRAFT_MARKS, MAX_RUNS
 from sealring.node.engine import device, sampling_kinds
 from sealring.node.engine.blocks import Layout, layout_of, provenance
+from sealring.node.engine.caches import trimmable
+from sealring.node.engine.caches.plain import BLOCK, extra_bytes
+from sealring.node.engine.caches.undo import can_go_back
 from sealring.node.engine.drafter import Drafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.prefixes import Prefixes, support
@@ -25,11 +28,8 @@ from sealring.node.engine.profile import digest, measure, profile
 from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect, full_cache, not_runnable
-from sealring.node.engine.staging.caches import trimmable
 from sealring.node.engine.staging.mtp_head import keeps_embedding
-from sealring.node.engine.staging.rows import BLOCK, extra_bytes
 from sealring.node.engine.staging.splicing import embedded
-from sealring.node.engine.staging.undo import can_go_back
 from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.text.alike import cannot_go_back, check_alike
 from sealring.node.engine.text.front import Front

@@ -18,12 +18,13 @@ import mlx.core as mx
 from sealring.mesh.errors import Internal
 from sealring.mesh.ring.composition import Admission, Eviction, Keeping, Settling
 from sealring.mesh.ring.spread import Times, between
+from sealring.node.engine import caches
+from sealring.node.engine.caches import Cache
+from sealring.node.engine.caches.undo import UndoLog
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
-from sealring.node.engine.staging import Stage, caches
-from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.mrope import Positions
-from sealring.node.engine.staging.undo import UndoLog
 
 EMPTY = 8
 """One place in EMPTY may be empty, and a step may take longer by that part.

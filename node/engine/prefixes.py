@@ -21,10 +21,9 @@ from sealring.mesh.ring.composition import (
     Restoring,
     Unmarking,
 )
-from sealring.node.engine import params
-from sealring.node.engine.staging import caches
-from sealring.node.engine.staging.caches import Cache
-from sealring.node.engine.staging.undo import Mark, cut_to, mark, marked
+from sealring.node.engine import caches, params
+from sealring.node.engine.caches import Cache
+from sealring.node.engine.caches.undo import Mark, cut_to, mark, marked
 from sealring.v1 import control_pb2 as control
 
 if TYPE_CHECKING:

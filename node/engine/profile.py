@@ -23,12 +23,12 @@ import structlog
 from sealring.mesh.errors import ModelError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer
+from sealring.node.engine.caches.undo import runs_of
 from sealring.node.engine.contents import check_folder
 from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
 from sealring.node.engine.staging.interception import leaves, own_arrays
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
 from sealring.node.engine.staging.shards import sharded
-from sealring.node.engine.staging.undo import runs_of
 from sealring.node.engine.vision.sizes import vision_bytes
 from sealring.node.engine.weights import (
     has_mtp_head,
@@ -201,7 +201,7 @@ def _caches(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
         "state_bytes": fixed,
         "quantized": quantized,
         "not_quantizable": why,
-        "trimmable": runs_of(full_cache(model), 2, anatomy.adapter) > 0,
+        "trimmable": runs_of(full_cache(model), 2, anatomy.adapter.steps_alike) > 0,
     }
 
 

@@ -33,10 +33,10 @@ from sealring.mesh.ring.composition import (
     Origin,
     Settling,
 )
-from sealring.node.engine.caches.known import parts_of
+from sealring.node.engine import caches
+from sealring.node.engine.caches import Cache, parts_of
 from sealring.node.engine.sampling import Sampler
-from sealring.node.engine.staging import Stage, caches
-from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.mtp_head import MtpHead
 
 log = structlog.get_logger()

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import mlx.core as mx
 import structlog
 
-from sealring.node.engine import device, records
-from sealring.node.engine.staging import ShardSpec, Stage, TensorSpec, caches
-from sealring.node.engine.staging.caches import Cache
+from sealring.node.engine import caches, device, records
+from sealring.node.engine.caches import Cache
+from sealring.node.engine.staging import ShardSpec, Stage, TensorSpec
 from sealring.node.engine.staging.layout import TOKENS
 from sealring.node.engine.transfer import Transfer, through_record, transfer
 from sealring.v1 import control_pb2 as control

@@ -13,11 +13,11 @@ import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import device, mlx_lm_import, relaying
+from sealring.node.engine.caches import trimmable
 from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.contents import REDOWNLOAD, check_folder
 from sealring.node.engine.staging import Shard, Stage, build_skeleton
 from sealring.node.engine.staging.anatomy import Anatomy, dissect
-from sealring.node.engine.staging.caches import trimmable
 from sealring.node.engine.staging.conversions import CONVERSIONS
 from sealring.node.engine.staging.mtp_head import (
     MtpHead,

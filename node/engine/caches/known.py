@@ -5,28 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .chunked import Chunked
 from .kind import UNKNOWN, Kind
-
-
-class _Whole(Kind):
-    cuts = merges = True
-
-
-class _Sliding(Kind):
-    merges = True
-
-    def knows(self, cache: Any) -> bool:
-        return not getattr(cache, "keep", 0)
-
+from .latents import Latents
+from .plain import Plain
+from .quantized import Quantized, QuantizedRowCache
+from .state import State
+from .window import Window
 
 _CACHE = "mlx_lm.models.cache"
 KINDS: Mapping[tuple[str, str], Kind] = {
-    (_CACHE, "KVCache"): _Whole(),
-    ("sealring.node.engine.staging.rows", "QuantizedRowCache"): _Whole(),
-    (_CACHE, "RotatingKVCache"): _Sliding(),
-    (_CACHE, "ChunkedKVCache"): _Sliding(),
-    (_CACHE, "ArraysCache"): _Sliding(),
-    ("mlx_lm.models.deepseek_v41", "LayerCache"): _Sliding(),
+    (_CACHE, "KVCache"): Plain(),
+    (QuantizedRowCache.__module__, "QuantizedRowCache"): Quantized(),
+    (_CACHE, "RotatingKVCache"): Window(),
+    (_CACHE, "ChunkedKVCache"): Chunked(),
+    (_CACHE, "ArraysCache"): State(),
+    ("mlx_lm.models.deepseek_v41", "LayerCache"): Latents(),
 }
 """By module and name, because a model's own module is loaded with the model only."""
 

@@ -17,10 +17,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine.caches.known import parts_of
+from sealring.node.engine.caches import parts_of
 
 from .adapters import Adapter, adapter_for
-from .caches import is_filled
 from .interception import Call, intercept_call, intercept_reads, leaves
 from .layout import PROBES, Arguments, Layout, Place, TensorSpec, Unsuitable, find_layout, get_argument
 
@@ -228,7 +227,7 @@ class _Probe:
 
     @property
     def idle(self) -> frozenset[int]:
-        return frozenset(index for index, cache in enumerate(self._cache) if not is_filled(cache))
+        return frozenset(index for index, cache in enumerate(self._cache) if not _is_filled(cache))
 
     def owners(self) -> list[tuple[int, ...]]:
         """The layers to which each cache, or a part of it, was passed."""
@@ -343,3 +342,9 @@ class recorded_updates:  # noqa: N801  a context manager, used like a function
     def __exit__(self, *_: object) -> None:
         if self._cache is not None:
             del self._cache.update_and_fetch
+
+
+def _is_filled(cache: Any) -> bool:
+    """Whether anything was ever put into a cache of one row."""
+    held = (leaves(list(vars(part).values())) for part in parts_of(cache))
+    return any(isinstance(leaf, mx.array) for found in held for leaf in found)

@@ -20,9 +20,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from sealring.mesh.errors import ModelError
+from sealring.node.engine.caches import Cache
 
 from .anatomy import full_cache
-from .caches import Cache
 from .interception import Call, intercept_call
 
 _EMBEDDINGS = ("embed_tokens", "embeddings", "word_embeddings")

@@ -35,7 +35,7 @@ class CacheQuantization:
 
     def new_cache(self, cache: Any) -> Any:
         """An empty quantized cache in the place of an empty plain one; any other cache as it is."""
-        from .rows import QuantizedRowCache
+        from sealring.node.engine.caches.quantized import QuantizedRowCache
 
         return _replace_plain(cache, lambda _: QuantizedRowCache(self.group_size, self.bits))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .latents import ENTRIES, LatentRows
+from sealring.node.engine.caches.latents import ENTRIES, LatentRows
 
 SHARED = (*ENTRIES, "topk_idx", "candidates")
 

@@ -11,18 +11,18 @@ import mlx.nn as nn
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import device
-from sealring.node.engine.caches.known import parts_of
+from sealring.node.engine.caches import Batch, Cache, OneRow, RowByRow, for_one_row, parts_of, trimmable
+from sealring.node.engine.caches.undo import runs_of
 from sealring.node.engine.vision.grid import attends_both_ways, has_three
 
 from .adapters import Followed
 from .anatomy import Anatomy, Boundary, full_cache, not_stageable, outer_modules, recorded_updates
 from .both_ways import BothWays
-from .caches import Batch, Cache, OneRow, RowByRow, Slots, for_one_row, trimmable
 from .interception import Call, intercept_call, leaves, own_arrays
 from .layout import TOKENS, Arguments, StageSpec, get_argument, set_argument
 from .mrope import MRope, Positions, mrope_of
 from .quantization import CacheQuantization
-from .undo import runs_of
+from .slots import Slots
 
 
 class _HandedOn(BaseException):
@@ -189,7 +189,7 @@ class Stage:
 
     def draft_runs(self, stages: int) -> int:
         """The number of runs of drafts that can be taken back, as `runs_of`."""
-        return runs_of(self.make_cache(), stages, self._anatomy.adapter)
+        return runs_of(self.make_cache(), stages, self._anatomy.adapter.steps_alike)
 
     @property
     def weight_bytes(self) -> int:
@@ -197,7 +197,7 @@ class Stage:
         return sum(array.nbytes for array in self.kept)
 
     def make_cache(self) -> Cache:
-        """Empty caches for one row. Merge, extend, filter and extract them with `staging.caches`."""
+        """Empty caches for one row. Merge, extend, filter and extract them with `engine.caches`."""
         own = self._slots.select(full_cache(self.model))
         if self.quantization is not None:
             own = [

@@ -14,9 +14,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from sealring.node.engine.caches.chunked import ChunkedRowsCache
+from sealring.node.engine.caches.latents import LatentRows
+
 from . import latents
 from .interception import Call, intercept_call
-from .rows import ChunkedRowsCache
 
 
 def afm7(model: nn.Module) -> None:
@@ -37,7 +39,7 @@ def deepseek_v41(model: nn.Module) -> None:
     module = sys.modules[type(model).__module__]
 
     def call(original: Call, inputs: mx.array, cache: Any = None) -> Any:
-        if cache is None or not isinstance(cache[0], latents.LatentRows):
+        if cache is None or not isinstance(cache[0], LatentRows):
             return original(inputs, cache)
         return latents.run_layers(model.model, module, inputs, cache)
 
@@ -47,7 +49,7 @@ def deepseek_v41(model: nn.Module) -> None:
         return latents.choose_entries(original.__self__, module, x, q_residual, **given)  # type: ignore[attr-defined]
 
     def _compress(self: Any, x: mx.array, *, cache: Any, shared: Any, **given: Any) -> None:
-        if isinstance(cache, latents.LatentRows):
+        if isinstance(cache, LatentRows):
             latents.compress(self, module, x, cache, shared)
         else:
             super(type(self), self)._compress(x, cache=cache, shared=shared, **given)

@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 from mlx.utils import tree_flatten, tree_unflatten
 
+from sealring.node.engine import caches
 from sealring.node.engine.check import ranges_of
 from sealring.node.engine.check_runs import largest_difference
 from sealring.node.engine.configuration import with_parts
-from sealring.node.engine.staging import Stage, caches
+from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.transfer import through_record, transfer

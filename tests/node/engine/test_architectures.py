@@ -17,13 +17,13 @@ from small_models import tiny
 from stagering import combinations
 
 from sealring.mesh.errors import ModelError
+from sealring.node.engine.caches import OneRow
 from sealring.node.engine.check import check
 from sealring.node.engine.folder import load
 from sealring.node.engine.profile import profile
 from sealring.node.engine.staging import build_skeleton, random_stage
 from sealring.node.engine.staging.adapters import BATCHING, adapter_for
 from sealring.node.engine.staging.anatomy import dissect
-from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.staging.interception import intercept_call
 from sealring.v1 import engine_pb2 as engine
 
@@ -141,7 +141,7 @@ WRITTEN_FOR_ONE = ["afm7", "gpt_bigcode", "llama4", "longcat_flash_ngram", "mini
 
 @pytest.mark.parametrize("key", WRITTEN_FOR_ONE)
 def test_rows_are_together_where_mlx_lm_is_written_for_one(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sealring.node.engine.staging.rows._SPARE", 2)
+    monkeypatch.setattr("sealring.node.engine.caches.chunked._SPARE", 2)
     config = tiny(ALL[key], key)
     if key == "llama4":  # it scales queries anew after some tokens
         config["text_config"] |= {"floor_scale": 3, "attention_chunk_size": 5}

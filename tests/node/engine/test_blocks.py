@@ -19,9 +19,9 @@ from small_models import DATA, tiny
 from stagering import QUANTIZED, compute_thread, prompt_of, quantized_prompt_cache, stages_of, whole
 
 from sealring.node.engine.blocks import Layout, layout_of, provenance
+from sealring.node.engine.caches import Cache, detached, first_tokens
+from sealring.node.engine.caches.undo import cut_to, mark
 from sealring.node.engine.staging import build_skeleton, random_stage
-from sealring.node.engine.staging.caches import Cache, detached, first_tokens
-from sealring.node.engine.staging.undo import cut_to, mark
 
 TOKENS, FIRST, END = 12, 3, 9
 CHUNKS, MARKED = [24, 9, 5], 33

@@ -19,8 +19,8 @@ from small_models import tiny
 from stagering import CHUNK, Prompts, Ring, compute_thread, config_of
 
 from sealring.node.engine import RowParameters, TailDrafter, load_stage
+from sealring.node.engine.caches import Cache
 from sealring.node.engine.staging import Stage
-from sealring.node.engine.staging.caches import Cache
 from sealring.node.engine.staging.mtp_head import FORMATS, MtpHead
 from sealring.node.engine.staging.skeleton import build_skeleton
 from sealring.node.engine.warm_up import warm_up

@@ -13,10 +13,9 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCa
 
 from sealring.mesh.errors import Internal
 from sealring.mesh.ring import Composition, Times
-from sealring.node.engine import RowParameters
+from sealring.node.engine import RowParameters, caches
 from sealring.node.engine.lanes import PATIENCE, Lane, Lanes, Row
 from sealring.node.engine.sampling import Sampler
-from sealring.node.engine.staging import caches
 from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.vision.grid import Grid
 from sealring.v1 import control_pb2 as control

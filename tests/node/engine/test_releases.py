@@ -31,15 +31,15 @@ USED = {
         "make_prompt_cache": "staging/anatomy",
         "CacheList": "staging/quantization",
         "KVCache.update_and_fetch": "staging/anatomy",
-        "KVCache.merge": "staging/caches",
-        "BatchKVCache.extend": "staging/caches",
-        "BatchKVCache.extract": "staging/caches",
-        "BatchKVCache.filter": "staging/caches",
-        "QuantizedKVCache.update_and_fetch": "staging/rows",
+        "BatchRotatingKVCache.merge": "caches/window",
+        "BatchRotatingKVCache.extend": "caches/window",
+        "BatchRotatingKVCache.extract": "caches/window",
+        "BatchRotatingKVCache.filter": "caches/window",
+        "QuantizedKVCache.update_and_fetch": "caches/quantized",
     },
 }
 IN_SOURCE = {  # what an instance has; and to import transformers for it would take a second
-    "mlx_lm/models/cache.py": {"self.left_padding": "staging/rows", "self._idx": "staging/rows"},
+    "mlx_lm/models/cache.py": {"self.left_padding": "caches/plain", "self._idx": "caches/plain"},
     "mlx_lm/tokenizer_utils.py": {
         "def load(": "text/tokenizer",
         "self._chat_template": "text/tokenizer",

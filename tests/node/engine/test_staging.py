@@ -10,10 +10,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.node.engine import caches
 from sealring.node.engine.staging import (
     Stage,
     TensorSpec,
-    caches,
     random_model,
     random_stage,
 )

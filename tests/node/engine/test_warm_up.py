@@ -17,8 +17,8 @@ from stagering import SMALL, config_of
 from structlog.testing import capture_logs
 
 from sealring.node.engine import device
+from sealring.node.engine.caches import OneRow
 from sealring.node.engine.staging import Shard, Stage, random_model, random_stage
-from sealring.node.engine.staging.caches import OneRow
 from sealring.node.engine.staging.interception import intercept_call
 from sealring.node.engine.transfer import SharedReceiveBuffer
 from sealring.node.engine.warm_up import SECONDS, batches, cuts, patience, timed, warm_up

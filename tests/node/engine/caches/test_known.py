@@ -18,12 +18,12 @@ from patience import PATIENCE_SECONDS
 from schedules import make_steps
 from stagering import SEED, compute_thread, config_of, made_stages, prompt_of, run_on
 
-from sealring.node.engine import RowParameters, support
+from sealring.node.engine import RowParameters, caches, support
 from sealring.node.engine.blocks import layout_of
 from sealring.node.engine.caches.kind import UNKNOWN
 from sealring.node.engine.caches.known import KINDS, kind_of, kinds
-from sealring.node.engine.staging import Stage, caches, random_model
-from sealring.node.engine.staging.undo import can_go_back
+from sealring.node.engine.caches.undo import can_go_back
+from sealring.node.engine.staging import Stage, random_model
 from sealring.v1 import control_pb2 as control
 
 SEEN, LAYERS = 6, 5

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.staging.adapters import Adapter
-from sealring.node.engine.staging.undo import UndoLog, cut_to, mark, runs_of
+from sealring.node.engine.caches.undo import UndoLog, cut_to, mark, runs_of
 
 WINDOW, RUNS = 5, 3
 
@@ -110,8 +109,7 @@ def test_a_prefix_is_cut_at_its_marks_again_and_again() -> None:
 
 
 def test_members_say_how_many_runs_they_take_back() -> None:
-    plain = Adapter()
-    assert [runs_of(Row().cache, stages, plain) for stages in (2, 3, 9)] == [2, 3, 4]
-    assert runs_of([KVCache()], 3, plain) == 64
-    assert runs_of([RotatingKVCache(8, keep=4)], 3, plain) == 0
-    assert runs_of([KVCache()], 3, Adapter(steps_alike=False)) == 0
+    assert [runs_of(Row().cache, stages, steps_alike=True) for stages in (2, 3, 9)] == [2, 3, 4]
+    assert runs_of([KVCache()], 3, steps_alike=True) == 64
+    assert runs_of([RotatingKVCache(8, keep=4)], 3, steps_alike=True) == 0
+    assert runs_of([KVCache()], 3, steps_alike=False) == 0

@@ -4,11 +4,6 @@ mlx-lm's `BatchKVCache` reads its paddings from the device whenever rows leave o
 layer: whatever was launched has to be done first, and nothing is launched meanwhile. On an H200 that was most
 of the 17 ms in which one of 32 rows left 16 layers; by numbers, and with rows copied in runs, it takes 2.
 
-mlx-lm 0.32 can quantize the cache of one sequence but cannot batch it. `QuantizedBatchCache` is the same over
-the three arrays that `mx.quantize` makes of keys and of values: words, scales and biases. A model's attention
-finds `bits` on either cache and computes with `quantized_scaled_dot_product_attention`. Keys and values are
-quantized the moment that they are put into a cache (docs/decisions/0004-quantized-from-the-first-token.md).
-
 A cache that is full is copied into a larger one. mlx-lm's grow by 256 tokens, however long they are. Here
 they grow by `growth`, so that a long one is copied as seldom as a short one in proportion.
 """
@@ -16,19 +11,13 @@ they grow by `growth`, so that a long one is copied as seldom as a short one in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, Self
 
 import mlx.core as mx
 from mlx.utils import tree_map
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from sealring.node.engine import mlx_lm_import
-
-from .latents import LatentRows
-
-mlx_lm_import.install()
-
-from mlx_lm.models.cache import BatchKVCache, ChunkedKVCache, KVCache, QuantizedKVCache  # noqa: E402
+from .kind import Kind, Several, cannot_be_cut
 
 BLOCK = 256
 """Tokens by which mlx-lm's caches grow."""
@@ -37,9 +26,6 @@ _PART = 16
 """Part of a cache by which it grows, if that is more. A cache of 32,768 tokens of an 8B model has 4 GiB: it
 is copied, and as many pages are taken anew, every 2,048 tokens instead of 256. `extra_bytes` counts the
 rest."""
-
-_SPARE = 64
-"""Tokens before a chunk that a batch may hold: to drop them copies all that is left."""
 
 
 def growth(held: int) -> int:
@@ -57,10 +43,11 @@ def extra_bytes(per_token: int, context: int) -> int:
     return per_token // _PART if growth(context) > BLOCK else 0
 
 
-KVCache.step = QuantizedKVCache.step = property(lambda cache: growth(cache.offset))
+step = property(lambda cache: growth(cache.offset))
+KVCache.step = step
 
 
-class RowsCache(BatchKVCache):  # type: ignore[misc]
+class RowsCache(Several, BatchKVCache):  # type: ignore[misc]
     """Rows of [rows, heads, tokens, width], left-padded; `paddings` are those of `left_padding`."""
 
     keys: Any
@@ -192,83 +179,6 @@ class RowsCache(BatchKVCache):  # type: ignore[misc]
         return KVCache()
 
 
-class ChunkedRowsCache(RowsCache):
-    """Rows that attend within chunks of `chunk_size` tokens; tokens before all their chunks are dropped."""
-
-    def __init__(self, left_padding: Sequence[int], chunk_size: int) -> None:
-        super().__init__(left_padding)
-        self.chunk_size = chunk_size
-        self.dropped = [0] * len(self.paddings)
-        """Tokens of each row that were before the first one held."""
-
-    @classmethod
-    def merge(cls, rows: Sequence[Any], *_: int) -> Self:
-        return super().merge(rows, rows[0].chunk_size)
-
-    def recompose(self, keep: Sequence[int], rows: Sequence[Any]) -> None:
-        held = [
-            SimpleNamespace(keys=row.keys, values=row.values, offset=row.offset - row.start_position)
-            for row in rows
-        ]
-        super().recompose(keep, held)
-        self._count([self.dropped[row] for row in keep] + [row.start_position for row in rows])
-
-    def _count(self, dropped: list[int]) -> None:
-        self.dropped = dropped
-        self.offset = self._idx - self.left_padding + mx.array(dropped)
-
-    def make_mask(self, N: int, **_: Any) -> mx.array:  # noqa: N803  mlx-lm's name
-        """The mask for N more tokens, bool [rows, 1, N, held + N]."""
-        slots = mx.arange(self._idx + N)
-        first = (mx.array(self.dropped) - self.left_padding)[:, None, None, None]
-        keys, queries = slots + first, slots[self._idx :, None] + first
-        same = keys // self.chunk_size == queries // self.chunk_size
-        return same & (keys <= queries) & (slots >= self.left_padding[:, None, None, None])
-
-    def maybe_trim_front(self) -> None:
-        """Drops what no row attends to any more."""
-        surplus = self._idx - self.chunk_size
-        if surplus < _SPARE:
-            return
-        self.keys, self.values = (array[..., surplus : self._idx, :] for array in (self.keys, self.values))
-        self._idx = self.chunk_size
-        gone = [max(0, surplus - padding) for padding in self.paddings]
-        self.paddings = [max(0, padding - surplus) for padding in self.paddings]
-        self.left_padding = mx.array(self.paddings)
-        self._count([before + more for before, more in zip(self.dropped, gone, strict=True)])
-
-    def holds(self, keep: Sequence[int], rows: Sequence[Any], spare: int) -> bool:
-        """Never: what was dropped of a row decides what it may see."""
-        return False
-
-    def _row(self, place: int, use: Callable[[mx.array], mx.array]) -> Any:
-        row = super()._row(place, use)
-        row.start_position = self.dropped[place]
-        row.offset += row.start_position
-        return row
-
-    def _empty_row(self) -> Any:
-        return ChunkedKVCache(self.chunk_size)
-
-
-_BATCHES: dict[tuple[str, str], type[RowsCache | LatentRows]] = {
-    (KVCache.__module__, "KVCache"): RowsCache,
-    (ChunkedKVCache.__module__, "ChunkedKVCache"): ChunkedRowsCache,
-    ("mlx_lm.models.deepseek_v41", "LayerCache"): LatentRows,
-}
-"""Classes by the module and name of mlx-lm's, because a model's own module is loaded with the model only."""
-
-
-def merge(rows: Sequence[Any]) -> Any:
-    """One layer's caches of several rows, of whatever kind, as mlx-lm would merge them."""
-    own = _BATCHES.get(_kind(rows[0]))
-    return own.merge(rows) if own else rows[0].merge(list(rows))
-
-
-def _kind(row: Any) -> tuple[str, str]:
-    return type(row).__module__, type(row).__qualname__
-
-
 def _runs(rows: Sequence[int]) -> list[tuple[int, range]]:
     """Rows that follow each other, and the place of the first. Copies of runs take a fraction of the time
     that a gather takes."""
@@ -281,84 +191,19 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, range]]:
     return runs
 
 
-Quantized = list[mx.array]
-"""Words (uint32), scales and biases of [rows, heads, tokens, width]."""
+class Plain(Kind):
+    """Keys and values of all tokens, mlx-lm's `KVCache`."""
 
+    cuts = True
+    several: type[Several] = RowsCache
 
-class QuantizedRowCache(QuantizedKVCache):  # type: ignore[misc]
-    """One row. As mlx-lm's, and `merge` makes a batch of several."""
+    def cut(self, cache: Any, tokens: int) -> None:
+        self.trim(cache, int(cache.offset) - tokens)
+        if cache.keys is not None:
+            cache.keys, cache.values = tree_map(
+                lambda held: held[..., :tokens, :], (cache.keys, cache.values)
+            )
 
-    @classmethod
-    def merge(cls, rows: Sequence[QuantizedRowCache]) -> QuantizedBatchCache:
-        return QuantizedBatchCache.merge(rows, rows[0].group_size, rows[0].bits)
-
-    def size(self) -> int:
-        return int(self.offset)
-
-    @property
-    def nbytes(self) -> int:
-        return _nbytes(self.keys, self.values)
-
-
-class QuantizedBatchCache(RowsCache):
-    """Several rows, left-padded; `keys` and `values` are `Quantized`, or None while there is nothing."""
-
-    keys: Quantized | None
-    values: Quantized | None
-
-    def __init__(self, left_padding: Sequence[int], group_size: int, bits: int) -> None:
-        super().__init__(list(left_padding))
-        self.group_size = group_size
-        self.bits = bits
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Quantized, Quantized]:
-        """Appends [rows, heads, tokens, width] and returns all that is held, quantized."""
-        added = keys.shape[2]
-        self.keys = self._append(self.keys, keys)
-        self.values = self._append(self.values, values)
-        self._idx += added
-        self.offset = self.offset + added
-        return self.keys_and_values()
-
-    def keys_and_values(self) -> tuple[Quantized, Quantized]:
-        return self._held(self.keys), self._held(self.values)
-
-    def _held(self, arrays: Quantized | None) -> Quantized:
-        return [array[..., : self._idx, :] for array in arrays or ()]
-
-    def _append(self, held: Quantized | None, new: mx.array) -> Quantized:
-        start, end = self._idx, self._idx + new.shape[2]
-        parts = mx.quantize(new, group_size=self.group_size, bits=self.bits)
-        if held is None or end > held[0].shape[2]:
-            room = (self.step + new.shape[2] - 1) // self.step * self.step
-            held = [
-                _joined(None if held is None else held[number][..., :start, :], part, room)
-                for number, part in enumerate(parts)
-            ]
-        for array, part in zip(held, parts, strict=True):
-            array[..., start:end, :] = part
-        return held
-
-    def prepare(self, **_: Any) -> None:
-        """Rows are prefilled alone and merged, so a batch never has padding of its own to prepare."""
-        raise NotImplementedError("a quantized batch is made by merge")
-
-    def finalize(self) -> None:
-        """Nothing was prepared."""
-
-    def _empty_row(self) -> QuantizedRowCache:
-        return QuantizedRowCache(self.group_size, self.bits)
-
-    @property
-    def nbytes(self) -> int:
-        return _nbytes(self.keys, self.values)
-
-
-def _joined(held: mx.array | None, like: mx.array, room: int) -> mx.array:
-    """The held array with room for `room` more tokens."""
-    empty = mx.zeros((*like.shape[:2], room, like.shape[3]), like.dtype)
-    return empty if held is None else mx.concatenate([held, empty], axis=2)
-
-
-def _nbytes(*held: Quantized | None) -> int:
-    return sum(int(array.nbytes) for arrays in held for array in arrays or ())
+    def trim(self, cache: Any, tokens: int) -> None:
+        if tokens < 0 or cache.trim(tokens) != tokens:
+            cannot_be_cut()

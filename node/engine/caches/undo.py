@@ -19,22 +19,21 @@ import mlx.core as mx
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_UNSETTLED
 from sealring.mesh.ring.limits import MAX_RUNS
-from sealring.node.engine.caches.known import parts_of
 
-from . import caches
-from .adapters import Adapter
-from .caches import Cache
+from . import rows as caches
+from .known import kind_of, parts_of
 from .latents import ENTRIES
+from .rows import Cache
 
 
-def runs_of(cache: Cache, stages: int, adapter: Adapter) -> int:
+def runs_of(cache: Cache, stages: int, steps_alike: bool) -> int:
     """The number of runs in flight that can be taken out of caches of this kind; `cache` is an empty one.
 
-    The ring has `stages` stages. The number is 0 for an unknown kind of cache and for a model that takes no
-    drafts.
+    The ring has `stages` stages. The number is 0 for an unknown kind of cache, and for a model that computes
+    several tokens in a pass otherwise than in single steps (not `steps_alike`).
     """
     kinds = [_kind(part) for part in _parts(cache)]
-    if None in kinds or not adapter.steps_alike:
+    if None in kinds or not steps_alike:
         return 0
     return MAX_UNSETTLED // 2 if set(kinds) <= {_Keys} else min(MAX_RUNS, stages)
 
@@ -79,7 +78,7 @@ class _Chunk:
 
     def back(self, part: Any, runs: Sequence[_Chunk], tokens: int) -> None:
         if part.start_position == self._start:
-            caches.trim([part], tokens)
+            part.trim(tokens)
             return
         held = part.offset - part.start_position
         part.offset, part.start_position = part.offset - tokens, self._start
@@ -172,7 +171,7 @@ def marked(row: Cache, tokens: int) -> tuple[Mark, Cache]:
     copies = caches.copied(row)
     uncut = [part for part in _parts(copies) if _kind(part) is not _Keys]
     for part in uncut:
-        caches.cut(part, tokens)
+        kind_of(part).cut(part, tokens)
     caches.detached(uncut)
     return mark(copies), uncut
 
@@ -184,7 +183,7 @@ def cut_to(cache: Cache, tokens: int, at: Mark) -> Cache:
         if place in at:
             at[place].back(part, (), 0)
         else:
-            caches.cut(part, tokens)
+            kind_of(part).cut(part, tokens)
     return copies
 
 

@@ -9,7 +9,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from sealring.node.engine.staging.rows import BLOCK, QuantizedRowCache, RowsCache, extra_bytes, merge
+from sealring.node.engine import caches
+from sealring.node.engine.caches.plain import BLOCK, RowsCache, extra_bytes
+from sealring.node.engine.caches.quantized import QuantizedRowCache
 
 LONG, MORE, CHUNK = 16_384, 4_096, 64
 
@@ -19,7 +21,7 @@ def batch(of: Callable[[], Any]) -> Callable[[], Any]:
         rows = [of(), of()]
         for row in rows:
             row.update_and_fetch(*tokens(1, 1))
-        return merge(rows)
+        return caches.merge([[row] for row in rows])[0]
 
     return make
 
@@ -58,5 +60,5 @@ def test_rows_that_meet_have_the_room_that_is_charged() -> None:
     rows = [KVCache(), KVCache()]
     for cache, held in zip(rows, (LONG, 100), strict=True):
         cache.update_and_fetch(*tokens(1, held))
-    lane = merge(rows)
+    (lane,) = caches.merge([[row] for row in rows])
     assert LONG < lane.keys.shape[2] <= LONG + BLOCK + extra_bytes(LONG, LONG)
