@@ -142,7 +142,7 @@ class Rows:
             assert np.array_equal(np.array(-one.values[0, 0, :tokens]), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(choices=st.randoms(use_true_random=False))
 def test_rows_take_places_of_others_and_keep_their_tokens(choices: random.Random) -> None:
     rows = Rows(spare=choices.choice((0, 1 << 20)))
