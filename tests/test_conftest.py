@@ -1,6 +1,7 @@
 """Tests that cannot run here, and tests of real processes that fail."""
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -79,3 +80,8 @@ def test_a_cluster_is_made_anew_after_a_test_that_failed(tmp_path: Path, mark: s
     """Other fixtures are shared as ever."""
     said = told(tmp_path, BREAKING.replace("MARK", mark))
     assert re.search(rf"{outcome} in", said), said
+
+
+@pytest.mark.parametrize("run", [1, 2])
+def test_random_numbers_are_the_same_in_each_test(run: int) -> None:
+    assert random.random() == random.Random(0).random()

@@ -19,7 +19,6 @@ from sealring.node.engine.transfer import SharedTransfer, is_evaluated, register
 
 
 def drawn(rows: int, heads: int, groups: int, new: int, held: int) -> tuple[mx.array, mx.array, mx.array]:
-    mx.random.seed(7)
     return (
         mx.random.normal((rows, heads, new, 16)),
         mx.random.normal((rows, groups, held, 16)),
