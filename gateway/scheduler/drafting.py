@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import NamedTuple
 
+from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.facts import RingFacts, StepCosts
 from sealring.gateway.scheduler.lane import Lane
 from sealring.gateway.scheduler.request import Row
@@ -319,13 +320,12 @@ class _Run:
 
 @dataclass(slots=True, eq=False)
 class _Chain:
-    """Runs of a lane's rows that no settle has followed yet, of `tokens` tokens of each row together. `live`
-    runs may still bring tokens. All drafts are of one source."""
+    """Runs of a lane's rows that no settle has followed yet. `live` runs may still bring tokens. All drafts
+    are of one source."""
 
     lane: Lane
     rows: tuple[Row, ...]
     modelled: bool = False
-    tokens: int = 0
     live: list[_Run] = field(default_factory=list)
 
     @property
@@ -333,13 +333,13 @@ class _Chain:
         """Rows that go on."""
         return [row for row in self.rows if not row.closed]
 
-    @property
-    def most(self) -> int:
+    def most(self, board: Board) -> int:
         """Drafts of another run, by the limits of the rows and of a chain; the last token is left to steps
         without drafts."""
         under_way = sum(1 + run.drafts for run in self.live)
-        left = min(self.lane.left(row) for row in self.rows) - under_way
-        return min(*(row.drafts for row in self.rows), left - 2, MAX_UNSETTLED - self.tokens - 1)
+        left = min(board.left(row) for row in self.rows) - under_way
+        unsettled = board.unsettled(self.rows[0].number)
+        return min(*(row.drafts for row in self.rows), left - 2, MAX_UNSETTLED - unsettled - 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -367,7 +367,8 @@ class _Seen:
 class Drafting:
     """The steps of one epoch that have drafts, and the settles that follow them."""
 
-    def __init__(self, ring: RingFacts) -> None:
+    def __init__(self, ring: RingFacts, board: Board) -> None:
+        self._board = board
         self._possible = ring.speculates
         self._together, self._most_runs = ring.drafts_together, ring.draft_runs
         self._mtp = ring.mtp
@@ -388,12 +389,12 @@ class Drafting:
                 return None
             way, seen = Way(), self._of(lane)
             if may:
-                way = self._depth.best(chain.most, seen.likely, chain.modelled, seen.guessed)
+                way = self._depth.best(chain.most(self._board), seen.likely, chain.modelled, seen.guessed)
             return way if len(chain.live) < way.runs else None
         if not may or any(row.closed for row in lane.rows.values()):
             return Way()
         seen = self._of(lane)
-        most = _Chain(lane, tuple(lane.rows.values())).most
+        most = _Chain(lane, tuple(lane.rows.values())).most(self._board)
         if rows == 1:
             way = self._depth.best(most, seen.likely, guessed=seen.guessed)
         elif len(self._chains) >= self._most_runs:
@@ -433,7 +434,7 @@ class Drafting:
         if not able or (way.drafts and not way.modelled):
             return 0
         (row,) = lane.rows.values()
-        most = 0 if row.closed else min(row.drafts, lane.left(row) - way.drafts - 3)
+        most = 0 if row.closed else min(row.drafts, self._board.left(row) - way.drafts - 3)
         if most <= 0:
             return 0
         seen = self._of(lane)
@@ -455,7 +456,6 @@ class Drafting:
         run = _Run(chain, way.drafts, first, guesses)
         self._runs.append(run)
         chain.live.append(run)
-        chain.tokens += 1 + way.drafts
         for row in chain.rows:
             row.request.progress.drafted += way.drafts + (not first)
 
@@ -510,10 +510,9 @@ class Drafting:
         least = min(brought.get(row.number, 0) for row in chain.open)
         if refuted or least <= run.drafts:
             chain.live.clear()
-        lane.steps += least
         for row in chain.open:
             tokens = brought.get(row.number, 0)
-            row.last_lane_step -= tokens - least
+            self._board.bring(row.number, tokens)
             row.request.progress.accepted += tokens - run.first
         seen = self._of(lane)
         way = Way(run.drafts, under_way, chain.modelled)
@@ -544,11 +543,6 @@ class Drafting:
         else:
             seen.credit = max(seen.credit, min(0.0, seen.credit + LOSS))
 
-    def leaves_some(self, lane: Lane) -> bool:
-        """Whether the next step settles rows of this lane, and does not settle others, which are closed."""
-        chain = self._chains.get(lane.number)
-        return chain is not None and not (chain.live and chain.open) and 0 < len(chain.open) < len(chain.rows)
-
     def settling(self, keeps: Callable[[Row], bool] = lambda row: False) -> list[control.Change]:
         """The changes that the next step begins with. A row that leaves is not settled, unless its windows
         and states are to be kept as they were at its end: `keeps`."""
@@ -557,10 +551,8 @@ class Drafting:
             if chain.live and chain.open:
                 continue
             del self._chains[number]
-            lane, rows = chain.lane, chain.open
-            lane.unsettled = 0 < len(rows) < len(chain.rows)
-            for row in rows or [row for row in chain.rows if keeps(row)]:
-                held = row.prompt_tokens + row.limit - 1 - lane.left(row)
+            for row in chain.open or [row for row in chain.rows if keeps(row)]:
+                held = self._board.counts(row.number)
                 found.append(control.Change(settle=control.Settle(row=row.number, tokens=held)))
         return found
 

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.budget import MANY, PrefillBudget
 from sealring.gateway.scheduler.drafting import Drafting, Likely
 from sealring.gateway.scheduler.facts import RingFacts
@@ -25,7 +26,6 @@ from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.gateway.scheduler.recalls import Recalls
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import Composition
 from sealring.v1 import control_pb2 as control
 
 EXTENSION = 1024
@@ -75,7 +75,7 @@ class StepPlanner:
 
     def __init__(self, ring: RingFacts) -> None:
         self.ledger = Ledger(ring)
-        self.board = Composition(epoch=ring.epoch, max_rows=ring.max_rows, prefill_chunk=ring.prefill_chunk)
+        self.board = Board(ring)
         self.pressed = False
         self.waiting = 0
         self._ring = ring
@@ -86,7 +86,7 @@ class StepPlanner:
         self.recalls = Recalls(ring, self.prefixes)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk, ring.costs.chunk)
         self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages)
-        self._drafting = Drafting(ring)
+        self._drafting = Drafting(ring, self.board)
         self._before = (0, 0.0)
         self._rounds = 0.0
         self._dropped: list[int] = []
@@ -138,10 +138,7 @@ class StepPlanner:
     def finished(self, row: Row, tokens: int, last: control.RowOutput) -> None:
         """A row has ended with `tokens` tokens generated; what it has computed is kept. `last` as in
         RowOutput. Raises InvalidInput (BAD_PREFIXES)."""
-        held = row.prompt_tokens
-        if row.begun and row.number in (lane := self._lane(row)).rows:
-            held += row.limit - 1 - lane.left(row)
-        self.prefixes.finished(row, held, tokens, last)
+        self.prefixes.finished(row, self.board.counts(row.number), tokens, last)
 
     def due(self, number: int) -> Announced:
         """The step whose outputs come next. Raises InvalidInput (BAD_STEP) unless it has this number."""
@@ -243,7 +240,7 @@ class StepPlanner:
                 limit = min(row.ceiling, row.limit + EXTENSION)
                 self.pressed = self.pressed or not self.ledger.grow(row.number, row.prompt_tokens + limit)
                 if not self.pressed:
-                    lane.extend(row, limit)
+                    row.limit = limit
 
     def steps(self) -> Iterator[control.Step]:
         """Everything that can be announced now."""
@@ -323,7 +320,7 @@ class StepPlanner:
         if way is None:
             return None
         leaving, joining = lane.leaving(), lane.ready
-        pressed = self.pressed or self.prefixes.waits or self._drafting.leaves_some(lane)
+        pressed = self.pressed or self.prefixes.waits
         if lane.must_change(leaving, pressed):
             lane.ready = []
             lane.change(leaving, joining)
@@ -346,7 +343,6 @@ class StepPlanner:
         if way.drafts:
             self._drafting.announced(lane, way, guesses)
         else:
-            lane.steps += 1
             lane.outstanding += 1
         return step
 
@@ -368,7 +364,7 @@ class StepPlanner:
     def _lane(self, row: Row) -> Lane:
         number = self.ledger.lane_of(row.number)
         if number not in self._lanes:
-            self._lanes[number] = Lane(number)
+            self._lanes[number] = Lane(number, self.board)
         return self._lanes[number]
 
     def _drop(self, row: Row) -> None:

@@ -252,7 +252,6 @@ class Row:
     limit: int = 0
     ceiling: int = 0
     copies: tuple[Row, ...] = ()
-    last_lane_step: int = 0  # the count of its lane's steps at which the limit is reached
     progress: ChoiceProgress = field(init=False)  # a field, for it is read with every token of every row
 
     def __post_init__(self) -> None:

@@ -284,9 +284,13 @@ class Composition:
         lane = self._lane_of.get(row)
         return self._prefilling.get(row, (0, 0))[0] if lane is None else self._held(row, lane)
 
-    def unsettled(self) -> dict[int, int]:
-        """Row with open drafts -> its tokens since it was settled."""
-        return dict(self._drafted)
+    def unsettled(self, row: int) -> int:
+        """Tokens of a row with open drafts since it was settled; 0 for any other."""
+        return self._drafted.get(row, 0)
+
+    def steps(self, lane: int) -> int:
+        """Decode steps of a lane, and one more for each draft of one row."""
+        return self._lane_steps.get(lane, 0)
 
     def kept_marks(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
         """The lengths at which rows, and at which prefixes, have marks, rising."""

@@ -4,16 +4,18 @@ import random
 from contextlib import nullcontext
 from dataclasses import replace
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from draftedring import GPUS, SHARED_GPU, DraftedRing, Machine
 from sharedring import SharedRing
 
-from sealring.gateway.scheduler import MemberMemory, Request, RingFacts, StepCosts
+from sealring.gateway.scheduler import MemberMemory, Request, RingFacts, Row, StepCosts
+from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.drafting import DEPTHS, TOGETHER, Depth, Drafting, Likely, Step, Together, Way
+from sealring.gateway.scheduler.lane import Lane
 from sealring.mesh.errors import InvalidInput
+from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 STAGES = 3
@@ -198,31 +200,52 @@ def test_a_head_that_is_sure_of_what_is_wrong_costs_next_to_nothing(machine: str
     assert min(later) > 0.97
 
 
+class OneRow:
+    """A row whose prompt of 4 tokens is prefilled, alone in its lane, and the drafting of its ring."""
+
+    def __init__(self) -> None:
+        facts = ring(STAGES)
+        self.board = Board(facts)
+        self.drafting = Drafting(facts, self.board)
+        request = Request("r", "", 200, inference.Envelope())
+        self.row = Row(1, request, prompt_tokens=4, limit=200, drafts=15)
+        self.lane = Lane(0, self.board)
+        step = control.Step(number=1)
+        step.prefill.chunks.add(row=1, end=4, prompt_tokens=4)
+        self.board.apply(step)
+        self.lane.change([], [self.row])
+        step = control.Step(number=2, decode=control.Decode(lane=0))
+        step.changes.add().admit.row = 1
+        self.board.apply(step)
+
+    def announce(self, way: Way) -> None:
+        self.drafting.announced(self.lane, way)
+        decode = control.Decode(lane=0, drafts=way.drafts)
+        self.board.apply(control.Step(number=self.board.last_step + 1, decode=decode))
+
+    def bring(self, tokens: int, now: float = 0.0, right: float = 0.9, *, refuted: bool = False) -> None:
+        self.drafting.done({1: tokens}, [self.lane], now, likely=Likely(right), refuted=refuted)
+
+
 def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
-    facts = ring(STAGES)
     for brought in (0, 1):
-        request = Request("r", "", 9, inference.Envelope())
-        row = SimpleNamespace(number=1, closed=False, request=request, last_lane_step=99)
-        lane: Any = SimpleNamespace(number=0, rows={1: row}, steps=0)
-        drafting = Drafting(facts)
+        one = OneRow()
         for _ in range(3):
-            drafting.announced(lane, Way(2, 3))
+            one.announce(Way(2, 3))
         for tokens in (3, 1):  # as many as there can be, and a wrong draft
-            drafting.done({1: tokens}, [lane], 0.0, likely=Likely(0.9))
+            one.bring(tokens)
         with pytest.raises(InvalidInput) if brought else nullcontext():
-            drafting.done({1: brought}, [lane], 0.0, likely=Likely(0.9))
-        assert lane.steps == 4
+            one.bring(brought)
+        assert one.board.counts(1) == 4 + 1 + 3 + 1
+        (settle,) = one.drafting.settling()
+        assert settle.settle.tokens == 9
+        one.board.apply(control.Step(number=6, changes=[settle], decode=control.Decode(lane=0)))
+        assert one.board.counts(1) == one.board.held(1) == 10
 
 
 def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() -> None:
-    facts = ring(STAGES)
-    request = Request("r", "", 9, inference.Envelope())
-    row = SimpleNamespace(number=1, closed=False, drafts=15, request=request)
-    row.prompt_tokens, row.limit, row.last_lane_step = 4, 200, 200
-    lane: Any = SimpleNamespace(
-        number=0, rows={1: row}, ready=[], outstanding=0, steps=0, left=lambda row: 100
-    )
-    drafting, now = Drafting(facts), 0.0
+    one, now = OneRow(), 0.0
+    drafting, lane = one.drafting, one.lane
     for likely in (0.0, 0.0, 0.9, 0.0, 0.9):
         drafting.wanted(lane, [lane], 1)
         now += PLAIN
@@ -235,35 +258,28 @@ def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() 
         lane.outstanding = 0
     way = drafting.wanted(lane, [lane], 1)
     assert way is not None
-    drafting.announced(lane, way)
+    one.announce(way)
     assert drafting.wanted(lane, [lane], 1) == way
-    drafting.announced(lane, way)
-    drafting.done({1: 1 + way.drafts}, [lane], now + PLAIN, likely=Likely(0.95))
+    one.announce(way)
+    one.bring(1 + way.drafts, now + PLAIN, 0.95)
     assert drafting.wanted(lane, [lane], 1)
     assert drafting.settling() == []
-    drafting.done({}, [lane], now + PLAIN, likely=Likely())  # none is right
+    one.bring(0, now + PLAIN, 0.0)  # none is right
     assert drafting.settling() != []
-    progress = row.request.progress
+    progress = one.row.request.progress
     assert (progress.drafted, progress.accepted) == (2 * way.drafts + 1, way.drafts)
     assert drafting.wanted(lane, [lane], 1) != Way()
 
 
 def test_a_chain_ends_as_soon_as_the_head_knows_that_what_follows_is_wrong() -> None:
     """Also where all drafts of the run were right: the runs behind it bring nothing."""
-    facts = ring(STAGES)
-    request = Request("r", "", 9, inference.Envelope())
-    row = SimpleNamespace(number=1, closed=False, drafts=15, request=request, prompt_tokens=4, limit=200)
-    row.last_lane_step = 200
-    lane: Any = SimpleNamespace(
-        number=0, rows={1: row}, ready=[], outstanding=0, steps=0, left=lambda row: 100
-    )
-    drafting = Drafting(facts)
+    one = OneRow()
     for _ in range(2):
-        drafting.announced(lane, Way(2, 2))
-    drafting.done({1: 3}, [lane], 0.0, likely=Likely(0.9), refuted=True)
-    assert drafting.settling() != []
+        one.announce(Way(2, 2))
+    one.bring(3, refuted=True)
+    assert one.drafting.settling() != []
     with pytest.raises(InvalidInput):
-        drafting.done({1: 1}, [lane], 0.0, likely=Likely(0.9))
+        one.bring(1)
 
 
 STAIRS = ((1, 1.0), (2, 1.0), (4, 1.28), (6, 2.04), (8, 2.5), (10, 3.95), (32, 3.95))
