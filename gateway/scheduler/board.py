@@ -1,28 +1,82 @@
-"""What the steps announced so far make of a ring's rows: the members' own composition, run by the gateway."""
+"""What the plan makes of a ring's rows: the members' own composition, run by the gateway."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.request import Row
-from sealring.mesh.ring.composition import Composition, Eviction, ResolvedStep, Settling
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.ring.composition import Change, Composition, Eviction, Settling, rank
 from sealring.v1 import control_pb2 as control
 
 
+class PlanError(RuntimeError):
+    """The scheduler has planned what members would refuse: a fault of its own."""
+
+
 class Board(Composition):
-    """The composition of an epoch, and how much of open drafts counts by the tokens that have come."""
+    """The composition of an epoch, and how much of open drafts counts by the tokens that have come.
+
+    A change counts as soon as it is planned, and members get it with the next step. Nothing is announced that
+    members would refuse: `refused` says why, nothing is planned any more, and the epoch must end.
+    """
 
     def __init__(self, ring: RingFacts) -> None:
         super().__init__(epoch=ring.epoch, max_rows=ring.max_rows, prefill_chunk=ring.prefill_chunk)
+        self.refused: InvalidInput | None = None
+        self.digest = b""  # of the last step
+        self._planned: list[tuple[int, control.Change, Change]] = []  # with their ranks
         self._brought: dict[int, int] = {}  # row with open drafts -> tokens since it was settled
 
-    def apply(self, step: control.Step) -> ResolvedStep:
-        resolved = super().apply(step)
-        for change in resolved.changes:
-            if isinstance(change, Settling | Eviction):
-                self._brought.pop(change.row, None)
-        return resolved
+    @property
+    def changes(self) -> bool:
+        """Whether changes wait for the next step."""
+        return bool(self._planned)
+
+    @property
+    def evicts(self) -> bool:
+        """Whether rows leave with the next step."""
+        return any(isinstance(change, Eviction) for _, _, change in self._planned)
+
+    def plan(self, change: control.Change) -> None:
+        """Makes a change of the next step."""
+        if self.refused is not None:
+            return
+        try:
+            made = self.change(change)
+        except InvalidInput as error:
+            self.refused = error
+            return
+        if isinstance(made, Settling | Eviction):
+            self._brought.pop(made.row, None)
+        self._planned.append((rank(made), change, made))
+
+    def announce(self, step: control.Step) -> None:
+        """Makes a step without changes the next one, with the changes that are planned. Raises PlanError."""
+        self.check()
+        planned, self._planned = sorted(self._planned, key=lambda each: each[0]), []
+        step.number = self.last_step + 1
+        step.changes.extend(change for _, change, _ in planned)
+        try:
+            self.digest = self.work(step, tuple(made for _, _, made in planned)).digest
+        except InvalidInput as error:
+            self.refused = error
+        self.check()
+
+    def check(self) -> None:
+        """Raises PlanError, if anything was refused."""
+        if self.refused is not None:
+            raise PlanError from self.refused
+
+    def settle(self, row: int) -> None:
+        """Plans the end of a row's open drafts, if it has any: those that have come count."""
+        if row in self._drafted:
+            self.plan(control.Change(settle=control.Settle(row=row, tokens=self.counts(row))))
+
+    def marks_alone(self, prefix: int) -> Collection[int]:
+        """The lengths of the marks that nothing but this prefix has."""
+        return self._marks.alone(prefix)
 
     def bring(self, row: int, tokens: int) -> None:
         """A run of drafts has brought these tokens of a row."""

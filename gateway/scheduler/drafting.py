@@ -29,7 +29,6 @@ from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_DRAFTED, MAX_UNSETTLED
 from sealring.mesh.ring.limits import DRAFT_ROWS
-from sealring.v1 import control_pb2 as control
 
 DEPTHS = (1, 3, 7, 15)
 """Drafts of a step: few lengths, because a GPU plans anew for each."""
@@ -543,18 +542,15 @@ class Drafting:
         else:
             seen.credit = max(seen.credit, min(0.0, seen.credit + LOSS))
 
-    def settling(self, keeps: Callable[[Row], bool] = lambda row: False) -> list[control.Change]:
-        """The changes that the next step begins with. A row that leaves is not settled, unless its windows
-        and states are to be kept as they were at its end: `keeps`."""
-        found = []
+    def settle(self, keeps: Callable[[Row], bool] = lambda row: False) -> None:
+        """Plans the settles of the next step. A row that leaves is not settled, unless its windows and states
+        are to be kept as they were at its end: `keeps`."""
         for number, chain in list(self._chains.items()):
             if chain.live and chain.open:
                 continue
             del self._chains[number]
             for row in chain.open or [row for row in chain.rows if keeps(row)]:
-                held = self._board.counts(row.number)
-                found.append(control.Change(settle=control.Settle(row=row.number, tokens=held)))
-        return found
+                self._board.settle(row.number)
 
     def _of(self, lane: Lane) -> _Seen:
         """What is known of a lane as it is now."""

@@ -42,7 +42,6 @@ class Ledger:
         self.tokens = 0
         self.kept_tokens = 0
         self._kept = 0
-        self.marks = 0  # of rows and kept prefixes
         self.capacity = self._capacity()
 
     def _capacity(self) -> int:
@@ -159,11 +158,11 @@ class Ledger:
         self._kept -= 1
 
     def has_room(self, tokens: int = 0, marks: int = 0) -> bool:
-        """Whether rows, kept prefixes, marks and one more prefix of `tokens` tokens (0: none), with `marks`
-        new marks, fit on every member."""
+        """Whether rows, kept prefixes, one more prefix of `tokens` tokens (0: none) and `marks` marks fit on
+        every member."""
         kept, tokens = self._kept + (tokens > 0), self.kept_tokens + tokens
         return all(
-            _bytes(member, self.tokens, self.rows) + _kept_bytes(member, tokens, kept, self.marks + marks)
+            _bytes(member, self.tokens, self.rows) + _kept_bytes(member, tokens, kept, marks)
             <= member.kv_budget
             for member in self._distinct
         )
@@ -177,9 +176,9 @@ class Ledger:
             for member in self._distinct
         )
 
-    def kept_bytes(self) -> list[int]:
-        """Bytes of kept prefixes and marks per member, in the order of ranks."""
-        return [_kept_bytes(member, self.kept_tokens, self._kept, self.marks) for member in self.members]
+    def kept_bytes(self, marks: int = 0) -> list[int]:
+        """Bytes of kept prefixes and of `marks` marks per member, in the order of ranks."""
+        return [_kept_bytes(member, self.kept_tokens, self._kept, marks) for member in self.members]
 
     def _growth(self, lane: int, size: int) -> int:
         """Tokens by which a lane grows when a row of this size joins."""

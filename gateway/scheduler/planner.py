@@ -81,7 +81,7 @@ class StepPlanner:
         self._ring = ring
         self._lanes: OrderedDict[int, Lane] = OrderedDict()  # by turns; one that is empty may get rows again
         self.prefixes = PrefixCache(
-            self.ledger, ring.prefixes, ring.kept, ring.mark_every, stores=ring.recalls
+            self.ledger, self.board, ring.prefixes, ring.kept, ring.mark_every, stores=ring.recalls
         )
         self.recalls = Recalls(ring, self.prefixes)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk, ring.costs.chunk)
@@ -89,9 +89,7 @@ class StepPlanner:
         self._drafting = Drafting(ring, self.board)
         self._before = (0, 0.0)
         self._rounds = 0.0
-        self._dropped: list[int] = []
         self._under_way: dict[int, Announced] = {}  # by rising number
-        self._number = 0
 
     @property
     def under_way(self) -> int:
@@ -164,7 +162,7 @@ class StepPlanner:
         """
         step = self._under_way.get(number)
         if step is None:
-            if 0 < number <= self._number:
+            if 0 < number <= self.board.last_step:
                 return None  # it was taken as done before
             raise InvalidInput(f"step {number} is not under way", reason="BAD_STEP")
         earliest = self._earliest(step)
@@ -245,28 +243,30 @@ class StepPlanner:
     def steps(self) -> Iterator[control.Step]:
         """Everything that can be announced now."""
         while step := self._next_prefill() or self._next_decode():
-            self.board.apply(step)
             yield step
-        if self._makes_room() or (self._dropped and not self.under_way):
-            step = self._step([])
-            self.board.apply(step)
-            yield step
+        if self._makes_room() or (self.board.evicts and not self.under_way):
+            yield self._announce(self._step([]))
 
     def _makes_room(self) -> bool:
         """Whether a step is to drop something before members read blocks into its place. An epoch's first one
         drops what earlier epochs left."""
-        return self.recalls.due and bool(self._dropped or self.prefixes.moving or not self._number)
+        board = self.board
+        return self.recalls.due and (board.changes or not self.prefixes.has_room() or not board.last_step)
 
     def _next_prefill(self) -> control.Step | None:
         tokens = self._chunk_tokens() if len(self._line) else 0
         if not tokens:
             return None
         self._line.prepare()
+        while self.prefixes.make_room():
+            self._line.prepare()  # what they expected is dropped
         step = self._step([])  # before the chunk is taken: it may drop the prefix that the chunk begins with
         pausing = self._budget.pausing
         row, chunk = self._line.take(tokens, pausing=pausing, planned=not pausing and bool(self._running()))
-        chunk.takes = self.prefixes.chunk(row, chunk.start)
+        chunk.takes = chunk.start == row.reused and self.prefixes.begin(row)
         step.prefill.chunks.append(chunk)
+        self._announce(step)
+        self.prefixes.cut(row)
         steps, prefill = self._before
         seconds = self._ring.costs.chunk(chunk.end - chunk.start)
         self._before = steps + 1, prefill + seconds
@@ -344,21 +344,22 @@ class StepPlanner:
             self._drafting.announced(lane, way, guesses)
         else:
             lane.outstanding += 1
-        return step
+        return self._announce(step)
 
     def _step(self, leaving: list[Row], joining: Sequence[Row] = ()) -> control.Step:
-        """The next step, with the changes that are due: settles, prefixes, evictions, admissions."""
-        self._number += 1
-        step = control.Step(number=self._number, changes=self._drafting.settling(self.prefixes.cuts))
+        """The next step, to be given work, once the changes that are due are planned: settles, evictions,
+        prefixes, admissions."""
+        self._drafting.settle(self.prefixes.cuts)
         for row in leaving:
             self._drop(row)  # first: what is kept of it takes its place
-        step.changes.extend(self.prefixes.changes())
-        for number in self._dropped:
-            step.changes.add().evict.row = number
-        self._dropped.clear()
+        self.prefixes.make_room()
         for row in joining:
-            admit = step.changes.add().admit
-            admit.row, admit.lane = row.number, self.ledger.lane_of(row.number)
+            admit = control.Admit(row=row.number, lane=self.ledger.lane_of(row.number))
+            self.board.plan(control.Change(admit=admit))
+        return control.Step(number=self.board.last_step + 1)
+
+    def _announce(self, step: control.Step) -> control.Step:
+        self.board.announce(step)
         return step
 
     def _lane(self, row: Row) -> Lane:
@@ -370,4 +371,4 @@ class StepPlanner:
     def _drop(self, row: Row) -> None:
         self.ledger.release(row.number)
         self.prefixes.left(row)
-        self._dropped.append(row.number)
+        self.board.plan(control.Change(evict=control.Evict(row=row.number)))

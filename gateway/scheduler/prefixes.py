@@ -25,10 +25,11 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.memory import Ledger, rounded
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.composition import Origin
-from sealring.mesh.ring.prefix_marks import MOST, Marks, thinned
+from sealring.mesh.ring.prefix_marks import MOST, thinned
 from sealring.mesh.ring.prefix_names import OPENING, STORED_BLOCK, Chain, Names, edges, split
 from sealring.v1 import control_pb2 as control
 
@@ -76,11 +77,12 @@ class _Kept:
 
 
 class PrefixCache:
-    """The kept prefixes of one epoch. `changes` belong to the next step, in front of its other changes."""
+    """The kept prefixes of one epoch, as the board is to have them with the next step."""
 
     def __init__(
         self,
         ledger: Ledger,
+        board: Board,
         support: control.PrefixSupport.ValueType,
         earlier: Sequence[tuple[Origin, Names]] = (),
         mark_every: int = 0,
@@ -89,6 +91,7 @@ class PrefixCache:
     ) -> None:
         """`earlier` and `mark_every` as in RingFacts. `stores`: members store prefixes on disk."""
         self._ledger = ledger
+        self._board = board
         self._any = support == control.PREFIX_SUPPORT_ANY
         self._exact = support == control.PREFIX_SUPPORT_EXACT
         self._mark_every = mark_every
@@ -97,11 +100,10 @@ class PrefixCache:
         self._named: dict[bytes, set[int]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[int, Names] = {}  # rows whose answers are kept when they leave
-        self._marks = Marks()  # where caches cannot be cut
         self._marked: dict[int, Row] = {}  # rows that have marks
         self._last = 0
-        self._moves: list[control.Change] = []
-        self._adopting = list(self._adopt(earlier)) if self._any or self._exact else []
+        if self._any or self._exact:
+            self._adopt(earlier)
 
     def longest(self, row: Row) -> tuple[int, int]:
         """Tokens of the longest kept prefix that a row could begin with, and its number; 0 without one."""
@@ -114,7 +116,7 @@ class PrefixCache:
     def secured(self, row: Row) -> int:
         """As `longest`, of a row that has its memory: 0 if what it would begin with is dropped before."""
         length, number = self.longest(row)
-        stays = length and (self._kept[number].tokens <= row.reserved or self._ledger.has_room())
+        stays = length and (self._kept[number].tokens <= row.reserved or self.has_room())
         return length if stays else 0
 
     @property
@@ -133,7 +135,7 @@ class PrefixCache:
     def pays(self, row: Row) -> bool:
         """Whether an idle ring is to prefill this row: enough is not kept, and nothing is given up for it."""
         self.prepare(row)  # what it continues counts nothing then
-        room = self._ledger.has_room(rounded(row.reserved), _IDLE_MARKS * self._exact)
+        room = self.has_room(rounded(row.reserved), _IDLE_MARKS)
         self.forget(row)
         return room and row.remaining >= LEAST_IDLE
 
@@ -185,18 +187,14 @@ class PrefixCache:
         if not kept.expect:
             self._ledger.give_up(kept.tokens)
         kept.expect[row.number] = row.prefilled
-        self._count()
 
     def _unexpect(self, kept: _Kept, row: Row) -> None:
         del kept.expect[row.number]
         if not kept.expect:
             self._ledger.keep(kept.tokens)
-        self._count()
 
-    def chunk(self, row: Row, start: int) -> bool:
-        """A chunk of the row is announced, from `start` to `row.prefilled`. Returns whether the row takes its
-        prefix, which is then kept no longer."""
-        takes = start == row.reused and self._begin(row)
+    def cut(self, row: Row) -> None:
+        """A chunk of the row is announced, up to `row.prefilled`."""
         if row.prefilled in row.cuts:
             (pair,) = (pair for pair in row.names if pair[0] == row.prefilled)
             if row.prefilled in (row.common, row.cuts[-1]):
@@ -205,9 +203,10 @@ class PrefixCache:
                 self._mark(row, pair)
         elif self._any and not row.remaining:
             self._keep(row, row.names)
-        return takes
 
-    def _begin(self, row: Row) -> bool:
+    def begin(self, row: Row) -> bool:
+        """The row's first chunk is to be announced. Returns whether the row takes its prefix, which is then
+        kept no longer."""
         self._see(_lasting(row))
         kept = self._kept.get(row.prefix)
         if row.request.asks:
@@ -222,9 +221,8 @@ class PrefixCache:
         kept.spent = row.continues
         if self._exact:
             row.marks = tuple(pair for pair in kept.names if pair[0] <= row.reused)
-            self._marks.begin(row.number, row.prefix, row.reused)
             self._marked[row.number] = row
-        takes = expected and not kept.expect and not self._ledger.has_room()
+        takes = expected and not kept.expect and not self.has_room()
         if takes:
             self._remove(row.prefix)
         return takes
@@ -244,26 +242,19 @@ class PrefixCache:
             self._keep(row, names[-1:])
 
     def cuts(self, row: Row) -> bool:
-        """Whether a row that has ended is kept, which goes on behind its end and cannot be cut there."""
-        due = any(move.keep.row == row.number for move in self._moves)
-        return self._exact and (due or row.number in self._pending)
+        """Whether a row that has ended is to be kept, which goes on behind its end and cannot be cut
+        there."""
+        return self._exact and row.number in self._pending
 
     def left(self, row: Row) -> None:
-        """The next step evicts the row, whose memory is free: what it has computed is kept in its place."""
+        """The row is evicted next, and its memory is free: what it has computed is kept in its place."""
         names = self._pending.pop(row.number, ())
         self._marked.pop(row.number, None)  # its marks are not given up for what is kept of it
         if self._any and row.begun:
             self._keep(row, names or tuple(pair for pair in row.names if pair[0] <= row.prefilled))
         elif self._exact:
             self._keep(row, names or row.marks[-1:])
-        self._marks.forget_row(row.number)
         self._marked.pop(row.number, None)
-        self._count()
-
-    @property
-    def moving(self) -> bool:
-        """Whether drops or restores wait for the next step."""
-        return bool(self._moves) or not self._ledger.has_room()
 
     def restore(self, row: Row, recall: int, chain: Chain) -> bool:
         """Keeps what all members have read of the prompt of a row that has its memory, in that memory."""
@@ -275,38 +266,56 @@ class PrefixCache:
                 return False
             self._drop(worst)
         number = self._add(_Kept(names if self._any else names[-1:], chain.tokens))
-        if self._exact:
-            self._marks.add(number, (chain.tokens,))
-        self.prepare(row)  # it is in the row's memory from now on
         restore = control.Restore(prefix=number, recall=recall, tokens=chain.tokens, name=chain.names[-1])
-        self._moves.append(control.Change(restore=restore))
+        self._board.plan(control.Change(restore=restore))
+        self.prepare(row)  # it is in the row's memory from now on
         return True
 
-    def changes(self) -> list[control.Change]:
-        """Adoptions, then what is restored, keeps and what is dropped for them."""
-        while not self._ledger.has_room() and self._give():
-            pass
-        while not self._ledger.has_room() and self._kept:
-            self._drop(next(iter(self._kept)))  # rows that wait expect it, and others have its memory
-        changes, self._adopting, self._moves = [*self._adopting, *self._moves], [], []
-        return changes
+    def has_room(self, tokens: int = 0, marks: int = 0) -> bool:
+        """Whether rows, and all that is kept, fit on every member with one more prefix of `tokens` tokens (0:
+        none) and `marks` new marks."""
+        return self._ledger.has_room(tokens, self._marks + marks if self._exact else 0)
 
-    def _adopt(self, earlier: Sequence[tuple[Origin, Names]]) -> Iterator[control.Change]:
+    @property
+    def _marks(self) -> int:
+        """The marks that count where caches cannot be cut. A row that begins before the end of a prefix that
+        it takes has no mark there: until then, that mark is in the row's memory for windows and states. The
+        mark where a row begins is there beside them."""
+        return self._board.marks - sum(
+            max(kept.expect.values()) < kept.tokens and kept.tokens in self._board.marks_alone(number)
+            for number, kept in self._kept.items()
+            if kept.expect
+        )
+
+    def kept_bytes(self) -> list[int]:
+        """Bytes of kept prefixes and marks per member, in the order of ranks."""
+        return self._ledger.kept_bytes(self._marks if self._exact else 0)
+
+    def make_room(self) -> bool:
+        """Gives up what there is no room for beside rows; whether rows that wait would begin with some of
+        it."""
+        while not self.has_room() and self._give():
+            pass
+        expected = False
+        while not self.has_room() and self._kept:
+            self._drop(next(iter(self._kept)))  # rows that wait expect it, and others have its memory
+            expected = True
+        return expected
+
+    def _adopt(self, earlier: Sequence[tuple[Origin, Names]]) -> None:
         """Adopts prefixes of an earlier epoch while there is room, the newest first."""
         for origin, names in reversed(earlier):
             marks = len(names) if self._exact else 0
-            while marks > 1 and not self._ledger.has_room(origin.tokens, marks):
+            while marks > 1 and not self.has_room(origin.tokens, marks):
                 marks //= 2
-            if len(self._kept) < MAX_KEPT and self._ledger.has_room(origin.tokens, marks):
+            if len(self._kept) < MAX_KEPT and self.has_room(origin.tokens, marks):
                 names = _thinned(names, marks) if self._exact else names
                 number = self._add(_Kept(names, origin.tokens))
                 self._kept.move_to_end(number, last=False)
                 adopt = control.Adopt(prefix=number, epoch=origin.epoch, row=origin.row, tokens=origin.tokens)
                 if self._exact:
                     adopt.marks.extend(length for length, _ in names[:-1])
-                    self._marks.add(number, [length for length, _ in names])
-                    self._count()
-                yield control.Change(adopt=adopt)
+                self._board.plan(control.Change(adopt=adopt))
 
     def _keep(self, row: Row, names: Names) -> None:
         """Keeps a prefix if there is room, in place of the prefixes that it continues.
@@ -344,13 +353,11 @@ class PrefixCache:
         keep = control.Keep(prefix=number, row=row.number, tokens=length)
         if self._exact:
             keep.marks.extend(other for other, _ in names[:-1])
-            whole = not row.marks or length > row.marks[-1][0]
-            self._marks.keep(number, row.number, length, keep.marks, whole=whole)
-            self._count()
-            if whole:
+            if not row.marks or length > row.marks[-1][0]:
+                self._board.settle(row.number)  # it is kept whole, as it is at its end
                 row.marks = names
                 self._marked[row.number] = row
-        self._moves.append(control.Change(keep=keep))
+        self._board.plan(control.Change(keep=keep))
 
     def _mark(self, row: Row, pair: tuple[int, bytes]) -> None:
         """Marks a row where its last chunk ends, in place of what is worth less."""
@@ -358,32 +365,26 @@ class PrefixCache:
         if pair in row.marks or pair not in names:
             return
         self._unmark(row, names)
-        while not self._ledger.has_room(marks=1):
+        while not self.has_room(marks=1):
             if not self._give(row):
                 self._mark_to_store(row, pair[0])
                 return
-        self._marks.mark(row.number, pair[0])
-        self._count()
         row.marks = (*row.marks, pair)
         self._marked[row.number] = row
-        self._moves.append(control.Change(mark=control.Mark(row=row.number, tokens=pair[0])))
+        self._board.plan(control.Change(mark=control.Mark(row=row.number, tokens=pair[0])))
 
     def _mark_to_store(self, row: Row, length: int) -> None:
         """Marks a row for a moment, in which members copy what they store at an edge of blocks."""
         if self._stores and length % STORED_BLOCK == 0:
-            self._moves.append(control.Change(mark=control.Mark(row=row.number, tokens=length)))
-            unmark = control.Unmark(row=row.number, marks=[length])
-            self._moves.append(control.Change(unmark=unmark))
+            self._board.plan(control.Change(mark=control.Mark(row=row.number, tokens=length)))
+            self._board.plan(control.Change(unmark=control.Unmark(row=row.number, marks=[length])))
 
     def _unmark(self, row: Row, left: Names) -> None:
         """Gives up the marks of a row that are not to be left."""
         gone = [length for length, name in row.marks if (length, name) not in left]
         if gone:
-            self._marks.unmark_row(row.number, gone)
-            self._count()
             row.marks = tuple(pair for pair in row.marks if pair in left)
-            unmark = control.Unmark(row=row.number, marks=gone)
-            self._moves.append(control.Change(unmark=unmark))
+            self._board.plan(control.Change(unmark=control.Unmark(row=row.number, marks=gone)))
 
     def _continued_by(self, names: Names) -> list[int]:
         """The prefixes that end where one with these names goes on."""
@@ -398,11 +399,11 @@ class PrefixCache:
         gone = {number for number in gone if not self._kept[number].expect}
         freed = sum(self._kept[number].tokens for number in gone)
         full = len(self._kept) - len(gone) >= MAX_KEPT
-        return not full and self._ledger.has_room(tokens - freed, int(self._exact))
+        return not full and self.has_room(tokens - freed, 1)
 
     def _free(self, tokens: int, marks: int = 0) -> bool:
         """Gives up prefixes and marks for a prefix of this number of tokens, with `marks` new marks."""
-        while len(self._kept) >= MAX_KEPT or not self._ledger.has_room(tokens, marks):
+        while len(self._kept) >= MAX_KEPT or not self.has_room(tokens, marks):
             if len(self._kept) >= MAX_KEPT and (number := self._worst()):
                 self._drop(number)
             elif not self._give():
@@ -446,7 +447,7 @@ class PrefixCache:
         end stays, and where a row that waits begins. So does that behind what the user asked, but for
         `turns`."""
         for number, kept in self._kept.items() if self._exact else ():
-            alone = set(self._marks.alone(number))
+            alone = set(self._board.marks_alone(number))
             stays = {kept.tokens, *kept.expect.values()}
             if kept.turn in kept.names and not turns:
                 stays.add(kept.turn[0])
@@ -456,10 +457,8 @@ class PrefixCache:
             gone = [length for length, _ in kept.names if length not in {*stays, *dict(left)}]
             if not gone:
                 continue
-            self._marks.unmark(number, gone)
-            self._count()
             self._rename(number, tuple(pair for pair in kept.names if pair[0] not in gone))
-            self._moves.append(control.Change(unmark=control.Unmark(prefix=number, marks=gone)))
+            self._board.plan(control.Change(unmark=control.Unmark(prefix=number, marks=gone)))
             return True
         return False
 
@@ -473,15 +472,6 @@ class PrefixCache:
         if 2 * conversations <= sum(kept.tokens for kept in self._kept.values()):
             candidates.sort(key=lambda number: self._kept[number].continues)
         return candidates[0]
-
-    def _count(self) -> None:
-        """A row that begins before the end of a prefix that it takes has no mark there: until then, that mark
-        is in the row's memory for windows and states. The mark where a row begins is there beside them."""
-        self._ledger.marks = self._marks.count - sum(
-            max(kept.expect.values()) < kept.tokens and kept.tokens in self._marks.alone(number)
-            for number, kept in self._kept.items()
-            if kept.expect and self._exact
-        )
 
     def _add(self, kept: _Kept) -> int:
         self._last += 1
@@ -504,7 +494,7 @@ class PrefixCache:
 
     def _drop(self, number: int) -> None:
         self._remove(number)
-        self._moves.append(control.Change(drop=control.Drop(prefix=number)))
+        self._board.plan(control.Change(drop=control.Drop(prefix=number)))
 
     def _remove(self, number: int) -> None:
         kept = self._kept[number]
@@ -513,8 +503,6 @@ class PrefixCache:
         del self._kept[number]
         if not expected:
             self._ledger.give_up(tokens)
-        self._marks.drop(number)
-        self._count()
 
     def _see(self, names: Names) -> None:
         if self._exact:

@@ -16,6 +16,7 @@ EPOCH_ENDED: it asks for the rest itself.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -33,6 +34,7 @@ from sealring.gateway.scheduler.actions import (
     Piece,
     SignRow,
 )
+from sealring.gateway.scheduler.board import PlanError
 from sealring.gateway.scheduler.drafting import Likely
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.planner import EXTENSION, Announced, StepPlanner
@@ -155,8 +157,8 @@ class Scheduler:
         """Tokens of the prefixes that the ring keeps, and their bytes on all members together."""
         if self._epoch is None:
             return 0, 0
-        ledger = self._epoch.planner.ledger
-        return ledger.kept_tokens, sum(ledger.kept_bytes())
+        planner = self._epoch.planner
+        return planner.ledger.kept_tokens, sum(planner.prefixes.kept_bytes())
 
     @property
     def suspect(self) -> str:
@@ -428,24 +430,30 @@ class Scheduler:
                     self._close(each)
 
     def _close(self, row: Row) -> None:
-        epoch = self._running_epoch()
+        epoch = self._epoch
+        assert epoch is not None  # as long as it has rows
         del epoch.rows[row.number]
         epoch.opened.pop(row.number, None)
         self._actions.extend(epoch.planner.recalls.close(row))
         epoch.planner.close(row)
 
     def _pump(self) -> list[Action]:
-        epoch = self._epoch
-        if epoch is not None:
-            epoch.planner.sweep()
-            self._start(epoch)
-            self._open(epoch)
-            epoch.planner.waiting = len(self._queue) + len(epoch.opened)
-            if not epoch.planner.waiting:
-                self._pace.rest()
-            self._actions.extend(AnnounceStep(step) for step in epoch.planner.steps())
-            self._actions.extend(epoch.planner.recalls.take_due())
+        if self._epoch is not None and self._epoch.planner.board.refused is None:
+            with contextlib.suppress(PlanError):  # the next answer of a member ends the epoch
+                self._go(self._epoch)
         return self._take()
+
+    def _go(self, epoch: _Epoch) -> None:
+        """Raises PlanError."""
+        epoch.planner.sweep()
+        self._start(epoch)
+        self._open(epoch)
+        epoch.planner.waiting = len(self._queue) + len(epoch.opened)
+        if not epoch.planner.waiting:
+            self._pace.rest()
+        for step in epoch.planner.steps():
+            self._actions.append(AnnounceStep(step))
+        self._actions.extend(epoch.planner.recalls.take_due())
 
     def _start(self, epoch: _Epoch) -> None:
         ledger, waiting = epoch.planner.ledger, list[Row]()
@@ -523,9 +531,12 @@ class Scheduler:
         return actions
 
     def _running_epoch(self) -> _Epoch:
-        if self._epoch is None:
+        """The epoch of which a member has answered. Raises PlanError."""
+        epoch = self._epoch
+        if epoch is None:
             raise InvalidInput("no epoch is running", reason="BAD_STEP")
-        return self._epoch
+        epoch.planner.board.check()
+        return epoch
 
     def _queue_full(self) -> ResourceExhausted:
         waiting = len(self._queue)

@@ -292,11 +292,6 @@ class Composition:
         """Decode steps of a lane, and one more for each draft of one row."""
         return self._lane_steps.get(lane, 0)
 
-    def kept_marks(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """The lengths at which rows, and at which prefixes, have marks, rising."""
-        rows = {row: sorted(self._marks.of_row(row)) for row in self._marks.rows()}
-        return rows, {prefix: sorted(self._marks.of_prefix(prefix)) for prefix in self._prefixes}
-
     @property
     def last_step(self) -> int:
         return self._last_step
@@ -331,11 +326,18 @@ class Composition:
             raise _bad(f"step {step.number} follows step {self._last_step}")
         if len(step.changes) > MAX_CHANGES:
             raise _bad(f"step {step.number} has more than {MAX_CHANGES} changes")
+        changes = tuple(self.change(change) for change in step.changes)
+        ranks = [rank(change) for change in changes]
+        if ranks != sorted(ranks):
+            raise _bad("a prefix is adopted, kept or dropped after other changes of a step")
+        return self.work(step, changes)
+
+    def work(self, step: control.Step, changes: tuple[Change, ...]) -> ResolvedStep:
+        """Applies the work of a step whose changes are made, in the order of their ranks. Raises as
+        `apply`."""
         self._last_step = step.number
-        changes = tuple(self._change(change) for change in step.changes)
-        _check_order(changes)
         work = step.WhichOneof("work")
-        if changes or work == "prefill":
+        if work == "prefill":
             self._digest_of_rows = None
         chunks: tuple[Chunk, ...] = ()
         lane: int | None = None
@@ -412,7 +414,10 @@ class Composition:
             len(rows) * max(self._held(row, lane) for row in rows) for lane, rows in self._lanes.items()
         )
 
-    def _change(self, change: control.Change) -> Change:
+    def change(self, change: control.Change) -> Change:
+        """Makes one change of the step to come, which refers to the rows as the previous step left them.
+        Raises as `apply`."""
+        self._digest_of_rows = None
         kind = change.WhichOneof("change")
         if kind == "admit":
             return self._admit(change.admit.row, change.admit.lane)
@@ -456,7 +461,7 @@ class Composition:
 
     def _adopt(self, adopt: control.Adopt) -> Adopting:
         origin = Origin(adopt.epoch, adopt.row, adopt.tokens)
-        if self._last_step != 1 or origin.epoch >= self._epoch or not origin.tokens:
+        if self._last_step or origin.epoch >= self._epoch or not origin.tokens:
             raise _bad(f"prefix {adopt.prefix} cannot be adopted")
         marks = _lengths(adopt.marks, adopt.tokens, adopt.prefix)
         self._add_prefix(adopt.prefix, origin)
@@ -664,11 +669,9 @@ def _packed(lengths: Collection[int]) -> bytes:
     return struct.pack(f">I{len(lengths)}I", len(lengths), *sorted(lengths))
 
 
-def _check_order(changes: Sequence[Change]) -> None:
-    """Requires the order of _ORDER: a keep refers to the rows as the previous step left them."""
-    kinds = [next(at for at, kinds in enumerate(_ORDER) if isinstance(change, kinds)) for change in changes]
-    if kinds != sorted(kinds):
-        raise _bad("a prefix is adopted, kept or dropped after other changes of a step")
+def rank(change: Change) -> int:
+    """The place of a change among those of its step: a keep comes before the rows change places."""
+    return next(at for at, kinds in enumerate(_ORDER) if isinstance(change, kinds))
 
 
 def _bad(message: str) -> InvalidInput:

@@ -210,18 +210,16 @@ class OneRow:
         request = Request("r", "", 200, inference.Envelope())
         self.row = Row(1, request, prompt_tokens=4, limit=200, drafts=15)
         self.lane = Lane(0, self.board)
-        step = control.Step(number=1)
+        step = control.Step()
         step.prefill.chunks.add(row=1, end=4, prompt_tokens=4)
-        self.board.apply(step)
+        self.board.announce(step)
         self.lane.change([], [self.row])
-        step = control.Step(number=2, decode=control.Decode(lane=0))
-        step.changes.add().admit.row = 1
-        self.board.apply(step)
+        self.board.plan(control.Change(admit=control.Admit(row=1)))
+        self.board.announce(control.Step(decode=control.Decode(lane=0)))
 
     def announce(self, way: Way) -> None:
         self.drafting.announced(self.lane, way)
-        decode = control.Decode(lane=0, drafts=way.drafts)
-        self.board.apply(control.Step(number=self.board.last_step + 1, decode=decode))
+        self.board.announce(control.Step(decode=control.Decode(lane=0, drafts=way.drafts)))
 
     def bring(self, tokens: int, now: float = 0.0, right: float = 0.9, *, refuted: bool = False) -> None:
         self.drafting.done({1: tokens}, [self.lane], now, likely=Likely(right), refuted=refuted)
@@ -237,9 +235,9 @@ def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
         with pytest.raises(InvalidInput) if brought else nullcontext():
             one.bring(brought)
         assert one.board.counts(1) == 4 + 1 + 3 + 1
-        (settle,) = one.drafting.settling()
-        assert settle.settle.tokens == 9
-        one.board.apply(control.Step(number=6, changes=[settle], decode=control.Decode(lane=0)))
+        one.drafting.settle()
+        one.board.announce(step := control.Step(decode=control.Decode(lane=0)))
+        assert step.changes[0].settle.tokens == 9
         assert one.board.counts(1) == one.board.held(1) == 10
 
 
@@ -263,9 +261,11 @@ def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() 
     one.announce(way)
     one.bring(1 + way.drafts, now + PLAIN, 0.95)
     assert drafting.wanted(lane, [lane], 1)
-    assert drafting.settling() == []
+    drafting.settle()
+    assert not one.board.changes
     one.bring(0, now + PLAIN, 0.0)  # none is right
-    assert drafting.settling() != []
+    drafting.settle()
+    assert one.board.changes
     progress = one.row.request.progress
     assert (progress.drafted, progress.accepted) == (2 * way.drafts + 1, way.drafts)
     assert drafting.wanted(lane, [lane], 1) != Way()
@@ -277,7 +277,8 @@ def test_a_chain_ends_as_soon_as_the_head_knows_that_what_follows_is_wrong() -> 
     for _ in range(2):
         one.announce(Way(2, 2))
     one.bring(3, refuted=True)
-    assert one.drafting.settling() != []
+    one.drafting.settle()
+    assert one.board.changes
     with pytest.raises(InvalidInput):
         one.bring(1)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from sealring.gateway.scheduler import Ledger, MemberMemory, Request, RingFacts, Row, prefixes
+from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring import MAX_PREFIXES, OPENING, Ends, Origin, PrefixNames, split
+from sealring.mesh.ring import MAX_PREFIXES, OPENING, Ends, Names, Origin, PrefixNames, split
 from sealring.mesh.ring.prefix_marks import MOST
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -27,12 +30,21 @@ class Desk:
         *,
         stores: bool = False,
     ) -> None:
-        ring = RingFacts((MemberMemory(1, 0, tokens, marks),), 8, 256, support)
-        self.ledger = Ledger(ring)
-        self.cache = PrefixCache(self.ledger, support, mark_every=ring.mark_every, stores=stores)
+        self.ring = RingFacts(
+            (MemberMemory(1, 0, tokens, marks),), 4096, 1 << 16, support, recalls=stores, epoch=2
+        )
+        self.ledger = Ledger(self.ring)
+        self.adopt(())
         self.count = 0
         self.ends = Ends()
         self.named: dict[int, PrefixNames] = {}
+
+    def adopt(self, earlier: Sequence[tuple[Origin, Names]]) -> None:
+        """Begins with what an earlier epoch has kept."""
+        ring, self.board, self.told = self.ring, Board(self.ring), list[str]()
+        self.cache = PrefixCache(
+            self.ledger, self.board, ring.prefixes, earlier, ring.mark_every, stores=ring.recalls
+        )
 
     def row(self, text: str, stored: int = 0, role: str = "") -> Row:
         """A row about to begin, which has no memory. The head has the first `stored` tokens on disk. `role`
@@ -53,13 +65,32 @@ class Desk:
     def prefill(self, text: str, role: str = "") -> tuple[Row, list[str]]:
         """A row's whole prompt, in chunks that end at its cuts, and the changes that this brings."""
         row = self.row(text, role=role)
-        row.begun, row.reused = True, row.prefilled
         brought: list[str] = []
         for end in (*row.cuts, len(text)):
-            start, row.prefilled = row.prefilled, end
-            self.cache.chunk(row, start)
+            self.chunk(row, end)
             brought += self.changes()
         return row, brought
+
+    def chunk(self, row: Row, end: int) -> bool:
+        """A step with a row's next chunk, and the changes that are planned. Returns whether the row takes its
+        prefix."""
+        first = not row.begun
+        if first:
+            row.begun, row.reused = True, row.prefilled
+        start, row.prefilled = row.prefilled, end
+        takes = first and self.cache.begin(row)
+        step = control.Step()
+        chunk = step.prefill.chunks.add(
+            row=row.number, start=start, end=end, prompt_tokens=row.prompt_tokens, takes=takes
+        )
+        chunk.prefix = row.prefix if first else 0
+        self.announce(step)
+        self.cache.cut(row)
+        return takes
+
+    def announce(self, step: control.Step) -> None:
+        self.board.announce(step)
+        self.told += [told for told in map(_told, step.changes) if told]
 
     def start(self, text: str) -> Row:
         """As `row`, with memory of its own."""
@@ -72,13 +103,16 @@ class Desk:
         """Prefills a row in one chunk: whether it takes its prefix, and the changes before and behind."""
         self.cache.prepare(row)
         before = self.changes()
-        row.begun, row.reused, row.prefilled = True, row.prefilled, row.prompt_tokens
-        takes = self.cache.chunk(row, row.reused)
+        takes = self.chunk(row, row.prompt_tokens)
         return takes, [*before, *self.changes()]
+
+    def left(self, row: Row) -> None:
+        self.cache.left(row)
+        self.board.plan(control.Change(evict=control.Evict(row=row.number)))
 
     def leave(self, row: Row) -> list[str]:
         self.ledger.release(row.number)
-        self.cache.left(row)
+        self.left(row)
         return self.changes()
 
     def finish(self, row: Row, answer: str, ahead: int = 0) -> list[str]:
@@ -88,24 +122,34 @@ class Desk:
             names, ends = self.ends.extend(self.named[row.number], part.encode("utf-32-le"))
             last.prefixes += names
             last.ends += ends
-        self.cache.finished(row, row.prompt_tokens + len(answer) - 1 + ahead, len(answer), last)
+        self.board.plan(control.Change(admit=control.Admit(row=row.number, lane=row.number)))
+        for _ in range(len(answer) - 1 + ahead):
+            self.announce(control.Step(decode=control.Decode(lane=row.number)))
+        self.cache.finished(row, self.board.counts(row.number), len(answer), last)
         return self.changes()
 
     def changes(self) -> list[str]:
-        told = []
-        for change in self.cache.changes():
-            if change.HasField("keep"):
-                marks = "".join(f" and {mark}" for mark in change.keep.marks)
-                told.append(f"keep {change.keep.prefix}: {change.keep.tokens} of {change.keep.row}{marks}")
-            elif change.HasField("mark"):
-                told.append(f"mark {change.mark.row}: {change.mark.tokens}")
-            elif change.HasField("unmark"):
-                holder = change.unmark.WhichOneof("holder")
-                number = getattr(change.unmark, holder)
-                told.append(f"unmark {holder} {number}: {' and '.join(map(str, change.unmark.marks))}")
-            else:
-                told.append(f"drop {change.drop.prefix}")
+        """What has changed since this was called, and what changes with the next step."""
+        self.cache.make_room()
+        self.announce(control.Step())
+        told, self.told = self.told, []
         return told
+
+
+def _told(change: control.Change) -> str:
+    kind = change.WhichOneof("change")
+    if kind == "keep":
+        marks = "".join(f" and {mark}" for mark in change.keep.marks)
+        return f"keep {change.keep.prefix}: {change.keep.tokens} of {change.keep.row}{marks}"
+    if kind == "mark":
+        return f"mark {change.mark.row}: {change.mark.tokens}"
+    if kind == "unmark":
+        holder = change.unmark.WhichOneof("holder")
+        number = getattr(change.unmark, holder)
+        return f"unmark {holder} {number}: {' and '.join(map(str, change.unmark.marks))}"
+    if kind == "adopt":
+        return f"adopt {change.adopt.prefix}: {change.adopt.tokens} of {change.adopt.row}"
+    return f"drop {change.drop.prefix}" if kind == "drop" else ""
 
 
 def test_a_prompt_is_kept_and_its_beginning_reused() -> None:
@@ -168,7 +212,7 @@ def test_rows_come_first_and_the_least_recently_used_goes() -> None:
     for letter in "abc":
         desk.prefill(letter * 200)
     again, _ = desk.prefill("a" * 200)  # uses the first
-    desk.cache.left(again)
+    desk.left(again)
     lane = desk.ledger.place(512)
     assert lane is not None
     desk.ledger.reserve(99, lane, 512)
@@ -223,7 +267,7 @@ def test_where_members_mark_a_conversation_is_kept_once_and_can_begin_anew_at_ev
     row = desk.row("s" * 200 + "2" * 100 + "x" * 100)  # the third turn is asked again, otherwise
     assert (row.prefix, row.prefilled) == (3, turns[1])
     assert desk.row("s" * 200 + "y" * 100).prefilled == turns[0]
-    assert desk.ledger.kept_bytes() == [turns[-1] + 3 * 10]
+    assert desk.cache.kept_bytes() == [turns[-1] + 3 * 10]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +287,7 @@ def test_a_long_prompt_is_marked_on_the_way_as_far_as_memory_allows(
     assert row.cuts == (*cuts, end)
     told = "".join(f" and {length}" for length in marks)
     assert changes[-1] == f"keep 1: {end} of 1{told}"
-    assert desk.ledger.kept_bytes() == [end + mark * (1 + len(marks))]
+    assert desk.cache.kept_bytes() == [end + mark * (1 + len(marks))]
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -269,11 +313,9 @@ def test_a_prefix_is_in_use_from_the_first_chunk_of_a_row_that_begins_with_it() 
     for letter in "abc":
         desk.prefill(letter * 200)
     row = desk.row("a" * 150 + "d" * 350)
-    row.begun, row.reused, row.prefilled = True, row.prefilled, 250
-    desk.cache.chunk(row, row.reused)
+    desk.chunk(row, 250)
     assert desk.changes() == []
-    row.prefilled = 300
-    desk.cache.chunk(row, 250)
+    desk.chunk(row, 300)
     lane = desk.ledger.place(512)
     assert lane is not None
     desk.ledger.reserve(99, lane, 512)
@@ -283,11 +325,11 @@ def test_a_prefix_is_in_use_from_the_first_chunk_of_a_row_that_begins_with_it() 
 def test_a_prompt_that_two_rows_had_at_once_is_used_by_both() -> None:
     desk = Desk(tokens=1024)
     second = desk.row("a" * 200)
+    desk.chunk(second, 64)
     desk.prefill("a" * 200)
     for letter in "bc":
         desk.prefill(letter * 200)
-    second.begun, second.prefilled = True, 200
-    desk.cache.chunk(second, 64)
+    desk.chunk(second, 200)
     assert desk.changes() == []
     lane = desk.ledger.place(512)
     assert lane is not None
@@ -311,10 +353,9 @@ def test_an_answer_is_not_kept_where_a_member_cannot() -> None:
 def test_what_an_earlier_epoch_kept_is_found_again_the_newest_while_there_is_room() -> None:
     desk = Desk(tokens=320)
     earlier = [(Origin(1, row, 128), desk.row(text * 128).names) for row, text in enumerate("abc", 1)]
-    desk.cache = PrefixCache(desk.ledger, ANY, earlier)
+    desk.adopt(earlier)
     assert [desk.row(text * 200).prefilled for text in "abc"] == [0, 128, 128]
-    first = [(change.adopt.prefix, change.adopt.row) for change in desk.cache.changes()]
-    assert first == [(1, 3), (2, 2)]
+    assert desk.changes() == ["adopt 1: 128 of 3", "adopt 2: 128 of 2"]
     assert desk.prefill("d" * 128)[1] == ["drop 2", "keep 3: 128 of 7"]  # the one that was kept first
     assert desk.row("c" * 200).prefilled == 128
 
@@ -409,7 +450,7 @@ def test_a_row_that_finds_a_longer_prefix_leaves_no_memory_to_the_one_before() -
     assert desk.leave(second) == ["keep 3: 799 of 3"]
     assert desk.begin(row) == (False, ["drop 2"])
     assert row.reused == 768, "the end that it shares was not known when it was named"
-    assert desk.ledger.has_room()
+    assert desk.cache.has_room()
 
 
 def test_a_row_that_does_not_begin_leaves_its_prefix_to_be_counted() -> None:
@@ -456,38 +497,34 @@ def test_first_prompts_go_before_conversations_while_these_are_the_smaller_part(
     talk, _ = desk.prefill("a" * 300)
     desk.finish(talk, "b" * 20)
     follow, _ = desk.prefill("a" * 300 + "b" * 20 + "c" * 100)
-    desk.cache.left(follow)
+    desk.left(follow)
     for letter in "defghijklm":
         row, _ = desk.prefill(letter * 300)
-        desk.cache.left(row)
+        desk.left(row)
     assert desk.row("a" * 300 + "b" * 20 + "c" * 101).prefilled == 420
     assert desk.row("d" * 301).prefilled == 0
     for letter in "nop":
         desk.prefill(letter * 900)
         turn, _ = desk.prefill(letter * 900 + "q" * 50)
-        desk.cache.left(turn)
+        desk.left(turn)
     assert desk.row("a" * 300 + "b" * 20 + "c" * 101).prefilled == 0, "unused, beside larger ones"
 
 
 def test_what_was_computed_of_a_cancelled_prompt_is_kept() -> None:
     desk = Desk()
     row = desk.start("a" * 500)
-    row.begun, row.prefilled = True, 300
-    desk.cache.chunk(row, 0)
+    desk.chunk(row, 300)
     assert desk.leave(row) == ["keep 1: 256 of 1"]
     assert desk.row("a" * 500).prefilled == 256
     exact = Desk(EXACT)
     row = exact.start("a" * 500)
-    row.begun, row.prefilled = True, 300
-    exact.cache.chunk(row, 0)
+    exact.chunk(row, 300)
     assert exact.leave(row) == []
     exact = Desk(EXACT, tokens=800, marks=10)
     row = exact.start("a" * 500)
-    row.begun, row.prefilled = True, 484
-    exact.cache.chunk(row, 0)
+    exact.chunk(row, 484)
     assert exact.changes() == ["mark 1: 484"], "there is no room for a copy"
-    row.prefilled = 500
-    exact.cache.chunk(row, 484)
+    exact.chunk(row, 500)
     assert exact.leave(row) == ["keep 1: 484 of 1"]
 
 
@@ -496,8 +533,8 @@ def test_marks_go_before_prefixes_and_those_of_the_longest_unused_first() -> Non
     desk = Desk(EXACT, tokens=900, marks=60)
     for letter in "ab":
         for length in (200, 300):
-            desk.cache.left(desk.prefill(letter * length)[0])
-    assert desk.ledger.kept_bytes() == [2 * 284 + 4 * 60]
+            desk.left(desk.prefill(letter * length)[0])
+    assert desk.cache.kept_bytes() == [2 * 284 + 4 * 60]
     changes = desk.prefill("c" * 100)[1]
     assert changes == ["unmark prefix 2: 184", "keep 5: 84 of 5"]
     assert [desk.row(letter * 300).prefilled for letter in "abc"] == [284, 284, 84]
@@ -507,23 +544,22 @@ def test_marks_go_before_prefixes_and_those_of_the_longest_unused_first() -> Non
 
 def test_a_row_has_marks_while_it_runs_and_they_go_last_of_all() -> None:
     desk = Desk(EXACT, tokens=1070, marks=10)
-    desk.cache.left(desk.prefill("a" * 400)[0])
+    desk.left(desk.prefill("a" * 400)[0])
     row = desk.start("a" * 400 + "b" * 400)
     assert desk.begin(row) == (True, [])
     assert row.marks == (desk.row("a" * 400).names[-2],)
-    assert desk.ledger.kept_bytes() == [10]
+    assert desk.cache.kept_bytes() == [10]
     desk.ledger.keep(40)
     assert desk.changes() == [f"unmark row {row.number}: 384"]
     assert desk.leave(row) == []
-    assert desk.ledger.kept_bytes() == [40]
+    assert desk.cache.kept_bytes() == [40]
 
 
 def test_a_row_that_leaves_is_not_kept_at_a_mark_that_is_given_up_for_it() -> None:
     desk = Desk(EXACT, tokens=1200, marks=10)
     row = desk.start("a" * 500)
-    row.begun, row.prefilled = True, 484
     desk.ledger.keep(400)
-    desk.cache.chunk(row, 0)
+    desk.chunk(row, 484)
     assert desk.changes() == ["mark 1: 484"]
     desk.ledger.keep(310)
     assert desk.leave(row) == []
@@ -534,9 +570,9 @@ def test_what_an_earlier_epoch_marked_is_found_again_as_far_as_there_is_room() -
         desk = Desk(EXACT, tokens=tokens, marks=20)
         names = [*desk.row("a" * 200).names, *desk.row("a" * 300).names]
         names = tuple(sorted({pair for pair in names if pair[0] in (64, 184, 284)}))
-        desk.cache = PrefixCache(desk.ledger, EXACT, [(Origin(1, 1, 284), names)], 4096)
-        (change,) = desk.cache.changes()
-        assert change.adopt.tokens == 284
+        desk.adopt([(Origin(1, 1, 284), names)])
+        (change,) = desk.changes()
+        assert change == "adopt 1: 284 of 1"
         assert [desk.row("a" * 200 + "b" * 100).prefilled, desk.row("a" * 300).prefilled] == found
 
 
@@ -548,7 +584,7 @@ def test_where_the_user_has_asked_a_conversation_goes_on_after_many_turns_of_too
     for turn in range(40):
         answer = chr(200 + turn) * 20
         desk.finish(row, answer, ahead=1)
-        desk.cache.left(row)
+        desk.left(row)
         text += answer + chr(300 + turn) * 30
         row, changes = desk.prefill(text, "tool")
     assert len(changes[-1].split(" and ")) == MOST
@@ -560,10 +596,10 @@ def test_of_marks_that_behind_what_the_user_has_asked_goes_last() -> None:
     desk = Desk(EXACT, tokens=1000, marks=60)
     row, text = desk.prefill("a" * 100, "user")[0], "a" * 100
     for letter in "bcd":
-        desk.cache.left(row)
+        desk.left(row)
         text += letter * 70
         row, _ = desk.prefill(text, "tool")
-    desk.cache.left(row)
+    desk.left(row)
     desk.ledger.keep(500)
     assert desk.changes() == ["unmark prefix 4: 154 and 224"]
     desk.ledger.keep(120)
@@ -591,7 +627,7 @@ def test_where_a_waiting_row_begins_goes_where_there_is_no_room_for_its_mark() -
     while desk.ledger.fits(256):
         desk.ledger.reserve(100 + desk.ledger.rows, 1, 256)
     desk.changes()
-    assert desk.ledger.has_room()
+    assert desk.cache.has_room()
     desk.cache.prepare(waiting)
     assert waiting.prefilled == 0
 
@@ -600,8 +636,7 @@ def test_a_row_waits_for_a_mark_of_a_row_that_has_ended() -> None:
     desk = Desk(EXACT, tokens=900, marks=500)
     row = desk.start("a" * 200)
     for end in (*row.cuts, 200):
-        row.begun, start, row.prefilled = True, row.prefilled, end
-        desk.cache.chunk(row, start)
+        desk.chunk(row, end)
     assert desk.changes() == ["mark 1: 184"], "there is no room for a copy beside the row"
     follow = desk.row("a" * 200 + "c" * 100)
     assert not desk.cache.waits_for(follow), "the answer may take long"
@@ -622,8 +657,7 @@ def test_a_rows_newest_mark_takes_the_place_of_its_older_ones_and_no_other_conve
     row.cuts = (100, 200, 284)
     row.names = tuple((length, bytes([length % 256]) * 16) for length in row.cuts)
     for end in row.cuts:
-        row.begun, start, row.prefilled = True, row.prefilled, end
-        desk.cache.chunk(row, start)
+        desk.chunk(row, end)
         changes += desk.changes()
     assert "unmark prefix 2: 84" not in changes
     assert changes[-2:] == ["unmark row 2: 200", "mark 2: 284"]
@@ -640,6 +674,6 @@ def test_a_rows_newest_mark_takes_the_place_of_its_older_ones_and_no_other_conve
 )
 def test_an_idle_ring_prefills_what_takes_time_and_no_ones_memory(text: str, pays: bool) -> None:
     desk = Desk(tokens=1000)
-    desk.cache.left(desk.prefill("a" * 400)[0])
+    desk.left(desk.prefill("a" * 400)[0])
     assert desk.cache.pays(desk.row(text)) is pays
     assert desk.changes() == []

@@ -27,6 +27,7 @@ from sealring.gateway.scheduler import (
     Scheduler,
     StepCosts,
 )
+from sealring.gateway.scheduler.board import PlanError
 from sealring.gateway.scheduler.budget import MANY
 from sealring.gateway.scheduler.planner import EXTENSION
 from sealring.gateway.scheduler.scheduler import OPEN_AHEAD, OPEN_BYTES
@@ -1113,3 +1114,24 @@ def test_a_scheduler_that_holds_finishes_what_it_has_begun_and_begins_nothing() 
     driver.take(driver.scheduler.hold(False))
     driver.finish()
     assert set(driver.finished) == {"a", "b"}
+
+
+def test_a_plan_that_members_would_refuse_is_not_announced_and_ends_the_epoch() -> None:
+    """With the next answer of a member: a client that asks has done nothing wrong."""
+    driver = Driver()
+    driver.ask("a")
+    planner, announced = driver.scheduler.planner, len(driver.steps)
+    assert planner is not None
+    planner.board.plan(control.Change(drop=control.Drop(prefix=9)))  # which nobody keeps
+    driver.ask("b")
+    assert len(driver.steps) == announced
+    with pytest.raises(PlanError) as refused:
+        driver.done()
+    assert isinstance(refused.value.__cause__, InvalidInput)
+    driver.take(driver.scheduler.cancel("a"))
+    driver.take(driver.scheduler.end_epoch(EpochEnded("gone")))
+    driver.under_way.clear()
+    driver.lanes.clear()
+    driver.take(driver.scheduler.attach(driver.facts))
+    driver.done(100)
+    assert driver.finished == {"b": 8}

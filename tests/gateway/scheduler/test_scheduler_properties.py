@@ -8,7 +8,6 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
-from books import check_books
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -616,8 +615,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.perform(self.scheduler.end_epoch(EpochEnded("gone")))
 
     def perform(self, actions: list[object]) -> None:
-        if self.scheduler.planner is not None:
-            check_books(self.scheduler.planner)
         for action in actions:
             match action:
                 case OpenRow(row, request, _):
@@ -723,6 +720,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert 0 <= load.kv_usage <= 1
 
     @invariant()
+    def gateway_and_members_agree(self) -> None:
+        planner = self.scheduler.planner
+        if planner is not None and self.ring is not None and self.ring.composition.last_step:
+            assert planner.board.last_step == self.ring.composition.last_step
+            assert planner.board.digest == self.ring.digest
+
+    @invariant()
     def something_is_under_way(self) -> None:
         """While anyone waits and the ring is attached, the ring has something to answer."""
         if self.ring is not None and self.open_requests:
@@ -756,7 +760,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert planner.ledger.rows == 0
         assert planner.ledger.usage() == 0
         assert self.ring.composition.rows == 0
-        assert planner.ledger.kept_bytes() == [
+        assert planner.prefixes.kept_bytes() == [
             sum(length * member.kv_bytes_per_token for _, length in self.ring.kept.values())
             + (0 if member.mark_bytes else len(self.ring.kept) * member.kv_bytes_per_row)
             + self.ring.count_marks() * member.mark_bytes

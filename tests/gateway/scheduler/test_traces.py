@@ -68,6 +68,7 @@ class Traced(SchedulerMachine):
         for _ in range(EVENTS):
             self.event()
             self.load_adds_up()
+            self.gateway_and_members_agree()
             self.something_is_under_way()
             self.lanes_follow_rows()
         self.teardown()
