@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import platform
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 from appletest import GOOD
 from bundles import SigningCluster
+from commands import Asker
 from doctortest import FakeSystem, recording
 from transcripts import Scene, Section, Stage, find_sections
 
-from sealring.doctor.system import Answer
+from sealring.cli.calls.asking import Answer, Question
+from sealring.doctor.system import Answer as Said
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member import JoinToken, Offer
 from sealring.mesh.pki import Role
@@ -95,14 +98,46 @@ def mac(stage: Stage, *answers: str) -> None:
 def says(stage: Stage, command: str, said: str) -> None:
     """What the machine answers to a command: a recording, or these words."""
     text = recording(said) if said.endswith((".txt", ".json")) else said
-    stage.host.examined.says[command] = Answer(text, "status 1") if "codesign" in command else text
+    stage.host.examined.says[command] = Said(text, "status 1") if "codesign" in command else text
 
 
 def protected(stage: Stage) -> None:
     stage.host.examined.answers["posture"] = GOOD
 
 
-NAMED = (mac, says, protected, enrolled, offers, first_machine, other_machine, planner, ends_soon, check)
+def asker(stage: Stage, end: str = "") -> None:
+    """The gateway that `chat` asks answers Paris; with `stops` Ctrl-C comes in the midst of the answer."""
+    stage.names["PIN"] = "ab" * 32
+
+    class Noting(Asker):
+        async def ask(self, question: Question, on_text: Any, **more: Any) -> Answer:
+            target = self.targets[-1]
+            sealed = "in clear" if target.pin is None else f"sealed for {target.pin.hex()}"
+            said = "; ".join(f"{role}: {content}" for role, content in question.messages)
+            wanted = {"model": question.model, "tokens": question.max_tokens, "trust": question.min_trust}
+            wishes = "".join(f", {name} {value}" for name, value in wanted.items() if value)
+            assert not any(target.access.values())
+            stage.effects.append(f"asks {' '.join(target.addresses)} {sealed}{wishes}: {said}")
+            return await super().ask(question, on_text, **more)
+
+    stage.host.asker = Noting()
+    stage.host.asker.end = KeyboardInterrupt() if end else None
+
+
+def grows(stage: Stage, file: str, *lines: str) -> None:
+    """A file gets one line more at each look, and then Ctrl-C comes."""
+
+    def append(line: str) -> None:
+        with (stage.home / file).open("a") as opened:
+            opened.write(f"{line}\n")
+
+    stage.host.pauses = iter([*(partial(append, line) for line in lines), None])
+
+
+NAMED = (
+    *(asker, grows, mac, says, protected, enrolled),
+    *(offers, first_machine, other_machine, planner, ends_soon, check),
+)
 SCENES: dict[str, Scene] = {one.__name__.replace("_", "-"): one for one in NAMED}
 
 

@@ -25,16 +25,6 @@ def write(folder: Path, **logs: str) -> Path:
     return folder
 
 
-def test_the_last_lines_of_each_component(here: Any, home: Path) -> None:
-    write(home / "state", node_0="a\nb\nc\n", node_1="x\n", gateway="g\x1b[2J\n")
-    shown = here("logs", "--state-dir", "state", "-n", "2")
-    assert shown.out.splitlines() == ["gateway | g?[2J", "node-0  | b", "node-0  | c", "node-1  | x"]
-    assert here("logs", "--state-dir", "state", "--component", "node-1").out == "x\n"
-    assert here("logs", "--state-dir", "state", "--component", "node", "-n", "1").out.count("|") == 2
-    nothing = here("logs", "--state-dir", "state", "--component", "nod")
-    assert (nothing.status, "nod in state" in nothing.err) == (3, True)
-
-
 def test_running_clusters_are_found() -> None:
     assert find_logs(None, []) == {}
     with ExitStack() as stack:
@@ -61,15 +51,6 @@ def test_what_grows_is_followed_through_rotation(tmp_path: Path) -> None:
     assert list(tail.new()) == [], "truncated"
 
 
-def test_following_goes_on_until_ctrl_c(here: Any, host: Any, home: Path) -> None:
-    file = write(home / "state", gateway="first\n") / "logs" / "gateway.log"
-
-    def append(text: str) -> None:
-        with file.open("a") as opened:
-            opened.write(text)
-
-    host.pauses = iter([lambda: append("second\n"), lambda: append("third\n"), None])
-    done = here("logs", "--state-dir", "state", "--follow")
-    assert (done.status, done.out) == (130, "first\nsecond\nthird\n")
+def test_where_nothing_runs_the_names_are_said(here: Any) -> None:
     said = here("logs", "--component", "node", "--component", "x").err
     assert "there is no log of node, x on this machine" in said
