@@ -140,14 +140,21 @@ class Network:
                     send()
         self._heard()
 
-    def lag(self, seconds: float) -> str | None:
+    def lag(self, seconds: float, source: str = "", target: str = "") -> str | None:
         """From now on messages of one connection, in one direction, take these seconds longer; those of all
-        others do not. Returns whose they are; None if there is no connection."""
+        others do not. Any connection will do, or one from the machine `source` to `target`. Returns whose
+        they are; None if there is no such connection."""
         self._lagging = None
-        there = [one for one in self._connections if all(one.open)] if seconds else []
+        there = [
+            (one, side)
+            for one in (self._connections if seconds else ())
+            for side in (CLIENT, SERVER)
+            if all(one.open)
+            and (not source or (one.ends[side].host, one.ends[1 - side].host) == (source, target))
+        ]
         if not there:
             return None
-        connection, side = self.random.choice(there), self.random.choice((CLIENT, SERVER))
+        connection, side = self.random.choice(there)
         self._lagging = (connection, side), seconds
         return f"a connection from {connection.ends[side].name} to {connection.ends[1 - side].name}"
 

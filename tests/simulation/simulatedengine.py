@@ -31,6 +31,7 @@ from sealring.mesh.errors import (
     SealringError,
 )
 from sealring.mesh.ring import (
+    Admission,
     Adopting,
     Chunk,
     Composition,
@@ -355,10 +356,12 @@ class Epoch:
             epoch=asked.epoch, max_rows=asked.max_rows, prefill_chunk=asked.prefill_chunk
         )
         allowance = Allowance(stage.per_token, stage.per_row, asked.kv_budget)
+        self._budget = asked.kv_budget
         self._account = Account(allowance, sum(origin.tokens for origin in earlier))
         self._earlier = earlier
         self._prefixes: dict[int, tuple[Origin, list[bytes]]] = {}
         self._rows: dict[int, _Row] = {}
+        self._lanes: dict[int, list[int]] = {}  # rows in the order in which they came, as a batch has them
         self._steps: deque[ResolvedStep] = deque()
         self._begun = self._busy = False
         self._records: deque[tuple[RecordHeader, bytes]] = deque()
@@ -418,6 +421,7 @@ class Epoch:
             if resolved.guesses or resolved.modelled or (resolved.drafts and not self._speculate):
                 raise InvalidInput("the deployment has no such guesses", reason="BAD_STEP")
             self._account.announced(resolved, self._composition, self.served.steps)
+            self._check_budget()
         except SealringError as error:
             self.fail(error)
             return
@@ -425,6 +429,13 @@ class Epoch:
             self.channel.expect(self._incoming(resolved))
         self._steps.append(resolved)
         self._go_on()
+
+    def _check_budget(self) -> None:
+        """A gateway reserves what rows will need, with what shorter rows of a lane are padded by."""
+        stage, now = self._stage, self._composition
+        held = stage.per_token * now.tokens + stage.per_row * now.rows
+        if held > self._budget:
+            self._broken(f"is to hold {held} bytes of {self._budget}")
 
     def _incoming(self, step: ResolvedStep) -> list[RecordHeader]:
         if self._stage.is_head:
@@ -493,7 +504,11 @@ class Epoch:
                 self._drop(change.prefix)
             elif isinstance(change, Restoring):
                 raise InvalidInput(f"prefix {change.prefix} was not recalled", reason="BAD_STEP")
+            elif isinstance(change, Admission):
+                self._lanes.setdefault(change.lane, []).append(change.row)
             elif isinstance(change, Eviction):
+                if change.lane is not None and self._lanes[change.lane].pop(change.index) != change.row:
+                    self._broken(f"evicts row {change.row} from another row's place")
                 self._rows.pop(change.row, None)
                 self._last.pop(change.row, None)
                 self._outstanding.discard(change.row)
@@ -558,6 +573,8 @@ class Epoch:
         """Computes a token of each row, and its drafts; the tail returns what follows each of them."""
         tokens = self._inputs(step) if self._stage.is_head else unpacked(self._take(Kind.ACTIVATIONS))
         each = 1 + step.drafts
+        if step.lane is None or tuple(self._lanes[step.lane]) != step.rows:
+            self._broken(f"computes the rows {step.rows} in another order than they came")
         for at, number in enumerate(step.rows):
             states = self._row(number).states
             for token in tokens[at * each : (at + 1) * each]:

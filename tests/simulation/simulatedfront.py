@@ -262,6 +262,7 @@ class SimulatedFront:
 
     def _output(self, number: int, opened: _Opened, token: int) -> control.RowOutput:
         asked = opened.parameters
+        self._owner.children.wires.computed[opened.text] = asyncio.get_running_loop().time()
         ends = opened.count + 1 >= asked.length
         if token != (END if ends else self._model.sample(opened.cache, asked.choice)):
             self._note(f"row {number} has a wrong token")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from children import LoadFault
-from simulatedcluster import LARGE_MEMORY, Answer, Cluster
+from simulatedcluster import LARGE_MEMORY, TURN_SECONDS, Answer, Cluster
 from simulatedmodel import SimulatedModel
 from virtualloop import VirtualLoop
 
@@ -44,7 +44,7 @@ KNOWN_SECONDS = 30.0
 
 TENANTS = ("ada", "bob")
 
-SLOW = 50.0
+SLOW = 150.0
 """How many times as long a step takes at rest, while an operator works."""
 
 LATE = frozenset({"DEADLINE_EXCEEDED", "DEADLINE_PASSED"})
@@ -102,6 +102,7 @@ class Asked:
     answer: Answer | None = None
     error: BaseException | None = None
     over: bool = False
+    task: asyncio.Task[None] | None = None
 
     @property
     def heard(self) -> int:
@@ -214,6 +215,8 @@ class Story:
             (1, self._lag),
             (2, self._several),
             (1, self._drain),
+            (1, self._crowd),
+            (1, self._late_reports),
         ]
         weights = [weight for weight, _ in events]
         ((_, happen),) = self.random.choices(events, weights)
@@ -263,30 +266,35 @@ class Story:
         )
         if asked.deadline:
             asked.sealed = False
-        task = self._begin_to_ask(asked)
-        if leaves and pick.random() < 0.1:
-            self._later(pick.uniform(0.0, 1.0), lambda: self._leave(asked, task))
+        self._begin_to_ask(asked)
+        if leaves and pick.random() < 0.15:
+            self._later(pick.choice((0.01, 0.1, 1.0)) * pick.random(), lambda: self._leave(asked))
         return asked
 
-    def _begin_to_ask(self, asked: Asked) -> asyncio.Task[None]:
+    def _begin_to_ask(self, asked: Asked) -> None:
         self.asked.append(asked)
         kind = "sealed" if asked.sealed else "clear"
         what = f"{len(asked.text.split())} words, {asked.choices} choices, {kind}, by {asked.tenant}"
         self.note(f"asks {asked.number}: {what}, {asked.deployment} over {asked.gateway}")
-        task = self.loop.create_task(self._ask_it(asked))
+        asked.task = task = self.loop.create_task(self._ask_it(asked))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
         if asked.deadline:
             self._later(asked.deadline + PUNCTUAL_SECONDS, lambda: self._deadline_passed(asked))
-        return task
 
-    def _ask_for_long(self, deployment: str) -> Asked:
-        """Asks for a sealed answer that would be lost with its epoch."""
-        number, gateway = len(self.asked), self.random.choice(self.gateways)
-        text, now = f"r{number} say:8 x", self.loop.time()
+    def _ask_for(self, length: int, deployment: str, *, words: int = 0, gateway: str = "") -> Asked:
+        """Asks for a sealed answer, which is lost with its epoch, of so many tokens."""
+        number, gateway = len(self.asked), gateway or self.random.choice(self.gateways)
+        text, now = f"r{number} {words * 'w '}say:{length} x", self.loop.time()
         asked = Asked(number, gateway, deployment, TENANTS[0], text, number, True, 0, 1, 0.0, now, [[]])
         self._begin_to_ask(asked)
         return asked
+
+    async def _crowd(self) -> None:
+        """Long and short prompts have long answers at once."""
+        deployment = self.random.choice(list(self.deployments))
+        for words in self.random.sample((900, 2, 2, 2, 300, 2, 2), 7):
+            self._ask_for(60, deployment, words=words)
 
     def _deadline_passed(self, asked: Asked) -> None:
         """A request that has not begun by its deadline fails then, also where nothing else happens."""
@@ -298,12 +306,12 @@ class Story:
         if not (asked.over or begun or (self._stalled > asked.begun and not long_down)):
             self.wrong.append(f"request {asked.number} waits behind its deadline")
 
-    def _leave(self, asked: Asked, task: asyncio.Task[None]) -> None:
+    def _leave(self, asked: Asked) -> None:
         """The client of a request goes away."""
-        if not asked.over:
+        if not asked.over and asked.task is not None:
             self.note(f"the client of {asked.number} leaves after {asked.heard} pieces")
             asked.over = True
-            task.cancel()
+            asked.task.cancel()
             self._look_at(asked)
 
     async def _ask_it(self, asked: Asked) -> None:
@@ -417,6 +425,34 @@ class Story:
             break
         if undo:
             self._drained.discard(name)
+
+    async def _late_reports(self) -> None:
+        """What a member reports to the coordinator is late, while its ring begins epoch after epoch: the
+        second time it has to load anew, and does so slowly."""
+        ring = [one for one in self.cluster.wires.served if one.open and one.size > 1]
+        hosts = {self.cluster.machines[name].host: name for name in self.nodes}
+        names = {hosts[one.host] for one in ring if one.ring == ring[0].ring}
+        if len(names) < 2 or names & self._away or "coordinator" in self._away:
+            return
+        late, other = self.random.sample(sorted(names), 2)
+        machines, children = self.cluster.machines, self.cluster.children
+        if children[late].load != LoadFault():
+            return
+        self.cluster.network.lag(6.0, machines[late].host, machines["coordinator"].host)
+        self.note(f"what {late} reports is late; its ring ends twice")
+        self._stall(2 * SETTLED_SECONDS)
+        for child in children[other].named("engine"):
+            child.crash()
+        await asyncio.sleep(0.5)
+        children[late].load = LoadFault(20.0)
+        for child in (*children[other].named("engine"), *children[late].named("engine")):
+            child.crash()
+
+        def over() -> None:
+            self.cluster.network.lag(0.0)
+            children[late].load = LoadFault()
+
+        self._later(20.0, over)
 
     async def _lag(self) -> None:
         """The messages of one connection are late, while others are as fast as ever."""
@@ -599,25 +635,62 @@ class Story:
 
     async def _at_rest(self) -> list[Asked]:
         """An operator's work without a fault: no answer is lost by it. Returns the requests meanwhile."""
+        await self._leaves_are_heard()
         if "third" in self.deployments:
             return await self._by_turns()
         before = await self.cluster.members("first")
-        if len(before) == len(self.nodes):
-            return []
-        asked, name = [self._ask_for_long("first") for _ in range(2)], self.random.choice(sorted(before))
-        if self.random.random() < 0.5:
+        asked, name = [self._ask_for(8, "first") for _ in range(2)], self.random.choice(sorted(before))
+        await self._answers(SETTLED_SECONDS)
+        self._kill_at_rest(name)
+        await asyncio.sleep(3.0)
+        self._start(name)
+        await self._serves_over("first", lambda members: members == before)
+        if len(before) < len(self.nodes):
+            asked += [self._ask_for(8, "first") for _ in range(2)]
+            await asyncio.sleep(0.1)
+            await self._drain_it(name, undo=False)
+            await self._serves_over("first", lambda members: name not in members)
+            await self._drain_it(name, undo=True)
             await self._answers(SETTLED_SECONDS)
-            self.note(f"{name} is killed, back in 3 s")
-            self.cluster.kill(name)
-            await asyncio.sleep(3.0)
-            self._start(name)
-            await self._serves_over("first", lambda members: members == before)
-            return asked
-        await asyncio.sleep(0.1)
-        await self._drain_it(name, undo=False)
-        await self._serves_over("first", lambda members: name not in members)
-        await self._drain_it(name, undo=True)
+        await self._stays_away()
         return asked
+
+    async def _leaves_are_heard(self) -> None:
+        """Nothing is computed for a client that has left, over whatever gateway it had asked."""
+        asked = [self._ask_for(60, "first", gateway=gateway) for gateway in self.gateways]
+        await asyncio.sleep(2.0)
+        for one in asked:
+            self._leave(one)
+        left = self.loop.time()
+        await asyncio.sleep(2 * PUNCTUAL_SECONDS)
+        for one in asked:
+            if self.cluster.wires.computed.get(one.text, 0.0) > left + PUNCTUAL_SECONDS:
+                self.wrong.append(f"request {one.number} is computed, though its client has left")
+
+    def _kill_at_rest(self, name: str) -> None:
+        self.note(f"{name} is killed")
+        self.cluster.kill(name)
+
+    async def _stays_away(self) -> None:
+        """A member goes and stays away, maybe while the coordinator is away too: its ring does without it,
+        or no longer serves until it comes back."""
+        before = await self.cluster.members("first")
+        name = self.random.choice(sorted(before))
+        self._kill_at_rest(name)
+        if self.random.random() < 0.5:
+            self.note("the coordinator is killed")
+            self.cluster.kill_coordinator()
+            await asyncio.sleep(1.0)
+            self._start("coordinator")
+            await self.cluster.reachable(SETTLED_SECONDS)
+        if len(before) < len(self.nodes):
+            await self._serves_over("first", lambda members: name not in members)
+        else:
+            await asyncio.sleep(2 * KNOWN_SECONDS)
+            if self.cluster.down("first") is None and name in await self.cluster.members("first"):
+                self.wrong.append(f"the coordinator believes that first serves, of which {name} is away")
+        self._start(name)
+        await self._serves_over("first", lambda members: bool(members))
 
     async def _serves_over(self, deployment: str, holds: Callable[[set[str]], bool]) -> None:
         members: set[str] = set()
@@ -631,11 +704,29 @@ class Story:
 
     async def _by_turns(self) -> list[Asked]:
         """Two models on demand take turns in the room of one."""
-        asked = []
-        for name in 10 * ["second"] + ["third"] + 10 * ["second"]:
-            asked.append(self._ask_for_long(name))
-            await asyncio.sleep(4.0)
-        return asked
+        asked = [self._ask_for(8, "second")]
+
+        async def go_on(seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+            """The second model is asked for again and again, so that it always answers."""
+            end = self.loop.time() + seconds
+            while self.loop.time() < end and not until():
+                asked.append(self._ask_for(8, "second"))
+                await asyncio.sleep(4.0)
+
+        await go_on(TURN_SECONDS + PUNCTUAL_SECONDS)
+        other = self._ask_for(8, "third")
+        await go_on(TURN_SECONDS + 2 * PUNCTUAL_SECONDS, lambda: other.over)
+        if not other.over:
+            self.wrong.append("third does not get its turn beside second")
+        await self._answers(SETTLED_SECONDS)
+        came = {one.ring: one.since for one in self.cluster.wires.served}
+        if came["second-0"] < came["third-0"] + TURN_SECONDS:
+            self.wrong.append("third is unloaded before its turn is over")
+        await go_on(TURN_SECONDS)
+        leaves = self._ask_for(8, "third")
+        await asyncio.sleep(1.0)
+        self._leave(leaves)
+        return [*asked, other, self._ask_for(8, "second")]
 
     async def _until_it_answers(self, gateway: str) -> None:
         while True:

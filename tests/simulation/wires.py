@@ -34,6 +34,8 @@ class Served:
     """Rows in its caches now."""
     kv_bytes: int = 0
     open: bool = True
+    since: float = 0.0
+    """When it was opened."""
 
 
 class Wires:
@@ -48,6 +50,8 @@ class Wires:
         self.served: list[Served] = []
         self.begun: Counter[str] = Counter()
         """How often a head has begun a prompt."""
+        self.computed: dict[str, float] = {}
+        """When a head last had a token for a prompt."""
         self.listeners: dict[tuple[str, int], Any] = {}
         self._digests: dict[tuple[str, int, int], bytes] = {}
         self._highest: dict[tuple[str, str], int] = {}
@@ -70,6 +74,7 @@ class Wires:
             same = (other.ring, other.epoch, other.rank) == (served.ring, served.epoch, served.rank)
             if same and other.host != served.host:
                 self.note(f"two members are rank {served.rank} of {served.ring} in epoch {served.epoch}")
+        served.since = asyncio.get_running_loop().time()
         self.served.append(served)
 
     def forming(self, host: str, ring: str, epoch: int) -> None:
