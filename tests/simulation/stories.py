@@ -283,7 +283,7 @@ class Story:
             self._later(asked.deadline + PUNCTUAL_SECONDS, lambda: self._deadline_passed(asked))
 
     def _ask_for(self, length: int, deployment: str, *, words: int = 0, gateway: str = "") -> Asked:
-        """Asks for a sealed answer, which is lost with its epoch, of so many tokens."""
+        """Asks for a sealed answer of `length` tokens, which is lost with its epoch."""
         number, gateway = len(self.asked), gateway or self.random.choice(self.gateways)
         text, now = f"r{number} {words * 'w '}say:{length} x", self.loop.time()
         asked = Asked(number, gateway, deployment, TENANTS[0], text, number, True, 0, 1, 0.0, now, [[]])
@@ -427,8 +427,8 @@ class Story:
             self._drained.discard(name)
 
     async def _late_reports(self) -> None:
-        """What a member reports to the coordinator is late, while its ring begins epoch after epoch: the
-        second time it has to load anew, and does so slowly."""
+        """A member's reports come late to the coordinator, while its ring begins epoch after epoch. For the
+        second of them the member has to load anew, and does so slowly."""
         ring = [one for one in self.cluster.wires.served if one.open and one.size > 1]
         hosts = {self.cluster.machines[name].host: name for name in self.nodes}
         names = {hosts[one.host] for one in ring if one.ring == ring[0].ring}
