@@ -20,7 +20,7 @@ class Detokenizer(Protocol):
         """The text that becomes certain with this token."""
 
     def flush(self) -> str:
-        """The rest, at the end of the answer; an unfinished character is dropped."""
+        """The rest, at the answer's end or before a special token. An unfinished character is dropped."""
 
 
 class ApartDetokenizer:
@@ -36,9 +36,11 @@ class ApartDetokenizer:
         self._apart = False
 
     def add(self, token: int) -> str:
-        if token in self._special:
-            self._apart = True
-        return self._separated(self._detokenizer.add(token))
+        if token not in self._special:
+            return self._separated(self._detokenizer.add(token))
+        text = self._separated(self._detokenizer.flush() + self._detokenizer.add(token))
+        self._apart = True
+        return text
 
     def flush(self) -> str:
         return self._separated(self._detokenizer.flush())
@@ -59,17 +61,18 @@ class BytesDetokenizer:
 
     def __init__(self, token_bytes: Callable[[int], bytes], *, strip_space: bool) -> None:
         self._token_bytes = token_bytes
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_space = strip_space
 
     def add(self, token: int) -> str:
-        text = self._decode(self._token_bytes(token))
+        text = self._decoder.decode(self._token_bytes(token))
         if self._strip_space and text:
             self._strip_space = False
             return text.removeprefix(" ")
         return text
 
     def flush(self) -> str:
+        self._decoder.reset()
         return ""
 
 
@@ -104,7 +107,10 @@ class WindowDetokenizer:
 
     def flush(self) -> str:
         known = self._decode(self._tokens[self._before : self._told])
-        return self._decode(self._tokens[self._before :])[len(known) :].rstrip(_REPLACEMENT)
+        text = self._decode(self._tokens[self._before :])[len(known) :]
+        if text:
+            self._before = self._told = len(self._tokens)
+        return text.rstrip(_REPLACEMENT)
 
 
 class StopStrings:

@@ -90,9 +90,9 @@ class SpeltDetokenizer:
         self._special = special
 
     def add(self, token: int) -> str:
-        name = self._special.get(token)
-        text = self._detokenizer.add(token)
-        return text if name is None else f"{text}{OPEN}{name}{CLOSE}"
+        if (name := self._special.get(token)) is None:
+            return self._detokenizer.add(token)
+        return f"{self._detokenizer.flush()}{self._detokenizer.add(token)}{OPEN}{name}{CLOSE}"
 
     def flush(self) -> str:
         return self._detokenizer.flush()

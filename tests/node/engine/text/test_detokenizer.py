@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from sealring.node.engine.text import StopStrings
 from sealring.node.engine.text.detokenizer import ApartDetokenizer, BytesDetokenizer, WindowDetokenizer
+from sealring.node.engine.text.notations.notation import CLOSE, OPEN
+from sealring.node.engine.text.sections import SpeltDetokenizer
 
 texts = st.text(alphabet=st.sampled_from("ab \n<>|é漢🙂\u200d🏽"), max_size=20)
 stop_lists = st.lists(st.text(alphabet="ab<>é", min_size=1, max_size=5), max_size=4)
@@ -159,7 +161,7 @@ SPECIAL = frozenset({1, 2, 3, 4})
         ([1, 10, 2, 11, 3, 4, 12, 1, 13, 2, 14, 3, 16, 3], "analysis\nso\nassistant\nfinal\nParis\n!"),
         ([11, 16], "so!"),
         ([1, 2, 11, 3], "so"),
-        ([11, 15, 3, 16], "so\n\ufffd!"),
+        ([11, 15, 3, 16], "so\n!"),
         ([11, 15], "so"),
     ],
 )
@@ -172,3 +174,29 @@ def test_texts_between_special_tokens_do_not_run_together(tokens: list[int], tex
 def test_a_window_drops_an_unfinished_character_too() -> None:
     detokenizer = WindowDetokenizer(lambda tokens: bytes(tokens).decode("utf-8", "replace"))
     assert "".join([detokenizer.add(0x41), detokenizer.add(0xC3), detokenizer.flush()]) == "A"
+
+
+MARK = 256
+
+
+@pytest.mark.parametrize("kind", ["bytes", "window"])
+@given(parts=st.lists(st.tuples(texts, st.integers(0, 100)), max_size=4))
+def test_a_special_token_stands_behind_all_text_before_it(kind: str, parts: list[tuple[str, int]]) -> None:
+    """Each part is cut off at some byte, and special tokens follow it."""
+
+    def plain(tokens: Sequence[int]) -> bytes:
+        return bytes(token for token in tokens if token != MARK)
+
+    def inner() -> BytesDetokenizer | WindowDetokenizer:
+        if kind == "bytes":
+            return BytesDetokenizer(lambda token: plain([token]), strip_space=False)
+        return WindowDetokenizer(lambda tokens: plain(tokens).decode("utf-8", "replace"))
+
+    cut = [text.encode()[: size % (len(text.encode()) + 1)] for text, size in parts]
+    tokens = [token for part in cut for token in (*part, MARK, MARK)]
+    whole = [part.decode("utf-8", "ignore") for part in cut]
+    spelt = SpeltDetokenizer(inner(), {MARK: "mark"})
+    assert "".join(map(spelt.add, tokens)) == "".join(part + 2 * f"{OPEN}mark{CLOSE}" for part in whole)
+    apart = ApartDetokenizer(inner(), {MARK})
+    told = "".join([*map(apart.add, tokens), apart.flush()])
+    assert told.replace("\n", "") == "".join(whole).replace("\n", "")
