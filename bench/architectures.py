@@ -118,6 +118,11 @@ thousand tokens was computed once. Answers in JSON kept to their schema, in clea
 models, and Qwen2.5's required call kept to its tool's. `sealring model check` finds all three models equal,
 bit for bit, in two stages and whole.
 
+Qwen2.5 calls a tool of itself in each API, in clear and sealed, and an answer that is held to a schema then
+tells what the tool gave: 10 of 10. It writes a call's JSON without the tags that its template asks for. After
+a result it writes the call again wherever nothing holds the answer; the whole model in NumPy did so for seven
+questions with two results each.
+
 ### What a quantized cache costs a small model
 
 Keys and values in few bits are mlx-lm's own arithmetic: a ring with `--kv-bits` gives the tokens of mlx_lm
@@ -213,7 +218,8 @@ TOOLS = """\
 The columns *calls* and *thoughts* of the first table say which families the published chat templates of an
 architecture are of, and whether models with these templates have thoughts that are read: *no* where nobody
 reads them, empty where no template of it was tried. `make templates` compares docs/templates.json with 70
-templates of real models.
+templates of real models. It also ends thoughts by budgets of gpt-oss's own tokens, at every token, in the
+middle of a character too, and reads text and calls behind them. Kimi K3's tokenizer was not to be had.
 
 A model's family follows from its chat template, or from its tokens where the template says nothing, and not
 from its architecture (`node/engine/text/families.py`). The first row that fits counts. `capabilities` of

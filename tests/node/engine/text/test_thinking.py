@@ -15,8 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from sealring.mesh.errors import FailedPrecondition, InvalidInput
-from sealring.node.engine.text import THINK, Format, grammar_of
-from sealring.node.engine.text.chat import budget_of
+from sealring.node.engine.text import THINK, Format, budget_of, grammar_of
 from sealring.node.engine.text.thinking import BUDGETS, FREE, Budget, Thinking, thinking_of_template
 from sealring.v1 import inference_pb2 as inference
 
