@@ -1,12 +1,14 @@
 """Models with real weights, over rings of two and three nodes: their answers are those of mlx_lm on the whole
 model, token for token, but for near ties, of which the output tells (`-rP`)."""
 
+import asyncio
 import json
 
 import jsonschema
 import pytest
 from realmodels import LIMIT_SECONDS, ask, ask_all, prompts, said
-from ringtest import CLUSTER, chat
+from ringtest import CLUSTER, chat, proxy
+from weather import BY_HTTP, over_grpc, with_the_library
 
 from sealring.v1 import inference_pb2 as inference
 
@@ -25,6 +27,13 @@ PLACE = {
         "capital": {"type": "boolean"},
     },
     "required": ["name", "country", "people", "rivers", "capital"],
+    "additionalProperties": False,
+}
+
+DEGREES = {
+    "type": "object",
+    "required": ["degrees"],
+    "properties": {"degrees": {"type": "integer"}},
     "additionalProperties": False,
 }
 
@@ -137,3 +146,19 @@ async def test_a_call_that_is_required_keeps_to_its_tools_schema(arrangements, w
     (call,) = said.choices[0].message.tool_calls
     assert call.function.name == "keep"
     jsonschema.validate(json.loads(call.function.arguments), PLACE)
+
+
+async def test_qwen2_calls_a_tool_and_goes_on_after_its_result_in_each_api(arrangements, wholes, tmp_path):
+    """Chats, Responses, Messages, Ollama's API and prompts of the contract, each in clear and sealed.
+
+    It calls of itself, and writes the JSON of a call without the marks that its template asks for. After the
+    result it writes the same again, unless its answer has a form.
+    """
+    ring = await arrangements.have(model=str(wholes("qwen2").folder), stages=2, context=4096)
+    async with proxy(ring, tmp_path) as (sealed, _):
+        # first the two whose prompts are prefixes that are kept for the others
+        answers = [await over_grpc(ring, DEGREES), await with_the_library(ring, DEGREES)]
+        urls = ring.cluster.http_url, sealed
+        asked = [converse(url, ring.model, DEGREES) for converse in BY_HTTP.values() for url in urls]
+        answers += await asyncio.gather(*asked)
+    assert [json.loads(answer) for answer in answers] == [{"degrees": 21}] * 10

@@ -25,6 +25,6 @@ async def test_a_tool_is_called_and_its_result_told(ring, sealed):
     """In all APIs at once, because rows of one batch take hardly more than one row."""
     clear = ring.cluster.http_url
     by_http = zip(BY_HTTP.values(), (clear, sealed, sealed, clear), strict=True)
-    asked = [converse(url, "demo", False) for converse, url in by_http]
-    answers = await asyncio.gather(*asked, over_grpc(ring, False), with_the_library(ring, False))
+    asked = [converse(url, "demo", None) for converse, url in by_http]
+    answers = await asyncio.gather(*asked, over_grpc(ring), with_the_library(ring))
     assert answers == ["It is 21 degrees and sunny in Paris."] * 6
