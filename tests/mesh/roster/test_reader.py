@@ -103,6 +103,11 @@ def test_versions_go_up(cluster: Any, reader: RosterReader) -> None:
     assert reader.accept(following(cluster, skipped, version=111 + MAX_VERSION_JUMP)).version > 111
 
 
+def test_a_machine_that_knows_no_roster_takes_any_version(cluster: Any, reader: RosterReader) -> None:
+    """Each standby that takes over skips many."""
+    assert reader.accept(cluster.sign(version=MAX_VERSION_JUMP + 1)).version == MAX_VERSION_JUMP + 1
+
+
 def test_a_standby_that_took_over_is_told_of_where_a_term_is_over(cluster: Any, reader: RosterReader) -> None:
     first = reader.accept(cluster.sign(version=11))
     for hint in ("", "a standby took over from the coordinator that signed it: stop that one"):
