@@ -84,10 +84,8 @@ class Board(Composition):
 
     def counts(self, row: int) -> int:
         """Tokens in the caches of a row that count by now: of open drafts those that have come."""
-        unsettled = self._drafted.get(row)
-        if unsettled is None:
-            return self.held(row)
-        return self.held(row) - unsettled + self._brought.get(row, 0)
+        held = self.held(row)
+        return held - self._drafted.get(row, 0) + self._brought.get(row, 0) if self._drafted else held
 
     def left(self, row: Row) -> int:
         """Steps without drafts, of those not announced, before the row is at its limit."""

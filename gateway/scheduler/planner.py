@@ -84,7 +84,7 @@ class StepPlanner:
             self.ledger, self.board, ring.prefixes, ring.kept, ring.mark_every, stores=ring.recalls
         )
         self.recalls = Recalls(ring, self.prefixes)
-        self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk, ring.costs.chunk)
+        self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk, ring.costs.chunk, self.board.held)
         self._budget = PrefillBudget(ring.costs, ring.prefill_chunk, ring.stages)
         self._drafting = Drafting(ring, self.board)
         self._before = (0, 0.0)
@@ -270,7 +270,7 @@ class StepPlanner:
         steps, prefill = self._before
         seconds = self._ring.costs.chunk(chunk.end - chunk.start)
         self._before = steps + 1, prefill + seconds
-        first = () if row.remaining else row.group
+        first = row.group if chunk.end == row.prompt_tokens else ()
         for each in first:
             each.begun, each.reused = True, row.reused
         owed = {each.number: 1 for each in first}

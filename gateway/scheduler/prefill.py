@@ -22,13 +22,18 @@ class PrefillLine:
     """Rows with chunks to come, in the order in which they came."""
 
     def __init__(
-        self, prepare: Callable[[Row], None], longest: int, seconds: Callable[[float], float]
+        self,
+        prepare: Callable[[Row], None],
+        longest: int,
+        seconds: Callable[[float], float],
+        held: Callable[[int], int],
     ) -> None:
-        """`prepare` finds where the next row to begin starts; `longest` are the most tokens of a chunk, and
-        `seconds` what a stage takes for one of some tokens."""
+        """`prepare` finds where the next row to begin starts; `longest` are the most tokens of a chunk,
+        `seconds` what a stage takes for one of some tokens, and `held` the tokens of a row that has begun."""
         self._prepare = prepare
         self._longest = longest
         self._seconds = seconds
+        self._held = held
         self._rows: dict[int, Row] = {}
         self._planned: set[int] = set()  # rows that began by a plan
         self._turns = Turns()
@@ -64,38 +69,45 @@ class PrefillLine:
     def tokens(self) -> int:
         """Mean length of the prompts in line without their reused tokens; at least 1."""
         rows = self._rows.values()
-        whole = [row.prompt_tokens - (row.reused if row.begun else row.prefilled) for row in rows]
+        whole = [row.prompt_tokens - row.reused for row in rows]
         return max(1, sum(whole) // len(whole))
 
     @property
     def left(self) -> list[int]:
         """Tokens that each prompt lacks that may have a pause, rising."""
-        return sorted(row.remaining for row in self._pausing())
+        return sorted(map(self._remaining, self._pausing()))
 
     def take(self, tokens: int, *, pausing: bool = False, planned: bool = False) -> tuple[Row, control.Chunk]:
         """The chunk of the next step, in a pause of the shortest prompt that may have one. A row that begins
         with a `planned` chunk has no pauses. A row that ends with it leaves the line."""
-        short = min(self._pausing(), key=lambda row: row.remaining, default=None) if pausing else None
+        short = min(self._pausing(), key=self._remaining, default=None) if pausing else None
         row = short or self._next()
         first = not row.begun
         if first and planned:
             self._planned.add(row.number)
         if first:
             self._prepare(row)
-            row.begun, row.reused = True, row.prefilled
-        start = row.prefilled
-        row.prefilled += self._up_to_second_image(row, self._length(row, tokens))
-        if not row.remaining:
+        start = self._done(row)
+        end = start + self._up_to_second_image(row, start, self._length(row, start, tokens))
+        row.begun = True
+        if end == row.prompt_tokens:
             self.discard(row)
         return row, control.Chunk(
             row=row.number,
             start=start,
-            end=row.prefilled,
+            end=end,
             prompt_tokens=row.prompt_tokens,
             params_bytes=row.params_bytes if first else 0,
             prefix=row.prefix if first else 0,
             choices=len(row.group) if first and row.copies else 0,
         )
+
+    def _done(self, row: Row) -> int:
+        """Prompt tokens behind which the row's next chunk begins."""
+        return self._held(row.number) if row.begun else row.reused
+
+    def _remaining(self, row: Row) -> int:
+        return row.prompt_tokens - self._done(row)
 
     def _pausing(self) -> list[Row]:
         return [row for row in self._rows.values() if row.number not in self._planned]
@@ -104,30 +116,29 @@ class PrefillLine:
         rows = self._turns.next(self._rows.values())
         if self._turns.taken(rows[0].request.key) % 2 == 0:
             return rows[0]
-        shortest = min(rows, key=lambda row: row.remaining)
+        shortest = min(rows, key=self._remaining)
         return shortest if shortest.begun else next(row for row in rows if not row.begun)
 
-    def _length(self, row: Row, tokens: int) -> int:
-        """Length of the row's next chunk; it ends at the prompt's end or the next cut, whichever comes
-        first.
+    def _length(self, row: Row, start: int, tokens: int) -> int:
+        """Length of the row's next chunk, from `start` on; it ends at the prompt's end or the next cut,
+        whichever comes first.
 
         The rest as a step of its own would cost nearly as much as a whole chunk, so it goes along where a
         round grows by no more than it may for a whole one. A chunk that would end inside an image ends behind
         it where it then takes hardly longer than the chunk, or the image alone; else it ends before it.
         """
-        left = next((cut for cut in row.cuts if cut > row.prefilled), row.prompt_tokens) - row.prefilled
+        left = next((cut for cut in row.cuts if cut > start), row.prompt_tokens) - start
         if left <= tokens or self._goes_along(left, tokens):
             return left
-        begin, end = (edge - row.prefilled for edge in around(row.unbroken, row.prefilled + tokens))
+        begin, end = (edge - start for edge in around(row.unbroken, start + tokens))
         return end if self._goes_along(end, max(tokens, end - begin)) else begin
 
     @staticmethod
-    def _up_to_second_image(row: Row, tokens: int) -> int:
+    def _up_to_second_image(row: Row, start: int, tokens: int) -> int:
         """The chunk's length, so that it has one image at most: the head computes each with its chunk, and
         other rows wait for one image and no more."""
-        end = row.prefilled + tokens
-        begun = [begin for begin, _ in row.unbroken if row.prefilled <= begin < end]
-        return begun[1] - row.prefilled if len(begun) > 1 else tokens
+        begun = [begin for begin, _ in row.unbroken if start <= begin < start + tokens]
+        return begun[1] - start if len(begun) > 1 else tokens
 
     def _goes_along(self, more: int, tokens: int) -> bool:
         return more <= self._longest and self._seconds(more) <= MOST * self._seconds(tokens)

@@ -137,26 +137,26 @@ class PrefixCache:
         self.prepare(row)  # what it continues counts nothing then
         room = self.has_room(rounded(row.reserved), _IDLE_MARKS)
         self.forget(row)
-        return room and row.remaining >= LEAST_IDLE
+        return room and row.prompt_tokens - row.reused >= LEAST_IDLE
 
     def prepare(self, row: Row) -> None:
         """Finds where a row that has not begun would begin, and where it would be cut."""
         self.forget(row)
         row.cuts = ()
-        row.prefilled, row.prefix = self.longest(row)
+        row.reused, row.prefix = self.longest(row)
         kept = self._kept.get(row.prefix)
-        row.continues = kept is not None and row.prefilled >= kept.begin
+        row.continues = kept is not None and row.reused >= kept.begin
         if kept is not None and kept.tokens <= row.reserved:
             self._expect(kept, row)
         usable = _lasting(row)
         if self._exact and usable:
             common = next((length for length, name in reversed(usable) if name in self._seen), 0)
-            cuts = {usable[-1][0], *self._between(row.prefilled, usable)}
+            cuts = {usable[-1][0], *self._between(row.reused, usable)}
             cuts.update(self._to_store(row, dict(usable), common, usable[-1][0]))
-            if common > row.prefilled + OPENING:  # fewer tokens are soon computed again
+            if common > row.reused + OPENING:  # fewer tokens are soon computed again
                 cuts.add(common)
             row.common = common
-            row.cuts = tuple(sorted(cut for cut in cuts if cut > row.prefilled))
+            row.cuts = tuple(sorted(cut for cut in cuts if cut > row.reused))
 
     def _between(self, start: int, usable: Names) -> Iterator[int]:
         """Lengths at which a long prompt is marked on the way."""
@@ -186,7 +186,7 @@ class PrefixCache:
     def _expect(self, kept: _Kept, row: Row) -> None:
         if not kept.expect:
             self._ledger.give_up(kept.tokens)
-        kept.expect[row.number] = row.prefilled
+        kept.expect[row.number] = row.reused
 
     def _unexpect(self, kept: _Kept, row: Row) -> None:
         del kept.expect[row.number]
@@ -194,14 +194,15 @@ class PrefixCache:
             self._ledger.keep(kept.tokens)
 
     def cut(self, row: Row) -> None:
-        """A chunk of the row is announced, up to `row.prefilled`."""
-        if row.prefilled in row.cuts:
-            (pair,) = (pair for pair in row.names if pair[0] == row.prefilled)
-            if row.prefilled in (row.common, row.cuts[-1]):
+        """A chunk of the row is announced."""
+        end = self._board.held(row.number)
+        if end in row.cuts:
+            (pair,) = (pair for pair in row.names if pair[0] == end)
+            if end in (row.common, row.cuts[-1]):
                 self._keep(row, (pair,))
             else:
                 self._mark(row, pair)
-        elif self._any and not row.remaining:
+        elif self._any and end == row.prompt_tokens:
             self._keep(row, row.names)
 
     def begin(self, row: Row) -> bool:
@@ -251,7 +252,8 @@ class PrefixCache:
         names = self._pending.pop(row.number, ())
         self._marked.pop(row.number, None)  # its marks are not given up for what is kept of it
         if self._any and row.begun:
-            self._keep(row, names or tuple(pair for pair in row.names if pair[0] <= row.prefilled))
+            held = self._board.held(row.number)
+            self._keep(row, names or tuple(pair for pair in row.names if pair[0] <= held))
         elif self._exact:
             self._keep(row, names or row.marks[-1:])
         self._marked.pop(row.number, None)

@@ -214,7 +214,7 @@ class Row:
     A row is `closed` once nothing more of it is wanted: finished, refused, cancelled. It is stepped on until
     its eviction is announced.
 
-    A row has `begun` once its first chunk is announced, a copy with the last one. It may begin with
+    A row has `begun` once its first chunk is announced, a copy with the last one. It begins with
     the first `reused` tokens of a kept `prefix`; `names` are of its prompt's prefixes, and chunks also end at
     `cuts`, and none inside an `unbroken` span, where no name is either. Of `names`, `marks` are where members
     have its windows and states as they were. The last `answered` of its prompt's tokens are those of its
@@ -235,7 +235,6 @@ class Row:
     earlier: int = 0  # those of them that only the client of a sealed prompt knows
     drafts: int = 0
     params_bytes: int = 0
-    prefilled: int = 0
     begun: bool = False
     unbroken: Unbroken = ()
     names: tuple[tuple[int, bytes], ...] = ()
@@ -266,11 +265,6 @@ class Row:
     def group(self) -> tuple[Row, ...]:
         """All rows of the request, by choice; of a row that is prefilled."""
         return (self, *self.copies)
-
-    @property
-    def remaining(self) -> int:
-        """Prompt tokens of which no chunk has been announced."""
-        return self.prompt_tokens - self.prefilled
 
     @property
     def reserved(self) -> int:

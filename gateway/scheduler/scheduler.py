@@ -226,7 +226,7 @@ class Scheduler:
             while row.limit > 1 and not epoch.planner.can_hold(row):
                 row.limit //= 2
         for copy in row.copies:
-            copy.prompt_tokens = copy.prefilled = prompt_tokens
+            copy.prompt_tokens = prompt_tokens
             copy.limit, copy.ceiling, copy.drafts = row.limit, row.ceiling, row.drafts
             copy.earlier = row.earlier
         if longest < max((end - begin for begin, end in row.unbroken), default=0):

@@ -282,7 +282,7 @@ class Composition:
     def held(self, row: int) -> int:
         """Tokens in the caches of a row, also those that are not settled; 0 for an unknown row."""
         lane = self._lane_of.get(row)
-        return self._prefilling.get(row, (0, 0))[0] if lane is None else self._held(row, lane)
+        return self._held(row, lane) if lane is not None else self._prefilling.get(row, (0, 0))[0]
 
     def unsettled(self, row: int) -> int:
         """Tokens of a row with open drafts since it was settled; 0 for any other."""

@@ -21,13 +21,22 @@ class Line(PrefillLine):
 
     def __init__(self, *prompts: int, chunk: int = 10, fixed: float = 1.0) -> None:
         self.prepared: list[int] = []
-        super().__init__(lambda row: self.prepared.append(row.number), chunk, lambda tokens: fixed + tokens)
+        self.done: dict[int, int] = {}
+        super().__init__(
+            lambda row: self.prepared.append(row.number),
+            chunk,
+            lambda tokens: fixed + tokens,
+            lambda row: self.done[row],
+        )
         self.rows = {number: row(number, prompt) for number, prompt in enumerate(prompts, 1)}
         for each in self.rows.values():
             self.add(each)
 
-    def taken(self, tokens: int = 10) -> tuple[int, int, int]:
-        _, chunk = self.take(tokens)
+    def taken(
+        self, tokens: int = 10, *, pausing: bool = False, planned: bool = False
+    ) -> tuple[int, int, int]:
+        _, chunk = self.take(tokens, pausing=pausing, planned=planned)
+        self.done[chunk.row] = chunk.end
         return chunk.row, chunk.start, chunk.end
 
 
@@ -55,14 +64,14 @@ def test_a_first_chunk_waits_for_those_of_lower_rows() -> None:
 def test_in_a_pause_the_shortest_goes_first_unless_it_began_by_a_plan() -> None:
     line = Line(50, 30, 20)
     assert line.left == [20, 30, 50]
-    assert line.take(10, planned=True)[1].row == 1
+    assert line.taken(10, planned=True)[0] == 1
     assert line.left == [20, 30]
-    assert line.take(10, pausing=True)[1].row == 3
+    assert line.taken(10, pausing=True)[0] == 3
     assert line.left == [10, 30]
-    assert line.take(10, pausing=True)[1].row == 3
-    assert line.take(10, pausing=True)[1].row == 2
+    assert line.taken(10, pausing=True)[0] == 3
+    assert line.taken(10, pausing=True)[0] == 2
     line.discard(line.rows[2])
-    assert line.take(10, pausing=True)[1].row == 1, "no other is there"
+    assert line.taken(10, pausing=True)[0] == 1, "no other is there"
 
 
 def test_prompts_are_also_cut_where_they_are_kept() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sealring.gateway.scheduler import Ledger, MemberMemory, Request, RingFacts, Row, prefixes
+from sealring.gateway.scheduler import Ledger, MemberMemory, Request, RingFacts, Row, StepPlanner, prefixes
 from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.mesh.errors import InvalidInput
@@ -75,9 +75,8 @@ class Desk:
         """A step with a row's next chunk, and the changes that are planned. Returns whether the row takes its
         prefix."""
         first = not row.begun
-        if first:
-            row.begun, row.reused = True, row.prefilled
-        start, row.prefilled = row.prefilled, end
+        start = row.reused if first else self.board.held(row.number)
+        row.begun = True
         takes = first and self.cache.begin(row)
         step = control.Step()
         chunk = step.prefill.chunks.add(
@@ -156,16 +155,16 @@ def test_a_prompt_is_kept_and_its_beginning_reused() -> None:
     desk = Desk()
     assert desk.prefill("a" * 200)[1] == ["keep 1: 200 of 1"]
     row = desk.row("a" * 150 + "b" * 50)
-    assert (row.prefix, row.prefilled, row.cuts) == (1, 128, ())
+    assert (row.prefix, row.reused, row.cuts) == (1, 128, ())
     assert desk.row("b" * 200).prefix == 0
 
 
 def test_the_last_token_is_always_computed() -> None:
     desk = Desk()
     desk.prefill("a" * 128)
-    assert desk.row("a" * 128).prefilled == 128 - OPENING
-    assert desk.row("a" * 129).prefilled == 128
-    assert desk.row("a" * 64).prefilled == 0
+    assert desk.row("a" * 128).reused == 128 - OPENING
+    assert desk.row("a" * 129).reused == 128
+    assert desk.row("a" * 64).reused == 0
 
 
 def test_an_answer_takes_the_place_of_its_prompt() -> None:
@@ -185,9 +184,9 @@ def test_of_a_turn_nothing_is_computed_again(length: int) -> None:
     desk = Desk(tokens=1 << 20)
     row, _ = desk.prefill("a" * length + "<think>")
     desk.finish(row, "b" * 100 + ".")
-    assert desk.row("a" * length + "<think>" + "b" * 100 + "c" * 500).prefilled == length + 107
-    assert desk.row("a" * length + "<think>" + "c" * 500).prefilled == length + 7
-    assert desk.row("a" * length + "c" * 500).prefilled == length + 7 - OPENING
+    assert desk.row("a" * length + "<think>" + "b" * 100 + "c" * 500).reused == length + 107
+    assert desk.row("a" * length + "<think>" + "c" * 500).reused == length + 7
+    assert desk.row("a" * length + "c" * 500).reused == length + 7 - OPENING
 
 
 def test_an_answer_of_one_token_changes_nothing() -> None:
@@ -202,9 +201,9 @@ def test_prompts_with_one_beginning_are_both_kept() -> None:
     desk = Desk()
     desk.prefill("s" * 128 + "a" * 64)
     desk.prefill("s" * 128 + "b" * 64)
-    assert desk.row("s" * 128 + "a" * 65).prefilled == 192
-    assert desk.row("s" * 128 + "b" * 65).prefilled == 192
-    assert desk.row("s" * 128 + "c" * 65).prefilled == 128
+    assert desk.row("s" * 128 + "a" * 65).reused == 192
+    assert desk.row("s" * 128 + "b" * 65).reused == 192
+    assert desk.row("s" * 128 + "c" * 65).reused == 128
 
 
 def test_rows_come_first_and_the_least_recently_used_goes() -> None:
@@ -265,8 +264,8 @@ def test_where_members_mark_a_conversation_is_kept_once_and_can_begin_anew_at_ev
         turns.append(len(text) - OPENING)
         assert changes == [f"drop {turn - 1}", f"keep {turn}: {turns[-1]} of {turn}{marks}"]
     row = desk.row("s" * 200 + "2" * 100 + "x" * 100)  # the third turn is asked again, otherwise
-    assert (row.prefix, row.prefilled) == (3, turns[1])
-    assert desk.row("s" * 200 + "y" * 100).prefilled == turns[0]
+    assert (row.prefix, row.reused) == (3, turns[1])
+    assert desk.row("s" * 200 + "y" * 100).reused == turns[0]
     assert desk.cache.kept_bytes() == [turns[-1] + 3 * 10]
 
 
@@ -298,8 +297,8 @@ def test_the_end_of_an_answer_is_a_mark_like_that_of_a_prompt(ahead: int) -> Non
     end = 139 + ahead
     assert desk.finish(row, "b" * 39 + ".", ahead) == ["drop 1", f"keep 2: {end} of 1 and 84"]
     follow = desk.row("a" * 100 + "b" * 39 + "." + "c" * 60)
-    assert (follow.prefix, follow.prefilled) == (2, end)
-    assert desk.row("a" * 100 + "d" * 60).prefilled == 84, "a template may render the answer otherwise"
+    assert (follow.prefix, follow.reused) == (2, end)
+    assert desk.row("a" * 100 + "d" * 60).reused == 84, "a template may render the answer otherwise"
 
 
 def test_an_answer_that_is_not_where_its_names_are_is_not_kept() -> None:
@@ -354,10 +353,10 @@ def test_what_an_earlier_epoch_kept_is_found_again_the_newest_while_there_is_roo
     desk = Desk(tokens=320)
     earlier = [(Origin(1, row, 128), desk.row(text * 128).names) for row, text in enumerate("abc", 1)]
     desk.adopt(earlier)
-    assert [desk.row(text * 200).prefilled for text in "abc"] == [0, 128, 128]
+    assert [desk.row(text * 200).reused for text in "abc"] == [0, 128, 128]
     assert desk.changes() == ["adopt 1: 128 of 3", "adopt 2: 128 of 2"]
     assert desk.prefill("d" * 128)[1] == ["drop 2", "keep 3: 128 of 7"]  # the one that was kept first
-    assert desk.row("c" * 200).prefilled == 128
+    assert desk.row("c" * 200).reused == 128
 
 
 def test_no_more_is_kept_than_members_take() -> None:
@@ -405,7 +404,7 @@ def test_a_row_takes_the_prefix_that_it_continues_where_there_is_no_room_for_bot
     assert desk.finish(row, "b" * 20) == []
     assert desk.leave(row) == ["keep 1: 619 of 1"]
     follow = desk.start("a" * 600 + "b" * 20 + "c" * 100)
-    assert follow.prefilled == 619
+    assert follow.reused == 619
     assert desk.begin(follow) == (True, [])
     assert desk.finish(follow, "d" * 20) == []
     assert desk.leave(follow) == [f"keep 2: 739 of {follow.number}"]
@@ -425,7 +424,7 @@ def test_a_row_waits_for_the_answer_that_it_continues() -> None:
     desk.leave(row)
     assert not desk.cache.waits
     assert not desk.cache.waits_for(follow)
-    assert desk.start("a" * 600 + "b" * 20 + "c" * 100).prefilled == 619
+    assert desk.start("a" * 600 + "b" * 20 + "c" * 100).reused == 619
 
 
 def test_an_answer_that_is_kept_when_its_row_leaves_has_a_number_above_those_kept_meanwhile() -> None:
@@ -489,7 +488,7 @@ def test_others_conversations_are_not_dropped_for_a_rows_copy() -> None:
     assert desk.begin(row) == (False, [])
     desk.finish(row, "c" * 30)
     assert desk.leave(row) == ["keep 2: 329 of 2"]
-    assert desk.row("a" * 601).prefilled == 600
+    assert desk.row("a" * 601).reused == 600
 
 
 def test_first_prompts_go_before_conversations_while_these_are_the_smaller_part() -> None:
@@ -501,13 +500,13 @@ def test_first_prompts_go_before_conversations_while_these_are_the_smaller_part(
     for letter in "defghijklm":
         row, _ = desk.prefill(letter * 300)
         desk.left(row)
-    assert desk.row("a" * 300 + "b" * 20 + "c" * 101).prefilled == 420
-    assert desk.row("d" * 301).prefilled == 0
+    assert desk.row("a" * 300 + "b" * 20 + "c" * 101).reused == 420
+    assert desk.row("d" * 301).reused == 0
     for letter in "nop":
         desk.prefill(letter * 900)
         turn, _ = desk.prefill(letter * 900 + "q" * 50)
         desk.left(turn)
-    assert desk.row("a" * 300 + "b" * 20 + "c" * 101).prefilled == 0, "unused, beside larger ones"
+    assert desk.row("a" * 300 + "b" * 20 + "c" * 101).reused == 0, "unused, beside larger ones"
 
 
 def test_what_was_computed_of_a_cancelled_prompt_is_kept() -> None:
@@ -515,7 +514,7 @@ def test_what_was_computed_of_a_cancelled_prompt_is_kept() -> None:
     row = desk.start("a" * 500)
     desk.chunk(row, 300)
     assert desk.leave(row) == ["keep 1: 256 of 1"]
-    assert desk.row("a" * 500).prefilled == 256
+    assert desk.row("a" * 500).reused == 256
     exact = Desk(EXACT)
     row = exact.start("a" * 500)
     exact.chunk(row, 300)
@@ -537,9 +536,9 @@ def test_marks_go_before_prefixes_and_those_of_the_longest_unused_first() -> Non
     assert desk.cache.kept_bytes() == [2 * 284 + 4 * 60]
     changes = desk.prefill("c" * 100)[1]
     assert changes == ["unmark prefix 2: 184", "keep 5: 84 of 5"]
-    assert [desk.row(letter * 300).prefilled for letter in "abc"] == [284, 284, 84]
-    assert desk.row("a" * 200 + "d" * 100).prefilled == 0
-    assert desk.row("b" * 200 + "d" * 100).prefilled == 184
+    assert [desk.row(letter * 300).reused for letter in "abc"] == [284, 284, 84]
+    assert desk.row("a" * 200 + "d" * 100).reused == 0
+    assert desk.row("b" * 200 + "d" * 100).reused == 184
 
 
 def test_a_row_has_marks_while_it_runs_and_they_go_last_of_all() -> None:
@@ -573,7 +572,7 @@ def test_what_an_earlier_epoch_marked_is_found_again_as_far_as_there_is_room() -
         desk.adopt([(Origin(1, 1, 284), names)])
         (change,) = desk.changes()
         assert change == "adopt 1: 284 of 1"
-        assert [desk.row("a" * 200 + "b" * 100).prefilled, desk.row("a" * 300).prefilled] == found
+        assert [desk.row("a" * 200 + "b" * 100).reused, desk.row("a" * 300).reused] == found
 
 
 def test_where_the_user_has_asked_a_conversation_goes_on_after_many_turns_of_tools() -> None:
@@ -612,12 +611,12 @@ def test_where_a_waiting_row_begins_stays_while_others_need_memory() -> None:
     row, _ = desk.prefill("a" * 200)
     desk.finish(row, "b" * 40 + ".")
     waiting = desk.start("a" * 200 + "c" * 100)  # its template renders the answer otherwise
-    assert waiting.prefilled == turn
+    assert waiting.reused == turn
     while desk.ledger.fits(256 + 500):
         desk.ledger.reserve(100 + desk.ledger.rows, 1, 256)
     desk.changes()
     desk.cache.prepare(waiting)
-    assert waiting.prefilled == turn
+    assert waiting.reused == turn
 
 
 def test_where_a_waiting_row_begins_goes_where_there_is_no_room_for_its_mark() -> None:
@@ -629,7 +628,30 @@ def test_where_a_waiting_row_begins_goes_where_there_is_no_room_for_its_mark() -
     desk.changes()
     assert desk.cache.has_room()
     desk.cache.prepare(waiting)
-    assert waiting.prefilled == 0
+    assert waiting.reused == 0
+
+
+def test_what_a_row_begins_with_fits_where_the_prefix_that_it_expected_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It begins at the end of another prefix then. A row that waits begins before that end and has memory for
+    the mark there, as long as nobody else begins at it."""
+    desk = Desk(EXACT, tokens=6000, marks=500)
+    planner = StepPlanner(desk.ring)
+    desk.board, desk.cache, desk.ledger = planner.board, planner.prefixes, planner.ledger
+    for length in (100, 300, 200):
+        desk.left(desk.prefill("a" * length)[0])
+    row, waiting = desk.row("a" * 400), desk.row("a" * 100 + "s" * 100)
+    for each in (row, waiting):
+        assert planner.reserve(each)
+        planner.start(each)
+    assert (row.reused, waiting.reused) == (284, 84)
+    while desk.ledger.fits(256 + 500):
+        desk.ledger.reserve(100 + desk.ledger.rows, 1, 256)
+    monkeypatch.setattr(desk.cache, "cut", lambda row: None)  # whose mark takes the place of others
+    step = next(planner.steps())
+    assert [chunk.row for chunk in step.prefill.chunks] == [row.number]
+    assert desk.cache.has_room()
 
 
 def test_a_row_waits_for_a_mark_of_a_row_that_has_ended() -> None:
@@ -645,7 +667,7 @@ def test_a_row_waits_for_a_mark_of_a_row_that_has_ended() -> None:
     assert desk.leave(row) == ["keep 1: 184 of 1"]
     assert not desk.cache.waits_for(follow)
     desk.cache.prepare(follow)
-    assert follow.prefilled == 184
+    assert follow.reused == 184
 
 
 def test_a_rows_newest_mark_takes_the_place_of_its_older_ones_and_no_other_conversations() -> None:
