@@ -485,6 +485,7 @@ class Epoch:
 
     def _change(self, step: ResolvedStep) -> None:
         for change in step.changes:
+            self.sampled.change(change)
             if isinstance(change, Settling):
                 self._settle(change)
             elif isinstance(change, Keeping):
@@ -512,7 +513,6 @@ class Epoch:
                 self._rows.pop(change.row, None)
                 self._last.pop(change.row, None)
                 self._outstanding.discard(change.row)
-                self.sampled.forget(change.row)
                 self.runs.forget(change.row)
                 if self._front is not None:
                     self._front.forget(change.row)
@@ -522,7 +522,6 @@ class Epoch:
     def _settle(self, change: Settling) -> None:
         row = self._row(change.row)
         del row.states[len(row.states) - change.surplus :]
-        self.sampled.settle(change)
         if self._front is not None:
             self.runs.settle(change, ended=self._front.ended(change.row))
             self._outstanding.discard(change.row)

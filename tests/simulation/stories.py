@@ -438,12 +438,12 @@ class Story:
         machines, children = self.cluster.machines, self.cluster.children
         if children[late].load != LoadFault():
             return
-        self.cluster.network.lag(6.0, machines[late].host, machines["coordinator"].host)
+        self.cluster.network.lag(8.0, machines[late].host, machines["coordinator"].host)
         self.note(f"what {late} reports is late; its ring ends twice")
         self._stall(2 * SETTLED_SECONDS)
         for child in children[other].named("engine"):
             child.crash()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(3.0)
         children[late].load = LoadFault(20.0)
         for child in (*children[other].named("engine"), *children[late].named("engine")):
             child.crash()
@@ -647,7 +647,7 @@ class Story:
         await self._serves_over("first", lambda members: members == before)
         if len(before) < len(self.nodes):
             asked += [self._ask_for(8, "first") for _ in range(2)]
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(2.0)  # the first of what would be lost has come
             await self._drain_it(name, undo=False)
             await self._serves_over("first", lambda members: name not in members)
             await self._drain_it(name, undo=True)
@@ -672,12 +672,18 @@ class Story:
         self.cluster.kill(name)
 
     async def _stays_away(self) -> None:
-        """A member goes and stays away, maybe while the coordinator is away too: its ring does without it,
-        or no longer serves until it comes back."""
+        """A member stays away from the coordinator, and maybe from its neighbours, while the coordinator may
+        be new: the ring does without it, or no longer serves until it comes back."""
         before = await self.cluster.members("first")
-        name = self.random.choice(sorted(before))
-        self._kill_at_rest(name)
-        if self.random.random() < 0.5:
+        name, cut = self.random.choice(sorted(before)), self.random.random() < 0.5
+        if cut:
+            self.note(f"{name} and the coordinator are cut off")
+            self.cluster.network.cut(
+                self.cluster.machines[name].host, self.cluster.machines["coordinator"].host
+            )
+        else:
+            self._kill_at_rest(name)
+        if cut or self.random.random() < 0.5:
             self.note("the coordinator is killed")
             self.cluster.kill_coordinator()
             await asyncio.sleep(1.0)
@@ -689,7 +695,10 @@ class Story:
             await asyncio.sleep(2 * KNOWN_SECONDS)
             if self.cluster.down("first") is None and name in await self.cluster.members("first"):
                 self.wrong.append(f"the coordinator believes that first serves, of which {name} is away")
-        self._start(name)
+        if cut:
+            self.cluster.network.mend()
+        else:
+            self._start(name)
         await self._serves_over("first", lambda members: bool(members))
 
     async def _serves_over(self, deployment: str, holds: Callable[[set[str]], bool]) -> None:
