@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -173,7 +174,7 @@ class Ring:
 
     async def form(self, epoch: int = 1, *, wrong: int = -1) -> list[engine.EpochOpened]:
         self.epoch, self.steps, self.done = epoch, 0, 0
-        self.salt = random.randbytes(32)  # sessions are used once in a process
+        self.salt = secrets.token_bytes(32)  # sessions are used once in a process
         opened = [await member.open(epoch) for member in self.members]
         if self.size > 1:
             keys = self.keys(epoch, wrong=wrong)
