@@ -31,7 +31,9 @@ def test_a_turn_of_an_agent_alone_takes_what_it_takes_alone():
     assert found["alone"] < 0.3 * virtual.beside("2xm4max", "qwen38-27b-4bit", 1, 4096)["alone"]
 
 
-@pytest.mark.parametrize(("count", "room"), [(1, 1.0), (2, 2.0), (4, 3.0)])
+@pytest.mark.parametrize(
+    ("count", "room"), [(1, 1.0), (2, 2.0), pytest.param(4, 3.0, marks=pytest.mark.sweep)]
+)
 def test_an_agents_turn_finds_all_of_its_prompt_and_answer(count, room):
     """In memory for one row of each, or less: no conversation is held twice, or dropped for another's."""
     found = virtual.sessions("2xm4max", "qwen3-4b-4bit", count, 1, room=room, turns=12)

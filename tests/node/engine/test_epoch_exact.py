@@ -522,7 +522,7 @@ def test_every_answer_is_that_of_the_row_alone_without_drafts(family: str) -> No
     run_state_machine_as_test(
         lambda: Gateway(family),
         settings=settings(
-            max_examples=8,
+            max_examples=5,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=list(HealthCheck),
