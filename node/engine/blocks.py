@@ -8,33 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
-from sealring.node.engine import mlx_lm_import
-from sealring.node.engine.caches import Cache, parts_of
-from sealring.node.engine.caches.quantized import QuantizedRowCache
+from sealring.node.engine.caches import Cache, kinds
+from sealring.node.engine.caches.kind import Snapshot
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.weights import weight_files
-
-mlx_lm_import.install()
-
-from mlx_lm.models.cache import (  # noqa: E402
-    ArraysCache,
-    ChunkedKVCache,
-    KVCache,
-    RotatingKVCache,
-)
-
-_CUTTABLE = (KVCache, QuantizedRowCache)
-_HELD = (RotatingKVCache, ChunkedKVCache, ArraysCache)
-"""Classes whose caches are stored; not what derives from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +102,17 @@ class Layout:
     def snapshot(self, cache: Cache, tokens: int) -> list[mx.array] | None:
         """As `views`, of the caches that cannot be cut, after `tokens` tokens of the row. Compute thread.
 
-        None where a window has its tokens in another order, as after single steps.
+        None where the row has another number of tokens, or arrays of another shape.
         """
         arrays: list[mx.array] = []
-        for part in _parts(cache):
-            held = _held(part, tokens)
-            if held is None:
+        for part, kind in kinds(cache):
+            if kind.cuts:
+                continue
+            if getattr(part, "offset", tokens) != tokens:
                 return None
-            arrays += held
-        kinds = [(array.shape, _name(array)) for array in arrays]
-        if kinds != [(each.shape_at(tokens), each.dtype) for each in self.held]:
+            arrays += _arrays(kind.snapshot(part))
+        found = [(array.shape, _name(array)) for array in arrays]
+        if found != [(each.shape_at(tokens), each.dtype) for each in self.held]:
             return None
         return [mx.contiguous(array).view(mx.uint8) for array in arrays if array.size]
 
@@ -176,16 +163,9 @@ class Layout:
         thread."""
         leaves = iter([self._joined(index, blocks, tokens) for index in range(len(self.leaves))])
         held = iter([_typed(one, each.dtype) for one, each in zip(snapshot, self.held, strict=True)])
-        for part in _parts(cache):
-            if isinstance(part, _HELD):
-                _hold(part, held, tokens)
-                continue
-            if isinstance(part, QuantizedRowCache):
-                part.keys = tuple(next(leaves) for _ in range(3))
-                part.values = tuple(next(leaves) for _ in range(3))
-            else:
-                part.keys, part.values = next(leaves), next(leaves)
-            part.offset = tokens
+        for part, kind in kinds(cache):
+            arrays = islice(leaves if kind.cuts else held, kind.stored(part))
+            kind.restore(part, Snapshot(list(arrays), tokens))
 
     def _joined(self, index: int, blocks: Sequence[list[mx.array]], tokens: int) -> mx.array:
         leaf = self.leaves[index]
@@ -213,8 +193,7 @@ def layout_of(stage: Stage, computed_by: str) -> Layout | None:
     if isinstance(stage.spec, ShardSpec):
         return None
     cache = stage.make_cache()
-    parts = _parts(cache)
-    if any(type(part) not in (*_CUTTABLE, *_HELD) or getattr(part, "keep", 0) for part in parts):
+    if not all(kind.stored(part) for part, kind in kinds(cache)):
         return None
     stage([mx.zeros((1, 1, *each.tail), getattr(mx, each.dtype)) for each in stage.spec.receives], cache)
     leaves: list[Leaf] = []
@@ -223,15 +202,20 @@ def layout_of(stage: Stage, computed_by: str) -> Layout | None:
             return None
         leaves.append(Leaf(array.shape[1], array.shape[3], _name(array), array.dtype.size))
     held: list[Held] = []
-    for part in parts:
-        arrays, window = _held(part, 1), getattr(part, "max_size", getattr(part, "chunk_size", 0))
-        if arrays is None or any(array.ndim < 2 or (window and array.ndim != 4) for array in arrays):
+    for part, kind in kinds(cache):
+        if kind.cuts:
+            continue
+        arrays, window = _arrays(kind.snapshot(part)), kind.bound(part) or 0
+        if len(arrays) < kind.stored(part) or any(
+            array.ndim < 2 or (window and array.ndim != 4) for array in arrays
+        ):
             return None
         held += [Held(tuple(array.shape), _name(array), array.dtype.size, window) for array in arrays]
-    kinds = [
-        (type(part).__name__, *(getattr(part, name, 0) for name in ("group_size", "bits"))) for part in parts
+    named = [
+        (type(part).__name__, *(getattr(part, name, 0) for name in ("group_size", "bits")))
+        for part, _ in kinds(cache)
     ]
-    described = repr((computed_by, stage.spec.model_type, kinds, leaves, held))
+    described = repr((computed_by, stage.spec.model_type, named, leaves, held))
     layout = Layout(tuple(leaves), tuple(held), described)
     return layout if layout.bytes(1) or layout.snapshot_bytes(1) else None
 
@@ -247,49 +231,10 @@ def _typed(words: mx.array, dtype: str) -> mx.array:
     return mx.zeros(words.shape, getattr(mx, dtype))  # of width 0: there is nothing to see
 
 
-def _parts(cache: Cache) -> list[Any]:
-    return [part for entry in cache for part in parts_of(entry)]
-
-
 def _leaves(cache: Cache) -> list[mx.array]:
     """The arrays of the caches that can be cut, in order."""
-    return [
-        array
-        for part in _parts(cache)
-        if not isinstance(part, _HELD) and part.keys is not None
-        for _, array in tree_flatten([part.keys, part.values])
-    ]
+    return [array for part, kind in kinds(cache) if kind.cuts for array in _arrays(kind.snapshot(part))]
 
 
-def _held(part: Any, tokens: int) -> list[mx.array] | None:
-    """The arrays of a cache after `tokens` tokens if it cannot be cut, and else nothing.
-
-    Of a window these are its last tokens; None where they are not in their order.
-    """
-    if not isinstance(part, _HELD):
-        return []
-    if isinstance(part, ArraysCache):
-        arrays, padding, lengths = part.state
-        alone = padding is None and lengths is None
-        return list(arrays) if alone and all(array is not None for array in arrays) else None
-    if isinstance(part, RotatingKVCache):
-        keys, values, offset, _, most, end = part.state
-    else:
-        keys, values, offset, most, start = part.state
-        end = offset - start
-    count = min(tokens, most)
-    if keys is None or offset != tokens or end < count:
-        return None
-    return [array[..., end - count : end, :] for array in (keys, values)]
-
-
-def _hold(part: Any, arrays: Iterator[mx.array], tokens: int) -> None:
-    """The inverse of `_held`, with the next of these arrays."""
-    if isinstance(part, ArraysCache):
-        part.state = [next(arrays) for _ in part.cache], None, None
-    elif isinstance(part, RotatingKVCache):
-        most = part.max_size
-        part.state = next(arrays), next(arrays), tokens, 0, most, min(tokens, most)
-    else:
-        most = part.chunk_size
-        part.state = next(arrays), next(arrays), tokens, most, tokens - min(tokens, most)
+def _arrays(snapshot: Snapshot) -> list[mx.array]:
+    return [array for array in snapshot.arrays if array is not None]

@@ -417,7 +417,7 @@ class StageEpoch:
                 kept.append(self._prefixes.keep(change, self._lanes.cache_of(change)))
             elif isinstance(change, Marking):
                 row = self._lanes.prefilling(change.row).cache
-                launch(states(self._prefixes.mark(change, row)))
+                launch(self._prefixes.mark(change, row))
             elif isinstance(change, Unmarking):
                 self._prefixes.unmark(change)
             elif isinstance(change, Restoring):

@@ -127,15 +127,15 @@ class Prefixes:
         self._kept[keeping.prefix] = Kept(keeping.origin, cache, marks)
         return cache
 
-    def mark(self, marking: Marking, row: Cache) -> Cache:
-        """Marks a row where it is; returns the copy of its windows and states, which is lazy."""
+    def mark(self, marking: Marking, row: Cache) -> Sequence[object]:
+        """Marks a row where it is; returns the arrays of its windows and states, nested and lazy."""
         if self.cuts:
             return []
         if self.disk is not None:
             self.disk.marked(marking.row, marking.tokens, row)
-        made, copies = marked(row, marking.tokens)
+        made = marked(row, marking.tokens)
         self._marks[marking.row] = {**self._marks.get(marking.row, {}), marking.tokens: made}
-        return copies
+        return [(snapshot.arrays, snapshot.rest) for snapshot in made.values()]
 
     def unmark(self, unmarking: Unmarking) -> None:
         """Gives marks up."""

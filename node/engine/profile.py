@@ -23,6 +23,7 @@ import structlog
 from sealring.mesh.errors import ModelError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer
+from sealring.node.engine.caches import kind_of
 from sealring.node.engine.caches.undo import runs_of
 from sealring.node.engine.contents import check_folder
 from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
@@ -182,9 +183,7 @@ def _caches(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
     bounds: list[int | None] = [None] * count
     short, long = (_filled(model, tokens) for tokens in _LENGTHS)
     for owners, one in zip(anatomy.owners, short, strict=True):
-        bounds[owners[0] if owners else 0] = getattr(one, "max_size", None) or getattr(
-            one, "chunk_size", None
-        )
+        bounds[owners[0] if owners else 0] = kind_of(one).bound(one)
     growing, fixed = _growth(anatomy, short, long)
     quantized: list[dict[str, Any]] = []
     why = ""

@@ -9,8 +9,9 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import ChunkedKVCache
 
-from .kind import Kind, cannot_be_cut
+from .kind import Snapshot, cannot_be_cut
 from .plain import RowsCache
+from .sliding import Sliding
 
 _SPARE = 64
 """Tokens before a chunk that a batch may hold: to drop them copies all that is left."""
@@ -78,12 +79,27 @@ class ChunkedRowsCache(RowsCache):
         cannot_be_cut()
 
 
-class Chunked(Kind):
+class Chunked(Sliding):
     """It drops what is before the chunk when it takes the next tokens in."""
 
     several = ChunkedRowsCache
 
-    def cut(self, cache: Any, tokens: int) -> None:
-        super().cut(cache, tokens)
-        if cache.keys is not None:
-            cache.keys, cache.values = cache.keys_and_values()
+    def bound(self, cache: Any) -> int:
+        return int(cache.chunk_size)
+
+    def begins(self, cache: Any, tokens: int) -> None:
+        cache.start_position = cache.offset - tokens
+
+    def note(self, cache: Any) -> Snapshot:
+        """The rest is where the cache began."""
+        count = cache.offset - cache.start_position - cache.chunk_size
+        held = (cache.keys, cache.values) if count > 0 else ()
+        return Snapshot([mx.contiguous(array[..., :count, :]) for array in held], cache.start_position)
+
+    def back(self, cache: Any, notes: Sequence[Snapshot], tokens: int) -> None:
+        if cache.start_position == notes[0].rest:
+            cache.trim(tokens)
+            return
+        held = cache.keys_and_values()
+        cache.offset -= tokens
+        self._join(cache, notes, held, tokens, cache.offset - notes[0].rest)

@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import mlx.core as mx
+
 from sealring.mesh.errors import Internal
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a row's cache is at one length, by reference. Caches that are made of it share its arrays until
+    they write."""
+
+    arrays: Sequence[Any]
+    """`mx.array`s, or None for a state that is not there yet."""
+    rest: Any = None
+    """What else there is: the tokens of a row, for caches that know them."""
+
+    @property
+    def detached(self) -> Snapshot:
+        """A lazy copy, in arrays that share no memory with what they were cut from."""
+        return Snapshot(contiguous(self.arrays), contiguous(self.rest))
+
+
+def contiguous(value: Any) -> Any:
+    """As `Snapshot.detached`, of whatever holds arrays."""
+    if isinstance(value, dict):
+        return {name: contiguous(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(contiguous, value))
+    return mx.contiguous(value) if isinstance(value, mx.array) else value
 
 
 class Several:
@@ -64,16 +93,52 @@ class Kind:
         """Whether this cache is used as those are that the kind was written for."""
         return True
 
+    def bound(self, cache: Any) -> int | None:
+        """The most tokens that it holds of a row; None without a bound."""
+        return None
+
+    def snapshot(self, cache: Any) -> Snapshot:
+        """A row as it is now."""
+        return Snapshot((), copy.deepcopy(vars(cache)))  # which copies no array, but the reference to it
+
+    def restore(self, cache: Any, at: Snapshot) -> None:
+        """Makes a row what it was. Entries that only grow are left of the row's own, which has them still."""
+        vars(cache).update(copy.deepcopy(at.rest))
+
+    def stored(self, cache: Any) -> int:
+        """How many arrays a snapshot on disk has: they and the number of tokens are all that is in one. 0 for
+        caches that are not stored."""
+        return 0
+
+    def check(self, cache: Any, tokens: int) -> None:
+        """Raises Internal if a row is known to have another number of tokens."""
+        if getattr(cache, "offset", tokens) != tokens:
+            cannot_be_cut()
+
     def cut(self, cache: Any, tokens: int) -> None:
         """Leaves a row's first tokens, in arrays no longer than they need be. Raises Internal for fewer than
         there are, unless the kind `cuts`."""
-        if getattr(cache, "offset", tokens) != tokens:
-            cannot_be_cut()
+        self.check(cache, tokens)
+        self.restore(cache, self.snapshot(cache))
 
     def trim(self, cache: Any, tokens: int) -> None:
         """Takes the last tokens off a row, in place. Raises Internal unless the kind `cuts`."""
         if tokens:
             cannot_be_cut()
+
+    goes_back = False
+    """Whether runs of drafts can be taken out of a row."""
+    recomputes = True
+    """Whether they are taken out whole, so that the accepted tokens of a run are computed again."""
+
+    def note(self, cache: Any) -> Snapshot:
+        """What is kept of a row that a run is about to change."""
+        return self.snapshot(cache)
+
+    def back(self, cache: Any, notes: Sequence[Snapshot], tokens: int) -> None:
+        """Takes the last tokens out of a row. `notes` are of the runs that they came with, the oldest first;
+        tokens of other runs, or of a part of one if it `recomputes`, are not taken."""
+        self.restore(cache, notes[0])
 
 
 UNKNOWN = Kind()

@@ -6,18 +6,20 @@ one token in a step. Rows complete groups of tokens, and so entries, at differen
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Self
 
 import mlx.core as mx
 
-from .kind import Kind, Several
+from .kind import Kind, Several, Snapshot
 
 _ROOM = 64
 """Entries that a batch makes room for at once."""
 
 ENTRIES = ("compress_kv", "index_k")
 PENDING = ("pending_kv", "pending_gate")
+_LAST = ("window", *PENDING)
 
 
 class Ragged:
@@ -164,6 +166,20 @@ def _if_any(entries: mx.array | None) -> mx.array | None:
 
 
 class Latents(Kind):
-    """Windows and groups are those of the last tokens, and compressed entries those of all."""
+    """Its entries grow with the row, and the first never change. The rest is that of the last tokens."""
 
     several = LatentRows
+    goes_back = True
+
+    def snapshot(self, cache: Any) -> Snapshot:
+        """The arrays besides entries; the tokens of the row, and how many entries it has of each."""
+        entries = [getattr(cache, name) for name in ENTRIES]
+        counts = [0 if one is None else one.shape[1] for one in entries]
+        return Snapshot([copy.copy(getattr(cache, name)) for name in _LAST], (cache.offset, counts))
+
+    def restore(self, cache: Any, at: Snapshot) -> None:
+        for name, array in zip(_LAST, at.arrays, strict=True):
+            setattr(cache, name, copy.copy(array))
+        cache.offset, counts = at.rest
+        for name, count in zip(ENTRIES, counts, strict=True):
+            setattr(cache, name, getattr(cache, name)[:, :count] if count else None)

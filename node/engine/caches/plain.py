@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from .kind import Kind, Several, cannot_be_cut
+from .kind import Kind, Several, Snapshot, cannot_be_cut
 
 BLOCK = 256
 """Tokens by which mlx-lm's caches grow."""
@@ -194,16 +194,34 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, range]]:
 class Plain(Kind):
     """Keys and values of all tokens, mlx-lm's `KVCache`."""
 
-    cuts = True
+    cuts = goes_back = True
+    recomputes = False
     several: type[Several] = RowsCache
+
+    def snapshot(self, cache: Any) -> Snapshot:
+        """Keys and values, each [1, heads, tokens, width], and the number of tokens."""
+        held = () if cache.keys is None else cache.keys_and_values()
+        return Snapshot([array for _, array in tree_flatten(held)], int(cache.offset))
+
+    def restore(self, cache: Any, at: Snapshot) -> None:
+        cache.keys, cache.values = at.arrays
+        cache.offset = at.rest
+
+    def stored(self, cache: Any) -> int:
+        return 2
 
     def cut(self, cache: Any, tokens: int) -> None:
         self.trim(cache, int(cache.offset) - tokens)
         if cache.keys is not None:
-            cache.keys, cache.values = tree_map(
-                lambda held: held[..., :tokens, :], (cache.keys, cache.values)
-            )
+            held = (cache.keys, cache.values)
+            cache.keys, cache.values = tree_map(lambda array: array[..., :tokens, :], held)
 
     def trim(self, cache: Any, tokens: int) -> None:
         if tokens < 0 or cache.trim(tokens) != tokens:
             cannot_be_cut()
+
+    def note(self, cache: Any) -> Snapshot:
+        return Snapshot(())
+
+    def back(self, cache: Any, notes: Sequence[Snapshot], tokens: int) -> None:
+        self.trim(cache, tokens)

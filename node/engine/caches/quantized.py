@@ -15,6 +15,7 @@ from typing import Any, Self
 import mlx.core as mx
 from mlx_lm.models.cache import QuantizedKVCache
 
+from .kind import Snapshot
 from .plain import Plain, RowsCache, step
 
 QuantizedKVCache.step = step
@@ -103,3 +104,10 @@ class Quantized(Plain):
     """As plain ones, in fewer bits."""
 
     several = QuantizedBatchCache
+
+    def restore(self, cache: Any, at: Snapshot) -> None:
+        cache.keys, cache.values = tuple(at.arrays[:3]), tuple(at.arrays[3:])
+        cache.offset = at.rest
+
+    def stored(self, cache: Any) -> int:
+        return 6

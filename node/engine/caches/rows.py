@@ -11,9 +11,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import mlx.core as mx
-
-from .kind import Several
+from .kind import Several, contiguous
 from .known import kind_of, kinds
 from .together import ListRows
 
@@ -144,11 +142,5 @@ def copied(cache: Cache) -> Cache:
 def detached(cache: Cache) -> Cache:
     """The cache, lazily, in arrays that share no memory with what they were cut from."""
     for part, _ in kinds(cache):
-        vars(part).update({name: _contiguous(value) for name, value in vars(part).items()})
+        vars(part).update(contiguous(vars(part)))
     return cache
-
-
-def _contiguous(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(map(_contiguous, value))
-    return mx.contiguous(value) if isinstance(value, mx.array) else value

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 from mlx_lm.models.cache import ArraysCache
 
-from .kind import Kind, Several
+from .kind import Kind, Several, Snapshot
 
 
 class StateRows(Several, ArraysCache):  # type: ignore[misc]
@@ -15,3 +18,13 @@ class State(Kind):
     """It is as it was after the last token, and knows no positions."""
 
     several = StateRows
+    goes_back = True
+
+    def snapshot(self, cache: Any) -> Snapshot:
+        return Snapshot(copy.deepcopy(cache.cache))
+
+    def restore(self, cache: Any, at: Snapshot) -> None:
+        cache.cache = copy.deepcopy(list(at.arrays))
+
+    def stored(self, cache: Any) -> int:
+        return len(cache.cache)
