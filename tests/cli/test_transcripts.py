@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 from appletest import GOOD
 from bundles import SigningCluster
-from commands import Asker
+from commands import EXPIRES, Asker, Coordinator, Machine
 from doctortest import FakeSystem, recording
 from transcripts import Scene, Section, Stage, find_sections
 
 from sealring.cli.calls.asking import Answer, Question
+from sealring.cli.terminal.output import moment
 from sealring.doctor.system import Answer as Said
-from sealring.mesh.errors import PermissionDenied
+from sealring.mesh.errors import NotFound, PermissionDenied, Unavailable
 from sealring.mesh.member import JoinToken, Offer
 from sealring.mesh.pki import Role
+from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.system.paths import state_root_of
 from sealring.v1 import admin_pb2
 
@@ -124,6 +126,35 @@ def asker(stage: Stage, end: str = "") -> None:
     stage.host.asker.end = KeyboardInterrupt() if end else None
 
 
+def first_node(stage: Stage, *lacking: str) -> None:
+    """A first machine that starts nothing, to which a second one comes; with `lacking` nobody has a model."""
+    stage.host.coordinator = Coordinator()
+    stage.names["EXPIRES"] = moment(EXPIRES)
+
+    class Noting(Machine):
+        def __init__(self, state: Path, settings: Any, *, say: Any) -> None:
+            super().__init__(state, settings, say=say)
+            if lacking:
+                self.admin.answers["CreateDeployment"] = NotFound("no node has it", reason="MODEL_NOT_FOUND")
+
+        async def code(self, **wanted: Any) -> Any:
+            hidden = " and is not announced" * self.settings["coordinator"]["hidden"]
+            stage.effects.append(f"runs in {self.state_dir}{hidden}")
+            stage.effects.append(f"has a code: {wanted}")
+            return await super().code(**wanted)
+
+    stage.host.machine = Noting
+
+
+def address(stage: Stage, host: str) -> None:
+    stage.host.addresses = [OwnAddress(host, "en0")]
+
+
+def no_multicast(stage: Stage) -> None:
+    told = Unavailable("multicast DNS cannot be used: SAID", hint="ALLOW", reason="NO_MULTICAST")
+    stage.host.unsent = told
+
+
 def grows(stage: Stage, file: str, *lines: str) -> None:
     """A file gets one line more at each look, and then Ctrl-C comes."""
 
@@ -135,7 +166,7 @@ def grows(stage: Stage, file: str, *lines: str) -> None:
 
 
 NAMED = (
-    *(asker, grows, mac, says, protected, enrolled),
+    *(asker, first_node, address, no_multicast, grows, mac, says, protected, enrolled),
     *(offers, first_machine, other_machine, planner, ends_soon, check),
 )
 SCENES: dict[str, Scene] = {one.__name__.replace("_", "-"): one for one in NAMED}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
 import re
 import selectors
 import shlex
@@ -206,6 +207,56 @@ class Asker:
         speed = {"ttft_s": 0.125, "tok_s": 40.0}
         told = {"sealed": sealed, "sealring_receipt": self.receipt}
         return Answer("demo", "r", 20, 5, 7, "stop", "Paris.", **told, **speed)
+
+
+EXPIRES = 1_800_000_000
+"""When the codes and tokens of a `Machine` end."""
+
+
+class Machine:
+    """A first machine with one node. It ends once its coordinator has answered for the last time."""
+
+    coordinator_addresses, join_addresses = ("10.0.0.1:1", "10.0.0.2:1"), ["10.0.0.1", "10.0.0.2"]
+    grpc_address, http_url, cluster = "127.0.0.1:2", "http://127.0.0.1:3", "attic (abcd-efgh)"
+    operator_bundle, processes = Path("/bundle"), {"coordinator": 7}
+    made: Machine
+
+    def __init__(self, state: Path, settings: Any, *, say: Any) -> None:
+        self.state_dir, self.settings = state, settings
+        nodes = [
+            admin_pb2.Node(id=name, name=name, state=admin_pb2.NODE_STATE_ONLINE, level="software")
+            for name in ("mac-1", "mac-2")
+        ]
+        one, both = (admin_pb2.ListNodesResponse(nodes=nodes[:count]) for count in (1, 2))
+        self.answers: list[Any] = [one, Unavailable("busy"), both, both]
+        info = admin_pb2.JoinCodeInfo
+        codes = [info(uses=16), info(uses=15, wrong=5, used_up=True)]
+        tokens: list[Any] = [admin_pb2.ListJoinTokensResponse(code=one) for one in codes]
+        self.admin = Coordinator(ListNodes=self.answers, ListJoinTokens=tokens)
+        self.asked: list[Any] = []
+        Machine.made = self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def start(self) -> None:
+        before = os.umask(0o777)
+        os.umask(before)
+        assert before == 0o077, "what it makes is its owner's alone"
+
+    async def code(self, **wanted: Any) -> Any:
+        self.asked.append(wanted)
+        return admin_pb2.CreateJoinCodeResponse(code="1234567", expires=EXPIRES)
+
+    async def token(self, **wanted: Any) -> Any:
+        assert wanted == self.asked[0]
+        return admin_pb2.CreateJoinTokenResponse(token="sr1.x", token_id="t", expires=EXPIRES)
+
+    async def wait_for_end(self) -> None:
+        while len(self.admin.calls("ListNodes")) < 6:
+            await asyncio.sleep(1)
 
 
 class Launchd:
