@@ -595,15 +595,17 @@ class Story:
         await self._answers(SETTLED_SECONDS)
         for children in self.cluster.children.values():
             children.slowness = SLOW  # few steps are under way for long
-        last += await self._at_rest()
+        undisturbed = await self._at_rest()
+        last += undisturbed
         await self._answers(SETTLED_SECONDS)
         for asked in last:
+            if asked in undisturbed and self.cluster.wires.begun[asked.text] > 1:
+                self.wrong.append(f"request {asked.number}, asked at rest, was begun anew")
             # One with a deadline, or with more answers than memory holds, may fail: `_look_at` has judged it.
             if asked.answer is None and not (asked.over and (asked.deadline or asked.choices > 1)):
                 self.wrong.append(f"request {asked.number}, asked at rest: {asked.error!r}, {asked.over}")
         await asyncio.sleep(10)
-        for name in self.gateways:
-            self.wrong += [f"{name} at rest: {one}" for one in await self.cluster.held(name)]
+        await self._nothing_is_held()
         self.wrong += self.cluster.wires.broken
         for served in self.cluster.wires.served:
             if served.open and served.rows:
@@ -659,13 +661,20 @@ class Story:
         """Nothing is computed for a client that has left, over whatever gateway it had asked."""
         asked = [self._ask_for(60, "first", gateway=gateway) for gateway in self.gateways]
         await asyncio.sleep(2.0)
+        asked += [self._ask_for(60, "first", words=60) for _ in range(6)]
+        await asyncio.sleep(0.5)  # some of these prompts are under way, and some have not begun
         for one in asked:
             self._leave(one)
         left = self.loop.time()
-        await asyncio.sleep(2 * PUNCTUAL_SECONDS)
+        await asyncio.sleep(3 * PUNCTUAL_SECONDS)
         for one in asked:
-            if self.cluster.wires.computed.get(one.text, 0.0) > left + PUNCTUAL_SECONDS:
+            if self.cluster.wires.computed.get(one.text, 0.0) > left + 2 * PUNCTUAL_SECONDS:
                 self.wrong.append(f"request {one.number} is computed, though its client has left")
+        await self._nothing_is_held()
+
+    async def _nothing_is_held(self) -> None:
+        for name in self.gateways:
+            self.wrong += [f"{name} at rest: {one}" for one in await self.cluster.held(name)]
 
     def _kill_at_rest(self, name: str) -> None:
         self.note(f"{name} is killed")
