@@ -180,8 +180,9 @@ def test_tensor_members_all_hold_all_layers(cluster: Any) -> None:
     ring = complete_roster(cluster.draft).rings[0]
     whole = tuple(dataclasses.replace(member, layers=(0, 9)) for member in ring.members)
     cluster.verified(rings=(dataclasses.replace(ring, strategy="tensor", members=whole),))
-    rings = (dataclasses.replace(ring, strategy="tensor"),)
-    assert refused_alike(cluster, rings=rings) == "ROSTER_RINGS"
+    for members in (ring.members, ()):
+        rings = (dataclasses.replace(ring, strategy="tensor", members=members),)
+        assert refused_alike(cluster, rings=rings) == "ROSTER_RINGS"
 
 
 def test_ranks_rings_and_places(cluster: Any, make_cluster: Callable[..., Any]) -> None:
