@@ -10,7 +10,7 @@ import pytest
 from receiptkit import statement_of
 from refusals import refused
 
-from sealring.mesh.crypto.encoding import canonical_json
+from sealring.mesh.crypto import canonical_json
 from sealring.mesh.errors import InvalidInput, ReceiptError
 from sealring.mesh.receipt.statement import (
     MAX_NONCE_BYTES,
