@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from statistics import fmean
@@ -19,6 +20,13 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 STAGES = 3
+
+
+def every_second(cases: Iterable[Any]) -> Iterator[Any]:
+    """Leaves every second case to `make sweep`."""
+    for number, case in enumerate(cases):
+        values = case if isinstance(case, tuple) else (case,)
+        yield pytest.param(*values, marks=[pytest.mark.sweep] * (number % 2))
 
 
 def ring(stages: int, costs: StepCosts | None = None) -> RingFacts:
@@ -162,7 +170,7 @@ MACHINES = {
 """With what an edit gains at least: on two cores what is in vain takes time from what is not."""
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", every_second(MACHINES))
 def test_targets_are_met_on_a_simulated_ring(machine: str) -> None:
     """Though the first run of each length takes ten times as long; the first answers are to learn."""
     costs, edits = MACHINES[machine]
@@ -189,7 +197,7 @@ def test_targets_are_met_on_a_simulated_ring(machine: str) -> None:
     assert min(gains["wrong"]) > 0.97
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", every_second(MACHINES))
 def test_a_head_that_is_sure_of_what_is_wrong_costs_next_to_nothing(machine: str) -> None:
     """The first answer also pays for what is not known of this ring."""
     costs, _ = MACHINES[machine]
@@ -294,7 +302,7 @@ SMALL = {
 where guesses are right with probability 0.7. The head has fewer layers, by as much as the model takes."""
 
 
-@pytest.mark.parametrize(("stages", "draft"), SMALL)
+@pytest.mark.parametrize(("stages", "draft"), every_second(SMALL))
 def test_a_draft_model_gains_on_a_simulated_ring(stages: int, draft: float) -> None:
     """By the staircase of a Mac; no answer repeats anything."""
     head = (stages + draft) / stages - draft
@@ -328,7 +336,7 @@ def gain(machine: Machine, right: float, answers: int = 4, tokens: int = 200) ->
     return fmean(found)
 
 
-@pytest.mark.parametrize("way", MEASURED)
+@pytest.mark.parametrize("way", every_second((way,) for way in MEASURED))
 def test_a_simulated_ring_gains_what_a_gpu_did(way: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the messages, the graphs and the turns of processes it would be 1.3 to 1.7."""
     kept = Way(*way, True)
@@ -357,7 +365,7 @@ SHARED = {
 rises as a stage's does. As SMALL."""
 
 
-@pytest.mark.parametrize(("stages", "rows", "draft"), SHARED)
+@pytest.mark.parametrize(("stages", "rows", "draft"), every_second(SHARED))
 def test_rows_at_once_gain_on_a_simulated_ring(stages: int, rows: int, draft: float) -> None:
     """By the staircase of a Mac. With all guesses wrong the head says so, and nothing is drafted."""
     head = (stages + draft) / stages - draft
@@ -400,7 +408,7 @@ HEADS = {(2, 0.1, 0.8): 1.85, (3, 0.15, 0.8): 1.85, (2, 0.1, 0.3): 1.1, (2, 0.2,
 probability that a guess is right: gains."""
 
 
-@pytest.mark.parametrize(("stages", "draft", "right"), HEADS)
+@pytest.mark.parametrize(("stages", "draft", "right"), every_second(HEADS))
 def test_an_mtp_head_gains_on_a_simulated_ring_and_costs_next_to_nothing_where_it_is_wrong(
     stages: int, draft: float, right: float
 ) -> None:
