@@ -166,6 +166,15 @@ def test_no_other_order_is_believed(name: str, parts: str) -> None:
     assert kinds == [part["type"] for part in true[parts]]
 
 
+@pytest.mark.parametrize("name", [name for name, one in CASES.items() if not one.api.startswith("/api/")])
+def test_usage_holds_the_numbers_that_the_api_has_and_no_words(name: str) -> None:
+    """No receipt covers it."""
+    case = CASES[name]
+    true = answer(case)
+    for changed in ({"note": "Gone."}, dict.fromkeys(true["usage"], "Gone.")):
+        assert not taken(case, true | {"usage": true["usage"] | changed}, body=True)
+
+
 @EVERY
 def test_no_member_can_be_put_anywhere_in_an_answer(case: Case) -> None:
     """Every name that some reader looks for, at every level, beside what is true."""
