@@ -55,14 +55,17 @@ class Board(Composition):
     def announce(self, step: control.Step) -> None:
         """Makes a step without changes the next one, with the changes that are planned. Raises PlanError."""
         self.check()
-        planned, self._planned = sorted(self._planned, key=lambda each: each[0]), []
-        step.number = self.last_step + 1
-        step.changes.extend(change for _, change, _ in planned)
+        made: tuple[Change, ...] = ()
+        if self._planned:
+            planned, self._planned = sorted(self._planned, key=lambda each: each[0]), []
+            step.changes.extend(change for _, change, _ in planned)
+            made = tuple(each for _, _, each in planned)
+        step.number = self._last_step + 1
         try:
-            self.digest = self.work(step, tuple(made for _, _, made in planned)).digest
+            self.digest = self.work(step, made).digest
         except InvalidInput as error:
             self.refused = error
-        self.check()
+            raise PlanError from error
 
     def check(self) -> None:
         """Raises PlanError, if anything was refused."""
@@ -90,6 +93,15 @@ class Board(Composition):
     def left(self, row: Row) -> int:
         """Steps without drafts, of those not announced, before the row is at its limit."""
         return row.prompt_tokens + row.limit - 1 - self.counts(row.number)
+
+    def goes_on(self, lane: int, rows: Iterable[Row]) -> bool:
+        """Whether anything is `left` of a lane's row that somebody wants."""
+        if self._drafted:
+            return any(not row.closed and self.left(row) > 0 for row in rows)
+        base, steps = self._lane_base, self._lane_steps.get(lane, 0) + 1
+        return any(
+            not row.closed and row.prompt_tokens + row.limit - base[row.number] > steps for row in rows
+        )
 
     def near(self, lane: int, rows: Iterable[Row], steps: int) -> list[Row]:
         """Those of a lane's rows of which no more steps than these are `left`."""

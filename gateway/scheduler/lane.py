@@ -38,8 +38,7 @@ class Lane:
     @property
     def running(self) -> bool:
         """True when a step of this lane would give a token to somebody who wants it."""
-        wanted = (not row.closed and self._board.left(row) > 0 for row in self.rows.values())
-        return bool(self.ready) or any(wanted)
+        return bool(self.ready) or self._board.goes_on(self.number, self.rows.values())
 
     @property
     def spent(self) -> bool:
