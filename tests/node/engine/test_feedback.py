@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded
-from sealring.mesh.ring import ResolvedStep
+from sealring.mesh.ring import Eviction, ResolvedStep
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 
 
@@ -23,7 +23,7 @@ def test_tokens_stay_on_the_device_in_a_ring_of_one() -> None:
     assert feedback.inputs((6, 5)).tolist() == [[60], [50]]
     assert feedback.inputs((4,)).tolist() == [[40]]
     assert feedback.inputs((5, 4, 6)).dtype == mx.uint32
-    feedback.forget(4)
+    feedback.change(Eviction(4, None, 0))
     with pytest.raises(KeyError):
         feedback.inputs((4,))
 
@@ -41,7 +41,7 @@ def test_tokens_are_waited_for_until_their_step_arrives() -> None:
 def test_tokens_of_a_row_that_has_gone_are_dropped() -> None:
     feedback = RingFeedback(5.0)
     feedback.launched(step(1, 4, 5), None)
-    feedback.forget(4)
+    feedback.change(Eviction(4, None, 0))
     feedback.arrived(step(1, 4, 5), [40, 50])
     assert feedback.last((5,)) == np.array([50], np.uint32).tobytes()
     with pytest.raises(KeyError):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.receipt.digests import AnswerHash, sampled_digest
-from sealring.mesh.ring import ResolvedStep, Settling
+from sealring.mesh.ring import Eviction, ResolvedStep, Settling
 from sealring.node.engine import Delivered, Sampled, bring
 from sealring.v1 import inference_pb2 as inference
 
@@ -59,7 +59,7 @@ def test_the_tail_signs_the_tokens_that_count(
             launch(step(*[7] * (1 + run), drafts=run), tokens)
             place += 1 + run
         arrive(left)  # what is behind a wrong draft may come after it was settled
-        tail.settle(Settling(7, 0, accepted, every - accepted))
+        tail.change(Settling(7, 0, accepted, every - accepted))
         settled += accepted
     arrive(0)
     tokens = max(0, settled - cut)
@@ -77,7 +77,7 @@ def test_a_tail_signs_nothing_that_it_has_not_sampled() -> None:
     assert tail.digests(7, 1).sampled
     assert not tail.digests(7, 2).sampled
     assert not tail.digests(8, 1).sampled
-    tail.forget(7)
+    tail.change(Eviction(7, None, 0))
     assert not tail.digests(7, 1).sampled
 
 
