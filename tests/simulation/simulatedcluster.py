@@ -226,6 +226,8 @@ class Cluster:
     def go_on(self, name: str, *, asleep: float = 0.0) -> None:
         """Lets a program go on, after a sleep of its machine of `asleep` seconds."""
         program = self.programs[name]
+        if not program.process.stands:  # the one that stood has ended, and this one was started meanwhile
+            return
         self.loop.go_on(program.process, asleep=asleep)
         self.network.go_on(program.process)
 
@@ -383,7 +385,8 @@ class Cluster:
     def overdue(self) -> dict[str, float]:
         """The rings for which the coordinator has something to do, and since when, by its clock."""
         assert self.coordinator is not None
-        now = self.coordinator.driver.clock()
+        context = self.programs["coordinator"].process.context
+        now = context.copy().run(self.coordinator.driver.clock)
         rings = self.coordinator.rings._table.running  # noqa: SLF001 - deadlines are told to nobody
         dues = {name: ring.machine.deadline() for name, ring in rings.items()}
         return {name: due for name, due in dues.items() if due is not None and due < now}
