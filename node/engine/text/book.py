@@ -99,9 +99,8 @@ class Book:
 
     def chain(self, scope: bytes, words: bytes) -> Chain:
         """The names on disk of a prompt's blocks, where it may be stored."""
-        if self._disk is None or not is_clear(scope):
-            return NO_CHAIN
-        return chain_of(self._disk.key, scope, words)
+        disk = self._disk  # another thread begins epochs, which have no disk at first
+        return chain_of(disk.key, scope, words) if disk is not None and is_clear(scope) else NO_CHAIN
 
     def worth(self, chain: Chain, *, returns: bool) -> Chain:
         """The part of a chain that is worth to be stored; `returns`: a next prompt will begin with it."""
