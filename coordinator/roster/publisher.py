@@ -133,7 +133,9 @@ class RosterPublisher:
         while True:
             elapsed = monotonic_clock() - self._signed_at
             if self._roster is not None:  # whichever clock is ahead: one stops in sleep, one may be set back
-                elapsed = max(elapsed, self._clock() - self._roster.issued)
+                elapsed = max(elapsed, aged := self._clock() - self._roster.issued)
+                if aged < -SKEW_SECONDS:  # by a clock that was ahead: machines with the right time refuse it
+                    elapsed = half
             if elapsed >= half:
                 try:
                     self.publish()

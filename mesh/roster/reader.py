@@ -130,8 +130,9 @@ class RosterReader:
         that a newer roster without this machine's own key (ROSTER_SELF_ABSENT) takes the old one out of use.
         """
         with self._lock:
-            now = self.now()
-            roster = _open(envelope, self._root, now)
+            roster = _open(envelope, self._root)
+            now = self._time_for(roster)
+            _check_root(roster, self._root, now)
             _check_history(roster, self._state, self._raise_alarm)
             _check_content(roster, now)
             self._check_own_key(roster)
@@ -146,6 +147,12 @@ class RosterReader:
                 self._state, self._learned_at = state, self._boot()
             self._current = roster
             return roster
+
+    def _time_for(self, roster: Roster) -> float:
+        """The time by which a roster is judged. A later version with an earlier time says that the
+        coordinator's clock was ahead: that clock's word about the time counts no more (decision 24)."""
+        withdrawn = roster.version > self._state.version and roster.issued < self._state.issued - SKEW_SECONDS
+        return self._clock() if withdrawn else self.now()
 
     def update_root(self, *envelopes: bytes) -> RootMetadata:
         """Follow the root's rotation; the last version has to be valid now.
@@ -190,17 +197,21 @@ def check_roster(envelope: bytes, root: RootMetadata, *, now: float) -> Roster:
 
     Raises RosterError (ENVELOPE_*, DUPLICATE_KEY_ID, BAD_SIGNATURE, THRESHOLD_NOT_MET, ROSTER_*, ROOT_*).
     """
-    roster = _open(envelope, root, now)
+    roster = _open(envelope, root)
+    _check_root(roster, root, now)
     _check_content(roster, now)
     check_trust(roster)
     return roster
 
 
-def _open(envelope: bytes, root: RootMetadata, now: float) -> Roster:
+def _open(envelope: bytes, root: RootMetadata) -> Roster:
     opened = parse_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
-    check_root_times(root, now=now)
     check_threshold(opened, root.roster_keys, root.roster_threshold)
-    roster = parse_roster(opened.payload)
+    return parse_roster(opened.payload)
+
+
+def _check_root(roster: Roster, root: RootMetadata, now: float) -> None:
+    check_root_times(root, now=now)
     if roster.cluster != root.cluster:
         raise RosterError("roster is of another cluster", reason="ROSTER_CLUSTER")
     if roster.root_version != root.version:
@@ -209,7 +220,6 @@ def _open(envelope: bytes, root: RootMetadata, now: float) -> Roster:
             reason="ROSTER_ROOT_VERSION",
             hint="fetch the newest root metadata",
         )
-    return roster
 
 
 def _check_content(roster: Roster, now: float) -> None:

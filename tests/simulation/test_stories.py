@@ -23,6 +23,12 @@ def test_whatever_befalls_a_cluster_its_answers_are_right_and_end(first: int) ->
     live(first, 6)
 
 
+@pytest.mark.parametrize("seed", [38])
+def test_stories_that_have_found_faults(seed: int) -> None:
+    """38: a gateway whose clock was ahead used a roster that its coordinator had signed while ahead too."""
+    live(seed, 1)
+
+
 @pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(100, 3100, 100))

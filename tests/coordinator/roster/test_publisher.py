@@ -255,11 +255,26 @@ async def test_half_of_its_life_renews_it_once(bench: Bench) -> None:
     bench.publisher.publish()
     for ahead, version in ((bench.settings.roster_lifetime / 2 - 1, 1), (1, 2)):
         bench.now += ahead
-        renewing = asyncio.create_task(bench.publisher.renew_forever())
-        for _ in range(5):
-            await asyncio.sleep(0)
-        renewing.cancel()
-        assert bench.publisher.current.version == version
+        assert await renewed(bench) == version
+
+
+async def renewed(bench: Bench) -> int:
+    """The roster's version once the publisher has looked at the clock."""
+    renewing = asyncio.create_task(bench.publisher.renew_forever())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    renewing.cancel()
+    return bench.publisher.current.version
+
+
+async def test_a_roster_of_a_clock_that_was_ahead_is_followed_at_once(bench: Bench) -> None:
+    """Machines with the right time would refuse it until then, or until half of its life."""
+    bench.now += 3600
+    bench.publisher.publish()
+    for back, version in ((60, 1), (1, 2), (0, 2)):
+        bench.now -= back
+        assert await renewed(bench) == version
+    assert bench.roster().issued == NOW + 3539
 
 
 async def test_a_renewal_that_fails_is_tried_again(bench: Bench) -> None:

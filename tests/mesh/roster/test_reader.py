@@ -304,6 +304,36 @@ def test_a_clock_that_was_ahead_is_not_remembered(cluster: Any, path: Path, cloc
     reader.accept(newer)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_roster_that_the_coordinator_signed_while_all_clocks_were_ahead_bars_no_later_one(
+    cluster: Any, path: Path, clock: Any, restarted: bool
+) -> None:
+    reader, boot = turned(cluster, path, clock)
+    clock.now = NOW + 3600
+    ahead = reader.accept(cluster.sign(issued=NOW + 3600, expires=NOW + 4200))
+    clock.now, boot[0] = NOW + 100, boot[0] + 100
+    if restarted:
+        reader, boot = turned(cluster, path, clock)
+    later = reader.accept(following(cluster, ahead, issued=NOW + 100, expires=NOW + 700))
+    assert (reader.current, reader.now()) == (later, NOW + 100)
+    clock.now, boot[0] = NOW + 200, boot[0] + 760
+    newest = following(cluster, later, issued=NOW + 200, expires=NOW + 800)
+    assert refusal(reader, newest) == "ROSTER_EXPIRED", "from there on the time is counted as ever"
+
+
+def test_a_roster_of_a_clock_that_came_back_is_no_older_than_this_clock_allows(
+    cluster: Any, path: Path, clock: Any
+) -> None:
+    reader, _ = turned(cluster, path, clock)
+    clock.now = NOW + 3600
+    ahead = reader.accept(cluster.sign(issued=NOW + 3600, expires=NOW + 4200))
+    held = following(cluster, ahead, issued=NOW + 100, expires=NOW + 700)
+    clock.now = NOW + 760
+    assert refusal(reader, held) == "ROSTER_EXPIRED"
+    clock.now = NOW + 30
+    assert refusal(reader, held) == "ROSTER_NOT_YET_VALID"
+
+
 def test_a_clock_that_is_ahead_by_no_more_than_the_skew_is_not_blamed(
     cluster: Any, path: Path, clock: Any
 ) -> None:
