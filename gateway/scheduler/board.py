@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import Change, Composition, Eviction, Settling, rank
+from sealring.mesh.ring.composition import Composition, Eviction, Settling, check_count, rank
 from sealring.v1 import control_pb2 as control
 
 
@@ -25,8 +25,7 @@ class Board(Composition):
     def __init__(self, ring: RingFacts) -> None:
         super().__init__(epoch=ring.epoch, max_rows=ring.max_rows, prefill_chunk=ring.prefill_chunk)
         self.refused: InvalidInput | None = None
-        self.digest = b""  # of the last step
-        self._planned: list[tuple[int, control.Change, Change]] = []  # with their ranks
+        self._planned: list[tuple[int, control.Change]] = []  # with their ranks
         self._brought: dict[int, int] = {}  # row with open drafts -> tokens since it was settled
 
     @property
@@ -37,7 +36,7 @@ class Board(Composition):
     @property
     def evicts(self) -> bool:
         """Whether rows leave with the next step."""
-        return any(isinstance(change, Eviction) for _, _, change in self._planned)
+        return any(change.HasField("evict") for _, change in self._planned)
 
     def plan(self, change: control.Change) -> None:
         """Makes a change of the next step."""
@@ -50,19 +49,19 @@ class Board(Composition):
             return
         if isinstance(made, Settling | Eviction):
             self._brought.pop(made.row, None)
-        self._planned.append((rank(made), change, made))
+        self._planned.append((rank(made), change))
 
     def announce(self, step: control.Step) -> None:
         """Makes a step without changes the next one, with the changes that are planned. Raises PlanError."""
         self.check()
-        made: tuple[Change, ...] = ()
-        if self._planned:
-            planned, self._planned = sorted(self._planned, key=lambda each: each[0]), []
-            step.changes.extend(change for _, change, _ in planned)
-            made = tuple(each for _, _, each in planned)
+        planned, self._planned = self._planned, []
+        if planned:
+            planned.sort(key=lambda each: each[0])
+            step.changes.extend(change for _, change in planned)
         step.number = self._last_step + 1
         try:
-            self.digest = self.work(step, made).digest
+            check_count(len(planned))
+            self.work(step, changed=bool(planned))
         except InvalidInput as error:
             self.refused = error
             raise PlanError from error

@@ -244,7 +244,7 @@ class StepPlanner:
         """Everything that can be announced now."""
         while step := self._next_prefill() or self._next_decode():
             yield step
-        if self._makes_room() or (self.board.evicts and not self.under_way):
+        if self._makes_room() or (not self.under_way and self.board.evicts):
             yield self._announce(self._step([]))
 
     def _makes_room(self) -> bool:

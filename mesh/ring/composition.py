@@ -217,6 +217,10 @@ class ResolvedStep:
     guesses: int = 0
 
 
+_Work: TypeAlias = tuple[tuple[Chunk, ...], tuple[int, ...], tuple[int, ...], bool]
+"""A step's chunks, its rows, the rows that get a token, and whether it continues drafts."""
+
+
 class _Unused:
     """Numbers that can each be taken once, in any order. Beyond MAX_GAPS gaps, the numbers of the lowest gaps
     can no longer be taken."""
@@ -324,60 +328,63 @@ class Composition:
         """
         if step.number != self._last_step + 1:
             raise _bad(f"step {step.number} follows step {self._last_step}")
-        if len(step.changes) > MAX_CHANGES:
-            raise _bad(f"step {step.number} has more than {MAX_CHANGES} changes")
+        check_count(len(step.changes))
         changes = tuple(self.change(change) for change in step.changes)
         ranks = [rank(change) for change in changes]
         if ranks != sorted(ranks):
             raise _bad("a prefix is adopted, kept or dropped after other changes of a step")
-        return self.work(step, changes)
-
-    def work(self, step: control.Step, changes: tuple[Change, ...]) -> ResolvedStep:
-        """Applies the work of a step whose changes are made, in the order of their ranks. Raises as
-        `apply`."""
-        self._last_step = step.number
-        work = step.WhichOneof("work")
-        if work == "prefill":
-            self._digest_of_rows = None
-        chunks: tuple[Chunk, ...] = ()
-        lane: int | None = None
-        rows: tuple[int, ...] = ()
-        drafts, continues, asks = 0, False, False
-        if work == "prefill":
-            chunks = self._prefill(step.prefill.chunks)
-            sampled = tuple(row for chunk in chunks for row in chunk.sampled)
-        elif work == "decode":
-            lane = step.decode.lane
-            rows = self.lane_rows(lane)
-            if not rows:
-                raise _bad(f"lane {lane} has no rows to decode")
-            drafts, asks = step.decode.drafts, step.decode.asks
-            if step.decode.guesses > (MAX_DRAFTS if len(rows) == 1 else 0):
-                raise _bad(f"{step.decode.guesses} guesses for {len(rows)} rows are too many")
-            if drafts:
-                continues = rows[0] in self._drafted
-                sampled = self._draft(rows, drafts)
-            else:
-                sampled = rows
-                self._check_settled(rows)
-            self._lane_steps[lane] = self._lane_steps.get(lane, 0) + 1 + drafts
-        else:
-            sampled = ()
-        self._tokens = self._count() if changes or chunks else self._tokens + len(rows) * (1 + drafts)
+        chunks, rows, sampled, continues = self.work(step, changed=bool(changes))
+        lane, decode = step.decode.lane if rows else None, step.decode
         return ResolvedStep(
             step.number,
-            self._digest(lane, chunks, drafts, changes),
+            self._digest(lane, chunks, decode.drafts, changes),
             changes,
             chunks,
             lane,
             rows,
             sampled,
-            drafts,
+            decode.drafts,
             continues,
-            asks,
-            step.decode.modelled,
-            step.decode.guesses,
+            decode.asks,
+            decode.modelled,
+            decode.guesses,
         )
+
+    def work(self, step: control.Step, *, changed: bool) -> _Work:
+        """Applies the work of a step whose changes are made, if there were any. Raises as `apply`."""
+        self._last_step = step.number
+        work = step.WhichOneof("work")
+        chunks: tuple[Chunk, ...] = ()
+        rows: tuple[int, ...] = ()
+        sampled: tuple[int, ...] = ()
+        continues = False
+        if work == "prefill":
+            self._digest_of_rows = None
+            chunks = self._prefill(step.prefill.chunks)
+            sampled = tuple(row for chunk in chunks for row in chunk.sampled)
+        elif work == "decode":
+            rows, sampled, continues = self._decode(step.decode)
+            self._tokens += len(rows) * (1 + step.decode.drafts)
+        if changed or chunks:
+            self._tokens = self._count()
+        return chunks, rows, sampled, continues
+
+    def _decode(self, decode: control.Decode) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+        """The rows of a decode step, those that get a token, and whether it continues drafts."""
+        lane, drafts, continues = decode.lane, decode.drafts, False
+        rows = self.lane_rows(lane)
+        if not rows:
+            raise _bad(f"lane {lane} has no rows to decode")
+        if decode.guesses > (MAX_DRAFTS if len(rows) == 1 else 0):
+            raise _bad(f"{decode.guesses} guesses for {len(rows)} rows are too many")
+        if drafts:
+            continues = rows[0] in self._drafted
+            sampled = self._draft(rows, drafts)
+        else:
+            sampled = rows
+            self._check_settled(rows)
+        self._lane_steps[lane] = self._lane_steps.get(lane, 0) + 1 + drafts
+        return rows, sampled, continues
 
     def _draft(self, rows: tuple[int, ...], drafts: int) -> tuple[int, ...]:
         if len(rows) * (1 + drafts) > MAX_DRAFTED:
@@ -667,6 +674,12 @@ def _lengths(marks: Sequence[int], tokens: int, prefix: int) -> tuple[int, ...]:
 
 def _packed(lengths: Collection[int]) -> bytes:
     return struct.pack(f">I{len(lengths)}I", len(lengths), *sorted(lengths))
+
+
+def check_count(changes: int) -> None:
+    """Raises InvalidInput (BAD_STEP) for more changes than a step may have."""
+    if changes > MAX_CHANGES:
+        raise _bad(f"a step has more than {MAX_CHANGES} changes")
 
 
 def rank(change: Change) -> int:
