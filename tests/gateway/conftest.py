@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actedcoordinator import ActedCoordinator
 from prooftest import answer_offer
 
-from sealring.mesh.crypto import Label, SoftwareSigner, member_id, verify
+from sealring.mesh.crypto import SoftwareSigner, member_id
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.member import (
     IDENTITY_KEY,
@@ -21,11 +22,9 @@ from sealring.mesh.member import (
     CalledProof,
     Purpose,
     by_identity,
-    by_roster_keys,
     of_identity,
 )
-from sealring.mesh.member.proof import renewal
-from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial, encode_chain, to_pem
+from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial
 from sealring.mesh.ring import Composition
 from sealring.mesh.roster import (
     NO_PREVIOUS,
@@ -41,7 +40,6 @@ from sealring.v1 import control_pb2 as control
 from sealring.v1 import control_pb2_grpc as control_grpc
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
-from sealring.v1 import membership_pb2_grpc as membership_grpc
 
 CLUSTER = "demo"
 CHUNK = 16
@@ -202,62 +200,6 @@ class ActedMember(control_grpc.ControlServicer):
                 ring.answers.pop(request.discard.row, None)
 
 
-class ActedCoordinator(membership_grpc.SchedulingServicer):
-    """Follow, with what a test puts in."""
-
-    def __init__(self, authority: Authority, gateway: SoftwareSigner) -> None:
-        self._sign = by_roster_keys(authority.roster_signers)
-        self._gateway = gateway.public_key
-        self.snapshot: dict[str, membership.WatchResponse] = {}
-        self.renewed: asyncio.Queue[bytes] = asyncio.Queue()
-        self._watches: set[asyncio.Queue[membership.WatchResponse]] = set()
-
-    def tell(self, name: str, event: membership.WatchResponse) -> None:
-        self.snapshot[name] = event
-        for watch in self._watches:
-            watch.put_nowait(event)
-
-    async def Follow(self, requests: Any, context: Any) -> AsyncIterator[membership.WatchResponse]:
-        proof, answer = await answer_offer(requests, context, Purpose.WATCH, self._sign)
-        yield membership.WatchResponse(proof=answer)
-        proof.check((await anext(requests)).proof, of_identity(self._gateway))
-        reader = asyncio.create_task(self._read(requests, proof))
-        watch: asyncio.Queue[membership.WatchResponse] = asyncio.Queue()
-        self._watches.add(watch)
-        for event in self.snapshot.values():
-            watch.put_nowait(event)
-        watch.put_nowait(membership.WatchResponse(all_told=membership.AllTold()))
-        try:
-            while True:
-                yield await watch.get()
-        finally:
-            reader.cancel()
-            self._watches.discard(watch)
-
-    async def _read(self, requests: Any, proof: CalledProof) -> None:
-        async for request in requests:
-            proof.check_renewal(request.renewal, of_identity(self._gateway))
-            self.renewed.put_nowait(request.renewal.certificate)
-
-
-class ActedCertificates(membership_grpc.CertificatesServicer):
-    """Renews the gateway's certificate."""
-
-    def __init__(self, cluster: ActedCluster) -> None:
-        self._cluster = cluster
-
-    async def Renew(self, request: Any, context: Any) -> membership.RenewResponse:
-        cluster = self._cluster
-        verify(cluster.gateway.public_key, Label.CSR, request.csr, request.signature)
-        peer = cluster.peer(cluster.gateway, Role.GATEWAY)
-        certificate = cluster.authority.ca.issue(request.csr, peer, lifetime=3600, now=time.time())
-        chain, root = to_pem(certificate), encode_chain(cluster.authority.root.chain)
-        sign = by_roster_keys(cluster.authority.roster_signers, Label.RENEWAL)
-        return membership.RenewResponse(
-            certificate_chain=chain, root_metadata=root, proof=sign(renewal(request.csr, chain, root))
-        )
-
-
 class ActedCluster:
     """Authority, coordinator and members. `state_dir` is an enrolled gateway's."""
 
@@ -268,7 +210,8 @@ class ActedCluster:
         self.state_dir = folder / "gateway"
         self.members = [SoftwareSigner.generate() for _ in range(size)]
         self.gateway = SoftwareSigner.load_or_create(self.state_dir / IDENTITY_KEY)
-        self.coordinator = ActedCoordinator(self.authority, self.gateway)
+        own = {member_id(self.gateway.public_key): self.gateway.public_key}
+        self.coordinator = ActedCoordinator(self.authority, own)
         self.version = 0
         self.previous = NO_PREVIOUS
         self._servers: list[Server] = []
@@ -302,20 +245,7 @@ class ActedCluster:
             await server.start()
             self._servers.append(server)
         store = TlsStore(self.material(PeerIdentity(CLUSTER, Role.COORDINATOR, "coordinator")))
-        server = Server(
-            [
-                (
-                    membership_grpc.add_SchedulingServicer_to_server,
-                    self.coordinator,
-                    "sealring.v1.Scheduling",
-                ),
-                (
-                    membership_grpc.add_CertificatesServicer_to_server,
-                    ActedCertificates(self),
-                    "sealring.v1.Certificates",
-                ),
-            ]
-        )
+        server = Server(self.coordinator.services())
         port = server.listen("127.0.0.1:0", server_credentials(store))
         await server.start()
         self._servers.append(server)
@@ -358,7 +288,7 @@ class ActedCluster:
 
     def publish_raw(self, envelope: bytes) -> None:
         update = membership.RosterUpdate(envelope=envelope)
-        self.coordinator.tell("roster", membership.WatchResponse(roster=update))
+        self.coordinator.tell(membership.WatchResponse(roster=update), name="roster")
 
     def serve(self, phase: int = membership.RING_PHASE_SERVING, *, patience: int = 0) -> None:
         state = membership.RingState(
@@ -373,7 +303,7 @@ class ActedCluster:
             protocol=PROTOCOL_VERSION,
             patience=patience,
         )
-        self.coordinator.tell("ring", membership.WatchResponse(ring=state))
+        self.coordinator.tell(membership.WatchResponse(ring=state), name="ring")
 
     async def stop(self) -> None:
         for server in self._servers:

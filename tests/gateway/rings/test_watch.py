@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
 import grpc.aio
 import pytest
+from actedcoordinator import ActedCoordinator
 
 from sealring.gateway.rings import watch as watch_module
 from sealring.gateway.rings.watch import Watch
@@ -23,44 +25,9 @@ from sealring.mesh.errors import (
 )
 from sealring.mesh.member import Coordinators
 from sealring.mesh.rpc import Backoff, Server, silence, to_status
+from sealring.testing.authority import Authority
 from sealring.v1 import membership_pb2 as membership
-from sealring.v1 import membership_pb2_grpc as membership_grpc
 from sealring.v1 import proof_pb2
-
-
-class Coordinator(membership_grpc.SchedulingServicer):
-    def __init__(self) -> None:
-        self.watched: asyncio.Queue[None] = asyncio.Queue()
-        self.renewed: asyncio.Queue[bytes] = asyncio.Queue()
-        self.troubles: asyncio.Queue[str] = asyncio.Queue()
-        self.beats: asyncio.Queue[None] = asyncio.Queue()
-        self.demands: asyncio.Queue[membership.Demand] = asyncio.Queue()
-        self.refusal: Exception | None = None
-        self.events: asyncio.Queue[membership.WatchResponse | None] = asyncio.Queue()
-        """What it says next; None ends the stream."""
-
-    async def Follow(self, requests: Any, context: Any) -> AsyncIterator[membership.WatchResponse]:
-        if self.refusal is not None:
-            raise self.refusal
-        self.watched.put_nowait(None)
-        reading = asyncio.create_task(self._read(requests))
-        yield membership.WatchResponse(ring=membership.RingState(ring="ring-0"))
-        try:
-            while (event := await self.events.get()) is not None:
-                yield event
-        finally:
-            reading.cancel()
-
-    async def _read(self, requests: Any) -> None:
-        async for request in requests:
-            if request.HasField("trouble"):
-                self.troubles.put_nowait(request.trouble.reason)
-            elif request.HasField("beat"):
-                self.beats.put_nowait(None)
-            elif request.HasField("demand"):
-                self.demands.put_nowait(request.demand)
-            else:
-                self.renewed.put_nowait(request.renewal.certificate)
 
 
 class Rings:
@@ -177,7 +144,7 @@ class Channel(Coordinators):
 
 
 class Watching:
-    def __init__(self, coordinator: Coordinator, rings: Rings, channel: Channel, task: Any) -> None:
+    def __init__(self, coordinator: ActedCoordinator, rings: Rings, channel: Channel, task: Any) -> None:
         self.coordinator, self.rings, self.channel, self.task = coordinator, rings, channel, task
         self.keeper = Keeper()
         self.introduction = Introduction()
@@ -187,8 +154,10 @@ class Watching:
 async def watching(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
     monkeypatch.setattr(watch_module, "_TICK_SECONDS", 0.01)
     monkeypatch.setattr(watch_module, "Backoff", partial(Backoff, 0.01))
-    coordinator, rings = Coordinator(), Rings()
-    server = Server([(membership_grpc.add_SchedulingServicer_to_server, coordinator, "x")])
+    coordinator, rings = ActedCoordinator(Authority.create("demo", now=time.time())), Rings()
+    coordinator.proves = False  # `Introduction` is played too
+    coordinator.tell(membership.WatchResponse(ring=membership.RingState(ring="ring-0")), name="ring")
+    server = Server(coordinator.services())
     channel = Channel(f"127.0.0.1:{server.listen('127.0.0.1:0', None)}")
     await server.start()
     found = Watching(coordinator, rings, channel, None)
@@ -208,8 +177,8 @@ async def watching(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
 
 
 async def serving(watching: Watching) -> None:
-    """Until it has heard of the first ring, or has ended."""
-    for event in ("begin", "ring-0"):
+    """Until it has heard of the first ring, which is all that there is, or has ended."""
+    for event in ("begin", "ring-0", "all"):
         heard = asyncio.ensure_future(watching.rings.states.get())
         await asyncio.wait((heard, watching.task), timeout=200, return_when=asyncio.FIRST_COMPLETED)
         assert not watching.task.done()
@@ -260,22 +229,22 @@ async def test_a_clock_that_comes_back_brings_back_the_roster_and_those_refused_
 ) -> None:
     """The coordinator hears meanwhile what this gateway believes, and so do clients."""
     await serving(watching)
-    keeper, told = watching.keeper, watching.coordinator.troubles
+    keeper, told = watching.keeper, watching.coordinator.told
     async with asyncio.timeout(200):
         keeper.valid, keeper.ahead = None, 3600
-        assert await told.get() == "ROSTER_EXPIRED"
+        assert (await told.get()).trouble.reason == "ROSTER_EXPIRED"
         assert (watching.rings.rosters[-1], watching.rings.clock_ahead) == (None, 3600)
         keeper.valid, keeper.ahead = "roster", 0
-        assert await told.get() == ""
+        assert (await told.get()).trouble.reason == ""
         assert (watching.rings.rosters[-1], watching.rings.clock_ahead) == ("roster", 0)
         keeper.valid = None
         keeper.refused[b"newer"] = RosterError("it has expired", reason="ROSTER_EXPIRED")
-        watching.coordinator.events.put_nowait(roster(b"newer"))
-        assert await told.get() == "ROSTER_EXPIRED"
-        watching.coordinator.events.put_nowait(GONE)
+        watching.coordinator.tell(roster(b"newer"))
+        assert (await told.get()).trouble.reason == "ROSTER_EXPIRED"
+        watching.coordinator.tell(GONE)
         assert await watching.rings.states.get() == "without ring-0"
         keeper.refused.clear()
-        assert await told.get() == ""
+        assert (await told.get()).trouble.reason == ""
     assert watching.rings.rosters[-2:] == [None, b"newer"]
 
 
@@ -316,12 +285,12 @@ async def test_rosters_and_rings_are_passed_on_and_refused_rosters_are_not(
     await serving(watching)
     watching.keeper.refused[b"refused"] = error
     for event in (roster(b"good"), roster(b"refused"), roster(b"better"), GONE):
-        watching.coordinator.events.put_nowait(event)
+        watching.coordinator.tell(event)
     async with asyncio.timeout(200):
         assert await watching.rings.states.get() == "without ring-0"
         watching.introduction.certificates.put_nowait(b"said last")
         await watching.coordinator.renewed.get()
-    assert watching.coordinator.troubles.empty()
+    assert watching.coordinator.told.empty()
     assert watching.rings.rosters == ["roster", b"good", b"better"]
     assert watching.coordinator.watched.qsize() == 1
 
@@ -331,21 +300,21 @@ async def test_a_roster_for_which_there_is_no_room_is_used_when_there_is(watchin
     await serving(watching)
     for envelope in (b"late", b"later"):
         watching.keeper.refused[envelope] = RosterError("no space", reason="ROSTER_STATE_UNWRITABLE")
-        watching.coordinator.events.put_nowait(roster(envelope))
-    watching.coordinator.events.put_nowait(GONE)
+        watching.coordinator.tell(roster(envelope))
+    watching.coordinator.tell(GONE)
     async with asyncio.timeout(200):
-        assert await watching.coordinator.troubles.get() == "ROSTER_STATE_UNWRITABLE"
+        assert (await watching.coordinator.told.get()).trouble.reason == "ROSTER_STATE_UNWRITABLE"
         assert await watching.rings.states.get() == "without ring-0"
         assert watching.rings.rosters == ["roster"]
         watching.keeper.refused.clear()
-        assert await watching.coordinator.troubles.get() == ""
+        assert (await watching.coordinator.told.get()).trouble.reason == ""
     assert watching.rings.rosters == ["roster", b"later"]
 
 
 async def test_a_gateway_that_the_roster_no_longer_names_ends(watching: Watching) -> None:
     await serving(watching)
     watching.keeper.refused[b"without us"] = PermissionDenied("no", reason="REMOVED")
-    watching.coordinator.events.put_nowait(roster(b"without us"))
+    watching.coordinator.tell(roster(b"without us"))
     with pytest.raises(PermissionDenied) as raised:
         async with asyncio.timeout(200):
             await watching.task
@@ -354,7 +323,7 @@ async def test_a_gateway_that_the_roster_no_longer_names_ends(watching: Watching
 
 async def test_a_stream_that_ends_is_opened_anew(watching: Watching) -> None:
     await serving(watching)
-    watching.coordinator.events.put_nowait(None)
+    watching.coordinator.tell(None)
     await serving(watching)
     assert watching.channel.led == [False, True], "elsewhere first, after a stream that was short"
 
@@ -391,12 +360,12 @@ async def test_wishes_are_reported_when_they_change_and_models_are_passed_on(wat
             models=[membership.ModelDemand(deployment="big", asked=number)]
         )
         watching.rings.wanted.set()
-        assert await watching.coordinator.demands.get() == watching.rings.wishes
+        assert (await watching.coordinator.told.get()).demand == watching.rings.wishes
     for event in (
         membership.WatchResponse(model=membership.ModelState(deployment="big")),
         membership.WatchResponse(model_gone=membership.ModelGone(deployment="big")),
     ):
-        watching.coordinator.events.put_nowait(event)
+        watching.coordinator.tell(event)
     assert [await watching.rings.states.get() for _ in range(2)] == ["big", "without big"]
 
 
@@ -410,13 +379,13 @@ async def test_a_coordinator_is_asked_whether_it_is_there_only_while_clients_wai
     await serving(watching)
     ticked = asyncio.Event()
     told = membership.WatchResponse(all_told=membership.AllTold(hears=True))
-    watching.coordinator.events.put_nowait(told)
+    watching.coordinator.tell(told)
     assert await watching.rings.states.get() == "all"
     watching.rings.on_tick = ticked.set
     for _ in range(2):
         ticked.clear()
         await ticked.wait()
-    assert watching.coordinator.beats.empty()
+    assert watching.coordinator.told.empty()
     watching.rings.asked = True
-    await watching.coordinator.beats.get()
+    assert (await watching.coordinator.told.get()).HasField("beat")
     await serving(watching)

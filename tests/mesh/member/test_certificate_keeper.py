@@ -11,10 +11,11 @@ from typing import Any, Self
 
 import grpc.aio
 import pytest
+from actedcoordinator import ActedCoordinator
 from leaftest import material
 from refusals import refused
 
-from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner, verify
+from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner
 from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
 from sealring.mesh.member import (
     CertificateKeeper,
@@ -25,20 +26,18 @@ from sealring.mesh.member import (
     refusal,
     save_machine_state,
 )
-from sealring.mesh.member.proof import renewal
 from sealring.mesh.pki import (
     ClusterCA,
     LeafKey,
     PeerIdentity,
     Role,
     RootMetadata,
-    encode_chain,
     expires_at,
     sign_root,
     to_pem,
 )
 from sealring.mesh.rpc import Server, TlsStore
-from sealring.v1 import membership_pb2, membership_pb2_grpc
+from sealring.v1 import membership_pb2
 
 PEER = PeerIdentity("demo", Role.MEMBER, "one")
 LIFETIME = 3600.0
@@ -47,38 +46,17 @@ AT = [JOIN, "192.168.1.9:7701"]
 """The join port of each host where the coordinator may be."""
 
 
-class Coordinator(membership_pb2_grpc.CertificatesServicer):
-    """Renews as the real one does, unless a test spoils the answer."""
+class Coordinator(ActedCoordinator):
+    """Its callers are one machine, and show no certificate."""
 
     def __init__(self, authority: Any, clock: Any, signer: SoftwareSigner) -> None:
-        self.ca, self.clock, self.signer = authority.ca, clock, signer
-        self.roster_signers = authority.roster_signers
-        self.root: RootMetadata = authority.root
-        self.peer = PEER
+        super().__init__(authority, {PEER.id: signer.public_key})
+        self.clock, self.signer = clock, signer
         self.asked_by: list[str] = []
-        self.error: SealringError | None = None
-        self.refused = b""  # the identity key that it says is not enrolled
-        self.spoil: Callable[[membership_pb2.RenewResponse], None] = lambda answer: None
 
     async def Renew(self, request: Any, context: Any) -> membership_pb2.RenewResponse:
         self.asked_by.append("mtls")
-        return await self.answer(request)
-
-    async def answer(self, request: Any) -> membership_pb2.RenewResponse:
-        if self.error is not None:
-            raise self.error
-        verify(self.signer.public_key, Label.CSR, request.csr, request.signature)
-        der = self.ca.issue(request.csr, self.peer, lifetime=LIFETIME, now=self.clock())
-        answer = membership_pb2.RenewResponse(root_metadata=encode_chain(self.root.chain))
-        if not self.refused:
-            answer.certificate_chain = to_pem(der)
-        self.spoil(answer)
-        if not answer.proof:
-            said = renewal(request.csr, answer.certificate_chain, answer.root_metadata)
-            if self.refused:
-                said = refusal(request.csr, self.refused)
-            answer.proof = by_roster_keys(self.roster_signers, Label.RENEWAL)(said)
-        return answer
+        return self.renew(request, PEER)
 
 
 class Machine:
@@ -121,7 +99,7 @@ class Machine:
         if self.by_identity is not None:
             raise self.by_identity
         request = membership_pb2.RenewRequest(csr=csr, signature=signer.sign(Label.CSR, csr))
-        return await self.coordinator.answer(request)
+        return self.coordinator.renew(request, PEER)
 
     def unchanged(self) -> bool:
         stored = load_machine_state(self.folder)
@@ -138,7 +116,7 @@ async def machine(
     tmp_path: Path, authority: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Machine]:
     coordinator = Coordinator(authority, clock, SoftwareSigner.generate())
-    server = Server([(membership_pb2_grpc.add_CertificatesServicer_to_server, coordinator, "x")])
+    server = Server(coordinator.services())
     address = f"127.0.0.1:{server.listen('127.0.0.1:0', None)}"
     await server.start()
 
@@ -215,7 +193,7 @@ def stranger(machine: Machine) -> Any:
         (spoilt("certificate_chain", b"junk"), "BAD_CERTIFICATE"),
         (spoilt("root_metadata", b""), "ROOT_CHAIN_LENGTH"),
         (spoilt("root_metadata", b"\x00\x00\x00\x01x"), "ENVELOPE_MALFORMED"),
-        (lambda machine: {"error": PermissionDenied("out", reason="NOT_ENROLLED")}, "NOT_ENROLLED"),
+        (lambda machine: {"refusal": PermissionDenied("out", reason="NOT_ENROLLED")}, "NOT_ENROLLED"),
     ],
 )
 async def test_what_does_not_hold_changes_nothing(
@@ -289,7 +267,7 @@ async def test_it_renews_at_half_of_what_the_certificate_says(machine: Machine, 
 
 async def test_what_fails_is_tried_again_and_oftener_once_the_certificate_has_ended(machine: Machine) -> None:
     machine.issue(300)
-    machine.coordinator.error = Unauthenticated("not now")
+    machine.coordinator.refusal = Unauthenticated("not now")
     machine.by_identity = Unavailable("not here")
     asked = await run_for(machine, 310)
     assert asked == [150, 180, 210, 240, 270, 300, 302, 304, 306, 308, 310]
@@ -324,7 +302,7 @@ async def test_a_refusal_that_is_not_proved_stops_nobody(machine: Machine, wrong
     def spoil(answer: membership_pb2.RenewResponse) -> None:
         if wrong == "another request":
             said = refusal(b"an earlier one", machine.coordinator.signer.public_key)
-            answer.proof = by_roster_keys(machine.coordinator.roster_signers, Label.RENEWAL)(said)
+            answer.proof = by_roster_keys(machine.coordinator.signers, Label.RENEWAL)(said)
         elif wrong == "no proof":
             answer.proof = b"x"
 
@@ -333,7 +311,7 @@ async def test_a_refusal_that_is_not_proved_stops_nobody(machine: Machine, wrong
     if wrong == "another key":
         machine.coordinator.refused = SoftwareSigner.generate().public_key
     elif wrong == "another signer":
-        machine.coordinator.roster_signers = [Ed25519Signer.generate()]
+        machine.coordinator.signers = [Ed25519Signer.generate()]
     machine.clock.advance(3 * LIFETIME)
     with refused("BAD_PROOF"):
         await machine.keeper.renew()

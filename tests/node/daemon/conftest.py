@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,121 +13,53 @@ import grpc
 import psutil
 import pytest
 import pytest_asyncio
+from actedcoordinator import ActedCoordinator
 from patience import until
-from prooftest import answer_offer, identity, introduce
+from prooftest import identity, introduce
 
-from sealring.mesh.crypto import Label
-from sealring.mesh.errors import PermissionDenied, SealringError
-from sealring.mesh.member import Purpose, by_roster_keys
-from sealring.mesh.member.proof import renewal
-from sealring.mesh.pki import PeerIdentity, Role, encode_chain, to_pem
-from sealring.mesh.rpc import (
-    PROTOCOL_VERSION,
-    PeerChannel,
-    Server,
-    TlsStore,
-    peer_identity,
-    server_credentials,
-)
+from sealring.mesh.errors import SealringError
+from sealring.mesh.member import Purpose
+from sealring.mesh.pki import PeerIdentity, Role
+from sealring.mesh.rpc import PROTOCOL_VERSION, PeerChannel, Server, TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port
 from sealring.node.main import serve
 from sealring.node.settings import NodeSettings
-from sealring.v1 import control_pb2, control_pb2_grpc, membership_pb2, membership_pb2_grpc, proof_pb2
+from sealring.v1 import control_pb2, control_pb2_grpc, membership_pb2
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
 RING = "demo-0"
 
 
-class Coordinator(membership_pb2_grpc.MembershipServicer, membership_pb2_grpc.CertificatesServicer):
-    """Says what the test says, and keeps what the members said."""
+class Coordinator(ActedCoordinator):
+    """At an address that stays, with a word for each of the members of a bed."""
 
     def __init__(self, cluster: Any) -> None:
-        self.cluster = cluster
-        self.heard: dict[str, list[membership_pb2.MemberMessage]] = {}
-        self.evicted: set[str] = set()
-        self.changed = asyncio.Condition()
-        self.outgoing: dict[str, asyncio.Queue[membership_pb2.CoordinatorMessage | None]] = {}
+        super().__init__(cluster.authority)
         peer = PeerIdentity("testbed", Role.COORDINATOR, "coordinator")
         self.store = TlsStore(cluster.material(peer))
         self.server: Server | None = None
         self.address = f"127.0.0.1:{free_port()}"
 
     async def start(self) -> None:
-        self.server = Server(
-            [
-                (membership_pb2_grpc.add_MembershipServicer_to_server, self, "sealring.v1.Membership"),
-                (membership_pb2_grpc.add_CertificatesServicer_to_server, self, "sealring.v1.Certificates"),
-            ]
-        )
+        self.server = Server(self.services())
         self.server.listen(self.address, server_credentials(self.store))
         await self.server.start()
 
     async def stop(self) -> None:
         if self.server is not None:
-            for queue in self.outgoing.values():
-                queue.put_nowait(None)
+            for session in self.sessions.values():
+                if session.talks:
+                    session.say.put_nowait(None)
             await self.server.stop(0.2)
             self.server = None
 
-    async def Session(self, requests, context) -> AsyncIterator[membership_pb2.CoordinatorMessage]:
-        member = peer_identity(context).id
-        sign = by_roster_keys([self.cluster.authority.roster_signers[0]])
-        proof, answer = await answer_offer(requests, context, Purpose.SESSION, sign)
-        yield membership_pb2.CoordinatorMessage(proof=answer)
-        proof.check((await anext(requests)).proof, lambda content, given: None)
-        if member in self.evicted:
-            raise PermissionDenied("not enrolled any more", reason="NOT_ENROLLED")
-        yield membership_pb2.CoordinatorMessage(accepted=proof_pb2.ProofAccepted())
-        queue = self.outgoing[member] = asyncio.Queue()
-
-        async def read() -> None:
-            async for message in requests:
-                if message.WhichOneof("message") != "heartbeat":
-                    self.heard.setdefault(member, []).append(message)
-                else:
-                    self.heard.setdefault(member + " beats", []).append(message)
-                async with self.changed:
-                    self.changed.notify_all()
-
-        reader = asyncio.create_task(read())
-        try:
-            while (message := await queue.get()) is not None:
-                yield message
-        finally:
-            reader.cancel()
-
-    async def Renew(self, request, context) -> membership_pb2.RenewResponse:
-        certificate = self.cluster.authority.ca.issue(
-            request.csr, peer_identity(context), lifetime=3600, now=time.time()
-        )
-        chain, root = to_pem(certificate), encode_chain(self.cluster.authority.root.chain)
-        sign = by_roster_keys([self.cluster.authority.roster_signers[0]], Label.RENEWAL)
-        return membership_pb2.RenewResponse(
-            certificate_chain=chain, root_metadata=root, proof=sign(renewal(request.csr, chain, root))
-        )
-
     def send(self, member: str, **message: Any) -> None:
-        self.outgoing[member].put_nowait(membership_pb2.CoordinatorMessage(**message))
+        self.sessions[member].say.put_nowait(membership_pb2.CoordinatorMessage(**message))
 
-    async def hears(self, member: str, kind: str, seconds: float = 200, **fields: Any) -> Any:
-        """The first message of a kind whose fields are as given, taken from what was heard."""
-
-        def find() -> Any:
-            for message in self.heard.get(member, []):
-                if message.WhichOneof("message") == kind:
-                    inner = getattr(message, kind)
-                    if all(getattr(inner, name) == value for name, value in fields.items()):
-                        self.heard[member].remove(message)
-                        return inner
-                elif message.WhichOneof("message") == "fault" and kind != "fault":
-                    raise AssertionError(f"fault instead of {kind}: {message.fault.problem}")
-            return None
-
-        async with asyncio.timeout(seconds), self.changed:
-            while (found := find()) is None:
-                await self.changed.wait()
-            return found
+    async def hears(self, member: str, kind: str, **fields: Any) -> Any:
+        """Raises AssertionError for a fault that nobody asks for."""
+        return await self.sessions[member].hears(kind, unless="fault", **fields)
 
 
 class Node:
@@ -361,11 +291,11 @@ class Bed:
         await self.send_roster()
         for node in self.nodes:
             await until(partial(self._seen, node.id))
-        for heard in self.coordinator.heard.values():
-            heard.clear()
+        for session in self.coordinator.sessions.values():
+            session.heard.clear()
 
     def _seen(self, node: str) -> bool:
-        told = self.coordinator.heard.get(node, [])
+        told = self.coordinator.sessions[node].heard
         return any(one.roster_seen.version == self.roster.version for one in told)
 
     async def stop(self) -> None:

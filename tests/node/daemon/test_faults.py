@@ -106,9 +106,7 @@ async def test_the_coordinator_may_be_away(kept_bed: Any) -> None:
         assert hello.roster_version == ring.roster.version
         (serving,) = hello.serving
         assert (serving.prepared.epoch, serving.prepared.max_rows) == (ring.epoch, 4)
-    beats = ring.coordinator.heard
-    await ring.coordinator.hears(ring.nodes[0].id + " beats", "heartbeat")
-    assert beats
+    await ring.coordinator.hears(ring.nodes[0].id, "heartbeat")
     assert await gateway.step(changes=[]) is None
     await gateway.close()
 

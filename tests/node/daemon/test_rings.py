@@ -46,7 +46,7 @@ async def test_a_node_serves_rings_that_leave_each_other_alone(
     (engine,) = children_of("sealring.node.engine.main")
     gateway, epoch = await ring.attach(), ring.epoch
     await ring.form("small-0")
-    while len((beat := await coordinator.hears(f"{node} beats", "heartbeat")).rings) < 2:
+    while len((beat := await coordinator.hears(node, "heartbeat")).rings) < 2:
         pass
     assert {one.ring: one.epoch for one in beat.rings} == {"demo-0": epoch, "small-0": ring.epoch}
     assert beat.memory_total >= beat.memory_used > 1.5 * max(one.engine_memory for one in beat.rings)
@@ -89,7 +89,7 @@ async def test_a_node_out_of_the_roster_drops_everything(make_bed: Any, children
     assert raised.value.reason == "REMOVED"
     assert len(children_of("sealring.node.engine.main")) <= 1
     assert not (goes.folder / "roster.dsse").exists()
-    ring.coordinator.evicted.add(goes.id)
+    ring.coordinator.refusal = PermissionDenied("not enrolled any more", reason="NOT_ENROLLED")
     goes.start(ring.coordinator, b"")
     with pytest.raises(PermissionDenied):
         async with asyncio.timeout(200):
