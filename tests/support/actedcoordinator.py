@@ -23,11 +23,11 @@ from sealring.v1 import proof_pb2
 
 
 class MemberSession:
-    """What one member is told and says, over all its streams."""
+    """The words to and from one member, over all its streams."""
 
     def __init__(self) -> None:
         self.say: asyncio.Queue[membership.CoordinatorMessage | None] = asyncio.Queue()
-        """What it is told next; None ends the stream."""
+        """The words to it that come next; None ends the stream."""
         self.heard: list[membership.MemberMessage] = []
         self.offers = asyncio.Semaphore(0)
         self.parted = asyncio.Semaphore(0)
@@ -88,7 +88,7 @@ class ActedCoordinator(
         self.proves = True
         """Otherwise it answers a member's offer with a goodbye, and asks no gateway who it is."""
         self.refusal: SealringError | None = None
-        """What everybody hears who calls."""
+        """The error of every call."""
         self.hears_beats = False
         """It says that it answers heartbeats, and does not."""
         self.sessions: dict[str, MemberSession] = defaultdict(MemberSession)
@@ -101,7 +101,7 @@ class ActedCoordinator(
         self._watches: set[asyncio.Queue[membership.WatchResponse | None]] = set()
         self.clock: Callable[[], float] = time.time
         self.peer: PeerIdentity | None = None
-        """Whom certificates name, whoever asks."""
+        """The peer that all certificates name; None: the caller."""
         self.refused = b""
         """The identity key of which it says that it is not enrolled."""
         self.spoil: Callable[[membership.RenewResponse], None] = lambda answer: None
