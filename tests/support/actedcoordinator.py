@@ -12,8 +12,8 @@ from prooftest import answer_offer
 
 from sealring.mesh.crypto import Ed25519Signer, Label, verify
 from sealring.mesh.errors import SealringError
-from sealring.mesh.member import CalledProof, Purpose, by_roster_keys, of_identity
-from sealring.mesh.member.proof import VerifyProof, refusal, renewal
+from sealring.mesh.member import CalledProof, Purpose, by_roster_keys, of_identity, refusal
+from sealring.mesh.member.proof import renewal
 from sealring.mesh.pki import PeerIdentity, encode_chain, to_pem
 from sealring.mesh.rpc import peer_identity
 from sealring.testing.authority import Authority
@@ -113,7 +113,7 @@ class ActedCoordinator(
             for name in ("Membership", "Scheduling", "Certificates")
         ]
 
-    def _check(self, peer: PeerIdentity) -> VerifyProof:
+    def _check(self, peer: PeerIdentity) -> Any:
         key = self.identities.get(peer.id)
         return of_identity(key) if key is not None else lambda content, given: None
 
