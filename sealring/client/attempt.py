@@ -27,7 +27,7 @@ from sealring.client.types import (
     Usage,
 )
 from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock, wall_clock
-from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, SealringError, Unavailable
+from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, PermissionDenied, SealringError, Unavailable
 from sealring.mesh.names import split_pin
 from sealring.mesh.prompt.images import has_images, without_images
 from sealring.mesh.prompt.sealed import (
@@ -53,7 +53,11 @@ _DIGITS = 4
 """The most digits of a number that a gateway counts."""
 
 _NO_RING = frozenset({"RING_GONE", "RING_DOWN"})
-_RETRIED = _NO_RING | {"EPOCH_ENDED"}
+_RETRIED: dict[str, type[SealringError]] = {
+    **dict.fromkeys((*_NO_RING, "EPOCH_ENDED"), Unavailable),
+    "ENVELOPE_REPLAYED": PermissionDenied,  # a gateway lost its way to the head, and brought it once more
+}
+
 _STALE = "SEALED_BY_OTHER_ROSTER"
 """The head is another one than when it was sealed, maybe long ago: a request in a queue has ended no ring."""
 
@@ -448,7 +452,8 @@ class Attempts:
             self._gone_since = now if self._gone_since is None else self._gone_since
             again = now - self._gone_since < GATEWAY_SECONDS
         else:
-            again = error.reason in _RETRIED and self._count < MAX_ATTEMPTS and isinstance(error, Unavailable)
+            passes = isinstance(error, _RETRIED.get(error.reason, ()))
+            again = passes and self._count < MAX_ATTEMPTS
         if not again:
             raise error
         if attempt is not None and error.reason in _NO_RING:

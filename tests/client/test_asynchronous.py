@@ -413,11 +413,14 @@ async def test_memory_may_end_an_answer_without_a_limit_and_is_told_as_length(
 
 
 @pytest.mark.parametrize("after", [0, 1])
-@pytest.mark.parametrize("reason", ["EPOCH_ENDED", "RING_GONE", "RING_DOWN", "SEALED_BY_OTHER_ROSTER"])
+@pytest.mark.parametrize(
+    "reason", ["EPOCH_ENDED", "RING_GONE", "RING_DOWN", "SEALED_BY_OTHER_ROSTER", "ENVELOPE_REPLAYED"]
+)
 async def test_an_epoch_that_ends_before_anything_came_is_tried_again_with_a_fresh_envelope(
     gateway: ScriptedGateway, reason: str, after: int
 ) -> None:
-    gateway.script = failing(*(Unavailable("no", reason=reason) for _ in range(2)), after=after)
+    error = EnvelopeError if reason == "ENVELOPE_REPLAYED" else Unavailable
+    gateway.script = failing(*(error("no", reason=reason) for _ in range(2)), after=after)
     async with gateway.client() as client:
         assert (await client.chat(QUESTION)).text == "".join(PIECES)
     requests = gateway.requests
@@ -451,10 +454,11 @@ async def test_other_errors_are_told_at_once(gateway: ScriptedGateway, error: Se
     assert len(gateway.requests) == 1
 
 
-async def test_it_is_not_tried_for_ever(gateway: ScriptedGateway) -> None:
-    gateway.script = failing(*(EpochEnded("gone") for _ in range(20)))
+@pytest.mark.parametrize("error", [EpochEnded("gone"), EnvelopeError("no", reason="ENVELOPE_REPLAYED")])
+async def test_it_is_not_tried_for_ever(gateway: ScriptedGateway, error: SealringError) -> None:
+    gateway.script = failing(*(error for _ in range(20)))
     async with gateway.client() as client:
-        with pytest.raises(Unavailable):
+        with pytest.raises(SealringError, match=error.message):
             await client.chat(QUESTION)
     assert len(gateway.requests) == 4
 

@@ -97,7 +97,10 @@ class Desk:
         self.plan.members, self.plan.model_digest = ring.members, ring.model_digest.hex()
         self.unsealer = Unsealer(self.key, self.plan.members[0].id)
         self.unsealer.learn(self.roster)
-        self.receipt_key = ReceiptKey("testbed", self.plan.members[0].id, self.signer, wall_clock)
+        self.ahead = 0.0  # how far somebody has set the clock ahead
+        self.receipt_key = ReceiptKey(
+            "testbed", self.plan.members[0].id, self.signer, lambda: wall_clock() + self.ahead
+        )
 
     def report(self, message: membership_pb2.MemberMessage) -> None:
         self.faults.append(message.fault.problem.reason)
@@ -234,10 +237,12 @@ async def test_what_passes_through(connect) -> None:
 
 async def test_a_head_signs_for_what_its_engine_has_sent(connect) -> None:
     desk, stream = await connect()
+    desk.ahead = 90.0
     nonce, prompt = bytes(range(16)), inference_pb2.Prompt(text="hello")
     asked = inference_pb2.ReceiptRequest(nonce=nonce, roster_hash=desk.roster.hash)
     await stream.send(open=open_row(row=3, choices=2, receipt=asked))
     await until(lambda: desk.engine.work)
+    desk.ahead = 0.0
     bound = desk.engine.work[0].open_row.receipt
     digests = engine_pb2.RowDigests(row=4, binding=bound, tokens=9, given=2, sampled=bytes(32), finish=1)
     for name in ("text", "reasoning", "calls", "order"):
@@ -249,6 +254,7 @@ async def test_a_head_signs_for_what_its_engine_has_sent(connect) -> None:
     assert (receipt.row, statement.row, statement.choice, statement.nonce) == (4, 4, 1, nonce)
     assert (statement.request, statement.binding) == (request_digest(prompt, 9), bound)
     assert (statement.tokens, statement.given, statement.roster_hash) == (9, 2, desk.roster.hash)
+    assert statement.finished == statement.opened, "an answer that ends after its clock was set back"
     desk.epoch.row_digests(digests)  # it was signed for already, so nothing more comes
     await stream.send(open=open_row(row=9, receipt=inference_pb2.ReceiptRequest(nonce=b"short")))
     assert (await stream.next()).refused.problem.reason == "BAD_NONCE"
