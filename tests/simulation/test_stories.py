@@ -25,9 +25,12 @@ def test_whatever_befalls_a_cluster_its_answers_are_right_and_end(first: int) ->
 
 @pytest.mark.parametrize("seed", [38, 91, 103])
 def test_stories_that_have_found_faults(seed: int) -> None:
-    """38: a gateway whose clock was ahead used a roster that its coordinator had signed while ahead too. 91: a
-    guest's way to the head was cut, and the head saw a sealed request twice. 103: head and tail signed for an
-    answer by clocks that were 90 s apart."""
+    """Each of them goes wrong where what it has found is not mended.
+
+    - 38: a gateway whose clock was ahead used a roster that its coordinator had signed while ahead too.
+    - 91: a guest's way to the head was cut, and the head saw a sealed request twice.
+    - 103: head and tail signed for an answer by clocks that were 90 s apart.
+    """
     live(seed, 1)
 
 
