@@ -260,7 +260,7 @@ class _Rwkv7(Adapter):
 
 
 _NAMED = {
-    "afm7": _Afm7(together=together.afm7),
+    "afm7": _Afm7(batches=False),
     "deepseek_v41": _DeepseekV41(
         state=((0,), (1,), *(("shared", name) for name in sparse_index.SHARED)),
         together=together.deepseek_v41,
@@ -269,7 +269,6 @@ _NAMED = {
     ),
     "gemma3n": _Gemma3n(per_layer=(3,), splices=splicing.gemma3n),
     "gemma4_text": _Gemma4(per_layer=("per_layer_input",), mask=(1,), splices=splicing.gemma4),
-    "gpt_bigcode": Adapter(together=together.gpt_bigcode),
     "hunyuan": _Hunyuan(state=((0,), (3, 0), (3, 1))),
     "kimi_k3": _KimiK3(state=((0,), ("blocks", "raw"))),
     "llama4": Adapter(together=together.llama4),

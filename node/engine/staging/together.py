@@ -21,19 +21,6 @@ from . import latents
 from .interception import Call, intercept_call
 
 
-def afm7(model: nn.Module) -> None:
-    """The last layers take their positions from how many keys there are, padding included."""
-    inner, own = model.model, _Given()
-    intercept_call(inner, own.call)
-
-    def turn(original: Call, x: mx.array, offset: Any = 0) -> Any:
-        reached = own.offset(-1)
-        return original(x, offset=offset if reached is None else reached - x.shape[2])
-
-    for block in inner.kv_reuse_layers:
-        intercept_call(block.self_attn.rope, turn)
-
-
 def deepseek_v41(model: nn.Module) -> None:
     """Positions, windows and compressed entries are those of one row: `latents` has them of several."""
     module = sys.modules[type(model).__module__]
@@ -60,24 +47,6 @@ def deepseek_v41(model: nn.Module) -> None:
         _override(attention, _compress=_compress)
         if attention.is_index_source:
             intercept_call(attention.indexer, choose)
-
-
-def gpt_bigcode(model: nn.Module) -> None:
-    """Embeddings of positions, from the first cache's offset, which has to be a number."""
-    inner, own = model.transformer, _Given()
-
-    def call(original: Call, inputs: mx.array, cache: Any = None) -> Any:
-        given = cache
-        if cache is not None and isinstance(cache[0].offset, mx.array):
-            given = [_AtNought(cache[0]), *cache[1:]]
-        return own.call(lambda *_: original(inputs, given), inputs, cache)
-
-    def embed(original: Call, positions: mx.array) -> Any:
-        begun = own.offset(0)
-        return original(positions if begun is None else begun[:, None] + positions)
-
-    intercept_call(inner, call)
-    intercept_call(inner.wpe, embed)
 
 
 def llama4(model: nn.Module) -> None:
@@ -189,34 +158,3 @@ def _block_mask(self: Any, x: mx.array, mask: Any, offset: Any, cache: Any) -> A
     keep = mx.put_along_axis(mx.zeros(scores.shape, mx.bool_), chosen, mx.array(True), axis=-1)
     keep = mx.take_along_axis(mx.repeat(keep, size, axis=-1)[..., :slots], back, axis=-1) & mask
     return mx.repeat(keep, self.num_attention_heads // heads, axis=1)
-
-
-class _Given:
-    """The caches with which a model is being called."""
-
-    def __init__(self) -> None:
-        self._cache: Any = None
-
-    def call(self, original: Call, inputs: mx.array, cache: Any = None) -> Any:
-        self._cache = cache
-        try:
-            return original(inputs, cache)
-        finally:
-            self._cache = None
-
-    def offset(self, place: int) -> mx.array | None:
-        """Each row's offset in the cache at this place, [rows]; None for the cache of one row."""
-        offset = None if self._cache is None else self._cache[place].offset
-        return offset if isinstance(offset, mx.array) else None
-
-
-class _AtNought:
-    """A cache that says it is empty where it is asked for its offset, and else is what it is."""
-
-    offset = 0
-
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
