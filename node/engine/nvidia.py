@@ -4,7 +4,8 @@
 cuDNN. It makes a plan for every pair of new tokens and tokens held: 32 to 42 ms on the host of an H200, the
 time of 4,000 prompt tokens. Prompts seldom have a length that was seen before. So other than regular lengths
 are computed in three operations, as MLX does without cuDNN. 16 layers of an 8B model take 4.7 ms instead of
-4.1 for 126 tokens, and 13 instead of 8 for the last 512 of 4,096.
+4.1 for 126 tokens, and 13 instead of 8 for the last 512 of 4,096. Few tokens have a kernel of their own
+(`nvidia_attention`).
 
 **Records through pinned memory.** When the CPU reads an array, MLX moves that array to managed memory. Its
 pages then fault back and forth whenever the buffer is used again. So own kernels copy from and to pinned
@@ -24,13 +25,14 @@ import mlx.core as mx
 import numpy as np
 
 from sealring.mesh.errors import ResourceExhausted
-from sealring.node.engine import device, records, transfer
+from sealring.node.engine import device, nvidia_attention, records, transfer
 from sealring.node.engine.staging import TensorSpec
 from sealring.node.engine.transfer import ReceiveBuffer, SendBuffer, is_evaluated
 
-LENGTHS = (16, 32, 64, *range(128, 513, 64))
+LENGTHS = (2, 4, 8, 16, 32, 64, *range(128, 513, 64))
 """Tokens that chunks are padded to; above the last, multiples of `COARSE`. The first chunk of a length takes
-up to 20 ms more on the host than the next one (docs/decisions/0029)."""
+up to 20 ms more on the host than the next one (docs/decisions/0029). The first four are those of drafts:
+products with quantized weights take 3 times as long for 4 tokens as for one."""
 
 COARSE = 256
 
@@ -87,14 +89,17 @@ def prepare() -> None:
 
 
 def planless(fused: Attention, plain: Attention | None = None) -> Attention:
-    """Attention by `fused` (mlx.core.fast.scaled_dot_product_attention) for regular lengths, else by `plain`,
-    which is `unfused`."""
+    """Attention of few tokens by `nvidia_attention`; of others by `fused`, which is MLX's own
+    (mlx.core.fast.scaled_dot_product_attention), for regular lengths, else by `plain`, which is `unfused`."""
     plain = plain or unfused
 
     def attention(
         queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, mask: Any = None, **others: Any
     ) -> mx.array:
-        if _suits_fused(queries, keys, mask) or any(other is not None for other in others.values()):
+        asked = {name for name, other in others.items() if other is not None}
+        if asked <= {"sinks"} and nvidia_attention.suits(queries, keys, values, mask):
+            return nvidia_attention.attention(queries, keys, values, scale, mask, others.get("sinks"))
+        if asked or _suits_fused(queries, keys, mask):
             return fused(queries, keys, values, scale=scale, mask=mask, **others)
         return plain(queries, keys, values, scale, mask)
 
@@ -105,10 +110,13 @@ def planless(fused: Attention, plain: Attention | None = None) -> Attention:
 def _suits_fused(queries: mx.array, keys: mx.array, mask: Any) -> bool:
     rows, heads, new, _ = queries.shape
     held = keys.shape[2]
-    if new == 1 or rows * heads * new * held * queries.dtype.size > LARGEST:
+    if rows * heads * new * held * queries.dtype.size > LARGEST:
         return True
     if isinstance(mask, mx.array) and (mask.ndim > 4 or (mask.ndim == 4 and mask.shape[1] != 1)):
         return True
+    if new == 1:
+        # With a mask MLX copies keys and values: 64 rows of 4,000 tokens take 34 ms in 16 layers, not 6.
+        return not isinstance(mask, mx.array)
     return new % REGULAR == 0 and held % REGULAR == 0
 
 

@@ -66,7 +66,7 @@ def test_it_is_what_mlx_computes(
     ("new", "held", "others", "fused"),
     [
         (1, 1000, {}, True),
-        (2, 1000, {}, False),
+        (17, 1000, {}, False),
         (126, 126, {"sinks": None}, False),
         (126, 126, {"sinks": 1}, True),
         (512, 4096, {}, True),
@@ -106,6 +106,28 @@ def test_a_mask_for_each_head_is_left_to_mlx(shape: tuple[int, ...], fused: bool
     assert calls == [mask] * fused
 
 
+@pytest.mark.parametrize(
+    ("new", "held", "masked", "by"),
+    [
+        (4, 1000, False, "few"),
+        (4, 5000, False, "plain"),
+        (1, 1000, True, "few"),
+        (1, 20000, True, "plain"),
+        (1, 1000, False, "fused"),
+    ],
+)
+def test_few_tokens_have_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, new: int, held: int, masked: bool, by: str
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(nvidia.nvidia_attention, "attention", lambda *_: calls.append("few"))
+    attention = nvidia.planless(lambda *_, **__: calls.append("fused"), lambda *_: calls.append("plain"))
+    queries, keys = mx.zeros((1, 4, new, 32)), mx.zeros((1, 2, held, 32))
+    mask = mx.ones((new, held), mx.bool_) if masked else None if new == 1 else "causal"
+    attention(queries, keys, keys, scale=1.0, mask=mask)
+    assert calls == [by]
+
+
 def test_nothing_is_replaced_without_an_nvidia_gpu() -> None:
     before = mx.fast.scaled_dot_product_attention
     nvidia.prepare()
@@ -138,8 +160,8 @@ def test_a_gpu_is_registered_and_attention_replaced_once(
     assert hasattr(once, "fused")
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "7"
     assert device.warm_up_lengths() == nvidia.LENGTHS
-    lengths = [device.computed_as(tokens) for tokens in (1, 2, 16, 33, 65, 129, 500, 513, 4096)]
-    assert lengths == [1, 16, 16, 64, 128, 192, 512, 768, 4096]
+    lengths = [device.computed_as(tokens) for tokens in (1, 2, 3, 9, 33, 65, 129, 500, 513, 4096)]
+    assert lengths == [1, 2, 4, 16, 64, 128, 192, 512, 768, 4096]
     monkeypatch.delenv("MLX_MAX_OPS_PER_BUFFER")
     nvidia.prepare()
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "20"
