@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,11 +65,11 @@ def demo(
     sees = model is None and not as_json and vision_installed()
 
     async def work(cluster: LocalCluster, shown: Progress) -> None:
-        began = time.monotonic()
+        began = host.monotonic()
         await cluster.start()
         deployment = await cluster.deploy(stages=nodes)
         shown.close()
-        ready = time.monotonic() - began
+        ready = host.monotonic() - began
         say(f"\n> {question}")
         answer = await _ask(host, cluster, name, question, quiet=as_json)
         first = answer.ttft_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 from sealring.cli.calls.operator import call_admin, read_bundle
 from sealring.cli.calls.verified import describe_roster
 from sealring.cli.terminal.command import ADMIN, command, load_settings
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, cannot_write, read_file, write_file
 from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say
 from sealring.mesh.errors import InvalidInput, RosterError
@@ -37,12 +37,19 @@ _read = functools.partial(read_file, max_bytes=2 << 20)
 
 
 @command(app, example="sealring roster verify roster.dsse --root-chain root.dsse --root-sha256 HEX")
-def verify(file: RosterFile, root: RootFile, pin: Pin, at: At = None, as_json: AsJson = False) -> None:
+def verify(
+    context: typer.Context,
+    file: RosterFile,
+    root: RootFile,
+    pin: Pin,
+    at: At = None,
+    as_json: AsJson = False,
+) -> None:
     """Check a roster from files and a root key's hash alone.
 
     It is what every reader does, and trusts nobody else.
     """
-    found = _verified(file, root, pin, at.timestamp() if at is not None else time.time())
+    found = _verified(file, root, pin, at.timestamp() if at is not None else host_of(context).now())
     if as_json:
         print_json({"root_sha256": pin, **describe_roster(found)})
         return
@@ -133,7 +140,7 @@ def show(
 
     pin = read_bundle(load_settings(context).settings.operator).root_sha256
     answer = call_admin(context, "GetRoster")
-    now = time.time()
+    now = host_of(context).now()
     root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=now)
     found = check_roster(answer.roster, root, now=now)
     if save is not None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import platform
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from appletest import GOOD
@@ -17,6 +20,7 @@ from doctortest import FakeSystem, recording
 from transcripts import Scene, Section, Stage, find_sections
 
 from sealring.cli.calls.asking import Answer, Question
+from sealring.cli.local.output import own_command
 from sealring.cli.terminal.output import moment
 from sealring.doctor.system import Answer as Said
 from sealring.mesh.errors import NotFound, PermissionDenied, Unavailable
@@ -24,7 +28,9 @@ from sealring.mesh.member import JoinToken, Offer
 from sealring.mesh.pki import Role
 from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.system.paths import state_root_of
-from sealring.v1 import admin_pb2
+from sealring.node.models.folders import bundled_model
+from sealring.testing import PaperCluster
+from sealring.v1 import admin_pb2, membership_pb2
 
 FOLDER = Path(__file__).with_name("transcripts")
 
@@ -115,7 +121,7 @@ def asker(stage: Stage, end: str = "") -> None:
         async def ask(self, question: Question, on_text: Any, **more: Any) -> Answer:
             target = self.targets[-1]
             sealed = "in clear" if target.pin is None else f"sealed for {target.pin.hex()}"
-            said = "; ".join(f"{role}: {content}" for role, content in question.messages)
+            said = "; ".join(f"{role}: {_shown(content)}" for role, content in question.messages)
             wanted = {"model": question.model, "tokens": question.max_tokens, "trust": question.min_trust}
             wishes = "".join(f", {name} {value}" for name, value in wanted.items() if value)
             assert not any(target.access.values())
@@ -124,6 +130,57 @@ def asker(stage: Stage, end: str = "") -> None:
 
     stage.host.asker = Noting()
     stage.host.asker.end = KeyboardInterrupt() if end else None
+
+
+def _shown(content: Any) -> str:
+    return content if isinstance(content, str) else f"{content[0][1:4].decode()} picture, {content[1]}"
+
+
+class Played:
+    """A cluster on this machine that starts nothing: two stages with one link between them."""
+
+    grpc_address, http_url = "127.0.0.1:5", "http://127.0.0.1:6"
+
+    def __init__(self, stage: Stage, state: Path, model: Path, *, nodes: int, name: str, say: Any) -> None:
+        self.state_dir, self.name, self.operator_bundle = state, name, stage.home / "bundle"
+        self._note = stage.effects.append
+        if state.is_absolute():
+            stage.names["TEMPORARY"] = str(state)
+        self._note(f"runs {nodes} nodes with {model} as {name} in {state}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._note("leaves")
+
+    async def start(self) -> None: ...
+
+    async def deploy(self, *, stages: int, name: str = "demo", model: str = "") -> admin_pb2.Deployment:
+        self._note(f"deploys {name} in {stages} stages")
+        plans = [
+            admin_pb2.StagePlan(rank=0, member_name="node-0", first_layer=0, end_layer=3, trust=10),
+            admin_pb2.StagePlan(rank=1, member_name="node-1", first_layer=3, end_layer=4, trust=30),
+        ]
+        plan = admin_pb2.DeploymentPlan(rings=[admin_pb2.RingPlan(ring="demo-0", stages=plans, min_trust=10)])
+        link = membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="hybrid")
+        ring = admin_pb2.RingStatus(ring="demo-0", epoch=2, links=[link])
+        return admin_pb2.Deployment(plan=plan, rings=[ring])
+
+    async def wait_for_end(self) -> None:
+        self._note("serves")
+
+
+def local_cluster(stage: Stage) -> None:
+    """`demo` gets a `Played` cluster, and its questions are answered."""
+    asker(stage)
+    signed = SigningCluster(stage.home)
+    stage.names |= {
+        "PIN": signed.authority.root.fingerprint.hex(),
+        "MODELS": str(bundled_model().parents[1]),
+        "SEALRING": own_command(),
+    }
+    stage.host.machine = partial(Played, stage)
 
 
 def first_node(stage: Stage, *lacking: str) -> None:
@@ -165,9 +222,61 @@ def grows(stage: Stage, file: str, *lines: str) -> None:
     stage.host.pauses = iter([*(partial(append, line) for line in lines), None])
 
 
+def edge(stage: Stage, key: str = "") -> None:
+    """An edge at URL with the model demo, which asks for the key if there is one."""
+
+    class Edge(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            right = self.headers.get("authorization") == f"Bearer {key}"
+            self.send_response(200 if right or not key else 401)
+            self.end_headers()
+            self.wfile.write(b'{"data": [{"id": "demo", "context_length": 4096}]}')
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = stage.closing.enter_context(HTTPServer(("127.0.0.1", 0), Edge))
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    stage.closing.callback(thread.join)
+    stage.closing.callback(server.shutdown)
+    stage.names["URL"] = f"http://127.0.0.1:{server.server_port}"
+
+
+def paper(stage: Stage) -> None:
+    """The coordinator's roster and root are in roster.dsse and root.dsse, its next roster in next.dsse, an
+    operator's bundle in own, and a bundle of another cluster in other."""
+    found = PaperCluster()
+    while not found.roster.rings[0].members[0].id < found.roster.rings[0].members[1].id:
+        found = PaperCluster()
+    ids, first = [one.id for one in (*found.roster.rings[0].members, *found.roster.gateways)], found.roster
+    signed = SigningCluster(stage.home / "other")
+    signed.save(stage.home / "other", Role.OPERATOR)
+    signed.authority.root = found.root
+    signed.save(stage.home / "own", Role.OPERATOR)
+    told = admin_pb2.GetAdminRosterResponse(root_metadata=found.root_chain, roster=found.envelope)
+    stage.answer("GetRoster", lambda _: told)
+    for name, content in (("roster", found.envelope), ("root", found.root_chain)):
+        (stage.home / f"{name}.dsse").write_bytes(content)
+    found.publish(members=tuple(dataclasses.replace(one, trust=10) for one in found.draft.members))
+    (stage.home / "next.dsse").write_bytes(found.envelope)
+    stage.names |= {
+        "PIN": found.pin,
+        "HEAD": ids[0],
+        "TAIL": ids[1],
+        "GATEWAY": ids[2],
+        "STRANGER": "ab" * 32,
+        "HASH": first.hash.hex(),
+        "HASH-16": first.hash.hex()[:16],
+    }
+    times = {"ISSUED": 0, "EXPIRES": 600, "ATTESTED": -10, "CHALLENGED": -5}
+    for name, after in times.items():
+        at = first.issued + after
+        stage.names |= {name: moment(at), str(1_800_000_000 + after): str(at)}
+
+
 NAMED = (
     *(asker, first_node, address, no_multicast, grows, mac, says, protected, enrolled),
-    *(offers, first_machine, other_machine, planner, ends_soon, check),
+    *(edge, local_cluster, paper, offers, first_machine, other_machine, planner, ends_soon, check),
 )
 SCENES: dict[str, Scene] = {one.__name__.replace("_", "-"): one for one in NAMED}
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,14 +62,17 @@ class Stage:
         """What scenes have noted since the last command."""
         self.names = {"STATE": str(state_root_of(home)), "~": str(home)}
         """Names, by which sections call what differs from run to run."""
+        self.closing = ExitStack()
+        """Ends what scenes have begun."""
         self._stdin = ""
         self._fresh: set[str] = set()
 
     def play(self, section: Section) -> str:
         """The section with what really comes out."""
-        self._play([line for line in section.head.splitlines() if line.startswith(("< ", "    "))])
-        self._fresh.clear()
-        return "".join(f"{line}\n" for line in self._play(section.text.splitlines()))
+        with self.closing:
+            self._play([line for line in section.head.splitlines() if line.startswith(("< ", "    "))])
+            self._fresh.clear()
+            return "".join(f"{line}\n" for line in self._play(section.text.splitlines()))
 
     def _play(self, lines: list[str]) -> list[str]:
         shown: list[str] = []
@@ -93,10 +97,11 @@ class Stage:
         what, _, rest = line.partition(" ")
         if what in self._scenes:
             self._scenes[what](self, *shlex.split(rest))
-        elif what == "file":
+        elif what in ("file", "secret"):
             path = self.home / self._resolved(rest)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(body)
+            path.chmod(0o600 if what == "secret" else 0o644)
         elif what == "stdin":
             self._stdin = self._resolved(body)
         elif what == "typed":
@@ -163,8 +168,9 @@ class Stage:
 
     def _look(self, name: str, *files: str) -> str:
         if name == "ls":
-            found = sorted(one for one in self.home.rglob("*") if one.is_file())
-            return "".join(f"{one.stat().st_mode & 0o777:o} {one.relative_to(self.home)}\n" for one in found)
+            found = {self._named(str(one)).removeprefix("~/"): one for one in self.home.rglob("*")}
+            files_there = {name: one for name, one in sorted(found.items()) if one.is_file()}
+            return "".join(f"{one.stat().st_mode & 0o777:o} {name}\n" for name, one in files_there.items())
         if name == "rm":
             for file in files:
                 (self.home / file).unlink()
