@@ -59,8 +59,9 @@ class Grammars:
         begun.wait()
 
     def prepare(self) -> None:
-        """Reads the vocabulary; to be called before anything is served, for it takes a second for a large one
-        and holds up all threads. Where the tokenizer cannot be read for grammars, `compile` says so."""
+        """Reads the vocabulary; to be called while the model is loaded, for it holds up all threads: 2.7 s of
+        processor time for the 201,088 tokens of gpt-oss, of which llguidance takes 2.2 s. Where the tokenizer
+        cannot be read for grammars, `compile` says so."""
         with self._lock:
             if self._library is None:
                 self._library = self._start()
@@ -141,8 +142,10 @@ class Grammars:
                 return _UNREADABLE
             size, ends = max(self._vocabulary, tokenizer.size), sorted(tokenizer.end_tokens)
             library = llguidance.LLTokenizer(text, n_vocab=size, eos_token=ends)
-            added = {token["id"]: token["content"] for token in json.loads(text).get("added_tokens") or ()}
-            self._special = {token: name for token, name in added.items() if library.is_special_token(token)}
+            # no more of the text, which takes half a second for a large vocabulary
+            added, _ = json.JSONDecoder().raw_decode(text, text.index("[", text.index('"added_tokens"')))
+            special = (token for token in added if library.is_special_token(token["id"]))
+            self._special = {token["id"]: token["content"] for token in special}
             return library
         except (ModelError, ValueError):  # a tail needs a tokenizer for nothing else
             return _UNREADABLE
