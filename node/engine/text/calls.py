@@ -9,7 +9,7 @@ from typing import Any
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import check_tool_name, parse_json_object
 from sealring.node.engine.text.notations.reading import Alone, Reader
-from sealring.node.engine.text.notations.values import Allowed, Written, dumped, json_of, named
+from sealring.node.engine.text.notations.values import Written, json_of, named
 from sealring.v1 import inference_pb2 as inference
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -40,11 +40,6 @@ def _call(found: Written, schemas: Schemas) -> inference.ToolCall:
         arguments = "{}"
     if not isinstance(arguments, str):
         schema = schemas.get(name, {})
-        parts = Allowed(schema, schema)
-        members = (
-            f"{dumped(key)}: {json_of(value, parts.properties.get(key, parts.others), schema)}"
-            for key, value in arguments.items()
-        )
-        arguments = "{" + ", ".join(members) + "}"
+        arguments = json_of(arguments, schema, schema)
     json.dumps(parse_json_object(arguments, "arguments"), ensure_ascii=False).encode()
     return inference.ToolCall(id=found.id, name=name, arguments=arguments or "{}")

@@ -147,7 +147,7 @@ class Sections:
         elif begin and prompt_end.rfind(begin) > prompt_end.rfind(end):
             self._state, self._begins = "reasoning", True
         if calls and chat.call_required and self._reader is not None:
-            self._state, self._back = "text", "text"
+            self._state = "text"
             self._begin_call(self._reader.begin, "call")
 
     def _edges_of(self, form: Format) -> dict[str, dict[str, str]]:

@@ -216,7 +216,6 @@ class PieceReader(Reader):
         next_ = "|".join(re.escape(one) for one in follows if one)
         ending = "|".join(sorted(ends, key=len, reverse=True))
         self._value_end = re.compile(rf"(?:{ending})(?=\s*(?:{next_}|\Z))")
-        self._any_end = re.compile(ending)
         self.opens = "(?P<open>" + "|".join(self._opening(form, groups=False) for form, _ in forms) + ")"
         self.closes = re.compile(rf"(?P<close>(?:{ending})(?=\s*(?:{next_}|{re.escape(self.end)})))")
 
@@ -358,7 +357,7 @@ class NestedReader(Reader):
             at = skip(text, at)
             if isinstance(inner, Raw) and inner.text.strip():
                 raise ValueError
-            yield Written(head["name"], inner if isinstance(inner, dict) else {})
+            yield Written(head["name"], dict(inner) if isinstance(inner, dict) else {})
 
     def _element(self, text: str, at: int, name: str, level: int) -> tuple[Tree, int]:
         """What is in an element from behind its tag: a text, or elements and blanks between them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,7 @@ class Written:
     a word they are None: a call only if the word names a tool."""
 
     name: str
-    arguments: str | Mapping[str, Tree] | None = field(default_factory=dict)
+    arguments: str | dict[str, Tree] | None = field(default_factory=dict)
     id: str = ""
 
 
@@ -54,17 +54,16 @@ def json_of(value: Tree, schema: Any, root: Any) -> str:
     """The JSON text of a value that a schema describes, which refers to definitions in `root`."""
     if isinstance(value, Raw):
         return dumped(value.text) if value.kind == "string" else _typed(value, schema, root)
-    parts, described = Allowed(schema, root), _member
+    parts = Allowed(schema, root)
     if isinstance(value, Lone) and ("array" in parts.kinds or "object" not in parts.kinds):
         value = list(value.values())
     if isinstance(value, list):
         return "[" + ", ".join(json_of(one, parts.items, root) for one in value) + "]"
-    found = (f"{dumped(key)}: {json_of(one, described(parts, key), root)}" for key, one in value.items())
-    return "{" + ", ".join(found) + "}"
-
-
-def _member(parts: Allowed, key: str) -> Any:
-    return parts.properties.get(key, parts.others)
+    members = (
+        f"{dumped(key)}: {json_of(one, parts.properties.get(key, parts.others), root)}"
+        for key, one in value.items()
+    )
+    return "{" + ", ".join(members) + "}"
 
 
 def _typed(value: Raw, schema: Any, root: Any) -> str:

@@ -139,8 +139,16 @@ READ: list[tuple[str, str, list[tuple[str, Any]]]] = [
         '<invoke name="look"><n></usr/x>1<//usr/x></n></invoke>'.replace("<", "]<]minimax[>[<"),
         [("look", {"n": {"/usr/x": 1}})],
     ),
+    (
+        "minimax_m3",
+        '<invoke name="take"><item>x</item></invoke>'.replace("<", "]<]minimax[>[<"),
+        [("take", {"item": "x"})],
+    ),
 ]
-TOOLS = {"look": {"type": "object", "properties": {"at": {"type": "string"}, "n": {}}}}
+TOOLS = {
+    "look": {"type": "object", "properties": {"at": {"type": "string"}, "n": {}}},
+    "take": {"properties": {"item": {"type": "string"}}},
+}
 
 
 @pytest.mark.parametrize(("notation", "text", "calls"), READ)
