@@ -89,6 +89,7 @@ class Children:
     """The children of one machine, alive or not; its daemon may start anew.
 
     `load` befalls the next loads, `step_error` the next step, and all steps take `slowness` times as long.
+    Without `signs` its engines say nothing that could be signed.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Children:
         self.load = LoadFault()
         self.step_error: SealringError | None = None
         self.slowness = 1.0
+        self.signs = True
         self.alive: list[SimulatedChild] = []
         self._channels: dict[tuple[str, int], Channel] = {}
         self._spawned = 0

@@ -120,7 +120,7 @@ class SimulatedEngine:
             if epoch is not None and command.recall.chain:
                 self.says(recalled=control.Recalled(number=command.recall.number))
         elif kind == "sign":
-            if epoch is not None:
+            if epoch is not None and self.children.signs:
                 digests = epoch.sampled.digests(command.sign.row, command.sign.tokens)
                 self.says(digests=digests)
         elif kind == "open_epoch":

@@ -7,6 +7,7 @@ has to be answered. `Story.wrong` says what was not as it has to be; `Story.hist
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections.abc import Callable
@@ -41,6 +42,8 @@ PUNCTUAL_SECONDS = 5.0
 
 KNOWN_SECONDS = 30.0
 """After this time all gateways know that a ring is down."""
+
+CORRUPT = ModelError("a file of the model cannot be read", reason="MODEL_CORRUPT")
 
 TENANTS = ("ada", "bob")
 
@@ -282,11 +285,13 @@ class Story:
         if asked.deadline:
             self._later(asked.deadline + PUNCTUAL_SECONDS, lambda: self._deadline_passed(asked))
 
-    def _ask_for(self, length: int, deployment: str, *, words: int = 0, gateway: str = "") -> Asked:
-        """Asks for a sealed answer of `length` tokens, which is lost with its epoch."""
+    def _ask_for(
+        self, length: int, deployment: str, *, words: int = 0, gateway: str = "", sealed: bool = True
+    ) -> Asked:
+        """Asks for an answer of `length` tokens. A sealed one is lost with its epoch."""
         number, gateway = len(self.asked), gateway or self.random.choice(self.gateways)
         text, now = f"r{number} {words * 'w '}say:{length} x", self.loop.time()
-        asked = Asked(number, gateway, deployment, TENANTS[0], text, number, True, 0, 1, 0.0, now, [[]])
+        asked = Asked(number, gateway, deployment, TENANTS[0], text, number, sealed, 0, 1, 0.0, now, [[]])
         self._begin_to_ask(asked)
         return asked
 
@@ -380,9 +385,8 @@ class Story:
         if name is None or self.cluster.children[name].load != LoadFault():
             return
         children, seconds = self.cluster.children[name], self.random.choice((10.0, 300.0))
-        error = ModelError("a file of the model cannot be read", reason="MODEL_CORRUPT")
         children.load = fault = self.random.choice(
-            (LoadFault(20.0), LoadFault(NEVER), LoadFault(error=error), LoadFault(killed=True))
+            (LoadFault(20.0), LoadFault(NEVER), LoadFault(error=CORRUPT), LoadFault(killed=True))
         )
         self.note(f"loads of {name} are hindered for {seconds:g} s: {fault}")
         for child in children.named("engine"):
@@ -438,12 +442,12 @@ class Story:
         machines, children = self.cluster.machines, self.cluster.children
         if children[late].load != LoadFault():
             return
-        self.cluster.network.lag(8.0, machines[late].host, machines["coordinator"].host)
+        self.cluster.network.lag(4.0, machines[late].host, machines["coordinator"].host)
         self.note(f"what {late} reports is late; its ring ends twice")
         self._stall(2 * SETTLED_SECONDS)
         for child in children[other].named("engine"):
             child.crash()
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(2.0)  # the first of these epochs is prepared, as the member says later
         children[late].load = LoadFault(20.0)
         for child in (*children[other].named("engine"), *children[late].named("engine")):
             child.crash()
@@ -651,11 +655,41 @@ class Story:
             asked += [self._ask_for(8, "first") for _ in range(2)]
             await asyncio.sleep(2.0)  # the first of what would be lost has come
             await self._drain_it(name, undo=False)
+            await self._serves_until_it_moves(name)
             await self._serves_over("first", lambda members: name not in members)
             await self._drain_it(name, undo=True)
             await self._answers(SETTLED_SECONDS)
+        await self._nobody_signs()
+        await self._late_reports()
+        await self._serves_over("first", bool)
         await self._stays_away()
         return asked
+
+    async def _serves_until_it_moves(self, name: str) -> None:
+        """The ring of a node that drains serves until there is a plan without the node."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLED_SECONDS):
+                served = down = False  # its node may just be back
+                while name in await self.cluster.members("first"):
+                    if served and down:
+                        self.wrong.append(f"first does not serve while {name} drains")
+                        break
+                    await asyncio.sleep(0.1)
+                    down = self.cluster.down("first") is not None
+                    served = served or not down
+
+    async def _nobody_signs(self) -> None:
+        """Members compute an answer and sign nothing: its client hears of it, and does not wait for ever."""
+        self._signs(False)
+        asked = self._ask_for(8, "first")
+        await self._answers(SETTLED_SECONDS)
+        if not asked.over:
+            self.wrong.append(f"request {asked.number} waits for a receipt for ever")
+        self._signs(True)
+
+    def _signs(self, signs: bool) -> None:
+        for children in self.cluster.children.values():
+            children.signs = signs
 
     async def _leaves_are_heard(self) -> None:
         """Nothing is computed for a client that has left, over whatever gateway it had asked."""
@@ -666,9 +700,9 @@ class Story:
         for one in asked:
             self._leave(one)
         left = self.loop.time()
-        await asyncio.sleep(3 * PUNCTUAL_SECONDS)
+        await asyncio.sleep(4 * PUNCTUAL_SECONDS)
         for one in asked:
-            if self.cluster.wires.computed.get(one.text, 0.0) > left + 2 * PUNCTUAL_SECONDS:
+            if self.cluster.wires.computed.get(one.text, 0.0) > left + 3 * PUNCTUAL_SECONDS:
                 self.wrong.append(f"request {one.number} is computed, though its client has left")
         await self._nothing_is_held()
 
@@ -741,10 +775,22 @@ class Story:
         if came["second-0"] < came["third-0"] + TURN_SECONDS:
             self.wrong.append("third is unloaded before its turn is over")
         await go_on(TURN_SECONDS)
+        await self._cannot_be_loaded()
         leaves = self._ask_for(8, "third")
         await asyncio.sleep(1.0)
         self._leave(leaves)
         return [*asked, other, self._ask_for(8, "second")]
+
+    async def _cannot_be_loaded(self) -> None:
+        """A request for a model that no node can load fails, and does not wait."""
+        for children in self.cluster.children.values():
+            children.load = LoadFault(error=CORRUPT)
+        asked = self._ask_for(8, "third", sealed=False)  # the client library of a sealed one asks for loads
+        await self._answers(SETTLED_SECONDS)
+        if not asked.over:
+            self.wrong.append(f"request {asked.number} waits for a model that cannot be loaded")
+        for children in self.cluster.children.values():
+            children.load = LoadFault()
 
     async def _until_it_answers(self, gateway: str) -> None:
         while True:
@@ -788,5 +834,8 @@ class Story:
         if asked.choices > 1 and error.reason == "TOO_LARGE_FOR_RING":
             return self.cluster.memory < LARGE_MEMORY
         if error.reason in WRONG_CLOCK and self._wrong_clocks:
+            return True
+        children = self.cluster.children.values()
+        if error.reason == "RECEIPT_MISSING" and not all(one.signs for one in children):
             return True
         return asked.gateway in self._away_gateways and error.reason in NOT_OURS
