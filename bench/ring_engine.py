@@ -70,7 +70,7 @@ class Front:
         origins: Mapping[Origin, Sequence[int]],
         *,
         speculate: bool,
-        modelled: bool,
+        model: control.DraftSource.ValueType,
         tail_reads: bool,
         longest: int,
     ) -> dict[Origin, tuple[bytes, bytes]]:

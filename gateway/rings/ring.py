@@ -32,7 +32,15 @@ from sealring.gateway.scheduler.actions import (
     RecallBlocks,
     SignRow,
 )
-from sealring.gateway.scheduler.facts import MemberMemory, RingFacts, StepCosts, Timed
+from sealring.gateway.scheduler.facts import (
+    MAX_SOURCES,
+    NO_MODEL,
+    MemberMemory,
+    RingFacts,
+    SourceFacts,
+    StepCosts,
+    Timed,
+)
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load, Scheduler
 from sealring.mesh.clock import Clock, awake_clock
@@ -745,6 +753,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         [Timed(each.rows, each.tokens, each.microseconds / 1e6, each.context) for each in member.times]
         for member in attached
     ]
+    sources = [each for member in attached for each in member.sources]
     return RingFacts(
         members=tuple(
             MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget, each.mark_bytes)
@@ -759,9 +768,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         kept=tuple(_kept_by_all(attached)),
         recalls=all(each.recalls for each in attached),
         sharing=max([1, *Counter(each.device for each in attached if each.device).values()]),
-        draft=(attached[0].draft_us or attached[-1].draft_us) / 1e6,
-        draft_rows=attached[0].draft_rows_us / 1e6,
-        mtp=len(attached) > 1 and attached[-1].draft_us > 0 and not attached[0].draft_us,
+        sources={**NO_MODEL, **{each.source: SourceFacts.of(each) for each in sources[:MAX_SOURCES]}},
         head=StepCosts.of(timed[:1]),
         draft_runs=min(each.draft_runs for each in attached),
         epoch=serving.epoch,

@@ -10,8 +10,8 @@ Rows of one lane have drafts together, each the same number, in one run that is 
 Nothing is drafted while a prompt is computed or waits, nor while the head finds no text that the answer may
 be repeating.
 
-The guesses of an MTP head come round with the tokens that a step samples. So a run of them has to follow that
-step, and no other is under way with it. It guesses for a row that is alone.
+Guesses that a source makes ahead come round with the tokens that a step samples. So a run of them has to
+follow that step, and no other is under way with it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sealring.gateway.scheduler.board import Board
-from sealring.gateway.scheduler.facts import RingFacts, StepCosts
+from sealring.gateway.scheduler.facts import LOOKUP, NO_MODEL, RingFacts, Source, SourceFacts, StepCosts
 from sealring.gateway.scheduler.lane import Lane
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_DRAFTED, MAX_UNSETTLED
-from sealring.mesh.ring.limits import DRAFT_ROWS
+from sealring.v1 import control_pb2 as control
 
 DEPTHS = (1, 3, 7, 15)
 """Drafts of a step: few lengths, because a GPU plans anew for each."""
@@ -46,26 +46,23 @@ _DOUBT, _SEEN = 2, 7  # chains that are assumed to take the table's seconds, and
 _AGAIN = 32  # rounds without drafts after which the measured ones are doubted
 
 _PROBE = 16
-"""Most steps from one guess of an MTP head to the next while its guesses do not pay: they show whether they
+"""Most steps from one guess ahead to the next while the source's guesses do not pay: they show whether they
 would. There are twice as many after each."""
 
 
-class Likely(NamedTuple):
-    """The probabilities that the head's next guess is right, by its source; 0 where there is none."""
-
-    looked_up: float = 0.0
-    modelled: float = 0.0
+Likely: TypeAlias = Mapping[Source, float]
+"""The probabilities that the next guess is right, by its source."""
 
 
 class Way(NamedTuple):
-    """Drafts of a run, runs under way behind each other, and whether the draft model makes the drafts."""
+    """Drafts of a run, runs under way behind each other, and the source of the drafts."""
 
     drafts: int = 0
     runs: int = 0
-    modelled: bool = False
+    source: Source = LOOKUP
 
 
-_UNKNOWN, _PLAIN = Likely(), Way()
+_PLAIN = Way()
 
 
 class Depth:
@@ -73,8 +70,8 @@ class Depth:
 
     A first run of d drafts takes a step without drafts and, by the table, d more tokens in all stages. With n
     runs under way another is done after the n-th part of that, and no sooner than the slowest stage is. A
-    draft model takes its own time before the first run, and the head has to guess and compute each further
-    one. The measured chains of n correct it, by their median. The way with most tokens a second is best.
+    source takes its own time before the first run, and the head has to guess and compute each further one.
+    The measured chains of n correct it, by their median. The way with most tokens a second is best.
 
     A credit, in steps without drafts, falls by the time that runs take longer than such steps for as many
     tokens, and rises by the time that they take less. Each step without drafts behind another pays back LOSS.
@@ -87,19 +84,16 @@ class Depth:
         stages: int,
         *,
         runs: int = 0,
-        draft: float = 0.0,
+        sources: Mapping[Source, SourceFacts] = NO_MODEL,
         head: StepCosts | None = None,
-        mtp: bool = False,
     ) -> None:
-        """`runs`: how many may be under way at once, by default one for each stage. `draft`: seconds in which
-        the draft model guesses a token; 0: there is none. `head`: the head's own cost table. `mtp`: the draft
-        model is the tail's MTP head."""
-        self._mtp = mtp
-        self._stages, self._draft, self._most_runs = stages, draft, runs or stages
+        """`runs`: how many may be under way at once, by default one for each stage. `sources`: of drafts.
+        `head`: the head's own cost table."""
+        self._stages, self._sources, self._most_runs = stages, sources, runs or stages
         self._costs, self._head = costs, head or costs
         depths = range(1 + DEPTHS[-1])  # of chains that began beside other lanes, too
         self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in depths}
-        kinds = [(runs + 1, modelled) for runs in range(stages) for modelled in (False, True)]
+        kinds = [(runs + 1, source) for runs in range(stages) for source in self._sources]
         self._took = {kind: deque([1.0] * _DOUBT, maxlen=_SEEN) for kind in kinds}
         self._times = dict.fromkeys(kinds, 1.0)  # what the table says chains take, by runs under way
         self._unseen = False
@@ -123,23 +117,21 @@ class Depth:
         """Whether it is known how long a step without drafts takes."""
         return self._plain > 0
 
-    def best(
-        self, most: int, likely: Likely, modelled: bool | None = None, guessed: int = MAX_UNSETTLED
-    ) -> Way:
+    def best(self, most: int, likely: Likely, own: Source | None = None, guessed: int = MAX_UNSETTLED) -> Way:
         """The way that brings most tokens a second, with at most `most` drafts in a run; `Way()` for none.
-        A chain goes on with its own source of drafts, which `modelled` names. `guessed` tokens of an MTP head
-        are there."""
+        A chain goes on with its `own` source of drafts. `guessed` tokens that were guessed ahead are
+        there."""
         best, gain = Way(), 1.0
         lost = self._credit + AT_ONCE
-        for source, right in enumerate(likely):
-            if not (self._plain and right) or modelled not in (None, bool(source)):
+        for source, facts in self._sources.items():
+            right = likely.get(source, 0.0)
+            if not (self._plain and right) or own not in (None, source):
                 continue
-            at_tail = self._mtp and bool(source)
             for depth in DEPTHS:
-                if at_tail and depth > guessed:
+                if facts.ahead and depth > guessed:
                     break
-                for runs in range(1, 2 if at_tail else 1 + self._most_runs):
-                    way = Way(depth, runs, bool(source))
+                for runs in range(1, 2 if facts.ahead else 1 + self._most_runs):
+                    way = Way(depth, runs, source)
                     if depth <= most and self._loss(way) <= lost and self._gain(right, way) > gain:
                         best, gain = way, self._gain(right, way)
         return best
@@ -162,9 +154,9 @@ class Depth:
         runs = max(way.runs, ahead.runs, 1)
         expected, spent = expected + (alone if first else self._next(way)), spent + seconds
         if first and self._chain:
-            self._see(ahead.runs, ahead.modelled, spent / expected)
+            self._see(ahead.runs, ahead.source, spent / expected)
             self._unseen = False
-        slow = seconds > _FURTHEST * expected * self._times[runs, way.modelled]
+        slow = seconds > _FURTHEST * expected * self._times[runs, way.source]
         self._credit += tokens - (alone if slow and not self._slow else seconds) / self._plain
         self._slow = slow if way.drafts else self._slow
         longest = way._replace(runs=runs)
@@ -173,29 +165,29 @@ class Depth:
         else:
             self._chain = expected, spent, longest
 
-    def _see(self, runs: int, modelled: bool, times: float) -> None:
-        self._took[runs, modelled].append(times)
-        self._times[runs, modelled] = median(self._took[runs, modelled])
+    def _see(self, runs: int, source: Source, times: float) -> None:
+        self._took[runs, source].append(times)
+        self._times[runs, source] = median(self._took[runs, source])
 
     def _gain(self, right: float, way: Way) -> float:
         """Times as fast as without drafts."""
         right = min(right, _SUREST)
         whole = right ** (1 + way.drafts)
         takes = self._first(way) + self._next(way) * whole / (1 - whole) + self._vain(way)
-        return self._plain / takes / (1 - right) / self._times[way.runs, way.modelled]
+        return self._plain / takes / (1 - right) / self._times[way.runs, way.source]
 
     def _loss(self, way: Way) -> float:
         """Steps that are lost at most if no draft is right."""
-        return max(1.0, self._times[1, way.modelled]) * way.runs * self._first(way) / self._plain - 1
+        return max(1.0, self._times[1, way.source]) * way.runs * self._first(way) / self._plain - 1
 
     def _first(self, way: Way) -> float:
         """Seconds of a chain's first run, or of a step without drafts."""
-        return self._plain + self._more[way.drafts] + way.drafts * self._draft * way.modelled
+        return self._plain + self._more[way.drafts] + way.drafts * self._sources[way.source].seconds
 
     def _next(self, way: Way) -> float:
         """Seconds from a run of a chain to the next one."""
         tokens = 1 + way.drafts
-        head = self._head.chunk(tokens) + tokens * self._draft * way.modelled
+        head = self._head.chunk(tokens) + tokens * self._sources[way.source].seconds
         back = (self._plain + self._more[way.drafts]) / max(1, way.runs)
         return max(back, head, self._costs.chunk(tokens))
 
@@ -215,7 +207,7 @@ class Together:
     """
 
     def __init__(self, ring: RingFacts) -> None:
-        self._stages, self._hop, self._guessing = ring.stages, ring.hop, ring.guessing
+        self._stages, self._hop, self._sources = ring.stages, ring.hop, ring.sources
         self._costs, self._head = ring.costs, ring.head or ring.costs
         self._plains = deque([1.0] * _DOUBT, maxlen=_SEEN)
         self._drafted = deque([1.0] * _DOUBT, maxlen=_SEEN)
@@ -231,7 +223,8 @@ class Together:
         """Seconds from a row's tokens to its next ones, with these steps of all lanes."""
         stage = [_seconds(self._costs, step) for step in steps]
         guessing = [
-            step.way.drafts * self._guessing(step.rows) if step.way.modelled else 0.0 for step in steps
+            step.way.drafts * self._sources[step.way.source].guessing(step.rows) if step.way.drafts else 0.0
+            for step in steps
         ]
         head = [_seconds(self._head, step) + more for step, more in zip(steps, guessing, strict=True)]
         longest = max(
@@ -249,8 +242,7 @@ class Together:
         right."""
         key = (rows, tuple(sorted(others)))
         if key not in self._pays:
-            guessed_for = self._guessing(1) > 0 and rows + sum(others) <= DRAFT_ROWS
-            likely = Likely(_GOOD, _GOOD if guessed_for else 0.0)
+            likely = dict.fromkeys(self._sources, _GOOD)
             plain = [Step(size, Way(), 0.0) for size in others]
             self._pays[key] = self._best(rows, TOGETHER[-1], likely, plain, 0.0, 1.0) != Way()
         return self._pays[key]
@@ -261,11 +253,13 @@ class Together:
         plain = Step(rows, Way(), 0.0)
         alone = self.round([plain, *others])
         best, gain = Way(), 1.0
-        for source, right in enumerate(likely):
+        all_rows = rows + sum(one.rows for one in others)
+        for source, facts in self._sources.items():
+            right = likely.get(source, 0.0) if facts.serves(all_rows) else 0.0
             for depth in TOGETHER if right else ():
                 if depth > most or rows * (1 + depth) > MAX_DRAFTED:
                     continue
-                step = Step(rows, Way(depth, 1, bool(source)), min(right, _SUREST))
+                step = Step(rows, Way(depth, 1, source), min(right, _SUREST))
                 takes = self.round([step, *others])
                 more = sum(one.tokens for one in (step, *others)) / sum(
                     one.tokens for one in (plain, *others)
@@ -324,7 +318,7 @@ class _Chain:
 
     lane: Lane
     rows: tuple[Row, ...]
-    modelled: bool = False
+    source: Source = LOOKUP
     live: list[_Run] = field(default_factory=list)
 
     @property
@@ -348,18 +342,18 @@ class _Seen:
     have drafts."""
 
     rows: tuple[int, ...]
-    likely: Likely = _UNKNOWN
+    likely: Likely = field(default_factory=dict)
     at: float | None = None
     waits: bool = False
     way: Way = _PLAIN
     credit: float = 0.0
-    guessed: int = 0  # tokens of the MTP head that came with those of the last step
-    pause: int = 1  # steps from one guess of it to the next, while none pays
+    guessed: int = 0  # tokens that were guessed ahead and came with those of the last step
+    pause: int = 1  # steps from one guess ahead to the next, while none pays
     unguessed: int = 1  # steps since the last
 
     @property
     def step(self) -> Step:
-        right = self.likely[self.way.modelled] if self.way.drafts else 0.0
+        right = self.likely.get(self.way.source, 0.0) if self.way.drafts else 0.0
         return Step(len(self.rows), self.way, min(right, _SUREST))
 
 
@@ -370,10 +364,10 @@ class Drafting:
         self._board = board
         self._possible = ring.speculates
         self._together, self._most_runs = ring.drafts_together, ring.draft_runs
-        self._mtp = ring.mtp
-        self._depth = Depth(
-            ring.costs, ring.stages, runs=ring.runs, draft=ring.draft, head=ring.head, mtp=ring.mtp
-        )
+        ahead = (source for source, facts in ring.sources.items() if facts.ahead)
+        self.ahead = next(ahead, control.DRAFT_SOURCE_UNSPECIFIED)
+        """The source that guesses ahead, if any."""
+        self._depth = Depth(ring.costs, ring.stages, runs=ring.runs, sources=ring.sources, head=ring.head)
         self._rounds = Together(ring)
         self._seen: dict[int, _Seen] = {}
         self._chains: dict[int, _Chain] = {}
@@ -388,7 +382,7 @@ class Drafting:
                 return None
             way, seen = Way(), self._of(lane)
             if may:
-                way = self._depth.best(chain.most(self._board), seen.likely, chain.modelled, seen.guessed)
+                way = self._depth.best(chain.most(self._board), seen.likely, chain.source, seen.guessed)
             return way if len(chain.live) < way.runs else None
         if not may or any(row.closed for row in lane.rows.values()):
             return Way()
@@ -400,9 +394,7 @@ class Drafting:
             way = Way()
         else:
             others = [self._of(other).step for other in lanes if other is not lane]
-            guessed_for = not self._mtp and rows <= DRAFT_ROWS
-            likely = seen.likely if guessed_for else seen.likely._replace(modelled=0.0)
-            way = self._rounds.best(len(lane.rows), most, likely, others, seen.credit)
+            way = self._rounds.best(len(lane.rows), most, seen.likely, others, seen.credit)
         # The first run of a chain waits until no other step can bring a token of the rows. For that run the
         # head calls `Lookup.drafts` in its compute loop, for tokens that come `Lookup.add` and `likely` in
         # its receiving thread: by this rule never at once, so node.engine.drafts.Lookup has no lock.
@@ -426,11 +418,11 @@ class Drafting:
         )
 
     def guesses(self, lane: Lane, lanes: Sequence[Lane], rows: int, way: Way) -> int:
-        """The number of tokens that the MTP head is to guess behind those of the lane's next step, which goes
+        """The number of tokens that are to be guessed ahead, behind those of the lane's next step, which goes
         that way; the other arguments are those of `wanted`. The tail cannot tell behind which to guess if the
         head's looked-up drafts may be wrong."""
-        able = self._mtp and rows == 1 and self._depth.ready and self.asks(lane, lanes, rows)
-        if not able or (way.drafts and not way.modelled):
+        able = self.ahead and rows == 1 and self._depth.ready and self.asks(lane, lanes, rows)
+        if not able or (way.drafts and way.source != self.ahead):
             return 0
         (row,) = lane.rows.values()
         most = 0 if row.closed else min(row.drafts, self._board.left(row) - way.drafts - 3)
@@ -438,7 +430,7 @@ class Drafting:
             return 0
         seen = self._of(lane)
         best = self._depth.best(most, seen.likely)
-        if best.modelled:
+        if best.drafts and best.source == self.ahead:
             seen.pause = 1
             return best.drafts
         if best.drafts or seen.unguessed < seen.pause:
@@ -450,7 +442,7 @@ class Drafting:
     def announced(self, lane: Lane, way: Way, guesses: int = 0) -> None:
         first = lane.number not in self._chains
         if first:
-            self._chains[lane.number] = _Chain(lane, tuple(lane.rows.values()), way.modelled)
+            self._chains[lane.number] = _Chain(lane, tuple(lane.rows.values()), way.source)
         chain = self._chains[lane.number]
         run = _Run(chain, way.drafts, first, guesses)
         self._runs.append(run)
@@ -469,7 +461,7 @@ class Drafting:
         guesses: int = 0,
     ) -> None:
         """A step without drafts is done. `follows`: only one other step of the ring's one lane was under way
-        with it, or of this lane. `guesses` of an MTP head came with it."""
+        with it, or of this lane. `guesses` that were made ahead came with it."""
         if not self._possible or not lane.rows:
             return
         seen = self._of(lane)
@@ -514,7 +506,7 @@ class Drafting:
             self._board.bring(row.number, tokens)
             row.request.progress.accepted += tokens - run.first
         seen = self._of(lane)
-        way = Way(run.drafts, under_way, chain.modelled)
+        way = Way(run.drafts, under_way, chain.source)
         if len(chain.rows) > 1 or len(lanes) > 1:
             mean = fmean(brought.get(row.number, 0) for row in chain.open)
             if seen.at is not None:
@@ -530,7 +522,7 @@ class Drafting:
         """Records a lane's step, which brought `tokens` tokens of each row."""
         seen = self._of(lane)
         steps = [self._of(other).step for other in lanes if other is not lane]
-        right = seen.likely[way.modelled] if way.drafts else 0.0
+        right = seen.likely.get(way.source, 0.0) if way.drafts else 0.0
         plain, own = Step(len(seen.rows), Way(), 0.0), Step(len(seen.rows), way, min(right, _SUREST))
         seconds, without = now - (seen.at or now), self._rounds.round([plain, *steps])
         if seconds <= 0:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from sealring.mesh.ring.composition import Origin
-from sealring.mesh.ring.limits import DRAFT_ROWS, MAX_CONTEXT, MAX_RUNS
+from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_RUNS
 from sealring.mesh.ring.prefix_names import Names
 from sealring.mesh.ring.spread import Times, between, rounds_with_another, spreads
 from sealring.v1 import control_pb2 as control
@@ -21,6 +22,14 @@ MARK_EVERY = 4096
 
 MAX_TIMES = 64
 """Times of one member that count, more than any sends: every round looks through them."""
+
+Source: TypeAlias = "control.DraftSource.ValueType"
+"""A source of drafts, by its number alone."""
+
+LOOKUP: Source = control.DRAFT_SOURCE_LOOKUP
+
+MAX_SOURCES = 8
+"""Sources of drafts of a ring that count: each is looked at before a step may have drafts."""
 
 HOP = 1e-3
 """Seconds from the end of a stage to the input of the next: 0.62 to 0.82 ms on 2 x H200
@@ -110,16 +119,48 @@ class MemberMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What is known of a source of drafts, whatever it is.
+
+    `seconds` in which it guesses a token, and those in which it guesses a token for each of `rows` rows at
+    once (`together`); 0: for one row after another. It guesses for `rows` rows at most; 0: for any number.
+    Guesses that are made `ahead` come with the tokens of a step, and are the drafts of the next one.
+    """
+
+    seconds: float = 0.0
+    rows: int = 0
+    together: float = 0.0
+    ahead: bool = False
+
+    @classmethod
+    def of(cls, told: control.DraftFacts) -> SourceFacts:
+        """What a member says of it."""
+        return cls(told.microseconds / 1e6, told.rows, told.rows_microseconds / 1e6, told.ahead)
+
+    def serves(self, rows: int) -> bool:
+        """Whether it guesses for as many rows."""
+        return not self.rows or rows <= self.rows
+
+    def guessing(self, rows: int) -> float:
+        """Seconds in which a token is guessed for each of `rows` rows of a lane."""
+        if self.rows <= 1 or not self.together:
+            return rows * self.seconds
+        return between(((1, self.seconds), (self.rows, max(self.seconds, self.together))), rows)
+
+
+NO_MODEL: Mapping[Source, SourceFacts] = MappingProxyType({LOOKUP: SourceFacts()})
+"""The sources of a ring where no model guesses."""
+
+
+@dataclass(frozen=True, slots=True)
 class RingFacts:
     """One epoch of a ring, as its roster and its members state it. `members` are in the order of ranks.
 
     `lockstep`: the members compute every step together, as one. `speculate`: the deployment wants drafts.
     `costs`: the cost table. `kept` are the prefixes of earlier epochs that every member still has, with their
     names in this epoch. `recalls`: all members store prefixes on disk. `sharing`: the number of stages that
-    compute on one GPU, at most. `draft`: seconds in which the head's draft model guesses a token, 0 where it
-    has none; with `mtp` those of the tail's MTP head. `draft_rows`: seconds in which the draft model guesses
-    a token for each of DRAFT_ROWS rows at once; 0: it guesses for one row after another. `head`: the head's
-    own cost table. `draft_runs`: the number of runs of drafts that every member can take back. `epoch`: the
+    compute on one GPU, at most. `sources` are what guesses tokens, by `DraftSource`. `head`: the head's own
+    cost table. `draft_runs`: the number of runs of drafts that every member can take back. `epoch`: the
     epoch's number.
     """
 
@@ -133,11 +174,9 @@ class RingFacts:
     lockstep: bool = False
     recalls: bool = False
     sharing: int = 1
-    draft: float = 0.0
-    draft_rows: float = 0.0
+    sources: Mapping[Source, SourceFacts] = field(default_factory=lambda: NO_MODEL)
     head: StepCosts | None = None
     draft_runs: int = 0
-    mtp: bool = False
     epoch: int = 1
 
     @property
@@ -170,11 +209,6 @@ class RingFacts:
             sum(one.kv_bytes_per_token for one in self.members),
         )
         return max(MARK_EVERY, marks // tokens) if tokens else MAX_CONTEXT
-
-    def guessing(self, rows: int) -> float:
-        """Seconds in which a token is guessed for each of `rows` rows of a lane."""
-        together = self.draft_rows or DRAFT_ROWS * self.draft
-        return between(((1, self.draft), (DRAFT_ROWS, max(self.draft, together))), rows)
 
     @property
     def hop(self) -> float:

@@ -50,7 +50,7 @@ class Announced:
     first: Sequence[Row] = ()
     follows: bool = False  # a step of the same lane that was under way, so that they are a round apart
     drafts: int = 0
-    guesses: int = 0  # of an MTP head, that come with its tokens
+    guesses: int = 0  # that are made ahead, and come with its tokens
     seconds: float = 0.0  # of a prefill step in a stage, by the table
     brought: dict[int, int] = field(default_factory=dict)  # tokens by row, with drafts
     before: tuple[int, float] = (0, 0.0)  # prefill steps that were announced, and their seconds by the table
@@ -151,11 +151,9 @@ class StepPlanner:
             return step
         return next((each for each in self._under_way.values() if each.sampled), step)
 
-    def done(
-        self, number: int, now: float, *, likely: Likely = Likely(), refuted: bool = False
-    ) -> Announced | None:
+    def done(self, number: int, now: float, *, likely: Likely, refuted: bool = False) -> Announced | None:
         """Takes a step as done, and with it all earlier ones that sample nothing; `now` is in seconds.
-        `likely` are the probabilities that the head's next draft is right; `refuted`: as in StepDone.
+        `likely` are the probabilities that the next guess is right; `refuted`: as in StepDone.
 
         Returns None for a step that was done already. Raises InvalidInput (BAD_STEP) for one that was never
         announced, or is out of order.
@@ -328,9 +326,10 @@ class StepPlanner:
             leaving, joining = [], []
         step = self._step(leaving, joining)
         step.decode.lane, step.decode.drafts = lane.number, way.drafts
-        step.decode.modelled = way.modelled
         step.decode.asks = self._drafting.asks(lane, running, rows)
         step.decode.guesses = guesses = self._drafting.guesses(lane, running, rows, way)
+        if way.drafts or guesses:
+            step.decode.source = way.source if way.drafts else self._drafting.ahead
         self._under_way[step.number] = Announced(
             step.number,
             lane,

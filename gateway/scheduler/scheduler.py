@@ -35,7 +35,6 @@ from sealring.gateway.scheduler.actions import (
     SignRow,
 )
 from sealring.gateway.scheduler.board import PlanError
-from sealring.gateway.scheduler.drafting import Likely
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.planner import EXTENSION, Announced, StepPlanner
 from sealring.gateway.scheduler.queue import FairQueue, Pace, Turns, retry_after
@@ -272,7 +271,7 @@ class Scheduler:
             return self._take()
         if done.outputs:
             epoch.planner.due(done.step).bring(done.outputs)
-        likely = Likely(min(100, done.likely) / 100, min(100, done.modelled) / 100)
+        likely = {each.source: min(100, each.right) / 100 for each in done.rates}
         step = epoch.planner.done(done.step, now, likely=likely, refuted=done.refuted)
         if step is None:
             return self._take()

@@ -198,9 +198,10 @@ class ResolvedStep:
     `rows` is non-empty. `sampled` are the rows that get a token, in the order of the token record on the
     closing edge (uint32 [len(sampled)]); a row with `drafts` appears once more for each, row by row. A step
     that `continues` computes a draft in place of its one row's last token. With `asks`, the gateway requests
-    the likelihood that the head guesses the rows' next tokens. Where it is `modelled`, a model made the
-    drafts. Behind the tokens of a step's one row the tail guesses as many as `guesses` says, which come round
-    with them. `digest` is 32 bytes over the composition after the changes and this step's work.
+    the likelihood that each source guesses the rows' next tokens. Behind the tokens of a step's one row the
+    tail guesses as many as `guesses` says, which come round with them. `source` (`DraftSource`) made the
+    drafts, and makes these guesses; 0 where there are none. `digest` is 32 bytes over the composition after
+    the changes and this step's work.
     """
 
     number: int
@@ -213,7 +214,7 @@ class ResolvedStep:
     drafts: int = 0
     continues: bool = False
     asks: bool = False
-    modelled: bool = False
+    source: int = 0
     guesses: int = 0
 
 
@@ -346,7 +347,7 @@ class Composition:
             decode.drafts,
             continues,
             decode.asks,
-            decode.modelled,
+            decode.source,
             decode.guesses,
         )
 
@@ -377,6 +378,8 @@ class Composition:
             raise _bad(f"lane {lane} has no rows to decode")
         if decode.guesses > (MAX_DRAFTS if len(rows) == 1 else 0):
             raise _bad(f"{decode.guesses} guesses for {len(rows)} rows are too many")
+        if (drafts or decode.guesses) and not decode.source:
+            raise _bad("drafts are of no source")
         if drafts:
             continues = rows[0] in self._drafted
             sampled = self._draft(rows, drafts)

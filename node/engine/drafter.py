@@ -108,6 +108,16 @@ class Drafter:
         self.seconds_together = self._model.seconds(DRAFT_ROWS)
         """How long a guess for each of DRAFT_ROWS rows takes."""
 
+    @property
+    def facts(self) -> control.DraftFacts:
+        """What the gateway is told of it."""
+        return control.DraftFacts(
+            source=control.DRAFT_SOURCE_MODEL,
+            microseconds=round(1e6 * self.seconds),
+            rows=DRAFT_ROWS,
+            rows_microseconds=round(1e6 * self.seconds_together),
+        )
+
     def another(self) -> Drafter:
         """A drafter for a further row: same model, same room and same kept caches."""
         made = copy.copy(self)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import ResolvedStep, Settling
 from sealring.node.wire.timelog import TimeLog, now
+from sealring.v1 import control_pb2 as control
 
 _LENGTHS = (3, 2, 1)
 """Numbers of last tokens that are looked up, the most first, as vLLM's prompt_lookup_max and _min; a single
@@ -239,10 +240,15 @@ class Guesses:
     the model. A guess may come late, when its token is there already: then it only counts as right or wrong.
     """
 
-    def __init__(self, prompt: npt.NDArray[np.uint32], scope: bytes = b"") -> None:
+    def __init__(
+        self,
+        prompt: npt.NDArray[np.uint32],
+        scope: bytes = b"",
+        source: control.DraftSource.ValueType = control.DRAFT_SOURCE_MODEL,
+    ) -> None:
         """`prompt`: uint32. Later rows of the same `scope` may use what the model has computed of it; if that
-        is empty, none may."""
-        self.scope = scope
+        is empty, none may. `source`: what guesses."""
+        self.scope, self.source = scope, source
         self.held = 0
         """Tokens of the row, from its first, that the model has computed."""
         self._text = bytearray(prompt.tobytes())
@@ -258,7 +264,7 @@ class Guesses:
 
     def copy(self) -> Guesses:
         """Guesses of another answer to the same prompt, before its first token."""
-        return Guesses(self.text, self.scope)
+        return Guesses(self.text, self.scope, self.source)
 
     @property
     def text(self) -> npt.NDArray[np.uint32]:
@@ -409,7 +415,7 @@ class Runs:
     ) -> list[int]:
         """The tokens to compute of a row: its last, and the first of the drafts `guessed`, and of what `more`
         gives if these are too few. To be called for a step's rows in order."""
-        chain = self._chains[row] = _Chain(list(guessed), more, step.modelled)
+        chain = self._chains[row] = _Chain(list(guessed), more, step.source != control.DRAFT_SOURCE_LOOKUP)
         return self._sent(step, chain, [last, *self._next(chain, step.drafts)])
 
     def go_on(self, step: ResolvedStep) -> list[int]:

@@ -220,8 +220,8 @@ class StageEpoch:
             resolved = self._composition.apply(step)
             if resolved.drafts or step.decode.asks or resolved.guesses:
                 self._check_drafts(resolved)
-            if resolved.guesses and not self._mtp:
-                raise InvalidInput("the deployment has no MTP head that guesses", reason="BAD_STEP")
+            if resolved.guesses and not (self._mtp and resolved.source == control.DRAFT_SOURCE_MTP_HEAD):
+                raise InvalidInput("the deployment has no source that guesses ahead", reason="BAD_STEP")
             self._account.announced(resolved, self._composition, self.steps)
             self._check_ahead(resolved.number)
             self._source.announce(resolved)

@@ -133,6 +133,13 @@ class Loaded:
         """What guesses here: at most one."""
         return [each for each in (self.drafter, self.tail_drafter) if each is not None]
 
+    @property
+    def model(self) -> control.DraftSource.ValueType:
+        """The source of drafts that is a model, at this member or at the tail."""
+        if self.command.mtp:
+            return control.DRAFT_SOURCE_MTP_HEAD
+        return control.DRAFT_SOURCE_MODEL if self.drafter is not None else control.DRAFT_SOURCE_UNSPECIFIED
+
     def message(self, number: int) -> engine.StageLoaded:
         per_token, per_row = self.kv_bytes
         return engine.StageLoaded(
@@ -147,8 +154,7 @@ class Loaded:
             device=device.identity(),
             capabilities=self.front.inputs.capabilities if self.front is not None else (),
             vision_not_installed=self.front is not None and self.front.inputs.vision_not_installed,
-            draft_us=round(1e6 * sum(each.seconds for each in self.drafters)),
-            draft_rows_us=round(1e6 * self.drafter.seconds_together) if self.drafter is not None else 0,
+            sources=[each.facts for each in self.drafters],
             caches=self.layout.digest if self.layout is not None else b"",
         )
 

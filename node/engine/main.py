@@ -287,7 +287,7 @@ class Engine:
             names = front.begin_epoch(
                 origins,
                 speculate=command.speculate,
-                modelled=loaded.drafter is not None or loaded.command.mtp,
+                model=loaded.model,
                 tail_reads=loaded.command.mtp and command.size == 2,
                 longest=command.prefill_chunk,
             )

@@ -38,6 +38,7 @@ from sealring.node.engine.caches import Cache, parts_of
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.mtp_head import MtpHead
+from sealring.v1 import control_pb2 as control
 
 log = structlog.get_logger()
 
@@ -80,6 +81,16 @@ class TailDrafter:
         """Whether the model's own code has failed. It guesses nothing any more; answers go on without."""
         self.seconds = self._try(self._timed) or 0.0
         """How long a guess takes; 0 if the head has failed at that."""
+
+    @property
+    def facts(self) -> control.DraftFacts:
+        """What the gateway is told of it."""
+        return control.DraftFacts(
+            source=control.DRAFT_SOURCE_MTP_HEAD,
+            microseconds=round(1e6 * self.seconds),
+            rows=1,
+            ahead=True,
+        )
 
     # Rows
 

@@ -1680,7 +1680,7 @@ class MemberTrace(_message.Message):
     stored: _builtins.int
     """and wrote there"""
     modelled: _builtins.int
-    """of those drafted, guesses of the draft model or the MTP head; others are looked up"""
+    """of those drafted, guesses of a model; others are looked up"""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[_trace_pb2.Span]: ...
     @_builtins.property

@@ -24,6 +24,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _DraftSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAFT_SOURCE_UNSPECIFIED: _DraftSource.ValueType  # 0
+    """none"""
+    DRAFT_SOURCE_LOOKUP: _DraftSource.ValueType  # 1
+    """what followed the same tokens before, in prompt, prediction or answer; what a grammar forces"""
+    DRAFT_SOURCE_MODEL: _DraftSource.ValueType  # 2
+    """a draft model at the head"""
+    DRAFT_SOURCE_MTP_HEAD: _DraftSource.ValueType  # 3
+    """the model's MTP head, at the tail"""
+
+class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper):
+    """What guesses tokens. Nothing but the source itself knows one from another: a gateway goes by DraftFacts and DraftRate."""
+
+DRAFT_SOURCE_UNSPECIFIED: DraftSource.ValueType  # 0
+"""none"""
+DRAFT_SOURCE_LOOKUP: DraftSource.ValueType  # 1
+"""what followed the same tokens before, in prompt, prediction or answer; what a grammar forces"""
+DRAFT_SOURCE_MODEL: DraftSource.ValueType  # 2
+"""a draft model at the head"""
+DRAFT_SOURCE_MTP_HEAD: DraftSource.ValueType  # 3
+"""the model's MTP head, at the tail"""
+Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
+
 class _PrefixSupport:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -301,8 +329,7 @@ class Attached(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     VISION_NOT_INSTALLED_FIELD_NUMBER: _builtins.int
     RECALLS_FIELD_NUMBER: _builtins.int
-    DRAFT_US_FIELD_NUMBER: _builtins.int
-    DRAFT_ROWS_US_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     MARK_BYTES_FIELD_NUMBER: _builtins.int
     DRAFT_RUNS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
@@ -322,10 +349,6 @@ class Attached(_message.Message):
     """head only: the model would see if sealring[vision] were installed there"""
     recalls: _builtins.bool
     """it stores prefixes on disk"""
-    draft_us: _builtins.int
-    """microseconds in which the head's draft model, or the tail's MTP head, guesses a token; 0: it has none"""
-    draft_rows_us: _builtins.int
-    """microseconds in which the head's draft model guesses a token for each of 4 rows at once"""
     mark_bytes: _builtins.int
     """A mark of a kept prefix, bytes: what members keep to cut it at one more length; 0: they keep none, or can cut."""
     draft_runs: _builtins.int
@@ -346,6 +369,10 @@ class Attached(_message.Message):
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """head only: tools, thinking, as far as the model's template and tokens have them"""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftFacts]:
+        """that guess tokens at this member"""
+
     def __init__(
         self,
         *,
@@ -361,8 +388,7 @@ class Attached(_message.Message):
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         vision_not_installed: _builtins.bool = ...,
         recalls: _builtins.bool = ...,
-        draft_us: _builtins.int = ...,
-        draft_rows_us: _builtins.int = ...,
+        sources: _abc.Iterable[Global___DraftFacts] | None = ...,
         mark_bytes: _builtins.int = ...,
         draft_runs: _builtins.int = ...,
         device: _builtins.bytes = ...,
@@ -370,11 +396,48 @@ class Attached(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_rows_us", b"draft_rows_us", "draft_runs", b"draft_runs", "draft_us", b"draft_us", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "times", b"times", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_runs", b"draft_runs", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Attached: _TypeAlias = Attached  # noqa: Y015
+
+@_typing.final
+class DraftFacts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    MICROSECONDS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ROWS_MICROSECONDS_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
+    source: Global___DraftSource.ValueType
+    microseconds: _builtins.int
+    """in which it guesses a token"""
+    rows: _builtins.int
+    """for which it guesses, at most; 0: for any number"""
+    rows_microseconds: _builtins.int
+    """in which it guesses a token for each of `rows` rows at once; 0: one row after another"""
+    ahead: _builtins.bool
+    """It guesses along with a step (Decode.guesses), and the next step has these guesses as drafts. Otherwise the head has
+    them when a step wants drafts.
+    """
+    def __init__(
+        self,
+        *,
+        source: Global___DraftSource.ValueType = ...,
+        microseconds: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        rows_microseconds: _builtins.int = ...,
+        ahead: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "microseconds", b"microseconds", "rows", b"rows", "rows_microseconds", b"rows_microseconds", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftFacts: _TypeAlias = DraftFacts  # noqa: Y015
 
 @_typing.final
 class StepTime(_message.Message):
@@ -1326,8 +1389,8 @@ class Decode(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
     ASKS_FIELD_NUMBER: _builtins.int
-    MODELLED_FIELD_NUMBER: _builtins.int
     GUESSES_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     lane: _builtins.int
     drafts: _builtins.int
     """This number of tokens that the head guesses are computed along with each row's last one, and a token is sampled
@@ -1336,24 +1399,24 @@ class Decode(_message.Message):
     """
     asks: _builtins.bool
     """StepDone is to say how likely the head could guess the rows' next tokens, in the mean"""
-    modelled: _builtins.bool
-    """a model guesses, else the head looks up what followed the same tokens before"""
     guesses: _builtins.int
-    """The number of tokens that the tail guesses behind the last one that counts, by the model's MTP head, in a lane of
-    one row. They come round with the sampled tokens. The next step that is `modelled` has the first of them as drafts.
+    """The number of tokens that the tail guesses behind the last one that counts, in a lane of one row. They come round
+    with the sampled tokens. The next step with drafts of this source has the first of them.
     """
+    source: Global___DraftSource.ValueType
+    """of the drafts and of these guesses, where there are any"""
     def __init__(
         self,
         *,
         lane: _builtins.int = ...,
         drafts: _builtins.int = ...,
         asks: _builtins.bool = ...,
-        modelled: _builtins.bool = ...,
         guesses: _builtins.int = ...,
+        source: Global___DraftSource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "drafts", b"drafts", "guesses", b"guesses", "lane", b"lane", "modelled", b"modelled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "drafts", b"drafts", "guesses", b"guesses", "lane", b"lane", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1370,37 +1433,60 @@ class StepDone(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
-    LIKELY_FIELD_NUMBER: _builtins.int
-    MODELLED_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     REFUTED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     more: _builtins.bool
     """of this step: another message follows"""
-    likely: _builtins.int
-    """where the step asks: the percentage of looked up guesses that are right; 0: none can be made"""
-    modelled: _builtins.int
-    """likewise, of guesses of the draft model or the MTP head"""
     refuted: _builtins.bool
     """of a step with drafts: a guess behind its tokens is wrong, so steps behind it bring none"""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowOutput]: ...
+    @_builtins.property
+    def rates(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftRate]:
+        """where the step asks; a source of which nothing is said guesses nothing now"""
+
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         outputs: _abc.Iterable[Global___RowOutput] | None = ...,
         more: _builtins.bool = ...,
-        likely: _builtins.int = ...,
-        modelled: _builtins.int = ...,
+        rates: _abc.Iterable[Global___DraftRate] | None = ...,
         refuted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["likely", b"likely", "modelled", b"modelled", "more", b"more", "outputs", b"outputs", "refuted", b"refuted", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "outputs", b"outputs", "rates", b"rates", "refuted", b"refuted", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepDone: _TypeAlias = StepDone  # noqa: Y015
+
+@_typing.final
+class DraftRate(_message.Message):
+    """How likely the next guess of a source is right."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    RIGHT_FIELD_NUMBER: _builtins.int
+    source: Global___DraftSource.ValueType
+    right: _builtins.int
+    """percent"""
+    def __init__(
+        self,
+        *,
+        source: Global___DraftSource.ValueType = ...,
+        right: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["right", b"right", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftRate: _TypeAlias = DraftRate  # noqa: Y015
 
 @_typing.final
 class RowOutput(_message.Message):

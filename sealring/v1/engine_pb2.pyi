@@ -457,8 +457,7 @@ class StageLoaded(_message.Message):
     METAL_FIELD_NUMBER: _builtins.int
     MARK_BYTES_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
-    DRAFT_US_FIELD_NUMBER: _builtins.int
-    DRAFT_ROWS_US_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     CACHES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     weight_bytes: _builtins.int
@@ -473,10 +472,6 @@ class StageLoaded(_message.Message):
     """as in Attached"""
     device: _builtins.bytes
     """names the GPU that computes; empty: none does"""
-    draft_us: _builtins.int
-    """as in Attached"""
-    draft_rows_us: _builtins.int
-    """as in Attached"""
     caches: _builtins.bytes
     """as in EpochPrepared"""
     @_builtins.property
@@ -484,6 +479,10 @@ class StageLoaded(_message.Message):
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the head"""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.DraftFacts]:
+        """as in Attached"""
 
     def __init__(
         self,
@@ -499,13 +498,12 @@ class StageLoaded(_message.Message):
         metal: _builtins.bool = ...,
         mark_bytes: _builtins.int = ...,
         device: _builtins.bytes = ...,
-        draft_us: _builtins.int = ...,
-        draft_rows_us: _builtins.int = ...,
+        sources: _abc.Iterable[_control_pb2.DraftFacts] | None = ...,
         caches: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "capabilities", b"capabilities", "device", b"device", "draft_rows_us", b"draft_rows_us", "draft_us", b"draft_us", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "times", b"times", "vision_not_installed", b"vision_not_installed", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "capabilities", b"capabilities", "device", b"device", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

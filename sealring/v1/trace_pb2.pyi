@@ -136,7 +136,7 @@ class ProcessTrace(_message.Message):
     stored: _builtins.int
     """and written there"""
     modelled: _builtins.int
-    """of those drafted, guesses of the draft model or the MTP head; others are looked up"""
+    """of those drafted, guesses of a model; others are looked up"""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
         """at most 32,768"""

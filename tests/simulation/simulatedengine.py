@@ -418,7 +418,11 @@ class Epoch:
             return
         try:
             resolved = self._composition.apply(step)
-            if resolved.guesses or resolved.modelled or (resolved.drafts and not self._speculate):
+            if (
+                resolved.guesses
+                or resolved.source > control.DRAFT_SOURCE_LOOKUP
+                or (resolved.drafts and not self._speculate)
+            ):
                 raise InvalidInput("the deployment has no such guesses", reason="BAD_STEP")
             self._account.announced(resolved, self._composition, self.served.steps)
             self._check_budget()

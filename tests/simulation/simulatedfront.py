@@ -246,7 +246,7 @@ class SimulatedFront:
         """Says what a step has brought: nothing of rows that have finished or are gone."""
         done = control.StepDone(step=step.number, refuted=refuted)
         if step.asks:
-            done.likely = round(100 * self._model.guessed)
+            done.rates.add(source=control.DRAFT_SOURCE_LOOKUP, right=round(100 * self._model.guessed))
         ended = []
         for number, token in zip(step.sampled, tokens, strict=False):
             opened = self._rows.get(number)

@@ -260,7 +260,8 @@ class Ring:
         changes = [control.Change(admit=control.Admit(row=row, lane=0))]
         while not self.outputs[row].finish:
             for _ in range(runs):
-                number = self.step(*changes, decode=control.Decode(lane=0, drafts=drafts, asks=True))
+                work = control.Decode(lane=0, drafts=drafts, asks=True, source=control.DRAFT_SOURCE_LOOKUP)
+                number = self.step(*changes, decode=work)
                 changes = []
             await self.until(lambda: self.done >= number)  # noqa: B023
             tokens = opened.prompt_tokens + self.outputs[row].tokens - 1

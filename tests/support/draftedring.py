@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sealring.gateway.scheduler import (
+    NO_MODEL,
     Action,
     AnnounceStep,
     MemberMemory,
@@ -19,6 +20,7 @@ from sealring.gateway.scheduler import (
     Request,
     RingFacts,
     Scheduler,
+    SourceFacts,
     StepCosts,
 )
 from sealring.mesh.ring import (
@@ -64,6 +66,13 @@ class Machine:
         """The time in which the draft model guesses a token for each of `rows` rows at once."""
         return self.draft * self.takes(rows)
 
+    @property
+    def source(self) -> control.DraftSource.ValueType:
+        """What guesses besides the lookup, if anything does."""
+        if self.mtp:
+            return control.DRAFT_SOURCE_MTP_HEAD
+        return control.DRAFT_SOURCE_MODEL if self.draft else control.DRAFT_SOURCE_LOOKUP
+
     def share(self, stage: int) -> float:
         """A stage's time over that of one of equal stages."""
         return self.head if stage == 0 else (self.stages - self.head) / (self.stages - 1)
@@ -76,10 +85,11 @@ class Machine:
         facts = RingFacts(
             members, 4, 4096, prefixes=control.PREFIX_SUPPORT_ANY, speculate=True, costs=slowest
         )
-        together = 0.0 if self.mtp else self.guesses(DRAFT_ROWS)
-        return replace(
-            facts, draft=self.draft, draft_rows=together, mtp=self.mtp, head=one, draft_runs=len(members)
-        )
+        sources = dict(NO_MODEL)
+        if self.draft:
+            several = (1, 0.0) if self.mtp else (DRAFT_ROWS, self.guesses(DRAFT_ROWS))
+            sources[self.source] = SourceFacts(self.draft, *several, ahead=self.mtp)
+        return replace(facts, sources=sources, head=one, draft_runs=len(members))
 
     def _table(self, share: float) -> StepCosts:
         times = tuple((tokens, share * self.takes(tokens)) for tokens in (1, 2, 4, 8, 16, 32))
@@ -200,8 +210,9 @@ class DraftedRing:
 
     def _drafted(self, step: ResolvedStep) -> bool:
         """Whether the draft model has what a step needs of it; else it guesses for it next."""
-        self._guesses.step(step.drafts * step.modelled)
-        if not step.modelled or self._machine.mtp:
+        modelled = step.source != control.DRAFT_SOURCE_LOOKUP
+        self._guesses.step(step.drafts * modelled)
+        if not modelled or self._machine.mtp:
             return True
         if step.continues and self._runs.broken(self._row):
             return True
@@ -225,8 +236,9 @@ class DraftedRing:
         last = self._answer[self._said - 1]
         if self._machine.mtp:
             self._chained = self._guesses.known
-        begun = self._chained if step.modelled else 0
-        looked_up = [] if step.modelled else self._lookup.drafts(last, MAX_UNSETTLED)
+        modelled = step.source != control.DRAFT_SOURCE_LOOKUP
+        begun = self._chained if modelled else 0
+        looked_up = [] if modelled else self._lookup.drafts(last, MAX_UNSETTLED)
 
         def more(at: int, count: int) -> list[int]:
             return self._guesses.taken(begun + at, count) or [_NO_TOKEN] * count
@@ -294,7 +306,9 @@ class DraftedRing:
             self._arrived.append(self._now)
             done.outputs.add(row=self._row, text="x", tokens=self._said)
         if job.step.asks:
-            done.likely = round(100 * (self._claims or self._lookup.likely()))
-            done.modelled = round(100 * self._guesses.likely()) if self._machine.draft else 0
+            looked_up = self._claims or self._lookup.likely()
+            done.rates.add(source=control.DRAFT_SOURCE_LOOKUP, right=round(100 * looked_up))
+            if self._machine.draft:
+                done.rates.add(source=self._machine.source, right=round(100 * self._guesses.likely()))
         self._feed()
         self._later(self._machine.message, lambda: self._do(self._scheduler.step_done(done, self._now)))

@@ -50,8 +50,10 @@ class SharedRing:
             max_rows=rows,
             costs=_in_seconds(facts.costs),
             head=_in_seconds(head),
-            draft=facts.draft * SECONDS,
-            draft_rows=facts.draft_rows * SECONDS,
+            sources={
+                source: replace(one, seconds=one.seconds * SECONDS, together=one.together * SECONDS)
+                for source, one in facts.sources.items()
+            },
             draft_runs=64,
         )
         self._do(self._scheduler.attach(timed))
@@ -105,7 +107,9 @@ class SharedRing:
             machine, tokens = self._machine, len(step.sampled)
             for row in set(step.sampled):
                 self._under_way[row] = self._under_way.get(row, 0) + 1
-            guesses = machine.guesses(len(step.rows)) * step.drafts * step.modelled
+            guesses = (
+                machine.guesses(len(step.rows)) * step.drafts * (step.source == control.DRAFT_SOURCE_MODEL)
+            )
             at = self._now
             for stage in range(machine.stages):
                 took = machine.takes(tokens) * machine.share(stage)
@@ -136,7 +140,7 @@ class SharedRing:
                     done.outputs.add(row=row, text="x", tokens=self._said[row])
         if step.asks:
             known = round(100 * self._known)
-            done.likely, done.modelled = (0, known) if self._machine.draft else (known, 0)
+            done.rates.add(source=self._machine.source, right=known)
         self._feed()
         self._later(
             self._machine.message * SECONDS, lambda: self._do(self._scheduler.step_done(done, self._now))

@@ -357,12 +357,12 @@ class Sampling(_Logits):
     ) -> mx.array:
         """What is guessed behind the last token that counts, uint32 [step.guesses].
 
-        Which one that is the tail knows of drafts of its own. Behind others it guesses as if all were right.
+        The tail knows which token that is: the drafts of such a step are its own.
         """
         drafter, count = self._drafter, len(step.sampled)
         if drafter is None or hidden is None:
             return mx.zeros((step.guesses,), mx.uint32)
-        if step.drafts and step.modelled:
+        if step.drafts:
             self._wait_for(tokens)
             count = drafter.right(step.rows[0], np.array(tokens).tolist())
         given = hidden[:, :count], tokens[:count], step.guesses, sampler.ahead(count)

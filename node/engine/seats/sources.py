@@ -36,8 +36,11 @@ from sealring.node.engine.transfer import ReceiveBuffer, Transfer
 from sealring.node.engine.vision.prefilling import Images
 from sealring.node.wire.channel import EngineChannel, Kind
 from sealring.node.wire.timelog import TimeLog
+from sealring.v1 import control_pb2 as control
 
 from .exits import LinkExit, Prompts
+
+LOOKUP = control.DRAFT_SOURCE_LOOKUP
 
 _ROUNDS = 8
 """Rounds of which the shortest says how long the head will wait for its tokens."""
@@ -243,7 +246,7 @@ class Head(_Opened):
         return super().chunk(step, chunk)
 
     def verify(self, step: ResolvedStep) -> Input:
-        self._follow(step.rows, step.drafts * step.modelled)
+        self._follow(step.rows, step.drafts * (step.source != LOOKUP))
         return Input([mx.array(self._drafted(step), mx.uint32)])
 
     def _follow(self, rows: Sequence[int], drafts: int = 0) -> None:
@@ -261,12 +264,12 @@ class Head(_Opened):
         if step.continues:
             return [self._runs.go_on(step)]
         last = np.frombuffer(self._feedback.last(step.rows), np.uint32).tolist()
-        if self._desks is not None and step.modelled:
+        if self._desks is not None and step.source != LOOKUP:
             self._desks.guess(step.rows, step.drafts)
         return [self._run(step, row, token) for row, token in zip(step.rows, last, strict=True)]
 
     def _run(self, step: ResolvedStep, row: int, last: int) -> list[int]:
-        if not step.modelled:
+        if step.source == LOOKUP:
             return self._runs.begin(step, row, last, self._prompts.drafts(row, last, MAX_UNSETTLED))
         guesses, desks = self._prompts.guesses(row), self._desks
         if guesses is None or (desks is None and not self._mtp):
@@ -332,7 +335,7 @@ class Head(_Opened):
             tokens = [tokens[at] for at in counted]
             logprobs = {place: logprobs[at] for place, at in enumerate(counted) if at in logprobs}
             step = dataclasses.replace(step, sampled=tuple(step.sampled[at] for at in counted))
-        if len(guessed) and (step.modelled or len(tokens) == record.rows):
+        if len(guessed):
             guesses = self._prompts.guesses(step.rows[0])
             if guesses is not None:
                 guesses.offer(len(tokens), guessed.tolist())

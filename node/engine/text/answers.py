@@ -243,14 +243,18 @@ class OpenRow:
         return output
 
 
-def likely(rows: Sequence[OpenRow]) -> tuple[int, int]:
-    """How likely the next guess is right, in percent, in the mean of the rows of which any is made.
-
-    The first figure is for tokens that are looked up or forced, the second for those of a draft model.
-    """
+def rates(rows: Sequence[OpenRow]) -> list[control.DraftRate]:
+    """How likely the next guess of each source is right, in the mean of the rows for which it guesses."""
     looked_up = [max(row.lookup.likely(), row.answer.certain) for row in rows if row.lookup is not None]
-    modelled = [row.guesses.likely() for row in rows if row.guesses is not None]
-    return round(100 * fmean(looked_up or [0.0])), round(100 * fmean(modelled or [0.0]))
+    modelled = [row.guesses for row in rows if row.guesses is not None]
+    found = {control.DRAFT_SOURCE_LOOKUP: looked_up}
+    if modelled:
+        found[modelled[0].source] = [one.likely() for one in modelled]
+    return [
+        control.DraftRate(source=source, right=round(100 * fmean(rates)))
+        for source, rates in found.items()
+        if rates
+    ]
 
 
 def parts_of(outputs: Sequence[control.RowOutput]) -> list[list[control.RowOutput]]:

@@ -24,7 +24,7 @@ from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, PrefixNames, chain_of, is_clear
 from sealring.node.engine.drafts import Guesses
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
-from sealring.node.engine.text.answers import OpenRow, Tokens, likely, parts_of, refusal
+from sealring.node.engine.text.answers import OpenRow, Tokens, parts_of, rates, refusal
 from sealring.node.engine.vision.picture import Picture
 from sealring.node.stored.policy import Sights
 from sealring.v1 import control_pb2 as control
@@ -328,7 +328,7 @@ class Book:
         done = control.StepDone(step=step.number, outputs=rest, refuted=refuted)
         if step.asks and outputs:
             rows = [self._rows[row] for row in dict.fromkeys(step.sampled) if row in self._rows]
-            done.likely, done.modelled = likely(rows)
+            done.rates.extend(rates(rows))
         for event in failed:  # first, for a row whose last step is done must have ended
             self._emit(event)
         self._emit(engine.EngineEvent(done=done))

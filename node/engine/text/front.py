@@ -16,6 +16,7 @@ from sealring.node.engine.text.book import Book, Emit
 from sealring.node.engine.text.inputs import InputProcessor
 from sealring.node.engine.text.reading import Reader
 from sealring.node.engine.vision.sizes import MAX_WAITING_BYTES
+from sealring.v1 import control_pb2 as control
 
 
 class Front:
@@ -59,7 +60,7 @@ class Front:
         origins: Mapping[Origin, Sequence[int]],
         *,
         speculate: bool,
-        modelled: bool = False,
+        model: control.DraftSource.ValueType = control.DRAFT_SOURCE_UNSPECIFIED,
         tail_reads: bool = False,
         longest: int = MAX_PREFILL_CHUNK,
     ) -> dict[Origin, tuple[bytes, bytes]]:
@@ -67,14 +68,12 @@ class Front:
 
         Returns the new names of kept prefixes (PrefixNames.told), so that nobody can tell by names what two
         epochs have in common but for what goes on. `origins` has the lengths of their marks. Nothing is
-        guessed, and nobody told what repeats, unless the deployment wants it to `speculate`. With `modelled`
-        a model guesses, too. With `tail_reads` that is the tail's MTP head, which is sent prompts: the tail
-        comes next there, and no other member may see tokens. `longest` is the number of tokens of a chunk at
-        most, and so of an image.
+        guessed, and nobody told what repeats, unless the deployment wants it to `speculate`. `model` is the
+        source that guesses by a model, if any does. With `tail_reads` the tail has that model and is sent
+        prompts: the tail comes next there, and no other member may see tokens. `longest` is the number of
+        tokens of a chunk at most, and so of an image.
         """
         self.close_rows()
         self.close_rows()
-        self.inputs.begin_epoch(
-            speculate=speculate, modelled=modelled, tail_reads=tail_reads, longest=longest
-        )
+        self.inputs.begin_epoch(speculate=speculate, model=model, tail_reads=tail_reads, longest=longest)
         return self.book.begin_epoch(origins)

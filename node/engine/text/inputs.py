@@ -101,7 +101,7 @@ class InputProcessor:
         self._viewer: Viewer | None = None
         self._placed = False  # whether all stages need to know where images are
         self._speculate = False
-        self._modelled = self._tail_reads = False
+        self._model, self._tail_reads = control.DRAFT_SOURCE_UNSPECIFIED, False
         self._longest = MAX_PREFILL_CHUNK
         self.grammars = Grammars(self.tokenizer, vocabulary)
 
@@ -144,10 +144,12 @@ class InputProcessor:
         assert self._tokenizer is not None  # nobody has opened a row before
         return self._tokenizer
 
-    def begin_epoch(self, *, speculate: bool, modelled: bool, tail_reads: bool, longest: int) -> None:
+    def begin_epoch(
+        self, *, speculate: bool, model: control.DraftSource.ValueType, tail_reads: bool, longest: int
+    ) -> None:
         """As `Front.begin_epoch`."""
         self._longest = longest
-        self._speculate, self._modelled, self._tail_reads = speculate, modelled, tail_reads and speculate
+        self._speculate, self._model, self._tail_reads = speculate, model, tail_reads and speculate
 
     def rows(
         self, command: engine.OpenEngineRow, reading: contextlib.ExitStack
@@ -289,8 +291,8 @@ class InputProcessor:
             )
 
         lookup = self._lookup(tokenizer, asked, prompt.texts, prompt.text_length) if guessed else None
-        modelled = guessed and self._modelled and not prompt.pictures  # a draft model sees nothing
-        guesses = Guesses(prompt.tokens, command.prefix_scope) if modelled else None
+        modelled = guessed and self._model and not prompt.pictures  # a draft model sees nothing
+        guesses = Guesses(prompt.tokens, command.prefix_scope, self._model) if modelled else None
         client = client_of(command)
         row = OpenRow(prompt.tokens, b"", answer(), None, lookup, guesses, client=client)
         row.copies = list(range(command.row + 1, command.row + (command.choices or 1)))

@@ -19,7 +19,16 @@ from sealring.gateway.rings.control import Unheard
 from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.members import MemberTarget
 from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
-from sealring.gateway.scheduler import AnnounceStep, Finish, Load, MemberMemory, Request
+from sealring.gateway.scheduler import (
+    LOOKUP,
+    MAX_SOURCES,
+    AnnounceStep,
+    Finish,
+    Load,
+    MemberMemory,
+    Request,
+    SourceFacts,
+)
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.images import NOTE
 from sealring.mesh.prompt.validate import MAX_TEXT_ENVELOPE_BYTES
@@ -148,6 +157,23 @@ def test_members_tell_their_memory_and_the_least_that_their_caches_allow() -> No
     assert (facts.max_rows, facts.prefill_chunk) == (8, 64)
     assert facts.members == (MemberMemory(3, 4, 5),) * 2
     assert facts.prefixes == control.PREFIX_SUPPORT_EXACT
+
+
+def test_a_ring_has_the_sources_of_drafts_that_its_members_tell_and_no_more_than_a_few() -> None:
+    head = control.DraftFacts(
+        source=control.DRAFT_SOURCE_MODEL, microseconds=1000, rows=4, rows_microseconds=2000
+    )
+    tail = control.DraftFacts(source=control.DRAFT_SOURCE_MTP_HEAD, microseconds=3000, rows=1, ahead=True)
+    members = [control.Attached(kv_budget=4096, sources=told) for told in ([head], [], [tail])]
+    found = ring_facts(SERVING, members).sources
+    assert found[control.DRAFT_SOURCE_MODEL] == SourceFacts(0.001, 4, 0.002)
+    assert found[control.DRAFT_SOURCE_MTP_HEAD] == SourceFacts(0.003, 1, ahead=True)
+    assert found[LOOKUP] == SourceFacts()
+    assert [found[control.DRAFT_SOURCE_MODEL].guessing(rows) for rows in (1, 4)] == [0.001, 0.002]
+    many = [control.DraftFacts(source=number, ahead=True) for number in range(10, 1000)]  # type: ignore[arg-type]
+    assert (
+        len(ring_facts(SERVING, [control.Attached(kv_budget=4096, sources=many)]).sources) == 1 + MAX_SOURCES
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,18 @@ import pytest
 from draftedring import GPUS, SHARED_GPU, DraftedRing, Machine
 from sharedring import SharedRing
 
-from sealring.gateway.scheduler import MemberMemory, Request, RingFacts, Row, StepCosts
+from sealring.gateway.scheduler import (
+    LOOKUP,
+    NO_MODEL,
+    MemberMemory,
+    Request,
+    RingFacts,
+    Row,
+    SourceFacts,
+    StepCosts,
+)
 from sealring.gateway.scheduler.board import Board
-from sealring.gateway.scheduler.drafting import DEPTHS, TOGETHER, Depth, Drafting, Likely, Step, Together, Way
+from sealring.gateway.scheduler.drafting import DEPTHS, TOGETHER, Depth, Drafting, Step, Together, Way
 from sealring.gateway.scheduler.lane import Lane
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
@@ -48,7 +57,7 @@ def spent(
     seconds, said, late = 0.0, 0, False
     depth.begin()
     while said < tokens:
-        drafts = depth.best(tokens - said - 2, Likely(likely)).drafts
+        drafts = depth.best(tokens - said - 2, {LOOKUP: likely}).drafts
         took, brought = PLAIN, 1
         if drafts:
             brought = 1 + min(right, drafts)
@@ -75,8 +84,11 @@ def test_wrong_drafts_cost_next_to_nothing(costs: StepCosts, dear: float) -> Non
 def test_right_drafts_go_as_deep_as_it_pays() -> None:
     depth = Depth(COSTS, STAGES)
     assert spent(depth, 400, right=1000, likely=0.99) > 4
-    assert depth.best(15, Likely(0.99)).drafts > depth.best(15, Likely(0.6)).drafts > 0
-    assert depth.best(15, Likely(0.05)) == Way()
+    assert depth.best(15, {LOOKUP: 0.99}).drafts > depth.best(15, {LOOKUP: 0.6}).drafts > 0
+    assert depth.best(15, {LOOKUP: 0.05}) == Way()
+    assert depth.best(15, {LOOKUP: 0.05, control.DRAFT_SOURCE_MODEL: 0.99}) == Way(), (
+        "no member has that source"
+    )
 
 
 def test_runs_go_ahead_where_processors_are_there_for_them() -> None:
@@ -85,13 +97,13 @@ def test_runs_go_ahead_where_processors_are_there_for_them() -> None:
     depth.plain(PLAIN)
     for _ in range(9):  # all right, and gains enough for what runs ahead may lose
         depth.took(Way(1, 1), 2, 1.5 * PLAIN)
-    way = depth.best(15, Likely(0.95))
+    way = depth.best(15, {LOOKUP: 0.95})
     assert way.drafts
     assert way.runs == STAGES
     for _ in range(9):
         depth.took(way, 1 + way.drafts, 4 * (PLAIN + STAGES * way.drafts))
         depth.took(Way(), 1, PLAIN)
-    assert depth.best(15, Likely(0.95)).runs < STAGES
+    assert depth.best(15, {LOOKUP: 0.95}).runs < STAGES
 
 
 @pytest.mark.parametrize("drafts", TOGETHER)
@@ -100,7 +112,7 @@ def test_a_chain_that_began_beside_others_counts_where_its_row_is_the_last_one(d
     depth = Depth(COSTS, STAGES)
     depth.plain(PLAIN)
     depth.took(Way(drafts, 1), 1 + drafts, PLAIN)
-    assert depth.best(15, Likely(0.9)).drafts
+    assert depth.best(15, {LOOKUP: 0.9}).drafts
 
 
 def test_an_answer_that_stops_repeating_goes_on_without() -> None:
@@ -122,7 +134,7 @@ def test_a_ring_that_was_slow_for_a_while_is_tried_again() -> None:
     for _ in range(9):
         depth.begin()
         depth.plain(PLAIN)
-        tried.append(depth.best(15, Likely(0.9)) != Way())
+        tried.append(depth.best(15, {LOOKUP: 0.9}) != Way())
     assert not tried[0]
     assert tried[-1]
 
@@ -130,7 +142,7 @@ def test_a_ring_that_was_slow_for_a_while_is_tried_again() -> None:
 @pytest.mark.parametrize("most", [-5, 0, 1, 2, 3, 6, 7, 14])
 def test_no_more_is_wanted_than_may_be(most: int) -> None:
     depth = Depth(COSTS, STAGES)
-    likely = Likely(0.9)
+    likely = {LOOKUP: 0.9}
     assert depth.best(15, likely) == Way()  # before a step without has been timed
     spent(depth, 100, right=1000)
     assert depth.best(15, likely).drafts in DEPTHS
@@ -227,10 +239,11 @@ class OneRow:
 
     def announce(self, way: Way) -> None:
         self.drafting.announced(self.lane, way)
-        self.board.announce(control.Step(decode=control.Decode(lane=0, drafts=way.drafts)))
+        work = control.Decode(lane=0, drafts=way.drafts, source=way.source)
+        self.board.announce(control.Step(decode=work))
 
     def bring(self, tokens: int, now: float = 0.0, right: float = 0.9, *, refuted: bool = False) -> None:
-        self.drafting.done({1: tokens}, [self.lane], now, likely=Likely(right), refuted=refuted)
+        self.drafting.done({1: tokens}, [self.lane], now, likely={LOOKUP: right}, refuted=refuted)
 
 
 def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
@@ -255,7 +268,7 @@ def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() 
     for likely in (0.0, 0.0, 0.9, 0.0, 0.9):
         drafting.wanted(lane, [lane], 1)
         now += PLAIN
-        drafting.plain(lane, [lane], now, follows=True, likely=Likely(likely))
+        drafting.plain(lane, [lane], now, follows=True, likely={LOOKUP: likely})
         way = drafting.wanted(lane, [lane], 1)
         assert way is not None
         assert (way.drafts in DEPTHS) == (likely > 0)
@@ -339,7 +352,7 @@ def gain(machine: Machine, right: float, answers: int = 4, tokens: int = 200) ->
 @pytest.mark.parametrize("way", every_second((way,) for way in MEASURED))
 def test_a_simulated_ring_gains_what_a_gpu_did(way: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the messages, the graphs and the turns of processes it would be 1.3 to 1.7."""
-    kept = Way(*way, True)
+    kept = Way(*way, control.DRAFT_SOURCE_MODEL)
 
     def keep(self: Depth, most: int, *_: Any, **__: Any) -> Way:
         return kept if self.ready and kept.drafts <= most else Way()
@@ -378,7 +391,7 @@ def test_rows_at_once_gain_on_a_simulated_ring(stages: int, rows: int, draft: fl
 def test_what_takes_longer_than_the_table_says_is_given_up() -> None:
     """And tried again once other rows are there."""
     together = Together(ring(2, StepCosts(STAIRS, STAIRS)))
-    plain, likely = Step(2, Way(), 0.0), Likely(0.9)
+    plain, likely = Step(2, Way(), 0.0), {LOOKUP: 0.9}
     way = together.best(2, 15, likely, [plain], 0.0)
     assert way.drafts
     for _ in range(9):
@@ -393,7 +406,8 @@ def test_what_takes_longer_than_the_table_says_is_given_up() -> None:
     assert together.pays(2, [2])
     dear = StepCosts(DEAR.tokens, DEAR.tokens)
     assert not Together(ring(2, dear)).pays(2, [2]), "a token more costs as much as a step"
-    guessed = Together(replace(ring(2, StepCosts(STAIRS, STAIRS)), draft=1e-6, draft_rows=1e-6))
+    sources = {**NO_MODEL, control.DRAFT_SOURCE_MODEL: SourceFacts(1e-6, 4, 1e-6)}
+    guessed = Together(replace(ring(2, StepCosts(STAIRS, STAIRS)), sources=sources))
     assert guessed.pays(2, [2])
 
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sealring.gateway.scheduler import (
+    LOOKUP,
     MAX_ATTEMPTS,
+    NO_MODEL,
     AnnounceStep,
     Begin,
     Deliver,
@@ -25,12 +27,14 @@ from sealring.gateway.scheduler import (
     Request,
     RingFacts,
     Scheduler,
+    SourceFacts,
     StepCosts,
 )
 from sealring.gateway.scheduler.budget import MANY
 from sealring.gateway.scheduler.memory import rounded
 from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.mesh.ring import (
+    DRAFT_ROWS,
     MAX_RUNS,
     Adopting,
     Chunk,
@@ -301,7 +305,9 @@ class ModelRing:
         number, sampled, _, _ = self.running.popleft()
         done = control.StepDone(step=number, refuted=number in self.refuted)
         if number in self.asked and number % 5:
-            done.likely, done.modelled = 90, 95 * (number % 2)
+            for source in self.facts.sources:
+                right = 90 if source == LOOKUP else 95 * (number % 2)
+                done.rates.add(source=source, right=right)
         for row in sampled:
             if row in self.finished or row not in self.lengths:
                 continue
@@ -389,8 +395,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             draft_runs = min(draft_runs, MAX_RUNS)  # with more, caches can be cut
         rows = [max(100 * rank, marks) for rank in range(stages)]  # a mark is a copy of what a row has
         members = tuple(MemberMemory(10 + rank, row, budget * 10, marks) for rank, row in enumerate(rows))
+        sources = {**NO_MODEL, control.DRAFT_SOURCE_MODEL: SourceFacts(draft, DRAFT_ROWS)}
         self.facts_of = RingFacts(
-            members, max_rows, chunk, support, speculate, costs, draft=draft, draft_runs=draft_runs
+            members, max_rows, chunk, support, speculate, costs, sources=sources, draft_runs=draft_runs
         )
 
     @precondition(lambda self: self.ring is None)

@@ -26,7 +26,7 @@ import pytest
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from sealring.gateway.scheduler import AnnounceStep, Request, StepCosts
+from sealring.gateway.scheduler import NO_MODEL, AnnounceStep, Request, SourceFacts, StepCosts
 from sealring.mesh.errors import SealringError
 from sealring.v1 import control_pb2 as control
 from tests.gateway.scheduler.test_scheduler_properties import IMAGES, PAIRS, SchedulerMachine
@@ -63,7 +63,11 @@ class Traced(SchedulerMachine):
             draft=one([0.0, 0.001]),
         )
         assert self.facts_of is not None
-        self.facts_of = replace(self.facts_of, mtp=self.facts_of.draft > 0 and one([True, False]))
+        seconds = self.facts_of.sources[control.DRAFT_SOURCE_MODEL].seconds
+        if seconds and one([True, False]):
+            head = SourceFacts(seconds, 1, ahead=True)
+            sources = {**NO_MODEL, control.DRAFT_SOURCE_MTP_HEAD: head}
+            self.facts_of = replace(self.facts_of, sources=sources)
         self.attach()
         for _ in range(EVENTS):
             self.event()

@@ -233,7 +233,9 @@ def evict(row: int) -> control.Change:
 
 
 def decode(number: int, lane: int, **field: Any) -> control.Step:
-    return control.Step(number=number, decode=control.Decode(lane=lane, **field))
+    drafted = field.get("drafts") or field.get("guesses")
+    source = control.DRAFT_SOURCE_LOOKUP if drafted else control.DRAFT_SOURCE_UNSPECIFIED
+    return control.Step(number=number, decode=control.Decode(lane=lane, source=source, **field))
 
 
 @pytest.mark.parametrize(
@@ -271,6 +273,15 @@ def test_a_guess_is_asked_for_of_the_rows_of_a_lane() -> None:
     assert composition.apply(decode(5, 0, asks=True)).asks
     composition.apply(changed(6, admit(2, 0)))
     assert composition.apply(decode(7, 0, asks=True)).asks
+
+
+@pytest.mark.parametrize("field", [{"drafts": 1}, {"guesses": 1}])
+def test_drafts_are_of_some_source(field: dict[str, int]) -> None:
+    composition = make()
+    for step in (prefill(1, 1, 0, 8, 8), changed(2, admit(1, 0))):
+        composition.apply(step)
+    with pytest.raises(InvalidInput, match="of no source"):
+        composition.apply(control.Step(number=3, decode=control.Decode(lane=0, **field)))
 
 
 def test_digests_are_of_rows_and_prefixes_as_other_releases_compute_them() -> None:

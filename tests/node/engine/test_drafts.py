@@ -15,6 +15,7 @@ from sealring.mesh.ring import ResolvedStep, Settling
 from sealring.node.engine import Guesses, Lookup, Runs
 from sealring.node.engine.drafts import CAUGHT_UP
 from sealring.node.wire.timelog import now
+from sealring.v1 import control_pb2 as control
 
 
 def ends(prompt: list[int], answer: list[int], near: int, length: int) -> int:
@@ -167,10 +168,13 @@ def test_a_lookup_that_has_not_heard_the_last_token_guesses_nothing() -> None:
     assert lookup.drafts(9, 3) == [9, 9, 9]
 
 
-def run(number: int, *, continues: bool = False, modelled: bool = False) -> ResolvedStep:
-    return ResolvedStep(
-        number, b"", (), (), 0, (1,), (1, 1), drafts=1, continues=continues, modelled=modelled
-    )
+def run(
+    number: int,
+    *,
+    continues: bool = False,
+    source: control.DraftSource.ValueType = control.DRAFT_SOURCE_LOOKUP,
+) -> ResolvedStep:
+    return ResolvedStep(number, b"", (), (), 0, (1,), (1, 1), drafts=1, continues=continues, source=source)
 
 
 def test_what_was_guessed_and_right_is_counted_as_the_gateway_counts_it() -> None:
@@ -186,8 +190,8 @@ def test_what_was_guessed_and_right_is_counted_as_the_gateway_counts_it() -> Non
     assert (runs.drafted, runs.accepted) == (5, 3)
     runs.settle(Settling(1, 0, 4, 0))
     last = now()
-    runs.begin(run(4, modelled=True), 1, 5, [6])
-    assert runs.came(run(4, modelled=True), [7, 7]) == [0]
+    runs.begin(run(4, source=control.DRAFT_SOURCE_MODEL), 1, 5, [6])
+    assert runs.came(run(4, source=control.DRAFT_SOURCE_MODEL), [7, 7]) == [0]
     assert runs.since(last) == (1, 0, 1)
     assert runs.since(begun) == (6, 3, 1)
     assert runs.since(first) == (5, 2, 1)

@@ -81,7 +81,13 @@ class Gateway:
         self.step(prefill=control.Prefill(chunks=[chunk]))
 
     def decode(
-        self, *changes: control.Change, drafts: int = 0, runs: int = 1, at_once: int = 1, **asked: bool
+        self,
+        *changes: control.Change,
+        drafts: int = 0,
+        runs: int = 1,
+        at_once: int = 1,
+        source: control.DraftSource.ValueType = control.DRAFT_SOURCE_LOOKUP,
+        asks: bool = False,
     ) -> None:
         """Announces `runs` steps, at most `at_once` before one is back; ends when one of them brings fewer
         tokens than it computes, or when the head says that what is guessed behind it is wrong."""
@@ -94,12 +100,21 @@ class Gateway:
                 if few or first + done in self._ring.prompts.refuted:
                     return
             if number < runs:
-                decode = control.Decode(lane=0, drafts=drafts, **asked)
+                decode = control.Decode(lane=0, drafts=drafts, source=source, asks=asks)
                 self.announce(*(() if number else changes), decode=decode)
 
     def settle(self) -> control.Change:
         tokens = self._prompt + len(self.answer) - 1
         return control.Change(settle=control.Settle(row=self._row, tokens=tokens))
+
+
+def source_of(model: Drafter | None) -> control.DraftSource.ValueType:
+    return control.DRAFT_SOURCE_LOOKUP if model is None else control.DRAFT_SOURCE_MODEL
+
+
+def drafted(drafts: int) -> control.Decode:
+    """A step with drafts that the head has looked up."""
+    return control.Decode(drafts=drafts, source=control.DRAFT_SOURCE_LOOKUP)
 
 
 ADMIT = control.Change(admit=control.Admit(row=1, lane=0))
@@ -170,8 +185,9 @@ def answered(
         while len(gateway.answer) < TOKENS:
             many = choices.choice([0, 1, 3, 3]) if guess is not None or drafter is not None else 0
             runs = choices.choice([1, 2, 3, 4]) if many else 1
-            asked = {"modelled": many > 0, "asks": True} if drafter is not None else {}
-            gateway.decode(*settling, drafts=many, runs=runs, at_once=min(runs, size), **asked)
+            source, at_once = source_of(drafter), min(runs, size)
+            asks = drafter is not None
+            gateway.decode(*settling, drafts=many, runs=runs, at_once=at_once, source=source, asks=asks)
             settling = [gateway.settle()] if many else []
     finally:
         ring.close()
@@ -343,8 +359,8 @@ def together(
         while min(len(prompts.answers[row]) for row in there) < TOKENS:
             drafts = 0 if without else pattern[number % len(pattern)]
             number += 1
-            asked = {"modelled": drafts > 0, "asks": True} if model is not None else {}
-            gateway.step(*changes, decode=control.Decode(lane=0, drafts=drafts, **asked))
+            work = control.Decode(lane=0, drafts=drafts, source=source_of(model), asks=model is not None)
+            gateway.step(*changes, decode=work)
             changes = []
             if 2 in there and len(prompts.answers[2]) >= TOKENS // 2:
                 there.remove(2)
@@ -406,7 +422,7 @@ def test_rows_whose_caches_cannot_be_cut_have_no_drafts_together() -> None:
         for row in (1, 2):
             gateway.prefill(row)
         admits = [control.Change(admit=control.Admit(row=row, lane=0)) for row in (1, 2)]
-        gateway.announce(*admits, decode=control.Decode(lane=0, drafts=1))
+        gateway.announce(*admits, decode=drafted(1))
         ring.wait_for_fault()
     finally:
         ring.close()
@@ -510,7 +526,8 @@ def test_lengths_of_records_do_not_depend_on_what_was_guessed(name: str) -> None
             gateway.decode(ADMIT)
             for drafts in (1, 3, 2):
                 settling = [gateway.settle()] if drafts > 1 else []
-                decode = control.Decode(lane=0, drafts=drafts, modelled=right is None)
+                source = control.DRAFT_SOURCE_MODEL if right is None else control.DRAFT_SOURCE_LOOKUP
+                decode = control.Decode(lane=0, drafts=drafts, source=source)
                 gateway.step(*settling, decode=decode)
         finally:
             ring.close()
@@ -536,7 +553,7 @@ def faults_of(stages: list[Stage], work: control.Decode, *, speculate: bool = Tr
     return ring.faults
 
 
-@pytest.mark.parametrize("work", [control.Decode(drafts=1), control.Decode(asks=True)])
+@pytest.mark.parametrize("work", [drafted(1), control.Decode(asks=True)])
 def test_without_speculate_every_member_refuses_drafts_and_to_say_what_repeats(work: control.Decode) -> None:
     """Also where a gateway has no business to do so: no member trusts it."""
     faults = faults_of(stages_of("llama", 3), work, speculate=False)
@@ -544,7 +561,7 @@ def test_without_speculate_every_member_refuses_drafts_and_to_say_what_repeats(w
     assert {fault.reason for fault in faults if isinstance(fault, InvalidInput)} == {"BAD_STEP"}
 
 
-@pytest.mark.parametrize("work", [control.Decode(drafts=1), control.Decode(asks=True)])
+@pytest.mark.parametrize("work", [drafted(1), control.Decode(asks=True)])
 def test_members_that_cannot_take_drafts_back_refuse_them(
     work: control.Decode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -590,8 +607,8 @@ def test_an_answer_that_ended_within_a_run_is_kept_as_it_was_at_its_end(
     try:
         gateway.prefill()
         gateway.decode(ADMIT)
-        gateway.announce(decode=control.Decode(lane=0, drafts=3))
-        gateway.announce(decode=control.Decode(lane=0, drafts=2))
+        gateway.announce(decode=drafted(3))
+        gateway.announce(decode=drafted(2))
         ring.wait_for(3 if tokens <= 6 else 4)  # that brings the last token of the answer
         prompts.over.add(1)
         chunk = control.Chunk(
@@ -695,7 +712,7 @@ def test_a_head_without_a_draft_model_refuses_its_guesses() -> None:
         gateway = Gateway(ring)
         gateway.prefill()
         gateway.decode(ADMIT)
-        gateway.announce(decode=control.Decode(drafts=1, modelled=True))
+        gateway.announce(decode=control.Decode(drafts=1, source=control.DRAFT_SOURCE_MODEL))
         ring.wait_for_fault()
     finally:
         ring.close()

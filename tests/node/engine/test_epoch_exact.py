@@ -145,13 +145,15 @@ class Chain:
     """Runs of drafts of one row since it was settled; `under_way` are steps with the tokens they compute."""
 
     row: Row
-    modelled: bool
+    source: control.DraftSource.ValueType
     begun: int
     computed: int = 0
     broken: bool = False
     under_way: deque[tuple[int, int]] = field(default_factory=deque)
 
 
+LOOKED_UP = control.DRAFT_SOURCE_LOOKUP
+sources = st.sampled_from([LOOKED_UP, control.DRAFT_SOURCE_MODEL])
 picks = st.integers(0, 1 << 16).map(random.Random)
 """Choices that hypothesis does not see: their number depends on what has come back at that time."""
 
@@ -405,25 +407,27 @@ class Gateway(RuleBasedStateMachine):
     @rule(drafts=st.integers(1, 6), runs=st.integers(2, 9), pick=picks)
     def draft(self, drafts: int, runs: int, pick: random.Random) -> None:
         """Drafts that are right by chance."""
-        self.chain_on(drafts, runs, pick, modelled=False)
+        self.chain_on(drafts, runs, pick, source=LOOKED_UP)
 
     @rule(drafts=st.integers(1, 6), runs=st.integers(2, 9), pick=picks)
     def model(self, drafts: int, runs: int, pick: random.Random) -> None:
         """Drafts of a draft model."""
-        self.chain_on(drafts, runs, pick, modelled=True)
+        self.chain_on(drafts, runs, pick, source=control.DRAFT_SOURCE_MODEL)
 
-    def chain_on(self, drafts: int, runs: int, pick: random.Random, *, modelled: bool) -> None:
+    def chain_on(
+        self, drafts: int, runs: int, pick: random.Random, *, source: control.DraftSource.ValueType
+    ) -> None:
         """Runs of rows that are alone in their lanes, behind those under way if these may still be right."""
         for step in self.plain:
             self.ring.wait_for(step)
         self.plain = []
         for _ in range(runs):
             if rows := self.single():
-                self.run(pick.choice(rows), drafts, modelled, fresh=pick.random() < 0.1)
+                self.run(pick.choice(rows), drafts, source, fresh=pick.random() < 0.1)
 
-    @rule(drafts=st.integers(1, 7), modelled=st.booleans(), pick=picks)
+    @rule(drafts=st.integers(1, 7), source=sources, pick=picks)
     @precondition(lambda self: self.cuts)
-    def together(self, drafts: int, modelled: bool, pick: random.Random) -> None:
+    def together(self, drafts: int, source: control.DraftSource.ValueType, pick: random.Random) -> None:
         """Drafts of all rows of a lane in one step; the next step settles them."""
         self.wait()
         lanes = [lane for lane, rows in self.lanes.items() if len(rows) > 1]
@@ -434,15 +438,15 @@ class Gateway(RuleBasedStateMachine):
         rows = self.lanes[lane]
         self.settle(rows[0])
         drafts = min(drafts, MAX_DRAFTED // len(rows) - 1)
-        work = control.Decode(lane=lane, drafts=drafts, modelled=modelled, asks=modelled)
+        work = control.Decode(lane=lane, drafts=drafts, source=source, asks=source > LOOKED_UP)
         begun = [len(self.prompts.answers[row.number]) for row in rows]
         step = self.announce(decode=work)
         for row, answered in zip(rows, begun, strict=True):
             under_way = deque([(step, 1 + drafts)])
-            chain = Chain(row, modelled, answered, 1 + drafts, broken=True, under_way=under_way)
+            chain = Chain(row, source, answered, 1 + drafts, broken=True, under_way=under_way)
             self.chains[row.number] = chain
 
-    def run(self, row: Row, drafts: int, modelled: bool, *, fresh: bool) -> None:
+    def run(self, row: Row, drafts: int, source: control.DraftSource.ValueType, *, fresh: bool) -> None:
         chain = self.chains.get(row.number)
         if chain is not None and len(chain.under_way) == SIZE:
             self.wait_for_run(chain)
@@ -454,9 +458,11 @@ class Gateway(RuleBasedStateMachine):
             if self.finished(row):
                 return
         if chain is None:
-            chain = Chain(row, modelled, len(self.prompts.answers[row.number]))
+            chain = Chain(row, source, len(self.prompts.answers[row.number]))
             self.chains[row.number] = chain
-        work = control.Decode(lane=row.lane or 0, drafts=drafts, modelled=chain.modelled, asks=chain.modelled)
+        work = control.Decode(
+            lane=row.lane or 0, drafts=drafts, source=chain.source, asks=chain.source > LOOKED_UP
+        )
         step = self.announce(decode=work)
         chain.computed += 1 + drafts
         chain.under_way.append((step, chain.computed))

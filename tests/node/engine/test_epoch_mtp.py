@@ -71,7 +71,8 @@ class Gateway:
         self._ring.wait_for(self._number)
 
     def decode(self, *changes: control.Change, asked: bool = True, **work: Any) -> None:
-        self.step(*changes, decode=control.Decode(lane=0, asks=asked, **work))
+        source = control.DRAFT_SOURCE_MTP_HEAD if any(work.values()) else None
+        self.step(*changes, decode=control.Decode(lane=0, asks=asked, source=source, **work))
 
     def settle(self, row: int = 1) -> control.Change:
         prompts = self._ring.prompts
@@ -134,7 +135,7 @@ def answered(made: Made, row: RowParameters, *, mtp: bool) -> Prompts:
         while len(prompts.answers[1]) < TOKENS:
             drafts = choices.choice([0, guessed]) if mtp else 0
             guessed = choices.choice([0, 1, 3, 3]) * mtp
-            gateway.decode(*changes, drafts=drafts, modelled=drafts > 0, guesses=guessed)
+            gateway.decode(*changes, drafts=drafts, guesses=guessed)
             changes = [gateway.settle()] if drafts else []
     finally:
         ring.close()
@@ -202,7 +203,7 @@ def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family:
         """A step that brings guesses, and some of them as drafts."""
         gateway.decode(*changes, guesses=3)
         for _ in range(3):
-            gateway.decode(drafts=3, modelled=True, guesses=3)
+            gateway.decode(drafts=3, guesses=3)
             gateway.decode(gateway.settle(row), guesses=3)
 
     def evict(row: int) -> control.Change:
@@ -220,7 +221,7 @@ def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family:
         before = len(prompts.answers[3])
         drafted(3, evict(1), admit(3))
         assert len(prompts.answers[3]) - before > 7  # steps, so drafts were right
-        gateway.decode(drafts=3, modelled=True, guesses=3)  # and not settled when the epoch ends
+        gateway.decode(drafts=3, guesses=3)  # and not settled when the epoch ends
         ring.break_off()
         ring.close()
         prompts.steps.clear()

@@ -10,9 +10,10 @@ import pytest
 from stagering import config_of
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.mesh.ring import DRAFT_MARKS
+from sealring.mesh.ring import DRAFT_MARKS, DRAFT_ROWS
 from sealring.node.engine import digest, folder
 from sealring.node.engine.profile import profile
+from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 
 Write = Callable[..., Path]
@@ -164,7 +165,9 @@ def test_a_draft_model_may_have_windows_and_states(family: str, model_folder: Wr
     loaded = load(command(DEMO, 0, 4, draft=draft))
     assert loaded.drafter is not None
     assert loaded.drafter.memory > sum(message.layer_bytes) + DRAFT_MARKS * mark
-    assert min(loaded.message(1).draft_us, loaded.message(1).draft_rows_us) > 0
+    (told,) = loaded.message(1).sources
+    assert (told.source, told.rows, told.ahead) == (control.DRAFT_SOURCE_MODEL, DRAFT_ROWS, False)
+    assert min(told.microseconds, told.rows_microseconds) > 0
     loaded.free()
 
 

@@ -115,7 +115,8 @@ class Desk:
         self._step += 1
         step = ResolvedStep(self._step, bytes(32), (), (), 0, (row,), (row,), asks=True)
         self.front.book.deliver(step, [token], {})
-        return self.events.get(timeout=200).done.likely
+        rates = {one.source: one.right for one in self.events.get(timeout=200).done.rates}
+        return rates.get(control.DRAFT_SOURCE_LOOKUP, 0)
 
     def deliver(self, rows: dict[int, int]) -> dict[int, tuple[str, int, int]]:
         """Row -> (text, tokens, finish) after a step that brought these tokens."""
@@ -198,7 +199,7 @@ def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: De
 def test_a_tail_that_guesses_gets_the_prompt(desk: Desk) -> None:
     off = inference.Sampling(num_draft_tokens=0)
     for mtp in (True, False):
-        desk.front.begin_epoch({}, speculate=True, modelled=mtp, tail_reads=mtp)
+        desk.front.begin_epoch({}, speculate=True, model=control.DRAFT_SOURCE_MTP_HEAD * mtp, tail_reads=mtp)
         for row, sampling in enumerate([None, off], start=1):
             desk.open(row, text_prompt("abc ab", sampling=sampling))
             sent = params.decode(desk.front.book.parameters(row)).prompt

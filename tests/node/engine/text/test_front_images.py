@@ -17,6 +17,7 @@ from visionmodels import FAMILIES, tokenizer, write_folder, write_model
 from sealring.mesh.ring import KEY_BYTES, NO_CHAIN, Chain, Dropping, Keeping, Origin, clear_scope
 from sealring.node.engine import params
 from sealring.node.engine.text import Front, StoredNames
+from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
@@ -143,7 +144,7 @@ def test_what_is_said_again_is_counted_without_images(desk: Desk) -> None:
 
 def test_nothing_of_an_image_is_guessed(desk: Desk) -> None:
     """The prompt's last tokens are there once more, with an image behind them."""
-    desk.front.begin_epoch({}, speculate=True, modelled=True)
+    desk.front.begin_epoch({}, speculate=True, model=control.DRAFT_SOURCE_MODEL)
     row = desk.open(ONE, said="model", at=5).opened.row  # then a line break, as at the end
     last = int(desk.front.book.prompt(row)[-1])
     assert desk.front.book.guesses(row) is None

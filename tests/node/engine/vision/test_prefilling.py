@@ -193,7 +193,8 @@ def test_drafts_of_a_prompt_with_images_are_verified_where_they_are(
         steps = Steps(ring)
         steps.prefill(1, one)
         admit = control.Change(admit=control.Admit(row=1, lane=0))
-        steps.announce(changes=[admit], decode=control.Decode(lane=0, drafts=3))
+        work = control.Decode(lane=0, drafts=3, source=control.DRAFT_SOURCE_LOOKUP)
+        steps.announce(changes=[admit], decode=work)
         ring.wait_for(steps.number)
         tokens = len(one.tokens) + len(head.answers[1]) - 1
         settle = control.Change(settle=control.Settle(row=1, tokens=tokens))
