@@ -11,7 +11,7 @@ import argparse
 import json
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from bench.models import drawn_prompt
 from sealring.mesh.ring import Change, Chunk, ResolvedStep
 from sealring.mesh.system import logging
 from sealring.node.engine import Asking, TokenLogprobs, device, nvidia, params
+from sealring.node.engine.drafts.source import Source
 from sealring.node.engine.folder import Loaded
 from sealring.node.engine.main import _SWITCH_SECONDS, Engine
 from sealring.node.engine.prefixes import Origin
@@ -69,8 +70,7 @@ class Front:
         self,
         origins: Mapping[Origin, Sequence[int]],
         *,
-        speculate: bool,
-        model: control.DraftSource.ValueType,
+        sources: Collection[Source],
         tail_reads: bool,
         longest: int,
     ) -> dict[Origin, tuple[bytes, bytes]]:

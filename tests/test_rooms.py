@@ -93,6 +93,7 @@ FACES = [
     "mesh.roster",
     "mesh.rpc",
     "node.engine",
+    "node.engine.drafts",
     "node.engine.text",
 ]
 """Packages whose public names tests import from the package, so that a class can move inside it."""

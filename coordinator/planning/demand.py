@@ -238,7 +238,7 @@ def draft_kv_bits(profile: model_pb2.ModelProfile, kv_bits: int) -> int:
 
 def draft_bytes(profile: model_pb2.ModelProfile, context: int, kv_bits: int, chunk: int) -> int:
     """Bytes of the whole draft model, with the caches of one row as long as any, and DRAFT_MARKS times the
-    windows and states of a row (`node/engine/drafter.py`)."""
+    windows and states of a row (`node/engine/drafts/model.py`)."""
     draft, most = profile.draft, draft_context(profile, context)
     bits = draft_kv_bits(profile, kv_bits)
     whole = Demand.of(draft, most, bits, chunk, LEAST_CHUNK)

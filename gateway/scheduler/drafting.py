@@ -396,8 +396,8 @@ class Drafting:
             others = [self._of(other).step for other in lanes if other is not lane]
             way = self._rounds.best(len(lane.rows), most, seen.likely, others, seen.credit)
         # The first run of a chain waits until no other step can bring a token of the rows. For that run the
-        # head calls `Lookup.drafts` in its compute loop, for tokens that come `Lookup.add` and `likely` in
-        # its receiving thread: by this rule never at once, so node.engine.drafts.Lookup has no lock.
+        # head calls `Lookup.drafts` in its compute loop, for tokens that come `heard` and `right` in
+        # its receiving thread: by this rule never at once, so node.engine.drafts.lookup has no lock.
         # While another lane has drafts no step is announced ahead either: the head computes steps in order,
         # and would wait for this lane's tokens while others are there.
         return None if lane.outstanding and (way.drafts or seen.waits or (rows > 1 and self._chains)) else way

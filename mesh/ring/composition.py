@@ -214,7 +214,7 @@ class ResolvedStep:
     drafts: int = 0
     continues: bool = False
     asks: bool = False
-    source: int = 0
+    source: control.DraftSource.ValueType = control.DRAFT_SOURCE_UNSPECIFIED
     guesses: int = 0
 
 

@@ -44,7 +44,7 @@ from sealring.mesh.system.logging import name_with_mlx_message
 from sealring.node.engine.allowance import Account, Allowance
 from sealring.node.engine.caches import Cache
 from sealring.node.engine.caches.undo import UndoLog
-from sealring.node.engine.drafter import Drafter
+from sealring.node.engine.drafts.sources import Sources
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Lanes, Row
 from sealring.node.engine.params import grids_in
@@ -55,7 +55,6 @@ from sealring.node.engine.seats.results import StageCall, behind, launch, states
 from sealring.node.engine.seats.sources import Input, no_drafts
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.staging.mrope import Positions
-from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.threads import LAUNCHES, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
 from sealring.node.engine.vision.tower import Tower
@@ -98,13 +97,11 @@ class Part(Protocol):
 class StageEpoch:
     """One life of a ring, on one member: its rows, its lanes and its place on the links.
 
-    `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail, `drafter`
-    at a head that has a draft model, `tail_drafter` at a tail that has an MTP head. `mtp`: the deployment
-    guesses by such a head. `tower` is given at a head that takes images.
-    Unless the deployment has `speculate`, steps with drafts are refused, because
-    drafts reveal what repeats. `runs` is the number of runs of drafts that the stage can take back, as
-    `caches.undo.runs_of` says. `times` are those of the stage's steps. `on_fault` is called once, by any
-    thread, when the epoch cannot go on, and never after `end`.
+    `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail, `tower`
+    at a head that takes images. Without `sources` of drafts the deployment does not speculate: steps
+    with drafts are refused, because drafts reveal what repeats. `runs` is the number of runs of drafts that
+    the stage can take back, as `caches.undo.runs_of` says. `times` are those of the stage's steps. `on_fault`
+    is called once, by any thread, when the epoch cannot go on, and never after `end`.
     """
 
     def __init__(
@@ -119,12 +116,9 @@ class StageEpoch:
         prompts: Prompts | None,
         prefixes: Prefixes,
         grammars: Grammars | None = None,
-        speculate: bool = False,
         runs: int = 0,
         times: Sequence[control.StepTime] = (),
-        drafter: Drafter | None = None,
-        tail_drafter: TailDrafter | None = None,
-        mtp: bool = False,
+        sources: Sources | None = None,
         tower: Tower | None = None,
         on_fault: Callable[[BaseException], None],
         deadline: float = RECORD_DEADLINE,
@@ -136,9 +130,8 @@ class StageEpoch:
         self._channel = channel
         self._on_fault = on_fault
         self._account = Account(allowance, *prefixes.earlier)
-        self._speculate = speculate
-        self._mtp = mtp and speculate
-        self._tail_drafter = tail_drafter if self._mtp else None
+        self._sources = sources
+        self._tail_drafter = sources.tail if sources is not None else None
         self._runs = runs
         self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
         decoding = [one for one in times if one.tokens == 1 and not one.context]
@@ -155,9 +148,7 @@ class StageEpoch:
             channel=channel,
             prompts=prompts,
             grammars=grammars,
-            drafter=drafter if speculate else None,
-            tail_drafter=self._tail_drafter,
-            mtp=self._mtp,
+            sources=sources,
             tower=tower,
             sampled=self._sampled,
             deadline=deadline,
@@ -220,8 +211,6 @@ class StageEpoch:
             resolved = self._composition.apply(step)
             if resolved.drafts or step.decode.asks or resolved.guesses:
                 self._check_drafts(resolved)
-            if resolved.guesses and not (self._mtp and resolved.source == control.DRAFT_SOURCE_MTP_HEAD):
-                raise InvalidInput("the deployment has no source that guesses ahead", reason="BAD_STEP")
             self._account.announced(resolved, self._composition, self.steps)
             self._check_ahead(resolved.number)
             self._source.announce(resolved)
@@ -244,7 +233,7 @@ class StageEpoch:
 
     def _check_drafts(self, step: ResolvedStep) -> None:
         """Checks the gateway, which is not trusted: drafts reveal how far an answer repeats its prompt."""
-        if not self._speculate:
+        if self._sources is None:
             raise InvalidInput(
                 "the gateway wants tokens guessed, and the deployment does not",
                 reason="BAD_STEP",
@@ -252,6 +241,8 @@ class StageEpoch:
             )
         if not self._source.guesses:
             raise no_drafts()
+        if step.guesses and step.source != self._sources.ahead:
+            raise InvalidInput("the deployment has no such source that guesses ahead", reason="BAD_STEP")
         together = step.drafts and len(step.rows) > 1
         if not self._runs or (together and self._runs <= MAX_RUNS):
             several = "several rows" if together else "rows"

@@ -14,23 +14,19 @@ import mlx.core as mx
 import structlog
 
 from sealring.mesh.errors import ModelError, SealringError
-from sealring.mesh.ring.composition import MAX_DRAFTS
-from sealring.mesh.ring.limits import DRAFT_MARKS, MAX_RUNS
 from sealring.node.engine import device, sampling_kinds
 from sealring.node.engine.blocks import Layout, layout_of, provenance
-from sealring.node.engine.caches import trimmable
-from sealring.node.engine.caches.plain import BLOCK, extra_bytes
+from sealring.node.engine.cache_bytes import draft_bytes, kv_bytes, mark_bytes, with_kv_bits
 from sealring.node.engine.caches.undo import can_go_back
-from sealring.node.engine.drafter import Drafter
+from sealring.node.engine.drafts.sources import Sources
 from sealring.node.engine.grammar import Grammars
+from sealring.node.engine.guessing import check_digest, load_sources
 from sealring.node.engine.prefixes import Prefixes, support
-from sealring.node.engine.profile import digest, measure, profile
+from sealring.node.engine.profile import measure, profile
 from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect, full_cache, not_runnable
-from sealring.node.engine.staging.mtp_head import keeps_embedding
 from sealring.node.engine.staging.splicing import embedded
-from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.text.alike import cannot_go_back, check_alike
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
@@ -41,7 +37,6 @@ from sealring.node.engine.warm_up import patience, timed, warm_up
 from sealring.node.engine.weights import (
     cut_stage,
     load_lazily,
-    load_mtp_head,
     load_shard,
     read_arrays,
     read_config,
@@ -61,10 +56,6 @@ Emit = Callable[[engine.EngineEvent], None]
 _LEAST_ROWS = 16
 """Rows up to which steps are timed whatever an epoch has: another may have more over the same stage."""
 
-_DRAFT_CHUNK, _DRAFT_SECONDS = 256, 1.0
-"""Tokens of a draft model's longest chunk: a head does not wait for longer ones. Seconds in which its steps
-are timed."""
-
 _PROGRESS_SECONDS = 0.5
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "qwen.tiktoken")
 
@@ -80,8 +71,7 @@ class Loaded:
     grammars: Grammars | None
     times: Sequence[control.StepTime] = ()
     layout: Layout | None = None
-    drafter: Drafter | None = None
-    tail_drafter: TailDrafter | None = None
+    sources: Sources = field(default_factory=Sources)
     tower: Tower | None = None
     prefixes: Prefixes = field(init=False)
     stored_at: engine.PrefixDisk | None = None
@@ -128,18 +118,6 @@ class Loaded:
         asked = self.command
         return draft_bytes(self.measured, asked.lo, asked.hi, asked.context, runs)
 
-    @property
-    def drafters(self) -> list[Drafter | TailDrafter]:
-        """What guesses here: at most one."""
-        return [each for each in (self.drafter, self.tail_drafter) if each is not None]
-
-    @property
-    def model(self) -> control.DraftSource.ValueType:
-        """The source of drafts that is a model, at this member or at the tail."""
-        if self.command.mtp:
-            return control.DRAFT_SOURCE_MTP_HEAD
-        return control.DRAFT_SOURCE_MODEL if self.drafter is not None else control.DRAFT_SOURCE_UNSPECIFIED
-
     def message(self, number: int) -> engine.StageLoaded:
         per_token, per_row = self.kv_bytes
         return engine.StageLoaded(
@@ -154,7 +132,7 @@ class Loaded:
             device=device.identity(),
             capabilities=self.front.inputs.capabilities if self.front is not None else (),
             vision_not_installed=self.front is not None and self.front.inputs.vision_not_installed,
-            sources=[each.facts for each in self.drafters],
+            sources=self.sources.facts,
             caches=self.layout.digest if self.layout is not None else b"",
         )
 
@@ -193,16 +171,17 @@ class Loaded:
             self.grammars.close()
         self.close_disk()
         self.prefixes.clear()
-        self.drafter = self.tail_drafter = self.tower = None
+        self.sources, self.tower = Sources(), None
         del self.stage
         gc.collect()
         mx.clear_cache()
 
 
-def load(command: engine.LoadStage, emit: Emit) -> Loaded:
-    """Loads what `command` asks for, with progress events. Raises ModelError, InvalidInput."""
+def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambda: None) -> Loaded:
+    """Loads what `command` asks for, with progress events. `wake` has the compute loop ask for work that can
+    wait; any thread calls it. Raises ModelError, InvalidInput."""
     path = Path(command.path)
-    _check_digest(path, command.digest)
+    check_digest(path, command.digest)
     lo, hi = command.lo, command.hi
     stage: Stage | None = None
     if command.ranks > 1:
@@ -232,9 +211,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
             warm_up(stage, longest)
             sampling_kinds.warm_up(stage)
             times = timed(stage, longest, max(_LEAST_ROWS, command.max_rows))
-            drafter = _drafter(path, command, words) if is_head and command.draft.path else None
-            guesses_here = command.mtp and stage.spec.is_tail and command.ranks <= 1
-            tail_drafter = _tail_drafter(path, command, stage) if guesses_here else None
+            sources = load_sources(path, command, stage, words, wake)
             tower = _tower(path, stage) if sees else None
         except (RuntimeError, ValueError) as error:
             raise not_runnable(stage.spec.model_type, error) from error
@@ -252,7 +229,7 @@ def load(command: engine.LoadStage, emit: Emit) -> Loaded:
         raise
     log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
     layout = _layout(stage, path)
-    return Loaded(stage, front, command, measured, grammars, times, layout, drafter, tail_drafter, tower)
+    return Loaded(stage, front, command, measured, grammars, times, layout, sources, tower)
 
 
 def _tower(path: Path, stage: Stage) -> Tower | None:
@@ -274,59 +251,6 @@ def _tower(path: Path, stage: Stage) -> Tower | None:
     return tower
 
 
-def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> TailDrafter | None:
-    """The MTP head of the model at `path`, behind its last stage; None if its code fails, so that the stage
-    serves without guesses.
-
-    Raises ModelError (NO_MTP_HEAD, WEIGHTS_MISMATCH, WEIGHTS_CORRUPT).
-    """
-    head = load_mtp_head(path, stage.model, shares=keeps_embedding(stage.model, stage.kept))
-    read_arrays(path, head.kept)
-    memory = head.weight_bytes + command.context * head.kv_bytes_per_token
-    made = TailDrafter(head, stage, command.context, memory)
-    if made.failed:
-        return None
-    log.info("mtp_head_loaded", weight_bytes=head.weight_bytes, guess_ms=round(1e3 * made.seconds, 2))
-    return made
-
-
-def _drafter(path: Path, command: engine.LoadStage, words: int) -> Drafter:
-    """The draft model of the model at `path`, which has `words` tokens.
-
-    Raises ModelError (also MODEL_DIGEST_MISMATCH, DRAFT_NOT_ALIKE, DRAFT_NOT_REVERSIBLE).
-    """
-    asked = command.draft
-    folder = Path(asked.path)
-    _check_digest(folder, asked.digest)
-    check_alike(path, folder)
-    model, config = load_lazily(folder)
-    anatomy = dissect(model, config["model_type"])
-    measured = with_kv_bits(measure(folder, model, config, anatomy), asked.kv_bits)
-    layers = len(anatomy.layers)
-    stage = cut_stage(model, anatomy, 0, layers, asked.kv_bits)
-    if not can_go_back(stage.make_cache()):
-        raise cannot_go_back(folder.name)
-    read_weights(stage, folder, lambda part: None)
-    warm_up(stage, _DRAFT_CHUNK)
-    times = timed(stage, _DRAFT_CHUNK, 1, _DRAFT_SECONDS)
-    per_token, per_row = kv_bytes(measured, 0, layers, asked.context, _DRAFT_CHUNK)
-    memory = stage.weight_bytes + per_row + per_token * asked.context
-    if not trimmable(stage.make_cache()):
-        memory += DRAFT_MARKS * mark_bytes(measured, 0, layers, asked.context)
-    made = Drafter(stage, words, asked.context, times, memory)
-    log.info("draft_model_loaded", weight_bytes=stage.weight_bytes, guess_ms=round(1e3 * made.seconds, 2))
-    return made
-
-
-def _check_digest(path: Path, wanted: str) -> None:
-    if wanted and digest(path) != wanted:
-        raise ModelError(
-            f"the folder {path.name} does not hold the model of this deployment",
-            reason="MODEL_DIGEST_MISMATCH",
-            hint="copy the same model to every member",
-        )
-
-
 def _layout(stage: Stage, path: Path) -> Layout | None:
     """As `layout_of`; None if a model's own code does not make a token's caches alone, and for a GPU
     with memory of its own, whose caches no other thread can read."""
@@ -343,60 +267,6 @@ def _cut(path: Path, lo: int, hi: int, kv_bits: int) -> tuple[dict[str, Any], St
     anatomy = dissect(model, config["model_type"])
     measured = with_kv_bits(measure(path, model, config, anatomy), kv_bits)
     return measured, cut_stage(model, anatomy, lo, hi, kv_bits)
-
-
-def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: int) -> tuple[int, int]:
-    """Bytes of cache per token of a row, and per row whatever its length, of the layers [lo, hi).
-
-    A layer whose window is shorter than the context counts as full per row; while a prompt is read it holds
-    the window and a chunk, and so does a row that then waits for a lane.
-    """
-    per_token = per_row = 0
-    layers = zip(
-        measured["kv_bytes_per_token"][lo:hi],
-        measured["kv_max_tokens"][lo:hi],
-        measured["state_bytes"][lo:hi],
-        strict=True,
-    )
-    for growth, window, state in layers:
-        per_row += state
-        if window and window < context:
-            per_row += growth * min(context, window + chunk)
-        else:
-            per_token += growth + extra_bytes(growth, context)
-            per_row += growth * BLOCK
-    return per_token, per_row
-
-
-def draft_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, runs: int) -> int:
-    """Bytes that are kept to take `runs` runs of one row back in the layers [lo, hi): what windows have
-    dropped, a state for each run and, where there are states, what the runs were computed on."""
-    layers = list(
-        zip(
-            measured["kv_bytes_per_token"][lo:hi],
-            measured["kv_max_tokens"][lo:hi],
-            measured["state_bytes"][lo:hi],
-            strict=True,
-        )
-    )
-    runs = min(runs, MAX_RUNS)
-    tokens = runs * (1 + MAX_DRAFTS)
-    dropped = sum(growth for growth, window, _ in layers if window and window < context)
-    states = sum(state for _, _, state in layers)
-    inputs: int = measured["handoff_bytes_per_token"] if states else 0
-    return int(tokens * (dropped + inputs) + runs * states)
-
-
-def mark_bytes(measured: dict[str, Any], lo: int, hi: int, context: int) -> int:
-    """Bytes of the windows and states of the layers [lo, hi), as they are after one token of a row. 0 where
-    no layer has any: nothing is planned for them either."""
-    layers = zip(
-        measured["kv_bytes_per_token"][lo:hi],
-        measured["kv_max_tokens"][lo:hi],
-        measured["state_bytes"][lo:hi],
-        strict=True,
-    )
-    return sum(int(state + growth * min(window or 0, context)) for growth, window, state in layers)
 
 
 def profile_message(path: str, ranks: int = 1) -> model.ModelProfile:
@@ -432,20 +302,6 @@ def ranges_message(path: str, lo: int, hi: int) -> list[engine.FileRange]:
     return [
         engine.FileRange(name=name, first=first, end=end) for name, first, end in needed(Path(path), lo, hi)
     ]
-
-
-def with_kv_bits(measured: dict[str, Any], bits: int) -> dict[str, Any]:
-    """The profile with caches of `bits` bits, unchanged for 0. Raises ModelError (KV_BITS_UNSUPPORTED)."""
-    if not bits:
-        return measured
-    for one in measured["quantized"]:
-        if one["bits"] == bits:
-            return measured | {"kv_bytes_per_token": one["kv_bytes_per_token"]}
-    raise ModelError(
-        measured["not_quantizable"] or f"caches are not kept in {bits} bits",
-        reason="KV_BITS_UNSUPPORTED",
-        hint="deploy it without kv_bits",
-    )
 
 
 def _progress(number: int, emit: Emit) -> Callable[[float], None]:

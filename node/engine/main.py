@@ -272,13 +272,13 @@ class Engine:
 
     def _open_epoch(self, command: engine.OpenEngineEpoch) -> None:
         loaded = self._stage_for(command)
-        besides = sum(each.memory for each in loaded.drafters)
-        besides += loaded.tower.weight_bytes if loaded.tower is not None else 0
+        besides = loaded.sources.memory + (loaded.tower.weight_bytes if loaded.tower is not None else 0)
         device.wire(loaded.stage.weight_bytes + command.kv_budget + besides)
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
         origins = loaded.prefixes.turn_over(command.ring)
-        if loaded.tail_drafter is not None:
-            loaded.tail_drafter.turn_over(origins)
+        sources = loaded.sources if command.speculate else None
+        if loaded.sources.tail is not None:
+            loaded.sources.tail.turn_over(origins)
         front = loaded.front
         runs = loaded.draft_runs(command.size)
         draft_bytes = loaded.draft_bytes(runs) if command.speculate else 0
@@ -286,9 +286,8 @@ class Engine:
         if front is not None:
             names = front.begin_epoch(
                 origins,
-                speculate=command.speculate,
-                model=loaded.model,
-                tail_reads=loaded.command.mtp and command.size == 2,
+                sources=sources.at_head if sources is not None else (),
+                tail_reads=sources is not None and sources.ahead > 0 and command.size == 2,
                 longest=command.prefill_chunk,
             )
         self._epoch = StageEpoch(
@@ -301,12 +300,9 @@ class Engine:
             prompts=front.book if front is not None else None,
             prefixes=loaded.prefixes,
             grammars=loaded.grammars,
-            speculate=command.speculate,
             runs=runs,
             times=loaded.times,
-            drafter=loaded.drafter,
-            tail_drafter=loaded.tail_drafter,
-            mtp=loaded.command.mtp,
+            sources=sources,
             tower=loaded.tower,
             on_fault=partial(self._fault, command.epoch),
         )
@@ -425,9 +421,7 @@ class Engine:
         if self._loaded is not None:
             self._loaded.free()
             self._loaded = None
-        self._loaded = load(command, self._emit)
-        if self._loaded.drafter is not None:
-            self._loaded.drafter.wake = lambda: self._tasks.put(_nothing)
+        self._loaded = load(command, self._emit, partial(self._tasks.put, _nothing))
 
     def _closed(self, number: int, epoch: StageEpoch | None) -> None:
         if epoch is not None:

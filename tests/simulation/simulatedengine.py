@@ -44,7 +44,8 @@ from sealring.mesh.ring import (
     Settling,
 )
 from sealring.mesh.rpc import to_problem
-from sealring.node.engine import Account, Allowance, Runs, Sampled, bring
+from sealring.node.engine import Account, Allowance, Sampled, bring
+from sealring.node.engine.drafts import Proposed, Runs
 from sealring.node.wire.channel import Kind, RecordHeader
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
@@ -597,7 +598,7 @@ class Epoch:
             return last
         assert self._front is not None
         runs = [
-            self.runs.begin(step, row, token, (), self._front.guesses(row))
+            self.runs.begin(step, row, token, Proposed((), self._front.guesses(row)))
             for row, token in zip(step.rows, last, strict=True)
         ]
         return [token for run in runs for token in run]

@@ -33,7 +33,7 @@ from sealring.mesh.ring import (
     Times,
     between,
 )
-from sealring.node.engine import Feed, Guesses, Lookup, Runs
+from sealring.node.engine.drafts import Feed, GuessesAhead, Lookup, Proposed, Runs
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -147,7 +147,7 @@ class DraftedRing:
         """How long an answer takes from its first token to its last."""
         self._prompt, self._answer, self._drafts = prompt, answer, drafts
         self._lookup = Lookup(np.array(prompt, np.uint32))
-        self._guesses = Guesses(np.array(prompt, np.uint32))
+        self._guesses = GuessesAhead(np.array(prompt, np.uint32))
         self._guesses.feed(len(prompt))
         self._said = self._at = self._under_way = 0
         self._arrived: list[float] = []
@@ -243,7 +243,7 @@ class DraftedRing:
         def more(at: int, count: int) -> list[int]:
             return self._guesses.taken(begun + at, count) or [_NO_TOKEN] * count
 
-        self._runs.begin(step, self._row, last, looked_up, more)
+        self._runs.begin(step, self._row, last, Proposed(looked_up, more))
 
     def _guess(self) -> None:
         """The draft model begins with a guess, if the head has a processor for it."""
@@ -301,14 +301,14 @@ class DraftedRing:
         done.refuted = bool(job.step.drafts) and self._runs.broken(self._row)
         for token in tokens:
             self._said += 1
-            self._lookup.add(token)
-            self._guesses.add(token)
+            self._lookup.heard(token)
+            self._guesses.heard(token)
             self._arrived.append(self._now)
             done.outputs.add(row=self._row, text="x", tokens=self._said)
         if job.step.asks:
-            looked_up = self._claims or self._lookup.likely()
+            looked_up = self._claims or self._lookup.right()
             done.rates.add(source=control.DRAFT_SOURCE_LOOKUP, right=round(100 * looked_up))
             if self._machine.draft:
-                done.rates.add(source=self._machine.source, right=round(100 * self._guesses.likely()))
+                done.rates.add(source=self._machine.source, right=round(100 * self._guesses.right()))
         self._feed()
         self._later(self._machine.message, lambda: self._do(self._scheduler.step_done(done, self._now)))

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,23 +22,21 @@ from patience import PATIENCE_SECONDS
 from small_models import tiny
 
 from sealring.mesh.errors import EpochEnded, SealringError
-from sealring.mesh.ring import Change, Chunk, Composition, Eviction, ResolvedStep
+from sealring.mesh.ring import MAX_UNSETTLED, Change, Chunk, Composition, Eviction, ResolvedStep
 from sealring.node.engine import (
     Allowance,
     Asking,
-    Drafter,
     Grammars,
-    Guesses,
     Prefixes,
     RowParameters,
     StageEpoch,
-    TailDrafter,
     TokenLogprobs,
     asking_of,
     device,
     params,
     support,
 )
+from sealring.node.engine.drafts import Drafter, GuessesAhead, ModelAtHead, Proposed, Sources, TailDrafter
 from sealring.node.engine.staging import Stage, random_model, random_stage
 from sealring.node.engine.vision.picture import Picture
 from sealring.node.engine.vision.tower import Tower
@@ -196,6 +194,23 @@ def runs_in(stage: Stage, size: int) -> int:
     return stage.draft_runs(size)
 
 
+def sources_of(rank: int, size: int, drafter: Drafter | None, tail: TailDrafter | None) -> Sources:
+    """The sources of drafts of a member."""
+    workers = {control.DRAFT_SOURCE_MODEL: ModelAtHead(drafter)} if drafter is not None and rank == 0 else {}
+    ahead = control.DRAFT_SOURCE_MTP_HEAD if tail is not None else control.DRAFT_SOURCE_UNSPECIFIED
+    return Sources(workers, tail if rank == size - 1 else None, ahead)
+
+
+class _Text:
+    """Drafts of a row that a test makes."""
+
+    def __init__(self, looked_up: Callable[[int, int], list[int]]) -> None:
+        self._looked_up = looked_up
+
+    def propose(self, last: int, count: int) -> Proposed:
+        return Proposed(self._looked_up(last, MAX_UNSETTLED))
+
+
 class Prompts:
     """The head's text side without text."""
 
@@ -214,20 +229,25 @@ class Prompts:
         self.delivered = threading.Condition()
         self.guess: Callable[[int, int], list[int]] = lambda last, count: [last] * count
         self.modelled = {
-            row: Guesses(np.array(prompt, np.uint32), b"scope") for row, (prompt, _) in rows.items()
+            row: GuessesAhead(np.array(prompt, np.uint32), b"scope") for row, (prompt, _) in rows.items()
         }
 
     def add(self, row: int, prompt: list[int], parameters: RowParameters) -> None:
         """Opens another row."""
         self._rows[row] = prompt, parameters
         self.answers[row], self.logprobs[row] = [], []
-        self.modelled[row] = Guesses(np.array(prompt, np.uint32), b"scope")
+        self.modelled[row] = GuessesAhead(np.array(prompt, np.uint32), b"scope")
 
-    def drafts(self, row: int, last: int, count: int) -> list[int]:
+    def source(self, row: int, source: control.DraftSource.ValueType) -> Any:
+        text = _Text(partial(self.looked_up, row))
+        return text if source == control.DRAFT_SOURCE_LOOKUP else self.modelled.get(row)
+
+    def looked_up(self, row: int, last: int, count: int) -> list[int]:
+        """Drafts of a chain behind the row's `last` token."""
         return self.guess(last, count)
 
-    def guesses(self, row: int) -> Guesses | None:
-        return self.modelled.get(row)
+    def gone(self, row: int) -> bool:
+        return row not in self._rows
 
     def prompt(self, row: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
         return np.array(self._rows[row][0], np.uint32)
@@ -272,7 +292,7 @@ class Prompts:
             (self.steps if step.sampled or step.drafts else self.without_tokens).append(step.number)
             for index, (row, token) in enumerate(zip(step.sampled, tokens, strict=True)):
                 self.answers[row].append(token)
-                self.modelled[row].add(token)
+                self.modelled[row].heard(token)
                 if index in logprobs:
                     self.logprobs[row].append(logprobs[index])
             self.delivered.notify_all()
@@ -317,12 +337,9 @@ class Ring:
                 prompts=prompts if rank == 0 else None,
                 prefixes=self.prefixes[rank],
                 grammars=grammars,
-                speculate=speculate,
                 runs=compute_thread(rank).submit(runs_in, stage, size).result(PATIENCE_SECONDS),
                 times=FREE_PLACES if rank % 2 else (),
-                drafter=drafter if rank == 0 else None,
-                tail_drafter=tail_drafter if rank == size - 1 else None,
-                mtp=tail_drafter is not None,
+                sources=sources_of(rank, size, drafter, tail_drafter) if speculate else None,
                 tower=tower if rank == 0 else None,
                 on_fault=self._fault,
                 deadline=deadline,

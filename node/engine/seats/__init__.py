@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sealring.node.engine.drafter import Drafter
+from sealring.node.engine.drafts.sources import Sources
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.receipts import Sampled
 from sealring.node.engine.staging import ShardSpec, Stage
-from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.transfer import Transfer, transfer
 from sealring.node.engine.vision.prefilling import Images
 from sealring.node.engine.vision.tower import Tower
@@ -49,9 +48,7 @@ def seat_of(
     channel: EngineChannel | None,
     prompts: Prompts | None,
     grammars: Grammars | None,
-    drafter: Drafter | None,
-    tail_drafter: TailDrafter | None = None,
-    mtp: bool = False,
+    sources: Sources | None = None,
     tower: Tower | None = None,
     sampled: Sampled | None = None,
     deadline: float,
@@ -76,11 +73,12 @@ def seat_of(
             source = ShardNeighbour(spec, channel, moves, deadline, link)
     elif spec.is_head:
         assert prompts is not None
-        source = Head(spec, prompts, channel, moves, deadline, fail, drafter, mtp, images)
+        source = Head(spec, prompts, channel, moves, deadline, fail, sources, images)
     else:
         source = Neighbour(spec, channel, moves, deadline)
     if spec.is_tail:
-        results: Results = Sampling(stage, source, link, moves, grammars, tail_drafter, sampled)
+        tail = sources.tail if sources is not None else None
+        results: Results = Sampling(stage, source, link, moves, grammars, tail, sampled)
     elif isinstance(spec, ShardSpec):
         results = Alike(stage, source, link, moves)
     else:

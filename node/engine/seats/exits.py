@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sealring.mesh.errors import SealringError
 from sealring.mesh.ring.composition import Change, Chunk, ResolvedStep
 from sealring.node.engine import records
-from sealring.node.engine.drafts import Guesses
+from sealring.node.engine.drafts.source import Rows
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
 from sealring.node.engine.receipts import Places, Sampled, bring
 from sealring.node.engine.threads import DeviceWaits, Outbox, StepTimes
@@ -23,21 +23,14 @@ from sealring.node.engine.vision.picture import Picture
 from sealring.node.wire.channel import EngineChannel, RecordHeader
 
 
-class Prompts(Protocol):
+class Prompts(Rows, Protocol):
     """Rows that clients opened at the head: their prompts, and the receiver of their tokens."""
 
     def prompt(self, row: int) -> npt.NDArray[np.uint32]:
         """The tokens of an opened row's prompt. Raises InvalidInput for a row that was not opened."""
 
-    def parameters(self, row: int) -> bytes:
-        """The row's parameter record."""
-
-    def drafts(self, row: int, last: int, count: int) -> list[int]:
-        """Up to `count` tokens that may follow the row's `last` one. Raises InvalidInput (BAD_STEP) for a row
-        that was opened without drafts."""
-
-    def guesses(self, row: int) -> Guesses | None:
-        """The draft model's guesses of the row; None if it is to make none."""
+    def gone(self, row: int) -> bool:
+        """Whether the row is not open any more; steps that compute it may still come."""
 
     def ended(self, row: int) -> bool:
         """Whether the row's answer has ended, so that no further token of it counts."""

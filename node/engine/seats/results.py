@@ -15,6 +15,7 @@ from sealring.mesh.errors import Internal
 from sealring.mesh.ring.composition import Chunk, ResolvedStep
 from sealring.node.engine import params, records
 from sealring.node.engine.caches import Cache
+from sealring.node.engine.drafts.mtp import TailDrafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Row
 from sealring.node.engine.logprobs import Asking, asking_of, scores
@@ -22,7 +23,6 @@ from sealring.node.engine.params import RowParameters
 from sealring.node.engine.receipts import Sampled
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage
-from sealring.node.engine.tail_drafter import TailDrafter
 from sealring.node.engine.threads import StepTimes
 from sealring.node.engine.transfer import SendBuffer, Transfer
 from sealring.node.wire.channel import RecordHeader

@@ -16,7 +16,6 @@ import numpy as np
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import (
-    MAX_UNSETTLED,
     Change,
     Chunk,
     Eviction,
@@ -24,8 +23,10 @@ from sealring.mesh.ring.composition import (
     Settling,
 )
 from sealring.node.engine import records
-from sealring.node.engine.drafter import Desks, Drafter
-from sealring.node.engine.drafts import Runs
+from sealring.node.engine.drafts.guesses import GuessesAhead
+from sealring.node.engine.drafts.runs import Runs
+from sealring.node.engine.drafts.source import Proposed
+from sealring.node.engine.drafts.sources import Sources
 from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 from sealring.node.engine.logprobs import unpack
 from sealring.node.engine.records import Incoming
@@ -39,8 +40,6 @@ from sealring.node.wire.timelog import TimeLog
 from sealring.v1 import control_pb2 as control
 
 from .exits import LinkExit, Prompts
-
-LOOKUP = control.DRAFT_SOURCE_LOOKUP
 
 _ROUNDS = 8
 """Rounds of which the shortest says how long the head will wait for its tokens."""
@@ -204,23 +203,23 @@ class Head(_Opened):
         moves: Transfer,
         deadline: float,
         fail: Callable[[BaseException], None],
-        drafter: Drafter | None = None,
-        mtp: bool = False,
+        sources: Sources | None = None,
         images: Images | None = None,
     ) -> None:
-        """`mtp`: the tail guesses by an MTP head."""
+        """`sources`: of drafts; None where none may be made."""
         super().__init__(prompts, images)
-        self._mtp = mtp
+        self._sources = sources or Sources()
+        self._workers = self._sources.workers.values()
         self._spec = spec
         self._transfer = moves
         self._feedback = RingFeedback(deadline, self.work)
         self._inbox = Inbox(channel, self._unpack, fail)
-        self._desks = Desks(drafter) if drafter is not None else None
-        self._wake = drafter.wake if drafter is not None else _nothing
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
         self._launched: dict[int, float] = {}  # step under way that samples -> when it was launched
 
     def announce(self, step: ResolvedStep) -> None:
+        if step.drafts and step.source not in self._sources:
+            raise no_source(step.source)
         asking = self._prompts.asking(step.sampled, first=not step.rows)
         self._inbox.announce(records.incoming(step, self._spec, asking))
 
@@ -229,12 +228,7 @@ class Head(_Opened):
         return self._inbox.copied
 
     def decode(self, step: ResolvedStep) -> Input:
-        if step.asks:
-            self._follow(step.rows)
-            if self._desks is not None:
-                self._desks.keep_up(step.rows)
-        elif self._desks is not None:
-            self._desks.rest(step.rows)
+        self._before(step, step.rows)
         buffer = self._transfer.receive_buffer(self._spec.receives, len(step.rows), 1)
         return Input(buffer.arrays, buffer, lambda: buffer.fill(memoryview(self._last(step))))
 
@@ -242,58 +236,50 @@ class Head(_Opened):
         return self._feedback.last(step.rows)
 
     def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
-        self._follow([chunk.row])
+        self._before(step, [chunk.row])
         return super().chunk(step, chunk)
 
-    def verify(self, step: ResolvedStep) -> Input:
-        self._follow(step.rows, step.drafts * (step.source != LOOKUP))
-        return Input([mx.array(self._drafted(step), mx.uint32)])
+    def _before(self, step: ResolvedStep, rows: Sequence[int]) -> None:
+        for worker in self._workers:
+            worker.before(step, rows, self._prompts)
 
-    def _follow(self, rows: Sequence[int], drafts: int = 0) -> None:
-        """Has the draft model guess for rows that are computed together."""
-        if self._desks is None:
-            return
-        for row in rows:
-            guesses = self._prompts.guesses(row)
-            if guesses is not None:
-                guesses.step(drafts)
-                self._desks.follow(row, guesses, partial(self._prompts.parameters, row))
-        self._desks.in_one_lane(rows)
+    def verify(self, step: ResolvedStep) -> Input:
+        self._before(step, step.rows)
+        return Input([mx.array(self._drafted(step), mx.uint32)])
 
     def _drafted(self, step: ResolvedStep) -> list[list[int]]:
         if step.continues:
             return [self._runs.go_on(step)]
         last = np.frombuffer(self._feedback.last(step.rows), np.uint32).tolist()
-        if self._desks is not None and step.source != LOOKUP:
-            self._desks.guess(step.rows, step.drafts)
-        return [self._run(step, row, token) for row, token in zip(step.rows, last, strict=True)]
+        worker = self._sources.workers.get(step.source)
+        if worker is not None:
+            worker.complete(step)
+        return [
+            self._runs.begin(step, row, token, self._proposed(step, row, token))
+            for row, token in zip(step.rows, last, strict=True)
+        ]
 
-    def _run(self, step: ResolvedStep, row: int, last: int) -> list[int]:
-        if step.source == LOOKUP:
-            return self._runs.begin(step, row, last, self._prompts.drafts(row, last, MAX_UNSETTLED))
-        guesses, desks = self._prompts.guesses(row), self._desks
-        if guesses is None or (desks is None and not self._mtp):
-            raise no_draft_model(row)
-        begun = guesses.known
-        if desks is None:
-            there = guesses.taken(begun, step.drafts) or [0] * step.drafts
-            return self._runs.begin(step, row, last, there)
-        return self._runs.begin(
-            step,
-            row,
-            last,
-            (),
-            lambda at, count: desks.taken(row, begun + at, count, lambda: not self._runs.broken(row)),
-        )
+    def _proposed(self, step: ResolvedStep, row: int, last: int) -> Proposed:
+        """Drafts behind a row's last token. A row of which nothing may be guessed has none: what is right
+        would tell the gateway what it is not to know."""
+        source = self._prompts.source(row, step.source)
+        if source is None:
+            if self._prompts.gone(row):
+                return Proposed((), lambda at, count: [last] * count)
+            raise no_source(step.source)
+        worker = self._sources.workers.get(step.source)
+        if worker is not None:
+            return worker.propose(row, lambda: not self._runs.broken(row))
+        return source.propose(last, step.drafts)
 
     def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
         self._feedback.launched(step, tokens)
-        if self._desks is not None and step.rows:
+        if self._workers and step.rows:
             self._launched[step.number] = time.perf_counter()
 
     def work(self) -> bool:
-        """Lets the draft model guess, if it is done before the tokens are there that the head waits for."""
-        return self._desks is not None and self._desks.work(self._spare())
+        """Lets sources guess that are done before the tokens are there that the head waits for."""
+        return any(worker.work(self._spare()) for worker in self._workers)
 
     def _spare(self) -> float:
         """Seconds until tokens come, by the shortest of the last rounds."""
@@ -305,12 +291,12 @@ class Head(_Opened):
     def change(self, change: Change) -> None:
         super().change(change)
         self._feedback.change(change)
-        if self._desks is not None and isinstance(change, Eviction):
-            self._desks.gone(change.row)
+        for worker in self._workers:
+            worker.change(change)
 
     def drop(self) -> None:
-        if self._desks is not None:
-            self._desks.leave()
+        for worker in self._workers:
+            worker.drop()
 
     def end(self) -> None:
         self._inbox.end()
@@ -336,13 +322,13 @@ class Head(_Opened):
             logprobs = {place: logprobs[at] for place, at in enumerate(counted) if at in logprobs}
             step = dataclasses.replace(step, sampled=tuple(step.sampled[at] for at in counted))
         if len(guessed):
-            guesses = self._prompts.guesses(step.rows[0])
-            if guesses is not None:
+            guesses = self._prompts.source(step.rows[0], step.source)
+            if isinstance(guesses, GuessesAhead):
                 guesses.offer(len(tokens), guessed.tolist())
         self._feedback.arrived(step, tokens)
         self._prompts.deliver(step, tokens, logprobs, refuted=refuted)
-        if self._desks is not None and self._desks.following:
-            self._wake()
+        for worker in self._workers:
+            worker.wake()
 
 
 class Neighbour(Source):
@@ -474,9 +460,9 @@ def _pass_last_on(link: LinkExit, shard: ShardSpec, step: ResolvedStep, tokens: 
         link.pass_on(records.state_record(step, [TOKENS], len(step.rows), 1), tokens)
 
 
-def no_draft_model(row: int) -> InvalidInput:
-    """The error of a step with a draft model's guesses, where there are none."""
-    return InvalidInput(f"no draft model guesses for row {row}", reason="BAD_STEP")
+def no_source(source: control.DraftSource.ValueType) -> InvalidInput:
+    """The error of a step with drafts of a source that guesses nothing of its rows."""
+    return InvalidInput(f"source {source} of drafts guesses nothing here", reason="BAD_STEP")
 
 
 def no_drafts() -> InvalidInput:

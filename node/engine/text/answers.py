@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -14,7 +14,7 @@ from sealring.mesh.prompt.validate import MAX_STOP_CHARACTERS
 from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import NO_CHAIN, Chain, PrefixNames
 from sealring.mesh.rpc.problem import to_problem
-from sealring.node.engine.drafts import Guesses, Lookup
+from sealring.node.engine.drafts.source import RowSource, Source
 from sealring.node.engine.grammar import Follower, left_its_grammar
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.node.engine.receipts import Delivered
@@ -76,13 +76,6 @@ class Answer:
     def forced(self) -> list[int]:
         """The next tokens, as far as the row's grammar leaves no choice."""
         return [] if self._follower is None or self.finish else self._follower.forced()
-
-    @property
-    def certain(self) -> float:
-        """The probability with which each of the next tokens would have to be right, if as many were right in
-        the mean as the row's grammar leaves no choice for."""
-        forced = len(self.forced())
-        return forced / (1 + forced)
 
     def add(self, token: int) -> tuple[str, inference.Parsed | None]:
         """The text that may be sent after this token, and what was found beside it. The last sets `finish`.
@@ -171,18 +164,15 @@ class OpenRow:
     """A row between RowOpened and its eviction; the prompt goes once it is prefilled.
 
     `copies` are rows that will be once it is, and go with it until then. `scored` are the prompt's tokens
-    until their log-probabilities are sent. A row of which nothing is guessed has no `lookup`, and `guesses`
-    only where a draft model makes some. `chain` names
-    the blocks of its prompt that may be stored.
-
+    until their log-probabilities are sent. `sources` guess its next tokens; a row of which nothing is to be
+    guessed has none. `chain` names the blocks of its prompt that may be stored.
     """
 
     prompt: Tokens | None
     parameters: bytes
     answer: Answer
     names: PrefixNames | None
-    lookup: Lookup | None
-    guesses: Guesses | None = None
+    sources: Mapping[Source, RowSource]
     chain: Chain = NO_CHAIN
     copies: list[int] = field(default_factory=list)
     scored: Sequence[int] = ()
@@ -219,10 +209,8 @@ class OpenRow:
             output.text, parsed = answer.add(token)
         if parsed is not None:
             output.parsed.CopyFrom(parsed)
-        if self.lookup is not None:
-            self.lookup.add(token)
-        if self.guesses is not None:
-            self.guesses.add(token)
+        for source in self.sources.values():
+            source.heard(token)
         output.token = token
         output.tokens, output.finish = answer.tokens, answer.finish
         if self.names is not None:
@@ -245,15 +233,12 @@ class OpenRow:
 
 def rates(rows: Sequence[OpenRow]) -> list[control.DraftRate]:
     """How likely the next guess of each source is right, in the mean of the rows for which it guesses."""
-    looked_up = [max(row.lookup.likely(), row.answer.certain) for row in rows if row.lookup is not None]
-    modelled = [row.guesses for row in rows if row.guesses is not None]
-    found = {control.DRAFT_SOURCE_LOOKUP: looked_up}
-    if modelled:
-        found[modelled[0].source] = [one.likely() for one in modelled]
+    found: dict[Source, list[float]] = {}
+    for row in rows:
+        for source, one in row.sources.items():
+            found.setdefault(source, []).append(one.right())
     return [
-        control.DraftRate(source=source, right=round(100 * fmean(rates)))
-        for source, rates in found.items()
-        if rates
+        control.DraftRate(source=source, right=round(100 * fmean(rates))) for source, rates in found.items()
     ]
 
 

@@ -22,7 +22,7 @@ from sealring.mesh.ring.composition import (
 )
 from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, PrefixNames, chain_of, is_clear
-from sealring.node.engine.drafts import Guesses
+from sealring.node.engine.drafts.source import RowSource, Source
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.text.answers import OpenRow, Tokens, parts_of, rates, refusal
 from sealring.node.engine.vision.picture import Picture
@@ -191,19 +191,12 @@ class Book:
             raise _bad_step(f"row {row} is not open at the head")
         return opened.parameters
 
-    def drafts(self, row: int, last: int, count: int) -> list[int]:
+    def source(self, row: int, source: Source) -> RowSource | None:
         opened = self._rows.get(row)
-        if opened is None:
-            return [last] * count
-        if opened.lookup is None:  # what is right would tell the gateway what it is not to know
-            raise _bad_step(f"row {row} is to have no drafts")
-        looked_up = opened.lookup.drafts(last, count)
-        forced = opened.answer.forced()[:count]
-        return [*forced, *looked_up[len(forced) :]]
+        return opened.sources.get(source) if opened is not None else None
 
-    def guesses(self, row: int) -> Guesses | None:
-        opened = self._rows.get(row)
-        return opened.guesses if opened is not None else None
+    def gone(self, row: int) -> bool:
+        return row not in self._rows
 
     def ended(self, row: int) -> bool:
         opened = self._rows.get(row)

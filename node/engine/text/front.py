@@ -6,17 +6,17 @@ Prompts are read while the compute loop runs. Tokens become text in the thread i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
+from sealring.node.engine.drafts.source import Source
 from sealring.node.engine.text.book import Book, Emit
 from sealring.node.engine.text.inputs import InputProcessor
 from sealring.node.engine.text.reading import Reader
 from sealring.node.engine.vision.sizes import MAX_WAITING_BYTES
-from sealring.v1 import control_pb2 as control
 
 
 class Front:
@@ -59,8 +59,7 @@ class Front:
         self,
         origins: Mapping[Origin, Sequence[int]],
         *,
-        speculate: bool,
-        model: control.DraftSource.ValueType = control.DRAFT_SOURCE_UNSPECIFIED,
+        sources: Collection[Source] = (),
         tail_reads: bool = False,
         longest: int = MAX_PREFILL_CHUNK,
     ) -> dict[Origin, tuple[bytes, bytes]]:
@@ -68,12 +67,12 @@ class Front:
 
         Returns the new names of kept prefixes (PrefixNames.told), so that nobody can tell by names what two
         epochs have in common but for what goes on. `origins` has the lengths of their marks. Nothing is
-        guessed, and nobody told what repeats, unless the deployment wants it to `speculate`. `model` is the
-        source that guesses by a model, if any does. With `tail_reads` the tail has that model and is sent
-        prompts: the tail comes next there, and no other member may see tokens. `longest` is the number of
-        tokens of a chunk at most, and so of an image.
+        guessed, and nobody told what repeats, without `sources` of drafts: unless the deployment wants it to
+        speculate. With `tail_reads` the tail guesses by a model and is sent prompts: the tail comes next
+        there, and no other member may see tokens. `longest` is the number of tokens of a chunk at most, and
+        so of an image.
         """
         self.close_rows()
         self.close_rows()
-        self.inputs.begin_epoch(speculate=speculate, model=model, tail_reads=tail_reads, longest=longest)
+        self.inputs.begin_epoch(sources=sources, tail_reads=tail_reads, longest=longest)
         return self.book.begin_epoch(origins)

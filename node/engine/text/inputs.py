@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from sealring.mesh.ring.prefix_names import (
     Chain,
 )
 from sealring.node.engine import params
-from sealring.node.engine.drafts import Guesses, Lookup
+from sealring.node.engine.drafts.source import RowText, Source
+from sealring.node.engine.drafts.sources import of_row
 from sealring.node.engine.grammar import Follower, Grammars
 from sealring.node.engine.receipts import Delivered
 from sealring.node.engine.text.answers import Answer, OpenRow, Tokens, bad_resume
@@ -100,8 +101,8 @@ class InputProcessor:
         self._tokenizer: Tokenizer | None = None
         self._viewer: Viewer | None = None
         self._placed = False  # whether all stages need to know where images are
-        self._speculate = False
-        self._model, self._tail_reads = control.DRAFT_SOURCE_UNSPECIFIED, False
+        self._sources: Collection[Source] = ()
+        self._tail_reads = False
         self._longest = MAX_PREFILL_CHUNK
         self.grammars = Grammars(self.tokenizer, vocabulary)
 
@@ -144,12 +145,10 @@ class InputProcessor:
         assert self._tokenizer is not None  # nobody has opened a row before
         return self._tokenizer
 
-    def begin_epoch(
-        self, *, speculate: bool, model: control.DraftSource.ValueType, tail_reads: bool, longest: int
-    ) -> None:
+    def begin_epoch(self, *, sources: Collection[Source], tail_reads: bool, longest: int) -> None:
         """As `Front.begin_epoch`."""
         self._longest = longest
-        self._speculate, self._model, self._tail_reads = speculate, model, tail_reads and speculate
+        self._sources, self._tail_reads = sources, tail_reads
 
     def rows(
         self, command: engine.OpenEngineRow, reading: contextlib.ExitStack
@@ -181,7 +180,7 @@ class InputProcessor:
             params_bytes=len(record),
             max_tokens=prompt.max_tokens - len(prompt.answered),
             answered=len(prompt.answered),
-            drafts=_drafts(command.prompt.sampling) if self._speculate else 0,
+            drafts=_drafts(command.prompt.sampling) if self._sources else 0,
             prefixes=prefixes,
             ends=ends,
             stored=self._book.stored(chain),
@@ -290,20 +289,29 @@ class InputProcessor:
                 else None,
             )
 
-        lookup = self._lookup(tokenizer, asked, prompt.texts, prompt.text_length) if guessed else None
-        modelled = guessed and self._model and not prompt.pictures  # a draft model sees nothing
-        guesses = Guesses(prompt.tokens, command.prefix_scope, self._model) if modelled else None
-        client = client_of(command)
-        row = OpenRow(prompt.tokens, b"", answer(), None, lookup, guesses, client=client)
+        client, first = client_of(command), answer()
+        text = RowText(
+            prompt.tokens,
+            prompt.texts,
+            prompt.text_length,
+            self._predicted(tokenizer, asked) if guessed else (),
+            command.prefix_scope,
+            first.forced,
+            pictured=bool(prompt.pictures),
+        )
+        sources = of_row(text, self._sources if guessed else ())
+        row = OpenRow(prompt.tokens, b"", first, None, sources, client=client)
         row.copies = list(range(command.row + 1, command.row + (command.choices or 1)))
         row.scored, row.pictures = prompt.scored, prompt.pictures
         row.answer.resume(asked.resume)
-        copies = (
-            OpenRow(
-                None, b"", answer(), None, lookup and lookup.copy(), guesses and guesses.copy(), client=client
-            )
-            for _ in row.copies
-        )
+
+        def copy() -> OpenRow:
+            other = answer()
+            own = dataclasses.replace(text, forced=other.forced)
+            there = {source: one.another(own) for source, one in sources.items()}
+            return OpenRow(None, b"", other, None, there, client=client)
+
+        copies = [copy() for _ in row.copies]
         return [row, *copies]
 
     def _read_images(self, command: engine.OpenEngineRow) -> Reading:
@@ -321,23 +329,14 @@ class InputProcessor:
         ids = encode_chat(tokenizer, chat, images.shown)
         return ids, images.pictures_in(ids)
 
-    def _lookup(
-        self, tokenizer: Tokenizer, prompt: inference.Prompt, tokens: Tokens, prompt_tokens: int
-    ) -> Lookup:
-        """What guesses tokens, by the prompt, the answer so far and the client's prediction.
-
-        A prediction that cannot be guessed from is left out: it changes no answer.
-        """
+    def _predicted(self, tokenizer: Tokenizer, prompt: inference.Prompt) -> list[int]:
+        """The tokens of the client's prediction. One that cannot be guessed from is left out: it changes no
+        answer."""
         predicted: list[int] = []
         if prompt.prediction:
             with contextlib.suppress(InvalidInput):
                 predicted = tokenizer.encode_answer(prompt.prediction)
-        if not predicted or max(predicted) >= self._vocabulary:
-            return Lookup(tokens)
-        lookup = Lookup(tokens[:prompt_tokens], predicted)
-        for token in tokens[prompt_tokens:].tolist():
-            lookup.add(token)
-        return lookup
+        return predicted if max(predicted, default=0) < self._vocabulary else []
 
     def _grammar(
         self, prompt: inference.Prompt, tokenizer: Tokenizer, said: str, most: int

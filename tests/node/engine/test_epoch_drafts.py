@@ -32,8 +32,8 @@ from stagering import (
 )
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine import Drafter, Grammars, Guesses, Lookup, RowParameters, load_stage, params
-from sealring.node.engine.drafter import Desks
+from sealring.node.engine import Grammars, RowParameters, load_stage, params
+from sealring.node.engine.drafts import Drafter, Guesses, Lookup, ModelAtHead
 from sealring.node.engine.staging import Stage, build_skeleton, random_stage
 from sealring.node.engine.text import as_json, load_tokenizer
 from sealring.v1 import control_pb2 as control
@@ -143,7 +143,7 @@ def looked_up(prompt: Sequence[int], predicted: Sequence[int] = ()) -> Guess:
     def guess(answer: Sequence[int], count: int) -> list[int]:
         nonlocal heard
         for token in answer[heard:]:
-            lookup.add(token)
+            lookup.heard(token)
         heard = len(answer)
         return lookup.drafts(answer[-1], count)
 
@@ -328,7 +328,7 @@ class Several(Prompts):
         super().__init__(rows)
         self._guess = guess
 
-    def drafts(self, row: int, last: int, count: int) -> list[int]:
+    def looked_up(self, row: int, last: int, count: int) -> list[int]:
         return (self._guess(row) + [0] * count)[:count]
 
 
@@ -411,7 +411,7 @@ def test_rows_in_one_lane_have_a_draft_models_guesses_together(family: str, size
             assert drafted.answers[row][:few] == plain.answers[row][:few]
     assert not drafter(family, SEED).failed
     assert len(same.steps) < 0.6 * len(plain.steps)
-    assert min(same.modelled[row].likely() for row in rows) > 0.5
+    assert min(same.modelled[row].right() for row in rows) > 0.5
 
 
 def test_rows_whose_caches_cannot_be_cut_have_no_drafts_together() -> None:
@@ -473,7 +473,7 @@ def test_answers_of_every_architecture_are_the_same(key: str, seed: int, size: i
     }
     check_answers(stages, PARAMETERS[name], drafters, seed)
     same = answered(stages, PARAMETERS[name], drafter=drafters["the same model"], seed=seed)
-    assert same.modelled[1].likely() > 0.9
+    assert same.modelled[1].right() > 0.9
 
 
 @pytest.mark.parametrize("key", SERVED)
@@ -485,7 +485,7 @@ def test_two_rows_of_every_architecture_have_the_guesses_together_that_each_has_
     model = draft_model(config, layers, words, 1)
 
     def guessed(*, together: bool) -> list[list[int]]:
-        desks, chance = Desks(model), random.Random(1)
+        desks, chance = ModelAtHead(model), random.Random(1)
         rows = {
             number: Guesses(np.array([chance.randrange(words) for _ in range(length)], np.uint32))
             for number, length in ((1, 5), (2, 9))
@@ -498,7 +498,7 @@ def test_two_rows_of_every_architecture_have_the_guesses_together_that_each_has_
             desks.in_one_lane([1, 2])
             desks.guess([1, 2], 4)
         found = [desks.taken(number, guesses.known, 4, lambda: True) for number, guesses in rows.items()]
-        desks.leave()
+        desks.drop()
         return found
 
     alone, both = (
@@ -703,7 +703,33 @@ def test_answers_are_the_same_with_a_draft_model(family: str, size: int, name: s
         assert not drafter(family, SEED).failed
     assert len(same.steps) < 0.75 * len(plain.steps)
     assert len(same.refuted) < len(other.refuted)
-    assert same.modelled[1].likely() > other.modelled[1].likely()
+    assert same.modelled[1].right() > other.modelled[1].right()
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_row_of_which_nothing_may_be_guessed_has_no_drafts_unless_it_is_gone(
+    gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is right would tell the gateway what it is not to know. A row that a client has cancelled may be
+    forgotten before its last steps, and ends no epoch."""
+    prompts = Prompts({1: ([1, 2, 3], RowParameters())})
+    monkeypatch.setattr(prompts, "source", lambda row, source: None)
+    monkeypatch.setattr(prompts, "gone", lambda row: gone)
+    ring = Ring(stages_of("llama", 2), prompts)
+    try:
+        gateway = Gateway(ring)
+        gateway.prefill()
+        gateway.decode(ADMIT)
+        gateway.announce(decode=drafted(1))
+        if gone:
+            ring.wait_for(3)
+        else:
+            ring.wait_for_fault()
+    finally:
+        ring.close()
+    assert [fault.reason for fault in ring.faults[:1] if isinstance(fault, InvalidInput)] == ["BAD_STEP"] * (
+        not gone
+    )
 
 
 def test_a_head_without_a_draft_model_refuses_its_guesses() -> None:

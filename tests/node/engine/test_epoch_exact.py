@@ -35,7 +35,8 @@ from stagering import (
 )
 
 from sealring.mesh.ring import MAX_DRAFTED, MAX_UNSETTLED
-from sealring.node.engine import Drafter, RowParameters, params, support
+from sealring.node.engine import RowParameters, params, support
+from sealring.node.engine.drafts import Drafter
 from sealring.node.engine.staging import random_stage
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -118,7 +119,7 @@ class Guessing(Prompts):
         self.words = 0
         self._choices = random.Random(1)
 
-    def drafts(self, row: int, last: int, count: int) -> list[int]:
+    def looked_up(self, row: int, last: int, count: int) -> list[int]:
         answer = self.answers[row]
         assert last == answer[-1]
         coming = [*self.coming[row][len(answer) :], *[0] * count][:count]

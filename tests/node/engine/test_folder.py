@@ -163,9 +163,9 @@ def test_a_draft_model_may_have_windows_and_states(family: str, model_folder: Wr
     assert mark > 0
     draft = engine.DraftModel(path=str(small), digest=message.digest, context=64)
     loaded = load(command(DEMO, 0, 4, draft=draft))
-    assert loaded.drafter is not None
-    assert loaded.drafter.memory > sum(message.layer_bytes) + DRAFT_MARKS * mark
-    (told,) = loaded.message(1).sources
+    assert loaded.sources.memory > sum(message.layer_bytes) + DRAFT_MARKS * mark
+    lookup, told = loaded.message(1).sources
+    assert lookup == control.DraftFacts(source=control.DRAFT_SOURCE_LOOKUP)
     assert (told.source, told.rows, told.ahead) == (control.DRAFT_SOURCE_MODEL, DRAFT_ROWS, False)
     assert min(told.microseconds, told.rows_microseconds) > 0
     loaded.free()

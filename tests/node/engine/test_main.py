@@ -464,8 +464,7 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
     loaded: Any = SimpleNamespace(
         stage=SimpleNamespace(weight_bytes=1000, spec=spec),
         front=None,
-        drafters=[SimpleNamespace(memory=70)],
-        tail_drafter=None,
+        sources=SimpleNamespace(memory=70, tail=None),
         tower=None,
         kv_bytes=(1, 1),
         prefixes=SimpleNamespace(turn_over=lambda ring: {}),
@@ -481,7 +480,7 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_epoch_whose_channel_does_not_come_is_refused(gone: bool) -> None:
     """Its daemon is too busy, or has ended."""
     stage = SimpleNamespace(weight_bytes=0, spec=SimpleNamespace(is_head=True, is_tail=False))
-    loaded: Any = SimpleNamespace(stage=stage, drafters=[], tower=None)
+    loaded: Any = SimpleNamespace(stage=stage, sources=SimpleNamespace(memory=0), tower=None)
     command = engine.OpenEngineEpoch(id=1, epoch=3, rank=0, size=2)
     (ours, theirs), (daemon, handoff) = socket.socketpair(), socket.socketpair()
     with (

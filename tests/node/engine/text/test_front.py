@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -52,6 +51,8 @@ from sealring.v1.membership_pb2 import Problem
 CONTEXT = 40
 VOCABULARY = 512
 END = 256
+
+LOOKUP, HEAD = [control.DRAFT_SOURCE_LOOKUP], control.DRAFT_SOURCE_MTP_HEAD
 
 
 @pytest.fixture
@@ -109,6 +110,10 @@ class Desk:
             return events[0].refused.problem
 
         return problem
+
+    def drafts(self, row: int, last: int, count: int) -> list[int]:
+        """The first drafts of a chain behind the row's last token."""
+        return self.front.book.source(row, control.DRAFT_SOURCE_LOOKUP).propose(last, count).there[:count]
 
     def likely(self, row: int, token: int) -> int:
         """The percentage that a step which asks gets for a guess of the row's next token, after this one."""
@@ -183,7 +188,7 @@ def test_a_row_is_opened_and_told(desk: Desk) -> None:
 def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: Desk) -> None:
     off = inference.Sampling(num_draft_tokens=0)
     for speculate in (True, False):
-        desk.front.begin_epoch({}, speculate=speculate)
+        desk.front.begin_epoch({}, sources=LOOKUP if speculate else ())
         drafts = [
             desk.open(row, text_prompt("abc ab", sampling=sampling)).opened.drafts
             for row, sampling in enumerate([None, off], start=1)
@@ -192,31 +197,32 @@ def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: De
         told = [[desk.likely(row, ord(token)) for token in "czbc"] for row in (1, 2)]
         assert told == [[51, 25, 25, 37] if speculate else [0] * 4, [0] * 4]
         for row in (1, 2):
-            with nullcontext() if speculate and row == 1 else pytest.raises(InvalidInput):
-                assert desk.front.book.drafts(row, ord("c"), 2) == list(b"zb")
+            assert (desk.front.book.source(row, LOOKUP[0]) is not None) == (speculate and row == 1)
+        if speculate:
+            assert desk.drafts(1, ord("c"), 2) == list(b"zb")
 
 
 def test_a_tail_that_guesses_gets_the_prompt(desk: Desk) -> None:
     off = inference.Sampling(num_draft_tokens=0)
     for mtp in (True, False):
-        desk.front.begin_epoch({}, speculate=True, model=control.DRAFT_SOURCE_MTP_HEAD * mtp, tail_reads=mtp)
+        desk.front.begin_epoch({}, sources=[*LOOKUP, HEAD][: 1 + mtp], tail_reads=mtp)
         for row, sampling in enumerate([None, off], start=1):
             desk.open(row, text_prompt("abc ab", sampling=sampling))
             sent = params.decode(desk.front.book.parameters(row)).prompt
             assert sent == (tuple(b"abc ab") if mtp and row == 1 else ())
-            assert (desk.front.book.guesses(row) is not None) == (mtp and row == 1)
+            assert (desk.front.book.source(row, HEAD) is not None) == (mtp and row == 1)
 
 
 def test_a_clients_prediction_is_guessed_first_also_where_an_answer_goes_on(desk: Desk) -> None:
-    desk.front.begin_epoch({}, speculate=True)
+    desk.front.begin_epoch({}, sources=LOOKUP)
     desk.open(1, text_prompt("abc ab", prediction="xyz!"))
-    assert desk.front.book.drafts(1, ord("b"), 3) == list(b"xyz")
+    assert desk.drafts(1, ord("b"), 3) == list(b"xyz")
     resume = inference.Resume(tokens=b"xy")
     desk.open(2, text_prompt("abc ab", prediction="xyz!", resume=resume))
-    assert desk.front.book.drafts(2, ord("y"), 2) == list(b"z!")
+    assert desk.drafts(2, ord("y"), 2) == list(b"z!")
     for row, unusable in ((3, ""), (4, "x" * CONTEXT)):
         desk.open(row, text_prompt("abc ab", prediction=unusable))
-        assert desk.front.book.drafts(row, ord("b"), 1) == list(b"c")
+        assert desk.drafts(row, ord("b"), 1) == list(b"c")
 
 
 def test_the_longest_answer_is_the_requests_or_the_contexts(desk: Desk) -> None:
@@ -413,7 +419,7 @@ def test_prefixes_are_named_by_scope_and_not_across(long_desk: Desk) -> None:
     assert mine[1] != again[1]
     assert not set(mine) & set(theirs)
     assert names_of(long_desk.open(4, text_prompt(begin))) == ()
-    long_desk.front.begin_epoch({}, speculate=False)
+    long_desk.front.begin_epoch({})
     assert not set(mine) & set(names_of(long_desk.open(1, text_prompt(begin + "b" * 60), scope=b"me")))
 
 
@@ -438,7 +444,7 @@ def test_the_head_refuses_a_prefix_that_is_not_the_rows_own(long_desk: Desk) -> 
 
 
 def on_disk(front: Front, key: bytes = b"k" * 32) -> None:
-    front.begin_epoch({}, speculate=False)
+    front.begin_epoch({})
     front.book.use_disk(StoredNames(key, lambda chain: chain))
 
 
@@ -541,9 +547,7 @@ def test_what_goes_on_into_the_next_epoch_has_other_names_there(long_desk: Desk)
     before = names_of(long_desk.open(1, text_prompt("a" * 140), scope=b"me"))
     for number, origin in enumerate(origins[:2], 1):
         front.book.change(Keeping(number, origin, 140, None, 0))
-    told = front.begin_epoch(
-        {origins[0]: (), origins[2]: ()}, speculate=False
-    )  # the caches of the second are gone
+    told = front.begin_epoch({origins[0]: (), origins[2]: ()})  # the caches of the second are gone
     with pytest.raises(InvalidInput):
         front.book.begin(Chunk(1, 64, 70, False, 0, 1))
     assert list(told) == origins[:1]
@@ -569,7 +573,7 @@ def test_a_mark_is_known_at_the_end_of_an_early_turn_in_every_later_epoch(long_d
     early, origin = 100 - OPENING, Origin(1, 6, 350)
     front.book.change(Keeping(1, origin, 350, None, 0, (early,)))
     front.book.begin(Chunk(7, early, 120, False, 0, 1))
-    told = front.begin_epoch({origin: (early,)}, speculate=False)[origin]
+    told = front.begin_epoch({origin: (early,)})[origin]
     named = split(told[0], 350, ends=told[1])
     assert {length for length, _ in named if length % 64} == {early, 350}
     front.book.change(Adopting(1, origin, (early,)))
@@ -1083,7 +1087,7 @@ def test_a_budget_ends_thoughts_and_holds_nothing_else(folder: Path) -> None:
     backend.add_special_tokens(["<think>", "</think>"])
     backend.save(str(folder / "tokenizer.json"))
     desk = Desk(folder)
-    desk.front.begin_epoch({}, speculate=True)
+    desk.front.begin_epoch({}, sources=LOOKUP)
 
     def opened(row: int, budget: int, **sampling: Any) -> str:
         chat = inference.Chat(messages=[inference.ChatMessage(role="user", content="hi")])
@@ -1096,6 +1100,6 @@ def test_a_budget_ends_thoughts_and_holds_nothing_else(folder: Path) -> None:
     assert not opened(3, 0).startswith("start: thought")
     for token in (END + 1, 65, 66):
         assert desk.deliver({1: token})[1][1] != 0
-    assert desk.front.book.drafts(1, 66, 1) == [END + 2], "nothing else may come"
+    assert desk.drafts(1, 66, 1) == [END + 2], "nothing else may come"
     assert desk.deliver({1: END + 2})[1][2] == 0
     assert desk.deliver({1: 67})[1][0] == "C"

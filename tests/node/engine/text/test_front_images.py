@@ -35,6 +35,10 @@ class Desk:
         self.front.reader.wait_loaded()
         self._rows = 0
 
+    def drafts(self, row: int, last: int, count: int) -> list[int]:
+        """The first drafts of a chain behind the row's last token."""
+        return self.front.book.source(row, control.DRAFT_SOURCE_LOOKUP).propose(last, count).there[:count]
+
     def open(
         self,
         *files: bytes,
@@ -144,12 +148,12 @@ def test_what_is_said_again_is_counted_without_images(desk: Desk) -> None:
 
 def test_nothing_of_an_image_is_guessed(desk: Desk) -> None:
     """The prompt's last tokens are there once more, with an image behind them."""
-    desk.front.begin_epoch({}, speculate=True, model=control.DRAFT_SOURCE_MODEL)
+    desk.front.begin_epoch({}, sources=[control.DRAFT_SOURCE_LOOKUP, control.DRAFT_SOURCE_MODEL])
     row = desk.open(ONE, said="model", at=5).opened.row  # then a line break, as at the end
     last = int(desk.front.book.prompt(row)[-1])
-    assert desk.front.book.guesses(row) is None
-    assert desk.front.book.drafts(row, last, 8) != [last] * 8
-    assert not {ROW, SPECIAL.index("<start_of_image>")} & {*desk.front.book.drafts(row, last, 8)}
+    assert desk.front.book.source(row, control.DRAFT_SOURCE_MODEL) is None
+    assert desk.drafts(row, last, 8) != [last] * 8
+    assert not {ROW, SPECIAL.index("<start_of_image>")} & {*desk.drafts(row, last, 8)}
 
 
 def test_scores_of_a_prompt_are_of_all_its_tokens(desk: Desk) -> None:

@@ -3,7 +3,7 @@
 It is a stage of one, with caches of its own for each of a few rows. It computes between the steps of the
 head's stage: while these wait for tokens, and when a run of guesses is to be computed that is not complete
 yet. The prompt of a row is computed in parts that fit into such a wait. Guesses begin when it is through.
-Rows of one lane have theirs together (`draft_rows.py`).
+Rows of one lane have theirs together (`model_rows.py`).
 
 The caches of rows that are gone are kept, newest first, as far as they fit. A row that begins with the same
 tokens goes on from there, so that an agent's conversation is not computed again with every turn.
@@ -20,17 +20,20 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import structlog
 
+from sealring.mesh.ring.composition import Change, Eviction, ResolvedStep
 from sealring.mesh.ring.limits import DRAFT_MARKS, DRAFT_ROWS
 from sealring.mesh.ring.prefix_marks import thinned
 from sealring.node.engine import params
 from sealring.node.engine.caches import Cache
 from sealring.node.engine.caches.undo import Mark, cut_to, go_back, mark
-from sealring.node.engine.draft_rows import DraftBatch, DraftModel, DraftRow, Tokens
-from sealring.node.engine.drafts import CAUGHT_UP, Feed, Guesses
+from sealring.node.engine.drafts.guesses import CAUGHT_UP, Feed, Guesses
+from sealring.node.engine.drafts.model_rows import DraftBatch, DraftModel, DraftRow
+from sealring.node.engine.drafts.source import Proposed, Rows, Tokens
 from sealring.node.engine.staging import Stage
 from sealring.v1 import control_pb2 as control
 
@@ -96,8 +99,6 @@ class Drafter:
         self._chunks = [(one.tokens, one.microseconds / 1e6) for one in first]
         self._kept: list[_Kept] = []
         self._shared = _Shared([self])
-        self.wake: Callable[[], None] = lambda: None
-        """Wakes the compute loop, which may have something to guess now; any thread."""
         self.own: DraftRow | None = None
         """The row that it guesses for."""
         self._lane = [self]
@@ -110,7 +111,7 @@ class Drafter:
 
     @property
     def facts(self) -> control.DraftFacts:
-        """What the gateway is told of it."""
+        """What the gateway learns of it."""
         return control.DraftFacts(
             source=control.DRAFT_SOURCE_MODEL,
             microseconds=round(1e6 * self.seconds),
@@ -413,12 +414,41 @@ class Drafter:
         return True
 
 
-class Desks:
-    """A draft model that guesses for several rows, each at a `Drafter` of its own. Used by the compute thread
-    only."""
+class ModelAtHead:
+    """A draft model that guesses for several rows, each at a `Drafter` of its own: the `Worker` of a head."""
 
-    def __init__(self, first: Drafter) -> None:
+    def __init__(self, first: Drafter, wake: Callable[[], None] = lambda: None) -> None:
+        """`wake` wakes the compute loop, which may have something to guess now; any thread calls it."""
+        self.first = first
         self._desks = [first]
+        self._wake = wake
+
+    def before(self, step: ResolvedStep, rows: Sequence[int], opened: Rows) -> None:
+        """Rows whose next guesses nobody wants have none."""
+        if step.rows and not (step.asks or step.drafts):
+            for desk in self._at(rows):
+                desk.rest()
+            return
+        modelled = step.source == control.DRAFT_SOURCE_MODEL
+        for row in rows:
+            guesses = opened.source(row, control.DRAFT_SOURCE_MODEL)
+            if isinstance(guesses, Guesses):
+                guesses.step(step.drafts * modelled)
+                self.follow(row, guesses, partial(opened.parameters, row))
+        self.in_one_lane(rows)
+        if step.rows and not step.drafts:
+            for desk in self._at(rows):
+                desk.keep_up()
+
+    def complete(self, step: ResolvedStep) -> None:
+        self.guess(step.rows, step.drafts)
+
+    def propose(self, row: int, alive: Callable[[], bool]) -> Proposed:
+        desk = self._of(row)
+        if desk is None or desk.own is None:
+            return Proposed((), lambda at, count: [0] * count)
+        begun = desk.own.guesses.known
+        return Proposed((), lambda at, count: self.taken(row, begun + at, count, alive))
 
     def follow(self, row: int, guesses: Guesses, parameters: Callable[[], bytes]) -> None:
         """As `Drafter.follow`. Of more than DRAFT_ROWS rows nobody guesses for the last."""
@@ -433,20 +463,9 @@ class Desks:
 
     def in_one_lane(self, rows: Sequence[int]) -> None:
         """Has these rows have their guesses together from now on: one step computes them."""
-        found = [desk for desk in self._desks if desk.row in rows]
+        found = self._at(rows)
         for desk in found:
             desk.lane = found
-
-    def rest(self, rows: Sequence[int]) -> None:
-        """Guesses nothing for these rows until `follow` is called again."""
-        for desk in self._desks:
-            if desk.row in rows:
-                desk.rest()
-
-    @property
-    def following(self) -> bool:
-        """Whether it guesses for any row; any thread."""
-        return any(desk.following for desk in self._desks)
 
     def work(self, spare: float) -> bool:
         """As `Drafter.work`, for the row that has waited longest and those of its lane."""
@@ -456,16 +475,14 @@ class Desks:
                 return True
         return False
 
-    def keep_up(self, rows: Sequence[int]) -> None:
-        """As `Drafter.keep_up`, for each of these rows."""
-        for desk in self._desks:
-            if desk.row in rows:
-                desk.keep_up()
+    def wake(self) -> None:
+        if any(desk.following for desk in self._desks):
+            self._wake()
 
     def guess(self, rows: Sequence[int], count: int) -> None:
         """Makes the guesses that are missing to `count` behind the tokens of each of these rows, of all rows
         together."""
-        desks = [desk for desk in self._desks if desk.row in rows]
+        desks = self._at(rows)
         for _ in range(count):
             lacking = next((desk for desk in desks if desk.lacks(count)), None)
             if lacking is None or not lacking.guess(lambda row: row.lacks(count)):
@@ -475,18 +492,21 @@ class Desks:
         """As `Drafter.taken`."""
         return (self._of(row) or self._desks[0]).taken(row, first, count, alive)
 
-    def gone(self, row: int) -> None:
-        """Notes that a row was evicted."""
-        for desk in self._desks:
-            desk.gone(row)
+    def change(self, change: Change) -> None:
+        if isinstance(change, Eviction):
+            for desk in self._desks:
+                desk.gone(change.row)
 
-    def leave(self) -> None:
-        """Keeps what was computed of all rows, which are gone."""
+    def drop(self) -> None:
+        """Keeps what was computed of all rows."""
         for desk in self._desks:
             desk.leave()
 
     def _of(self, row: int) -> Drafter | None:
         return next((desk for desk in self._desks if desk.row == row), None)
+
+    def _at(self, rows: Sequence[int]) -> list[Drafter]:
+        return [desk for desk in self._desks if desk.row in rows]
 
 
 def _common(one: Tokens, other: Tokens) -> int:

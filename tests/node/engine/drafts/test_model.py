@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stagering import SEED, compute_thread, config_of, expected, prompt_of, setting
 
-from sealring.node.engine import Drafter, Guesses, RowParameters, params
-from sealring.node.engine.drafter import Desks
+from sealring.mesh.ring import Eviction
+from sealring.node.engine import RowParameters, params
+from sealring.node.engine.drafts import Drafter, Guesses, ModelAtHead
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.warm_up import warm_up
 from sealring.v1 import control_pb2 as control
@@ -85,7 +86,7 @@ def test_a_prompt_is_computed_in_parts_that_fit_and_then_guessed_on() -> None:
         run(made)
         assert guesses.taken(MANY, 4) == answer[:4]
         made.rest()
-        guesses.add(answer[0])
+        guesses.heard(answer[0])
         assert not made.work()
         assert made.taken(1, MANY + 4, 3, lambda: True) == answer[4:7]
         assert made.taken(2, MANY, 2, lambda: True) == [0, 0]
@@ -103,16 +104,16 @@ def test_a_row_is_kept_up_with_though_the_head_is_never_idle() -> None:
         follow(made, 1, guesses)
         for _ in range(30):
             made.keep_up()
-            guesses.add(next(answer))
-        assert guesses.likely() > 0.5
+            guesses.heard(next(answer))
+        assert guesses.right() > 0.5
         made.rest()
         for _ in range(20):
             made.keep_up()
-            guesses.add(next(answer))
-        assert guesses.likely() == 0
+            guesses.heard(next(answer))
+        assert guesses.right() == 0
         follow(made, 1, guesses)
         made.keep_up()
-        assert guesses.likely() > 0.5
+        assert guesses.right() > 0.5
         made.leave()
         long = row(list(range(100)))
         follow(made, 2, long)
@@ -185,7 +186,7 @@ def test_wrong_guesses_are_forgotten(family: str, rows: list[tuple[list[tuple[in
                 assert coming == said(tuple(text), ahead, family)
                 answer = coming[:right] + [(coming[min(right, ahead - 1)] + 1) % words] * (right < ahead)
                 for token in answer:
-                    guesses.add(token)
+                    guesses.heard(token)
                 text += answer
             run(made)
             made.gone(number)
@@ -225,7 +226,7 @@ def test_rows_of_a_lane_have_the_guesses_that_each_would_have_alone(
 
     def test() -> None:
         made = Noting(stage(FAMILY))
-        desks, texts = Desks(Drafter(made, words, ROOM, TIMES)), {}
+        desks, texts = ModelAtHead(Drafter(made, words, ROOM, TIMES)), {}
         guessing: dict[int, Guesses] = {}
 
         def come(number: int) -> None:
@@ -239,7 +240,7 @@ def test_rows_of_a_lane_have_the_guesses_that_each_would_have_alone(
             come(number)
         for ahead, rights, leaves in steps:
             if leaves in guessing:
-                desks.gone(leaves)
+                desks.change(Eviction(leaves, 0, 0))
                 come(leaves)
             desks.in_one_lane(list(guessing))
             desks.guess(list(guessing), ahead)
@@ -254,7 +255,7 @@ def test_rows_of_a_lane_have_the_guesses_that_each_would_have_alone(
                 if right < ahead:
                     answer.append((coming[right] + 1) % words)
                 for token in answer:
-                    guesses.add(token)
+                    guesses.heard(token)
                 text += answer
 
     words = setting(FAMILY, "vocab_size")
@@ -268,7 +269,7 @@ def test_a_row_that_shares_caches_goes_on_alone_is_kept_and_has_a_limit() -> Non
     def test() -> None:
         made = Noting(stage(FAMILY))
         for room, passes in ((250, [1, 1]), (500, [2])):
-            desks = Desks(Drafter(made, setting(FAMILY, "vocab_size"), room, TIMES))
+            desks = ModelAtHead(Drafter(made, setting(FAMILY, "vocab_size"), room, TIMES))
             rows = {number: row(prompt_of(FAMILY, number, 10 if number == 1 else 130)) for number in (1, 2)}
             for number, guesses in rows.items():
                 desks.follow(number, guesses, lambda: params.encode(RowParameters()))
@@ -281,7 +282,7 @@ def test_a_row_that_shares_caches_goes_on_alone_is_kept_and_has_a_limit() -> Non
             while desks.work(1.0):
                 pass
             assert [count for count, _ in made.passes] == passes
-            desks.gone(1)
+            desks.change(Eviction(1, 0, 0))
             rows[2].step(3)
             while desks.work(1.0):
                 pass
@@ -305,7 +306,7 @@ def test_a_turn_goes_on_from_a_mark_and_marks_have_a_limit(family: str) -> None:
             follow(made, number, guesses := row(prompt))
             run(made)
             for token in answer:
-                guesses.add(token)
+                guesses.heard(token)
                 guesses.step(8)
                 run(made)
             made.gone(number)
@@ -338,7 +339,7 @@ def test_what_is_kept_and_what_is_computed_have_a_limit_together() -> None:
         follow(made, 20, long)
         run(made)
         assert long.held <= 250
-        assert long.likely() == 0
+        assert long.right() == 0
 
     in_compute_thread(test)
 

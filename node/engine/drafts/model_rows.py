@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from sealring.node.engine import caches
 from sealring.node.engine.caches import Batch, Cache, parts_of
-from sealring.node.engine.drafts import Feed, Guesses
+from sealring.node.engine.drafts.guesses import Feed, Guesses
+from sealring.node.engine.drafts.source import Tokens
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage
@@ -30,8 +30,6 @@ from sealring.node.engine.transfer import Transfer, through_record, transfer
 
 _TRIALS = 8
 """Guesses that are timed when the model is loaded."""
-
-Tokens = npt.NDArray[np.uint32]
 
 
 class Drawn(NamedTuple):

@@ -84,7 +84,7 @@ class TailDrafter:
 
     @property
     def facts(self) -> control.DraftFacts:
-        """What the gateway is told of it."""
+        """What the gateway learns of it."""
         return control.DraftFacts(
             source=control.DRAFT_SOURCE_MTP_HEAD,
             microseconds=round(1e6 * self.seconds),
