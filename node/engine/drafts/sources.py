@@ -35,7 +35,7 @@ class Sources:
     ahead: Source = control.DRAFT_SOURCE_UNSPECIFIED
     """The one that guesses ahead, at the ring's tail."""
     facts: tuple[control.DraftFacts, ...] = ()
-    """What the gateway is told of those that compute at this member."""
+    """What the gateway learns of those that compute at this member."""
     memory: int = 0
     """Bytes of their weights and caches."""
 
