@@ -169,22 +169,25 @@ class StepPlanner:
         self.executed(number)
         self._under_way.pop(number, None)
         if step.lane is not None:
+            running = self._running()
             if step.drafts:
-                self._drafting.done(step.brought, self._running(), now, likely=likely, refuted=refuted)
+                self._drafting.done(step.brought, running, now, likely=likely, refuted=refuted)
             else:
-                self._plain(step, step.lane, now, likely)
+                self._plain(step, step.lane, running, now, likely)
             step.lane.done_at, step.lane.before = now, step.before
         return step
 
-    def _plain(self, step: Announced, lane: Lane, now: float, likely: Likely) -> None:
+    def _plain(
+        self, step: Announced, lane: Lane, running: Sequence[Lane], now: float, likely: Likely
+    ) -> None:
         """Learns from a decode step without drafts that is done."""
         prefills, seconds = step.before[0] - lane.before[0], step.before[1] - lane.before[1]
         lane.outstanding -= 1
         alone = step.follows and not prefills and self.ledger.rows == 1
         guesses = step.guesses
-        self._drafting.plain(lane, self._running(), now, follows=alone, likely=likely, guesses=guesses)
+        self._drafting.plain(lane, running, now, follows=alone, likely=likely, guesses=guesses)
         if step.follows:
-            self._budget.measure(max(0.0, now - lane.done_at), prefills, seconds, self._sizes())
+            self._budget.measure(max(0.0, now - lane.done_at), prefills, seconds, _sizes(running))
 
     def executed(self, number: int) -> None:
         """The head has executed all steps up to this one: those that sample nothing are done."""
@@ -212,10 +215,6 @@ class StepPlanner:
                 if not lane.running:
                     self._lanes.move_to_end(lane.number)
                 lane.ready.append(row)
-
-    def _sizes(self) -> list[int]:
-        """Rows of each lane that runs; one at least, because those of a lane may still be joining."""
-        return [max(1, len(lane.rows)) for lane in self._running()] or [1]
 
     def _running(self) -> list[Lane]:
         """The lanes of which somebody wants a token, in the order of their turns."""
@@ -278,8 +277,8 @@ class StepPlanner:
     def _chunk_tokens(self) -> int:
         """The most tokens that a chunk may have now; 0 for no chunk."""
         prompts, tokens, left = len(self._line), self._line.tokens, self._line.left
-        if self._running():
-            return self._budget.take(self._rounds, self._sizes(), prompts, tokens, self.waiting, left)
+        if running := self._running():
+            return self._budget.take(self._rounds, _sizes(running), prompts, tokens, self.waiting, left)
         ahead = self._ahead()
         if sum(ahead) >= AHEAD or len(ahead) >= MANY:
             return 0
@@ -371,3 +370,8 @@ class StepPlanner:
         self.ledger.release(row.number)
         self.prefixes.left(row)
         self.board.plan(control.Change(evict=control.Evict(row=row.number)))
+
+
+def _sizes(lanes: Sequence[Lane]) -> list[int]:
+    """Rows of each lane; one at least, because those of a lane may still be joining."""
+    return [max(1, len(lane.rows)) for lane in lanes] or [1]

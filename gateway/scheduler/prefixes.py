@@ -296,12 +296,12 @@ class PrefixCache:
     def make_room(self) -> bool:
         """Gives up what there is no room for beside rows; whether rows that wait would begin with some of
         it."""
-        while not self.has_room() and self._give():
+        while not (room := self.has_room()) and self._give():
             pass
         expected = False
-        while not self.has_room() and self._kept:
+        while not room and self._kept:
             self._drop(next(iter(self._kept)))  # rows that wait expect it, and others have its memory
-            expected = True
+            room, expected = self.has_room(), True
         return expected
 
     def _adopt(self, earlier: Sequence[tuple[Origin, Names]]) -> None:
