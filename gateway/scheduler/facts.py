@@ -64,7 +64,7 @@ class StepCosts:
         """The table of stages that report their times; the default where all time too little.
 
         One row of one token is both a decode step and a chunk. Impossible sizes and times are ignored. A slow
-        stage times fewer sizes: of the others its times count as on the line behind its last.
+        stage times fewer sizes, and its times of larger ones are extrapolated (`between`).
         """
         stages = [stage for stage in map(cls._of_one, timed) if stage is not None]
         if not stages:

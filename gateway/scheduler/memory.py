@@ -192,6 +192,6 @@ def _bytes(member: MemberMemory, tokens: int, rows: int) -> int:
 
 
 def _kept_bytes(member: MemberMemory, tokens: int, kept: int, marks: int) -> int:
-    """Those of a prefix's windows and states are its mark at the end."""
+    """Windows and states of a prefix are stored as its last mark, so they are counted there."""
     rows = 0 if member.mark_bytes else kept
     return _bytes(member, tokens, rows) + member.mark_bytes * marks

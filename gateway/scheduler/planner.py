@@ -69,8 +69,8 @@ class StepPlanner:
     """Rows that are tokenized get memory by `reserve`, enter by `start` and leave by `close`; `steps` yields
     what to announce.
 
-    The scheduler sets `waiting`, the number of requests that have no memory yet: before it starts one, that
-    one counts too.
+    `waiting` counts requests without memory, and before `reserve` the one about to get it as well. The
+    scheduler sets it.
     """
 
     def __init__(self, ring: RingFacts) -> None:

@@ -53,10 +53,11 @@ _IDLE_MARKS = 3
 class _Kept:
     """A prefix whose last name is of all of its tokens.
 
-    Its first `prompt` tokens were a prompt. A row continues it that begins with all of them but for OPENING,
-    or behind what the user has asked last: `turn` is the name there, if it is known. `continues` is whether
-    it was made by such a row. It is `spent` once what continues it is kept, or is in a row that runs. It
-    counts nothing while rows `expect` it, which have memory for it and begin with these lengths of it.
+    Its first `prompt` tokens were a prompt. A row continues the prefix if it shares these but for the last
+    OPENING, or all up to the user's last question, where `turn` is (0 tokens: unknown). `continues` is
+    whether the row that made it continued another prefix. It is `spent` once what continues it is kept, or
+    is in a row that runs. `expect` maps rows that will begin with it to the tokens that they share. Their
+    reservations pay for it, so it costs nothing itself.
     """
 
     names: Names

@@ -88,7 +88,7 @@ class Ranks:
             self._top_k = mx.array([[one] for one in top_k], mx.int32)
         self._top_p: mx.array | None = None
         if any(row.top_p < 1 for row in rows):
-            # one that is off is more than there is
+            # a row without top_p gets more than any sum
             top_p = np.array([[max(row.top_p, _LEAST) if row.top_p < 1 else 2.0] for row in rows], np.float32)
             self._top_p = mx.array(top_p)
             self._width = mx.array(_widths(top_p, vocabulary))

@@ -44,7 +44,7 @@ Mark: TypeAlias = Mapping[int, Snapshot]
 
 
 def mark(cache: Cache) -> Mark:
-    """The mark of a row's cache as it is now. It keeps these caches' arrays, so they ought to be short."""
+    """The mark of a row's cache as it is now. It keeps the arrays of these caches: windows and states."""
     caches = enumerate(kinds(cache))
     return {place: kind.snapshot(part) for place, (part, kind) in caches if not kind.cuts}
 

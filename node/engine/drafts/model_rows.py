@@ -1,8 +1,8 @@
 """Rows that a draft model guesses for, and the passes in which it computes them.
 
 Rows of one lane have their guesses in one pass, which takes little longer than that of one row. Their caches
-are a batch then, in which all rows end at the same index, so that each computes as many tokens in a pass. A
-row that lacks fewer than another, or needs no guess, computes its last tokens again.
+form a batch with a common end, so each pass computes the same number of tokens in every row. A row that lacks
+fewer than another, or needs no guess, computes its last tokens again.
 """
 
 from __future__ import annotations
