@@ -161,11 +161,15 @@ class Rings:
         self._formable.pause()
 
     def all_told(self) -> None:
-        """The coordinator has named all rings: a ring that it did not name and no roster holds is gone."""
+        """The coordinator has named all rings: a ring that it did not name and no roster holds is gone. While
+        no roster is in use, the next one tells (`use_roster`)."""
         self.complete.set()
         signed = {ring.id for ring in self._table.signed()}
         for name in {*self._table.states, *(ring.name for ring in self._table)} - signed - self._announced:
-            self.ring_gone(name)
+            if self._table.roster is None:
+                self._table.states.pop(name, None)
+            else:
+                self.ring_gone(name)
         for model in self._models:
             if model.deployment not in self._models_announced:
                 self.model_gone(model.deployment)

@@ -96,6 +96,8 @@ class Answer:
     tokens: int
     cached: int = 0
     """Tokens of the prompt that were not computed anew."""
+    cut: frozenset[int] = frozenset()
+    """The choices that have ended for their length."""
 
 
 class EdgeInMemory:
@@ -446,6 +448,7 @@ class Cluster:
             usage.prompt_tokens,
             usage.completion_tokens,
             usage.cached_tokens,
+            frozenset(at for at, one in enumerate(whole.choices) if one.finish_reason == "length"),
         )
 
     async def _ask_in_clear(
@@ -476,6 +479,11 @@ class Cluster:
             usage.prompt_tokens,
             usage.completion_tokens,
             usage.cached_tokens,
+            frozenset(
+                at
+                for at, one in enumerate(usage.choices or [usage])
+                if one.reason == inference_pb2.FINISH_REASON_LENGTH
+            ),
         )
 
     async def until(self, holds: Callable[[], object], seconds: float = 600.0) -> None:

@@ -807,10 +807,16 @@ class Story:
         """A request's answer, or what came before its end, is what the model says."""
         told = [MODEL.answer(asked.text, choice, asked.max_tokens) for choice in range(asked.choices)]
         said = ["".join(pieces) for pieces in asked.pieces]
+        # Without a limit of its own an answer ends where a ring has no more memory.
+        may_be_cut = not asked.max_tokens and self.cluster.memory < LARGE_MEMORY
         for choice, (text, _) in enumerate(told):
             if asked.answer is None and not text.startswith(said[choice]):
                 what = f"broke off at {said[choice]!r}, which does not begin {text!r}"
                 self.wrong.append(f"request {asked.number} {what}")
+            elif asked.answer is not None and choice in asked.answer.cut and may_be_cut:
+                told[choice] = said[choice], len(said[choice].split())
+                if not text.startswith(said[choice]):
+                    self.wrong.append(f"request {asked.number} was cut to {said[choice]!r}, not of {text!r}")
             elif asked.answer is not None and not asked.answer.texts[choice] == said[choice] == text:
                 self.wrong.append(f"request {asked.number} got {said[choice]!r} instead of {text!r}")
         if asked.answer is not None:

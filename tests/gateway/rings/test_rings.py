@@ -521,6 +521,21 @@ async def test_a_ring_is_gone_only_if_the_coordinator_has_named_all_and_not_this
         assert ("close" in ring.events) is not named
 
 
+@pytest.mark.parametrize("gone", [False, True])
+async def test_while_no_roster_is_in_use_the_next_one_tells_which_rings_are_gone(gone: bool) -> None:
+    """This machine's clock is ahead, and the coordinator was started again: it names rings as they form."""
+    rings, ring = watched()
+    ask(rings, 1)
+    rings.use_roster(None)
+    rings.begin_watch()
+    rings.all_told()
+    await settle()
+    assert "close" not in ring.events
+    rings.use_roster(roster_of(*([] if gone else ["ring-0"])))
+    await settle()
+    assert ("close" in ring.events) is gone
+
+
 def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> None:
     """Nobody could form it while the coordinator slept, or this machine did."""
     now, step = 1000.0, 2.0
