@@ -15,7 +15,7 @@ __all__, __getattr__ = face(
     __name__,
     actions="Action AnnounceStep Begin Deliver DiscardRow Fail Finish OpenRow RecallBlocks",
     facts="LOOKUP MAX_SOURCES MemberMemory NO_MODEL RingFacts SourceFacts StepCosts Timed",
-    memory="Ledger",
+    memory="Ledger rounded",
     planner="StepPlanner",
     queue="retry_after",
     request="ChoiceProgress Request Row TOKEN_BYTES",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.gateway.scheduler import Ledger, MemberMemory, Request, RingFacts, Row, StepCosts
-from sealring.gateway.scheduler.memory import BLOCK, rounded
+from sealring.gateway.scheduler import Ledger, MemberMemory, Request, RingFacts, Row, StepCosts, rounded
+from sealring.gateway.scheduler.memory import BLOCK
 from sealring.mesh.ring import round_seconds
 from sealring.v1 import inference_pb2 as inference
 

@@ -29,9 +29,9 @@ from sealring.gateway.scheduler import (
     Scheduler,
     SourceFacts,
     StepCosts,
+    rounded,
 )
 from sealring.gateway.scheduler.budget import MANY
-from sealring.gateway.scheduler.memory import rounded
 from sealring.mesh.errors import EpochEnded, InvalidInput
 from sealring.mesh.ring import (
     DRAFT_ROWS,

@@ -95,7 +95,7 @@ class Desk:
         self.roster = paper.roster
         ring = paper.roster.rings[0]
         self.plan.members, self.plan.model_digest = ring.members, ring.model_digest.hex()
-        self.unsealer = Unsealer(self.key, self.plan.members[0].id)
+        self.unsealer = Unsealer(key=self.key, own_id=self.plan.members[0].id)
         self.unsealer.learn(self.roster)
         self.ahead = 0.0  # how far somebody has set the clock ahead
         self.receipt_key = ReceiptKey(

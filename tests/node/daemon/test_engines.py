@@ -70,7 +70,7 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineKeeper:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     fetcher = Fetcher([tmp_path], tmp_path / "fetched", None, allowed=False)
-    return EngineKeeper([tmp_path], MemoryMeter(None), fetcher)
+    return EngineKeeper(folders=[tmp_path], meter=MemoryMeter(None), fetcher=fetcher)
 
 
 async def test_a_model_is_measured_by_an_engine_that_serves_nothing(keeper: EngineKeeper) -> None:

@@ -97,13 +97,18 @@ async def test_what_members_have_and_do_not_give_comes_from_the_hub(hub: LocalHu
         assert (raised.value.message, raised.value.reason) == (f"all are busy{also}", "MODEL_NOT_GIVEN")
 
 
+def keeper_of(folder: Path, fetcher: Fetcher) -> EngineKeeper:
+    folders = [folder / "own", folder / "fetched"]
+    return EngineKeeper(folders=folders, meter=MemoryMeter(None), fetcher=fetcher)
+
+
 async def test_a_whole_model_of_another_commit_than_is_deployed_is_refused(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fetched, or in the Hugging Face cache; nobody knows the commit of a copy made by hand."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     fetcher = make(tmp_path, Members())
-    keeper = EngineKeeper([tmp_path / "own", tmp_path / "fetched"], MemoryMeter(None), fetcher)
+    keeper = keeper_of(tmp_path, fetcher)
     places = [await fetcher.fetch("org/model", commit=COMMIT)]
     cached = tmp_path / "hf" / "models--org--cached"
     places.append(cached / "snapshots" / COMMIT)
@@ -128,7 +133,7 @@ async def test_another_commit_with_the_same_files_is_the_same_model(
     """As where only a README has changed: fetched, or in the Hugging Face cache by the blobs linked to."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     fetcher = make(tmp_path, Members())
-    keeper = EngineKeeper([tmp_path / "own", tmp_path / "fetched"], MemoryMeter(None), fetcher)
+    keeper = keeper_of(tmp_path, fetcher)
     fetched = await fetcher.fetch("org/model", commit=COMMIT)
     note = note_of(fetched)
     assert note is not None
@@ -293,7 +298,7 @@ async def test_nothing_in_use_is_removed_and_what_is_being_removed_is_not_found(
     """In use by whatever path leads there: "Demo" and "demo" are one folder on most Macs."""
     members = Members("model")
     fetcher = make(tmp_path, members)
-    keeper = EngineKeeper([tmp_path / "own", tmp_path / "fetched"], MemoryMeter(None), fetcher)
+    keeper = keeper_of(tmp_path, fetcher)
     place = await fetcher.fetch("model")
     (tmp_path / "fetched" / "Model").symlink_to(place)
     with pytest.raises(Conflict) as used:
@@ -403,7 +408,7 @@ async def test_folders_are_read_again_only_when_files_came_or_went(tmp_path: Pat
 async def test_a_model_is_measured_only_where_it_is_and_fetched_to_be_served(tmp_path: Path) -> None:
     members = Members("model")
     fetcher = make(tmp_path, members)
-    keeper = EngineKeeper([tmp_path / "own", tmp_path / "fetched"], MemoryMeter(None), fetcher)
+    keeper = keeper_of(tmp_path, fetcher)
     with pytest.raises(NotFound) as raised:
         await keeper.profile("model")
     assert raised.value.metadata["fetchable"] == "yes"

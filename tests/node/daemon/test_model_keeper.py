@@ -37,7 +37,7 @@ async def test_a_served_model_whose_volume_is_sick_is_not_stated_as_gone(
 ) -> None:
     """Zeros would state a changed model, and the node would be distrusted until its restart."""
     fetcher = Fetcher((), tmp_path / "fetched", None, allowed=False)
-    engines = EngineKeeper((), MemoryMeter(None), fetcher)
+    engines = EngineKeeper(folders=(), meter=MemoryMeter(None), fetcher=fetcher)
     (tmp_path / "sick").mkdir()
     models = keeper(engines, *(seat(str(tmp_path / name)) for name in ("sick", "gone")))
     with monkeypatch.context() as volume:

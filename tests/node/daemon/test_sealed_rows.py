@@ -49,7 +49,7 @@ class Head:
     def __init__(self, level: TrustLevel = TrustLevel.SOFTWARE) -> None:
         self.cluster = PaperCluster({"demo-0": level}, size=2, clock=clock)
         self.plan: Any = Plan(self.cluster)
-        self.unsealer = Unsealer(self.cluster.keys["demo-0"], self.plan.members[0].id, clock=clock)
+        self.unsealer = Unsealer(key=self.cluster.keys["demo-0"], own_id=self.plan.members[0].id, clock=clock)
         self.unsealer.learn(self.cluster.roster)
 
     def seal(
@@ -142,7 +142,7 @@ def test_a_trust_that_has_fallen_since_is_refused() -> None:
 
 def test_a_key_of_an_earlier_life_is_refused() -> None:
     head = Head()
-    head.unsealer = Unsealer(SealingKey(), head.plan.members[0].id, clock=clock)
+    head.unsealer = Unsealer(key=SealingKey(), own_id=head.plan.members[0].id, clock=clock)
     head.unsealer.learn(head.cluster.roster)
     refused(head, "SEALED_BY_OTHER_ROSTER")
 
@@ -150,7 +150,9 @@ def test_a_key_of_an_earlier_life_is_refused() -> None:
 def test_an_expired_roster_is_refused() -> None:
     head = Head()
     later = head.cluster.roster.expires + 61
-    head.unsealer = Unsealer(head.cluster.keys["demo-0"], head.plan.members[0].id, clock=lambda: later)
+    head.unsealer = Unsealer(
+        key=head.cluster.keys["demo-0"], own_id=head.plan.members[0].id, clock=lambda: later
+    )
     head.unsealer.learn(head.cluster.roster)
     refused(head, "SEALED_BY_OTHER_ROSTER")
 
