@@ -443,7 +443,7 @@ async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(tmp_path: Path)
     fetcher = make(tmp_path, members)
     await fetcher.look()
     assert [(one.size, one.done, one.fetched) for one in fetcher.messages()] == [(18, 10, True)]
-    keeper = Measured([home], MemoryMeter(None), fetcher)
+    keeper = Measured(folders=[home], meter=MemoryMeter(None), fetcher=fetcher)
     assert await keeper.for_stage("model", (0, 8)) == home / "model"
     assert not members.asked
     for layers in ((4, 9), None):
