@@ -16,8 +16,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from sealring.node.engine.check_images import check_family
 from sealring.node.engine.vision import mlx_vlm_import
-from sealring.node.engine.vision.check import check_family
 from sealring.node.engine.vision.sizes import can_see
 
 STAGES = 3

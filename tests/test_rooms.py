@@ -42,15 +42,36 @@ def imports(package: str) -> list[tuple[Path, str]]:
     ]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_folders_import_each_other_in_one_direction(package: str) -> None:
+def rooms_of(package: str) -> dict[str, set[str]]:
+    """The folders and files in a package, and those of them that each imports."""
     needs: dict[str, set[str]] = {}
+    above = tuple(package.split("/"))
     for file, name in imports(package):
-        parts = name.split(".")
-        room = file.parts[1] if len(file.parts) > 2 else file.stem
-        if parts[0] == package and len(parts) > 1 and parts[1] != room:
-            needs.setdefault(room, set()).add(parts[1])
-    TopologicalSorter(needs).prepare()  # raises CycleError, which names the circle
+        parts, own = name.split("."), file.parts[len(above) :]
+        room, (*found, there) = own[0].removesuffix(".py"), parts[: len(above) + 1]
+        if tuple(found) == above and there != room:
+            needs.setdefault(room, set()).add(there)
+    return needs
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "node/engine"])
+def test_folders_import_each_other_in_one_direction(package: str) -> None:
+    TopologicalSorter(rooms_of(package)).prepare()  # raises CycleError, which names the circle
+
+
+ENGINE = ("caches", "staging", "drafts", "vision", "text", "seats")
+"""Folders of the engine, each of which imports only those before it."""
+
+
+def test_rooms_of_the_engine_import_those_below_alone() -> None:
+    """Whether themselves or by files that stand beside them."""
+    needs = rooms_of("node/engine")
+    for place, room in enumerate(ENGINE):
+        there, new = set[str](), {room}
+        while new:
+            there |= new
+            new = set[str]().union(*(needs.get(one, set()) for one in new)) - there
+        assert not there & set(ENGINE[place + 1 :])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ __all__, __getattr__ = face(
     allowance="Account Allowance",
     apart="ask_apart",
     check="ranges_of",
+    check_images="Prompt Whole check_family prompts random_whole save",
     disk="blocks_of snapshot_of",
     cache_bytes="draft_bytes kv_bytes mark_bytes",
     epoch="StageEpoch",

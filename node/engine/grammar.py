@@ -14,9 +14,9 @@ import json
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -25,15 +25,28 @@ from sealring.mesh.errors import FailedPrecondition, Internal, ModelError
 from sealring.mesh.ring.composition import MAX_UNSETTLED
 from sealring.node.engine.trial import Trial, compiled
 
-if TYPE_CHECKING:
-    from sealring.node.engine.text.tokenizer import Tokenizer
-
 _KEPT_BYTES = 64 << 20
 """Memory of compiled grammars that are kept for later rows."""
 
 _BYTES_PER_SECOND = 512 << 20
 """What one takes at most, by the processor time that it took to compile: measured 0.1 to 0.3 MiB for each
 millisecond. llguidance does not say it, and a process that computes meanwhile cannot tell by its own size."""
+
+
+class Spells(Protocol):
+    """A model's tokenizer, as far as grammars need it."""
+
+    @property
+    def size(self) -> int:
+        """Token ids are below this."""
+
+    @property
+    def end_tokens(self) -> Collection[int]:
+        """Tokens that end an answer."""
+
+    def vocabulary(self) -> str | None:
+        """The content of a `tokenizer.json`; None for a model without one."""
+
 
 _COMPILING = 4
 """Grammars that a tail compiles at once, beside its steps."""
@@ -42,7 +55,7 @@ _COMPILING = 4
 class Grammars:
     """Compiles the grammars of one model's rows."""
 
-    def __init__(self, load: Callable[[], Tokenizer], vocabulary: int) -> None:
+    def __init__(self, load: Callable[[], Spells], vocabulary: int) -> None:
         """`load` gives the model's tokenizer, and `vocabulary` is the number of tokens that it may sample."""
         self._load = load
         self._vocabulary = vocabulary

@@ -24,7 +24,7 @@ from sealring.mesh.prompt import options
 from sealring.mesh.prompt import validate as limits
 from sealring.mesh.receipt.digests import HASH_BYTES
 from sealring.mesh.ring.prefix_names import MAX_CHAIN_BYTES, NAME_BYTES, Chain
-from sealring.node.engine.vision.grid import Grid, possible
+from sealring.node.engine.staging.grid import Grid, possible
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
@@ -59,7 +59,7 @@ class RowParameters:
     `masked` are tokens that must not occur before the answer has `masked_until` tokens, and `masked_always`
     those that never may (node.engine.penalties); both rise. `stored` is the packed chain of the prompt
     (mesh.ring.prefix_names), for every member; empty where none of its blocks may be stored. `grids` are the
-    images of the prompt, rising, for every member of a model that needs them (node.engine.vision.grid).
+    images of the prompt, rising, for every member of a model that needs them (node.engine.staging.grid).
 
     `receipt` binds what the tail signs for the answer (mesh.receipt.statement); empty where it signs nothing.
     `position` counts the answer's tokens that were generated in an earlier epoch. `answered` are these

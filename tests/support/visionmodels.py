@@ -867,7 +867,7 @@ def write_folder(path: Path, name: str, config: dict[str, Any] | None = None) ->
 
 def write_model(path: Path, seed: int = 3) -> Path:
     """A Gemma 3 of random weights in float32, with a tower."""
-    from sealring.node.engine.vision.check import random_whole, save
+    from sealring.node.engine import random_whole, save
 
     found = json.loads((Path(__file__).parents[1] / "data" / "archs-images.json").read_bytes())
     config = found["gemma3"]["config"]
@@ -887,7 +887,7 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image
 from sealring.node.engine.vision import mlx_vlm_import
-from sealring.node.engine.vision.check import random_whole
+from sealring.node.engine import random_whole
 folder, seed, most = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 config = json.load(open(folder + "/config.json"))
 model = random_whole(config, seed)

@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine.vision.grid import INTERLEAVED, Grid, has_three
+from sealring.node.engine.staging.grid import INTERLEAVED, Grid, has_three
 
 if TYPE_CHECKING:
     import numpy as np

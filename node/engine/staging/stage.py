@@ -13,7 +13,7 @@ from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import device
 from sealring.node.engine.caches import Batch, Cache, OneRow, RowByRow, for_one_row, parts_of, trimmable
 from sealring.node.engine.caches.undo import runs_of
-from sealring.node.engine.vision.grid import attends_both_ways, has_three
+from sealring.node.engine.staging.grid import attends_both_ways, has_three
 
 from .adapters import Followed
 from .anatomy import Anatomy, Boundary, full_cache, not_stageable, outer_modules, recorded_updates

@@ -35,7 +35,7 @@ WRAPPED: Mapping[str, str] = {
     "smolvlm": "",
     "step3p7": "",
 }
-"""Model types of which `vision/check.py` has shown that they compute as mlx-vlm's whole model does, and the
+"""Model types of which `check_images.py` has shown that they compute as mlx-vlm's whole model does, and the
 model type of their text part, if mlx-lm calls it otherwise than they do."""
 
 _ROPE = "rope_theta", "partial_rotary_factor"

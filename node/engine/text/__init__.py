@@ -19,7 +19,6 @@ __all__, __getattr__ = face(
     rendering="RenderingProcess refused",
     sections="Format Sections format_of",
     shapes="Shape in_turns",
-    showing="Shown",
     template="ChatTemplate",
     tokenizer="FileTokenizer LoadedTokenizer Tokenizer byte_level_table load_tokenizer",
 )

@@ -35,6 +35,7 @@ from sealring.node.engine.drafts.source import RowText, Source
 from sealring.node.engine.drafts.sources import of_row
 from sealring.node.engine.grammar import Follower, Grammars
 from sealring.node.engine.receipts import Delivered
+from sealring.node.engine.staging.grid import needs_grids
 from sealring.node.engine.text.answers import Answer, OpenRow, Tokens, bad_resume
 from sealring.node.engine.text.book import Book
 from sealring.node.engine.text.chat import budget_of, encode_chat, sections_of
@@ -46,8 +47,7 @@ from sealring.node.engine.text.thinking import FREE
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.trial import bad_grammar
-from sealring.node.engine.vision.grid import grids_of, needs_grids
-from sealring.node.engine.vision.picture import Picture, text_of, with_digests
+from sealring.node.engine.vision.picture import Picture, grids_of, text_of, with_digests
 from sealring.node.engine.vision.sizes import lacks_vision
 from sealring.node.engine.vision.viewing import Reading, Viewer, no_viewer, viewer_of
 from sealring.node.engine.weights import read_config

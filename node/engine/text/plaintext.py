@@ -22,6 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from sealring.mesh.errors import InvalidInput
+from sealring.node.engine.vision.showing import Write
 
 _MARKS = range(0xE000, 0xF900)
 """Characters for private use."""
@@ -43,9 +44,6 @@ _CUT_TOKENS = 16
 
 _LAST_TURN = 16
 """Tokens with which a template opens an answer, at most."""
-
-Write = Callable[[str], str]
-"""Changes what the author wrote, wherever it stands in the prompt."""
 
 
 class Encode(Protocol):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.byte_level import byte_level_table
 from sealring.node.engine.contents import check_folder
 from sealring.node.engine.text.detokenizer import (
     ApartDetokenizer,
@@ -29,12 +30,12 @@ from sealring.node.engine.text.detokenizer import (
 )
 from sealring.node.engine.text.families import THINK
 from sealring.node.engine.text.marked import shape_of, with_images
-from sealring.node.engine.text.plaintext import PlainText, Write
+from sealring.node.engine.text.plaintext import PlainText
 from sealring.node.engine.text.rendering import refused
 from sealring.node.engine.text.sections import Format, SpeltDetokenizer, format_of
 from sealring.node.engine.text.shapes import Shape
-from sealring.node.engine.text.showing import Shown, placeholder
 from sealring.node.engine.text.thinking import Thinking, thinking_of_template
+from sealring.node.engine.vision.showing import Shown, Write, placeholder
 
 if TYPE_CHECKING:
     from sealring.node.engine.text.rendering import Messages, RenderingProcess, Tools
@@ -551,13 +552,3 @@ def _spell_byte_level(name: str) -> bytes:
     if all(character in table for character in name):
         return bytes(table[character] for character in name)
     return name.encode()
-
-
-@lru_cache(maxsize=1)
-def byte_level_table() -> dict[str, int]:
-    """GPT-2's printable characters for all bytes (github.com/openai/gpt-2, src/encoder.py)."""
-    printable: Sequence[int] = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in table.values())
-    table.update({chr(256 + number): byte for number, byte in enumerate(others)})
-    return table

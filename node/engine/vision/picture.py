@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from sealring.node.engine.staging.grid import Grid
 
 _NO_TOKEN = 1 << 31
 """No vocabulary has as many tokens."""
@@ -105,3 +108,18 @@ def text_of(tokens: npt.NDArray[np.uint32], pictures: Sequence[Picture]) -> npt.
     """The tokens of a prompt that stand for no image."""
     spans = [np.arange(picture.start, picture.end) for picture in pictures]
     return np.delete(tokens, np.concatenate(spans)) if spans else tokens
+
+
+def grids_of(pictures: Iterable[Picture]) -> tuple[Grid, ...]:
+    """The grids of a prompt's images; a line of tokens where the processor reports no patches."""
+    found = []
+    for picture in pictures:
+        if not picture.patches:
+            found.append(Grid(int(picture.places[0]), 1, 1, len(picture.places)))
+        else:
+            frames, height, width = picture.patches
+            merged = math.isqrt(
+                frames * height * width // len(picture.places)
+            )  # patches of a token, each way
+            found.append(Grid(int(picture.places[0]), frames, height // merged, width // merged))
+    return tuple(found)

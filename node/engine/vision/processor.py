@@ -218,7 +218,7 @@ def _letter_ids(special: Mapping[str, int]) -> dict[str, int]:
 
 def _letters() -> dict[str, bytes]:
     """GPT-2's characters for bytes."""
-    from sealring.node.engine.text.tokenizer import byte_level_table
+    from sealring.node.engine.byte_level import byte_level_table
 
     return {letter: bytes([byte]) for letter, byte in byte_level_table().items()}
 

@@ -26,7 +26,7 @@ _SHOWN = """
     smolvlm step3p7
 """
 SHOWN = frozenset(_SHOWN.split())
-"""Model types of which `vision.check` has shown that stages compute images as mlx-vlm's whole model does. Of
+"""Model types of which `check_images` has shown that stages compute images as mlx-vlm's whole model does. Of
 any other it is not known, or known to be wrong, and no tower is loaded."""
 
 UNFIT = {

@@ -27,8 +27,8 @@ from sealring.mesh.prompt.images import cannot_see, vision_not_installed
 from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.node.engine.answers import list_in, text_in, whole
 from sealring.node.engine.helper import Helpers, OverLimitsError
-from sealring.node.engine.text.showing import Shown
 from sealring.node.engine.vision.picture import Arrays, Picture
+from sealring.node.engine.vision.showing import Shown
 from sealring.node.engine.vision.sizes import (
     DECODER_BYTES,
     HIGH_SIDE,

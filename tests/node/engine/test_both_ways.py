@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mlx_lm.models.base import create_causal_mask
 
 from sealring.node.engine.staging.both_ways import BothWays
+from sealring.node.engine.staging.grid import Grid
 from sealring.node.engine.staging.mrope import Positions
-from sealring.node.engine.vision.grid import Grid
 
 TOKENS = 16
 GRIDS = [Grid(2, 1, 1, 4), Grid(8, 1, 1, 3)]

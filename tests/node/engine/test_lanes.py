@@ -16,8 +16,8 @@ from sealring.mesh.ring import Composition, Times
 from sealring.node.engine import RowParameters, caches
 from sealring.node.engine.lanes import PATIENCE, Lane, Lanes, Row
 from sealring.node.engine.sampling import Sampler
+from sealring.node.engine.staging.grid import Grid
 from sealring.node.engine.staging.mrope import Positions
-from sealring.node.engine.vision.grid import Grid
 from sealring.v1 import control_pb2 as control
 
 WINDOW = 6

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.mesh.errors import ModelError
+from sealring.node.engine.staging.grid import Grid
 from sealring.node.engine.staging.mrope import MRope, Positions, mrope_of
 from sealring.node.engine.vision import mlx_vlm_import
-from sealring.node.engine.vision.grid import Grid
 
 MERGE, SHOWN, IMAGE, WORD = 2, 6, 7, 1
 """Patches of a token, each way; the tokens before an image and of one; another token."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine import RowParameters, params
 from sealring.node.engine.params import BLOCK
-from sealring.node.engine.vision.grid import Grid
+from sealring.node.engine.staging.grid import Grid
 from sealring.v1 import inference_pb2 as inference
 
 

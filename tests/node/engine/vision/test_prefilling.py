@@ -13,12 +13,20 @@ from stagering import PATIENCE_SECONDS, Prompts, Ring, compute_thread
 
 from sealring.mesh.errors import Internal
 from sealring.mesh.ring import Origin
-from sealring.node.engine import RowParameters, load_lazily, load_stage, params
+from sealring.node.engine import (
+    Prompt,
+    RowParameters,
+    Whole,
+    load_lazily,
+    load_stage,
+    params,
+    prompts,
+    random_whole,
+    save,
+)
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.splicing import embedded
-from sealring.node.engine.vision.check import Prompt, Whole, prompts, random_whole, save
-from sealring.node.engine.vision.grid import grids_of
-from sealring.node.engine.vision.picture import Picture
+from sealring.node.engine.vision.picture import Picture, grids_of
 from sealring.node.engine.vision.tower import Rows, Tower, load_tower
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

@@ -13,8 +13,8 @@ import pytest
 from hostileimages import picture, saved
 from visionmodels import FAMILIES, write_folder
 
+from sealring.node.engine import random_whole, save
 from sealring.node.engine.configuration import with_parts
-from sealring.node.engine.vision.check import random_whole, save
 from sealring.node.engine.vision.picture import Picture
 from sealring.node.engine.vision.tower import load_tower
 from sealring.node.engine.vision.viewing import Viewer

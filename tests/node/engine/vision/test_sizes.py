@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.ring import MAX_PREFILL_CHUNK
-from sealring.node.engine.vision.check import random_whole, save
+from sealring.node.engine import random_whole, save
 from sealring.node.engine.vision.sizes import vision_bytes
 
 FAMILIES: dict[str, dict[str, Any]] = json.loads(

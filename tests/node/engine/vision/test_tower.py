@@ -10,10 +10,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from sealring.node.engine import load_lazily, needed, read_header
+from sealring.node.engine import load_lazily, needed, prompts, random_whole, read_header, save
 from sealring.node.engine.profile import profile
 from sealring.node.engine.staging.splicing import embedded
-from sealring.node.engine.vision.check import prompts, random_whole, save
 from sealring.node.engine.vision.sizes import UNFIT, can_see, largest_image, why_blind
 from sealring.node.engine.vision.tower import Tower, load_tower
 

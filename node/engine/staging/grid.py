@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sealring.mesh.ring.limits import MAX_CONTEXT
 from sealring.mesh.ring.unbroken import MAX_UNBROKEN
-
-if TYPE_CHECKING:
-    from .picture import Picture
-
 
 CHUNKED = frozenset(["glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "qwen2_vl", "qwen2_5_vl"])
 INTERLEAVED = frozenset(
@@ -58,21 +53,6 @@ class Grid(NamedTuple):
     def end(self) -> int:
         """The index behind its last token."""
         return self.begin + self.tokens
-
-
-def grids_of(pictures: Iterable[Picture]) -> tuple[Grid, ...]:
-    """The grids of a prompt's images; a line of tokens where the processor reports no patches."""
-    found = []
-    for picture in pictures:
-        if not picture.patches:
-            found.append(Grid(int(picture.places[0]), 1, 1, len(picture.places)))
-        else:
-            frames, height, width = picture.patches
-            merged = math.isqrt(
-                frames * height * width // len(picture.places)
-            )  # patches of a token, each way
-            found.append(Grid(int(picture.places[0]), frames, height // merged, width // merged))
-    return tuple(found)
 
 
 def possible(grids: Sequence[Grid]) -> bool:

@@ -12,10 +12,9 @@ from stagering import combinations
 
 from bench.architectures import NOT_SERVED
 from bench.images import small_towers
-from sealring.node.engine import mlx_lm_import
+from sealring.node.engine import check_family, mlx_lm_import
 from sealring.node.engine.staging.text_part import WRAPPED
 from sealring.node.engine.vision import mlx_vlm_import
-from sealring.node.engine.vision.check import check_family
 from sealring.node.engine.vision.sizes import SHOWN, UNFIT, can_see
 
 ALL: dict[str, dict[str, Any]] = json.loads(

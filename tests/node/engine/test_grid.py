@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sealring.mesh.ring import MAX_CONTEXT, MAX_UNBROKEN
-from sealring.node.engine.vision.grid import Grid, grids_of, needs_grids, possible
-from sealring.node.engine.vision.picture import Picture
+from sealring.node.engine.staging.grid import Grid, needs_grids, possible
+from sealring.node.engine.vision.picture import Picture, grids_of
 
 
 def shown(begin: int, *patches: int, merge: int) -> Picture:

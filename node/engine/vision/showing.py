@@ -10,7 +10,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text.plaintext import Write
+
+Write = Callable[[str], str]
+"""Changes what the author wrote, wherever it stands in the prompt."""
 
 _MARKS = range(0xF0000, 0xFFFFE)
 """Characters for private use, of a plane that node.engine.text.plaintext takes none of."""

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from visionmodels import FAMILIES, tokenizer, write_folder
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text import Shown, Tokenizer, load_tokenizer
+from sealring.node.engine.text import Tokenizer, load_tokenizer
+from sealring.node.engine.vision.showing import Shown
 
 NAME = "<start_of_image>"
 SPECIAL = FAMILIES["gemma3"].special

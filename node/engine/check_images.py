@@ -27,17 +27,16 @@ from sealring.node.engine.check import ranges_of
 from sealring.node.engine.check_runs import largest_difference
 from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.staging import Stage
+from sealring.node.engine.staging.grid import attends_both_ways, needs_grids
 from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.transfer import through_record, transfer
+from sealring.node.engine.vision import mlx_vlm_import
+from sealring.node.engine.vision.picture import Picture, grids_of
+from sealring.node.engine.vision.prefilling import Images
+from sealring.node.engine.vision.sizes import tower_bytes
+from sealring.node.engine.vision.tower import Tower, build, load_tower
 from sealring.node.engine.weights import load_lazily, load_stage
-
-from . import mlx_vlm_import
-from .grid import attends_both_ways, grids_of, needs_grids
-from .picture import Picture
-from .prefilling import Images
-from .sizes import tower_bytes
-from .tower import Tower, build, load_tower
 
 _SPREAD = 0.05
 _DECODE_STEPS = 4
