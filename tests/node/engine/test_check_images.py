@@ -18,7 +18,7 @@ from sealring.node.engine.vision import mlx_vlm_import
 from sealring.node.engine.vision.sizes import SHOWN, UNFIT, can_see
 
 ALL: dict[str, dict[str, Any]] = json.loads(
-    (Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes()
+    (Path(__file__).parents[2] / "data" / "archs-images.json").read_bytes()
 )
 FAMILIES = {key: family for key, family in ALL.items() if can_see(family["config"])}
 """`rounding`: mlx-vlm's language model computes a little otherwise than mlx-lm's, with and without images, so
