@@ -33,7 +33,7 @@ from sealring.mesh.ring import (
     Times,
     between,
 )
-from sealring.node.engine.drafts import Feed, GuessesAhead, Lookup, Proposed, Runs
+from sealring.node.engine.drafts import Feed, GuessesAhead, Lookup, Proposed, Runs, Tally
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -138,6 +138,7 @@ class DraftedRing:
         self._scheduler = Scheduler(queue_limit=1)
         self._composition = Composition(epoch=1, max_rows=4, prefill_chunk=4096)
         self._runs = Runs()
+        self._model = Tally.of_all_rows()
         self._waiting: deque[tuple[ResolvedStep, float]] = deque()
         self._queues: list[deque[_Job]] = [deque() for _ in range(machine.stages)]
         self._busy: set[int] = set()
@@ -147,7 +148,7 @@ class DraftedRing:
         """How long an answer takes from its first token to its last."""
         self._prompt, self._answer, self._drafts = prompt, answer, drafts
         self._lookup = Lookup(np.array(prompt, np.uint32))
-        self._guesses = GuessesAhead(np.array(prompt, np.uint32))
+        self._guesses = GuessesAhead(np.array(prompt, np.uint32), model=self._model)
         self._guesses.feed(len(prompt))
         self._said = self._at = self._under_way = 0
         self._arrived: list[float] = []

@@ -22,5 +22,6 @@ __all__, __getattr__ = face(
     runs="Runs",
     source="Proposed RowSource RowText",
     sources="OF_ROW Sources of_row",
+    tally="Tally",
     text="TextSource",
 )

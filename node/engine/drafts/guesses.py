@@ -35,10 +35,13 @@ class Guesses:
     wrong.
     """
 
-    def __init__(self, prompt: npt.NDArray[np.uint32], scope: bytes = b"") -> None:
+    def __init__(
+        self, prompt: npt.NDArray[np.uint32], scope: bytes = b"", model: Tally | None = None
+    ) -> None:
         """`prompt`: uint32. Later rows of the same `scope` may use what the model has computed of it; if that
-        is empty, none may."""
+        is empty, none may. `model` counts the guesses of all rows."""
         self.scope = scope
+        self._model = model or Tally.of_all_rows()
         self.held = 0
         """Tokens of the row, from its first, that the model has computed."""
         self._text = bytearray(prompt.tobytes())
@@ -48,16 +51,16 @@ class Guesses:
         self._run = 1  # tokens of the last step
         self._probe = 0  # tokens of the row from which on a guess is made though no run has it
         self._pause = 1  # tokens to the next such guess
-        self._tally = Tally()
+        self._tally = self._model.next_row()
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, text: RowText) -> Self | None:
         """None of a row with images: the model sees nothing."""
-        return None if text.pictured else cls(text.tokens, text.scope)
+        return None if text.pictured else cls(text.tokens, text.scope, text.model)
 
     def another(self, text: RowText) -> Guesses:
-        return type(self)(self.text, self.scope)
+        return type(self)(self.text, self.scope, self._model)
 
     def propose(self, last: int, count: int) -> Proposed:
         """The guesses that are there; any tokens if they are too few."""
@@ -103,6 +106,7 @@ class Guesses:
 
     def _count(self, right: bool) -> None:
         self._tally.add(right)
+        self._model.add(right)
         self._pause = 1 if right and self._run > 1 else min(2 * self._pause, CAUGHT_UP)
         self._probe = self.known + self._pause
 

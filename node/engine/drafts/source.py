@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sealring.mesh.ring.composition import Change, ResolvedStep
+from sealring.node.engine.drafts.tally import Tally
 from sealring.v1 import control_pb2 as control
 
 Source: TypeAlias = "control.DraftSource.ValueType"
@@ -38,6 +39,7 @@ class RowText:
     first `prompt_tokens` of `text` are the prompt's, and the rest is of an answer that goes on. A client
     expects the tokens `predicted`. Later rows of the same `scope` may use what a model has computed of this
     one, none if it is empty. `forced` gives the next tokens that the row's grammar leaves no choice for.
+    `model` counts how often a model's guesses were right in all rows; None: in this row alone.
     """
 
     tokens: Tokens
@@ -46,6 +48,7 @@ class RowText:
     predicted: Sequence[int] = ()
     scope: bytes = b""
     forced: Callable[[], list[int]] = list
+    model: Tally | None = None
     pictured: bool = False
     """Whether it has images."""
 

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 _KEPT = 0.93
 """Weight of a guess after each later one."""
 
+_KEPT_OF_ALL = 0.99
+_LIKENESS = 8.0
+"""Guesses as which the rate of all rows counts when a row begins. Fewer cost each answer its first runs
+(docs/decisions/0060)."""
+
 UNTRIED = 2.0
 """A tally's weight before anything was tried."""
 
@@ -21,13 +26,23 @@ class Tally:
 
     right: float = 0.5
     tried: float = UNTRIED
+    kept: float = _KEPT
 
     def add(self, right: bool) -> None:
-        self.right, self.tried = _KEPT * self.right + right, _KEPT * self.tried + 1
+        self.right, self.tried = self.kept * self.right + right, self.kept * self.tried + 1
 
     @property
     def rate(self) -> float:
         return self.right / self.tried
+
+    @classmethod
+    def of_all_rows(cls) -> Tally:
+        """For the guesses of a model in all its rows: some hundred count."""
+        return cls(kept=_KEPT_OF_ALL)
+
+    def next_row(self) -> Tally:
+        """For a row that begins. It is like the rows before it until some guesses of its own are known."""
+        return Tally(_LIKENESS * self.rate, _LIKENESS) if self.tried > UNTRIED else Tally()
 
 
 def spelt(token: int) -> bytes:

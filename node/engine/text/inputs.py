@@ -33,6 +33,7 @@ from sealring.mesh.ring.prefix_names import (
 from sealring.node.engine import params
 from sealring.node.engine.drafts.source import RowText, Source
 from sealring.node.engine.drafts.sources import of_row
+from sealring.node.engine.drafts.tally import Tally
 from sealring.node.engine.grammar import Follower, Grammars
 from sealring.node.engine.receipts import Delivered
 from sealring.node.engine.staging.grid import needs_grids
@@ -103,6 +104,7 @@ class InputProcessor:
         self._placed = False  # whether all stages need to know where images are
         self._sources: Collection[Source] = ()
         self._tail_reads = False
+        self._model = Tally.of_all_rows()  # how often the guesses of its draft model were right
         self._longest = MAX_PREFILL_CHUNK
         self.grammars = Grammars(self.tokenizer, vocabulary)
 
@@ -297,6 +299,7 @@ class InputProcessor:
             self._predicted(tokenizer, asked) if guessed else (),
             command.prefix_scope,
             first.forced,
+            self._model,
             pictured=bool(prompt.pictures),
         )
         sources = of_row(text, self._sources if guessed else ())
