@@ -297,7 +297,7 @@ class PrefixCache:
     def make_room(self) -> bool:
         """Gives up what there is no room for beside rows; whether rows that wait would begin with some of
         it."""
-        while not (room := self.has_room()) and self._give():
+        while not (room := self.has_room()) and self._give_up_least():
             pass
         expected = False
         while not room and self._kept:
@@ -369,7 +369,7 @@ class PrefixCache:
             return
         self._unmark(row, names)
         while not self.has_room(marks=1):
-            if not self._give(row):
+            if not self._give_up_least(row):
                 self._mark_to_store(row, pair[0])
                 return
         row.marks = (*row.marks, pair)
@@ -409,34 +409,34 @@ class PrefixCache:
         while len(self._kept) >= MAX_KEPT or not self.has_room(tokens, marks):
             if len(self._kept) >= MAX_KEPT and (number := self._worst()):
                 self._drop(number)
-            elif not self._give():
+            elif not self._give_up_least():
                 return False
         return True
 
-    def _give(self, marking: Row | None = None) -> bool:
+    def _give_up_least(self, marking: Row | None = None) -> bool:
         """Gives up what is worth least; False if nothing is left. Marks go before prefixes: few conversations
         begin anew in their middle, and each goes on. Those of rows are older than where a row goes on, but
         for the last. A row that is `marking` has a newer one soon."""
         rows = list(self._marked.values()) if marking is None else [marking, *self._marked.values()]
-        if self._give_spent() or self._give_marks():
+        if self._give_up_spent() or self._give_up_marks():
             return True
-        if any(self._give_own(row, 0 if row is marking else 1) for row in rows):
+        if any(self._give_up_marks_of(row, 0 if row is marking else 1) for row in rows):
             return True
-        if self._give_marks(turns=True):
+        if self._give_up_marks(turns=True):
             return True
         if number := self._worst():
             self._drop(number)
             return True
-        return marking is None and any(self._give_own(row, 0) for row in rows)
+        return marking is None and any(self._give_up_marks_of(row, 0) for row in rows)
 
-    def _give_spent(self) -> bool:
+    def _give_up_spent(self) -> bool:
         """Gives up a prefix that is spent; False without one."""
         number = self._worst()
         if spent := bool(number and self._kept[number].spent):
             self._drop(number)
         return spent
 
-    def _give_own(self, row: Row, least: int) -> bool:
+    def _give_up_marks_of(self, row: Row, least: int) -> bool:
         """Gives up half of a row's marks, so that `least` are left; False if it has no more."""
         before = row.marks
         left = max(least, len(before) // 2)
@@ -445,7 +445,7 @@ class PrefixCache:
         self._unmark(row, _thinned(before, left, row.turn))
         return row.marks != before
 
-    def _give_marks(self, *, turns: bool = False) -> bool:
+    def _give_up_marks(self, *, turns: bool = False) -> bool:
         """Gives up half of the marks of the prefix that is longest unused; False if no prefix has any. Its
         end stays, and where a row that waits begins. So does that behind what the user asked, but for
         `turns`."""
