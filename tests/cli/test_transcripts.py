@@ -17,6 +17,8 @@ from appletest import GOOD
 from bundles import SigningCluster
 from commands import EXPIRES, Asker, Coordinator, Machine
 from doctortest import FakeSystem, recording
+from receiptkit import NONCE, written
+from rosterkit import NOW
 from transcripts import Scene, Section, Stage, find_sections
 
 from sealring.cli.calls.asking import Answer, Question
@@ -26,8 +28,10 @@ from sealring.doctor.system import Answer as Said
 from sealring.mesh.errors import NotFound, PermissionDenied, Unavailable
 from sealring.mesh.member import JoinToken, Offer
 from sealring.mesh.pki import Role
+from sealring.mesh.receipt.statement import Earlier
 from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.system.paths import state_root_of
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.models.folders import bundled_model
 from sealring.testing import PaperCluster
 from sealring.v1 import admin_pb2, membership_pb2
@@ -274,9 +278,20 @@ def paper(stage: Stage) -> None:
         stage.names |= {name: moment(at), str(1_800_000_000 + after): str(at)}
 
 
+def receipt(stage: Stage, given: str = "") -> None:
+    """An answer with its receipt, what asked for it, and the receipt alone; with `given` a part of it was
+    computed in an earlier epoch."""
+    found = PaperCluster(size=3, rest=TrustLevel.SOFTWARE, clock=lambda: NOW)
+    changes = {"given": 2, "earlier": (Earlier("demo-0", 3, 2),)} if given else {}
+    written(stage.home, found, **changes)
+    ids = [one.id for one in found.roster.rings[0].members]
+    stage.names |= dict(zip(("HEAD", "MIDDLE", "TAIL"), ids, strict=True))
+    stage.names |= {"PIN": found.pin, "NONCE": NONCE.hex(), "STRANGER": "ab" * 32, "ANSWERED": moment(NOW)}
+
+
 NAMED = (
     *(asker, first_node, address, no_multicast, grows, mac, says, protected, enrolled),
-    *(edge, local_cluster, paper, offers, first_machine, other_machine, planner, ends_soon, check),
+    *(edge, local_cluster, paper, receipt, offers, first_machine, other_machine, planner, ends_soon, check),
 )
 SCENES: dict[str, Scene] = {one.__name__.replace("_", "-"): one for one in NAMED}
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 from rosterkit import NOW
 
+from sealring.api.chat import ask_chat
 from sealring.mesh.crypto import Label, SoftwareSigner
 from sealring.mesh.pki import encode_chain
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
+from sealring.mesh.receipt.form import NAME, receipts_json
 from sealring.mesh.receipt.statement import Place, Statement, binding, tail_statement
 from sealring.mesh.roster import check_roster
 from sealring.testing import PaperCluster
@@ -18,6 +22,7 @@ from sealring.v1 import inference_pb2 as inference
 NONCE = bytes(range(32))
 PROMPT = inference.Prompt(text="Once upon a time", stop=["\n"])
 TOKENS = [5, 7, 11]
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
 
 
 def statement_of(cluster: PaperCluster, envelope: bytes, /, **changes: Any) -> Statement:
@@ -78,3 +83,27 @@ def signed(
         roster=envelope,
         root_metadata=encode_chain(cluster.authority.root.chain),
     )
+
+
+def written(home: Path, cluster: Any, body: dict[str, Any] = BODY, **changes: Any) -> None:
+    """Writes an answer with a receipt, what asked for it, and the receipt alone into a folder."""
+    asked, answer = ask_chat(BODY, "").request, AnswerHash()
+    answer.add("Hello!")
+    told = answer.digests()
+    envelope = cluster.sign()
+    named = {
+        "request": request_digest(asked.envelope.clear, asked.max_tokens),
+        "text": told.text,
+        "reasoning": told.reasoning,
+        "calls": told.calls,
+        "order": told.order,
+    }
+    statement = statement_of(cluster, envelope, **named | changes)
+    message = {"role": "assistant", "content": "Hello!"}
+    whole = {
+        **{"object": "chat.completion", "model": "demo", "id": "chatcmpl-1", "created": 1},
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        NAME: receipts_json([signed(cluster, envelope, statement)]),
+    }
+    for name, value in (("answer", whole), ("body", body), ("bare", whole[NAME])):
+        (home / f"{name}.json").write_text(json.dumps(value))
