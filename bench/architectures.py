@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from sealring.node.engine.staging.mtp_head import FORMATS
-from sealring.node.engine.staging.text_part import WRAPPED
+from sealring.node.engine.staging.pictured import UNFIT, WRAPPED
 from sealring.node.engine.text import THINK
 from sealring.node.engine.text.families import FAMILIES, Family
 from sealring.node.engine.text.notations.notation import NOTATIONS, Nested, Python
-from sealring.node.engine.vision.sizes import UNFIT
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOUND, PAGE, TEMPLATES = DOCS / "models.json", DOCS / "models.md", DOCS / "templates.json"

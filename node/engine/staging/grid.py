@@ -9,26 +9,18 @@ from typing import Any, NamedTuple
 from sealring.mesh.ring.limits import MAX_CONTEXT
 from sealring.mesh.ring.unbroken import MAX_UNBROKEN
 
-CHUNKED = frozenset(["glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl", "qwen2_vl", "qwen2_5_vl"])
-INTERLEAVED = frozenset(
-    ["prism_hadamard_qwen35", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe", "qwen3_vl", "qwen3_vl_moe"]
-)
-"""Model types whose positions have three dimensions, by how frequencies are divided among these: one
-dimension's behind another's, or by turns."""
-
-_DEFAULTS = {"gemma4_unified": "vision"}
-"""The direction of attention where a configuration leaves it out, by model type."""
+from .pictured import pictured
 
 
 def has_three(model_type: str) -> bool:
     """Whether the positions of models of this type have three dimensions."""
-    return model_type in CHUNKED | INTERLEAVED
+    return bool(pictured(model_type).rope)
 
 
 def attends_both_ways(config: Mapping[str, Any]) -> bool:
     """Whether, by its configuration, the tokens of an image attend to each other in both directions."""
     text = config.get("text_config")
-    name, default = "use_bidirectional_attention", _DEFAULTS.get(str(config.get("model_type")))
+    name, default = "use_bidirectional_attention", pictured(config.get("model_type")).both_ways
     return isinstance(text, Mapping) and text.get(name, default) == "vision"
 
 

@@ -19,7 +19,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine.staging.grid import INTERLEAVED, Grid, has_three
+from sealring.node.engine.staging.grid import Grid, has_three
+from sealring.node.engine.staging.pictured import INTERLEAVED, pictured
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,7 +160,7 @@ def mrope_of(model: Any, model_type: str, rope: nn.Module) -> MRope:
             hint="send prompts without images",
             reason="VISION_UNSUPPORTED",
         )
-    return MRope(rope, sections, interleaved=model_type in INTERLEAVED)
+    return MRope(rope, sections, interleaved=pictured(model_type).rope == INTERLEAVED)
 
 
 def _sections(model: Any, model_type: str) -> Sequence[int] | None:

@@ -16,27 +16,7 @@ import mlx.nn as nn
 
 from sealring.node.engine.configuration import with_parts
 
-WRAPPED: Mapping[str, str] = {
-    "NemotronH_Nano_Omni_Reasoning_V3": "",
-    "aya_vision": "",
-    "dots_ocr": "qwen2",
-    "glm4v": "glm4",
-    "glm4v_moe": "glm4_moe",
-    "glm_ocr": "glm4",
-    "idefics2": "",
-    "idefics3": "",
-    "internvl": "",
-    "internvl_chat": "",
-    "llava_onevision": "",
-    "mage_vl": "",
-    "mimo_v2": "mimo_v2_flash",
-    "paddleocr_vl": "llama",
-    "qwen3_omni_moe": "qwen3_moe",
-    "smolvlm": "",
-    "step3p7": "",
-}
-"""Model types of which `check_images.py` has shown that they compute as mlx-vlm's whole model does, and the
-model type of their text part, if mlx-lm calls it otherwise than they do."""
+from .pictured import WRAPPED
 
 _ROPE = "rope_theta", "partial_rotary_factor"
 

@@ -13,15 +13,10 @@ from types import ModuleType
 
 from sealring.mesh.prompt.images import vision_not_installed
 from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.staging.pictured import pictured
 
 _PACKAGES = ("mlx_vlm", "mlx_vlm.speculative")
 """Each `__init__` imports what needs packages that are not installed."""
-
-OTHER_NAMES = {
-    "NemotronH_Nano_Omni_Reasoning_V3": "nemotron_h_nano_omni",
-    "lfm2-vl": "lfm2_vl",
-}
-"""mlx-vlm's name of a family where it is not that of configurations."""
 
 ROW_TOKENS = (
     "image_token_index",
@@ -35,7 +30,7 @@ a configuration has."""
 
 def knows(model_type: str) -> bool:
     """Whether mlx-vlm is installed and has this model type. Imports nothing."""
-    name = OTHER_NAMES.get(model_type, model_type)
+    name = pictured(model_type).known_as or model_type
     found = importlib.util.find_spec("mlx_vlm")
     places = found.submodule_search_locations or () if found is not None else ()
     return name.isidentifier() and any(Path(place, "models", name).is_dir() for place in places)
@@ -49,7 +44,7 @@ def family(model_type: str) -> ModuleType | None:
     try:
         for name in _PACKAGES:
             mlx_lm_import.register(name)
-        name = OTHER_NAMES.get(model_type, model_type)
+        name = pictured(model_type).known_as or model_type
         return importlib.import_module(f"mlx_vlm.models.{name}") if knows(model_type) else None
     except ImportError as error:
         raise vision_not_installed() from error

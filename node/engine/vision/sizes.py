@@ -9,6 +9,7 @@ from typing import Any
 
 from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.mesh.system.extras import vision_installed
+from sealring.node.engine.staging.pictured import SHOWN, UNFIT
 from sealring.node.engine.staging.text_part import OF_TOWERS
 from sealring.node.engine.weights import read_config, read_header, weight_files
 
@@ -17,25 +18,6 @@ from . import mlx_vlm_import
 HIGH_SIDE, LOW_SIDE = 2048, 512
 """Pixels of an image's longer side at most; a larger one is made smaller first. These are what OpenAI's API
 documents for high and low `detail`, and they bound what a processor makes of an image."""
-
-_SHOWN = """
-    aya_vision dots_ocr gemma3 gemma3n gemma4 gemma4_unified glm4v glm4v_moe glm_ocr idefics2 idefics3
-    internvl internvl_chat kimi_k25 kimi_k3 kimi_vl lfm2-vl llama4 llava llava_onevision mage_vl mimo_v2
-    minimax_m3_vl mistral3 muse_glimmer NemotronH_Nano_Omni_Reasoning_V3 paddleocr_vl pixtral
-    prism_hadamard_qwen35 qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_omni_moe qwen3_vl qwen3_vl_moe
-    smolvlm step3p7
-"""
-SHOWN = frozenset(_SHOWN.split())
-"""Model types of which `check_images` has shown that stages compute images as mlx-vlm's whole model does. Of
-any other it is not known, or known to be wrong, and no tower is loaded."""
-
-UNFIT = {
-    "deepseek_v41": "mlx-vlm's tower takes patches in records of its own, and mlx-lm lacks the engram layers "
-    "of the published model",
-    "muse_spark": "mlx-vlm's and mlx-lm's code run on a Mac's GPU only, where nobody has compared them",
-}
-"""Model types that mlx-lm and mlx-vlm both have, with a tower, and the reason why no images are computed
-here."""
 
 DECODER_BYTES = 576 << 20
 """Resident, of the process that decodes: 50 megapixels with transparency take 500 MiB, a screenshot 30."""

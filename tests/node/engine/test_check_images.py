@@ -13,9 +13,9 @@ from stagering import combinations
 from bench.architectures import NOT_SERVED
 from bench.images import small_towers
 from sealring.node.engine import check_family, mlx_lm_import
-from sealring.node.engine.staging.text_part import WRAPPED
+from sealring.node.engine.staging.pictured import SHOWN, UNFIT, WRAPPED, pictured
 from sealring.node.engine.vision import mlx_vlm_import
-from sealring.node.engine.vision.sizes import SHOWN, UNFIT, can_see
+from sealring.node.engine.vision.sizes import can_see
 
 ALL: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "data" / "archs-images.json").read_bytes()
@@ -65,7 +65,7 @@ def with_towers() -> set[str]:
 
 
 def test_every_tower_of_mlx_vlm_is_served_or_the_page_of_models_says_why_not() -> None:
-    served = {mlx_vlm_import.OTHER_NAMES.get(one, one) for one in SHOWN | UNFIT.keys()}
+    served = {(pictured(one).known_as or one) for one in SHOWN | UNFIT.keys()}
     refused = {one for types in NOT_SERVED for one in types.split()}
     assert served | refused == with_towers()
     assert not served & refused
@@ -75,7 +75,7 @@ def test_whatever_mlx_lm_and_mlx_vlm_both_have_with_a_tower_is_served_or_refused
     utils = mlx_lm_import.import_utils()
     types = {file.stem for file in Path(utils.__file__).parent.glob("models/*.py")} | {*utils.MODEL_REMAPPING}
     towers = with_towers()
-    seeing = {one for one in types if mlx_vlm_import.OTHER_NAMES.get(one, one) in towers}
+    seeing = {one for one in types if (pictured(one).known_as or one) in towers}
     assert seeing == (SHOWN | UNFIT.keys()) - WRAPPED.keys()
     assert not SHOWN & UNFIT.keys()
     assert all(mlx_vlm_import.knows(one) for one in SHOWN)

@@ -12,8 +12,9 @@ import pytest
 
 from sealring.node.engine import load_lazily, needed, prompts, random_whole, read_header, save
 from sealring.node.engine.profile import profile
+from sealring.node.engine.staging.pictured import UNFIT
 from sealring.node.engine.staging.splicing import embedded
-from sealring.node.engine.vision.sizes import UNFIT, can_see, largest_image, why_blind
+from sealring.node.engine.vision.sizes import can_see, largest_image, why_blind
 from sealring.node.engine.vision.tower import Tower, load_tower
 
 FAMILY: dict[str, Any] = json.loads((Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes())[
