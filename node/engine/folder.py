@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -182,54 +183,71 @@ def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambd
     wait; any thread calls it. Raises ModelError, InvalidInput."""
     path = Path(command.path)
     check_digest(path, command.digest)
-    lo, hi = command.lo, command.hi
     stage: Stage | None = None
     if command.ranks > 1:
         measured = with_kv_bits(profile(path, command.ranks), command.kv_bits)
+        is_tail = command.rank == command.ranks - 1
     else:
-        measured, stage = _cut(path, lo, hi, command.kv_bits)
-    is_head = lo == 0 and command.rank == 0
-    is_tail = command.rank == command.ranks - 1 if stage is None else stage.spec.is_tail
+        measured, stage = _cut(path, command.lo, command.hi, command.kv_bits)
+        is_tail = stage.spec.is_tail
     words = measured["vocab_size"]
-    sees = command.vision and is_head and command.ranks <= 1
-    front = Front(path, command.context, words, emit, sees=sees) if is_head else None
-    grammars = front.inputs.grammars if front is not None else None
-    if grammars is None and is_tail:
-        grammars = Grammars(partial(load_tokenizer, path, chats=False), words)
-    reading = grammars.begin() if front is None and grammars is not None else None
-    try:
-        progress = _progress(command.id, emit)
-        if stage is None:
-            check_whole(path)
-            place = command.rank, command.ranks
-            stage = load_shard(path, *place, kv_bits=command.kv_bits, progress=progress)
-        else:
-            check_here(path, lo, hi)
-            read_weights(stage, path, progress)
+    with ExitStack() as undo:
+        front, grammars, wait_loaded = _readers(path, command, words, emit, is_tail=is_tail, undo=undo)
+        stage = _with_weights(path, command, stage, _progress(command.id, emit))
         try:
             longest = max(1, command.prefill_chunk)
             warm_up(stage, longest)
             sampling_kinds.warm_up(stage)
             times = timed(stage, longest, max(_LEAST_ROWS, command.max_rows))
             sources = load_sources(path, command, stage, words, wake)
-            tower = _tower(path, stage) if sees else None
+            tower = _tower(path, stage) if _sees(command) else None
         except (RuntimeError, ValueError) as error:
             raise not_runnable(stage.spec.model_type, error) from error
-        if front is not None:
-            front.reader.wait_loaded()
-            if tower is None:
-                front.inputs.blind()
-        if reading is not None:
-            reading.result()
-    except BaseException:
-        if front is not None:
-            front.stop()
-        if grammars is not None:
-            grammars.close()
-        raise
-    log.info("stage_loaded", lo=lo, hi=hi, weight_bytes=stage.weight_bytes)
+        wait_loaded()
+        if front is not None and tower is None:
+            front.inputs.blind()
+        undo.pop_all()
+    log.info("stage_loaded", lo=command.lo, hi=command.hi, weight_bytes=stage.weight_bytes)
     layout = _layout(stage, path)
     return Loaded(stage, front, command, measured, grammars, times, layout, sources, tower)
+
+
+def _sees(command: engine.LoadStage) -> bool:
+    return command.vision and _is_head(command) and command.ranks <= 1
+
+
+def _is_head(command: engine.LoadStage) -> bool:
+    return command.lo == 0 and command.rank == 0
+
+
+def _readers(
+    path: Path, command: engine.LoadStage, words: int, emit: Emit, *, is_tail: bool, undo: ExitStack
+) -> tuple[Front | None, Grammars | None, Callable[[], object]]:
+    """The front at the head, grammars there and at the tail, and what waits until they have read the
+    tokenizer, which they do meanwhile. `undo` ends their threads."""
+    if _is_head(command):
+        front = Front(path, command.context, words, emit, sees=_sees(command))
+        undo.callback(front.inputs.grammars.close)
+        undo.callback(front.stop)
+        return front, front.inputs.grammars, front.reader.wait_loaded
+    if not is_tail:
+        return None, None, lambda: None
+    grammars = Grammars(partial(load_tokenizer, path, chats=False), words)
+    undo.callback(grammars.close)
+    return None, grammars, grammars.begin().result
+
+
+def _with_weights(
+    path: Path, command: engine.LoadStage, stage: Stage | None, progress: Callable[[float], None]
+) -> Stage:
+    """The stage with its weights; a rank's of a tensor ring if there is none yet."""
+    if stage is None:
+        check_whole(path)
+        place = command.rank, command.ranks
+        return load_shard(path, *place, kv_bits=command.kv_bits, progress=progress)
+    check_here(path, command.lo, command.hi)
+    read_weights(stage, path, progress)
+    return stage
 
 
 def _tower(path: Path, stage: Stage) -> Tower | None:
