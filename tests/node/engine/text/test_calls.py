@@ -133,6 +133,11 @@ READ: list[tuple[str, str, list[tuple[str, Any]]]] = [
         "[look(at='a\\n\\'b', n=(1, None)), f.g()]",
         [("look", {"at": "a\n'b", "n": [1, None]}), ("f.g", {})],
     ),
+    (
+        "pythonic_raw",
+        "[look(at='x', ☀️=None), look(at='y')]",
+        [("look", {"at": "x", "☀️": None}), ("look", {"at": "y"})],
+    ),
     ("llama4", OBJECT[0], OBJECT[1]),
     (
         "minimax_m3",

@@ -71,6 +71,9 @@ def tokens_of(name: str) -> frozenset[str]:
     return frozenset(HARMONY) if name == "harmony" else special(NOTATIONS[name])
 
 
+KEYS = ["text", "old_string", "n", "Content-Type", "k.v", "path", "größe_☀️"]
+
+
 class Drawn:
     """Random tools and calls of them that a notation can hold."""
 
@@ -132,7 +135,7 @@ class Drawn:
 
     def call(self, name: str) -> tuple[Call, dict[str, Any]]:
         properties, arguments = {}, {}
-        for key in self._choices.sample(["text", "old_string", "n", "Content-Type", "k.v", "path"], k=3):
+        for key in self._choices.sample(KEYS, k=3):
             schema, value = self.value()
             if isinstance(self._notation, Nested) and not nestable(schema, value):
                 continue
@@ -146,7 +149,7 @@ def may_hold(notation: Notation, text: str, *, tokens: bool) -> bool:
     if isinstance(notation, Python):
         if not tokens and (notation.end in text or notation.begin in text):
             return False
-        closed = re.search(r"'\s*(?:\)\s*(?:[,\]]|\Z)|,\s*[\w.$-]+\s*=)", text)
+        closed = re.search(r"'\s*(?:\)\s*(?:[,\]]|\Z)|,\s*[^\s=(),'\"\[\]{}<>:;+*/%!&|\\]+\s*=)", text)
         return notation.escapes or closed is None  # a quote like the one that ends the text
     if isinstance(notation, Pieces) and notation.cdata and text.strip().startswith("<![CDATA["):
         return True
