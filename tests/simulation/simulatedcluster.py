@@ -363,10 +363,15 @@ class Cluster:
 
     async def drain(self, node: str, *, undo: bool = False) -> None:
         """Drains a node by its name, or ends that. Raises the error of the tree."""
+        await self.admin("DrainNode", seconds=5.0, id=await self._id(node), undo=undo)
+
+    async def evict(self, node: str) -> None:
+        """Evicts a node by its name. Raises the error of the tree."""
+        await self.admin("EvictNode", seconds=5.0, id=await self._id(node))
+
+    async def _id(self, node: str) -> str:
         nodes = (await self.admin("ListNodes", seconds=5.0)).nodes
-        await self.admin(
-            "DrainNode", seconds=5.0, id=next(one.id for one in nodes if one.name == node), undo=undo
-        )
+        return next(str(one.id) for one in nodes if one.name == node)
 
     async def members(self, deployment: str) -> set[str]:
         """The names of the nodes over which a deployment's rings are planned."""

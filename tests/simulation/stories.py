@@ -20,6 +20,7 @@ from simulatedcluster import LARGE_MEMORY, TURN_SECONDS, Answer, Cluster
 from simulatedmodel import SimulatedModel
 from virtualloop import VirtualLoop
 
+from sealring.mesh.clock import BELIEVED_SECONDS
 from sealring.mesh.errors import ModelError, SealringError
 
 EVENTS = 40
@@ -562,6 +563,8 @@ class Story:
             machine.wrong = 0.0
 
         self._later(seconds, right)
+        # A program that was started meanwhile takes the right time for a step, and waits before it believes.
+        self._later(seconds + BELIEVED_SECONDS + PUNCTUAL_SECONDS, lambda: None)
 
     # The end
 
@@ -663,6 +666,7 @@ class Story:
         await self._late_reports()
         await self._serves_over("first", bool)
         await self._stays_away()
+        await self._joins_and_is_evicted()
         return asked
 
     async def _serves_until_it_moves(self, name: str) -> None:
@@ -743,6 +747,18 @@ class Story:
         else:
             self._start(name)
         await self._serves_over("first", lambda members: bool(members))
+
+    async def _joins_and_is_evicted(self) -> None:
+        """A node joins, and a member of the ring is evicted: the ring moves, and the evicted node ends."""
+        await self.cluster.join("node-9", "10.0.1.9")
+        self._start("node-9")
+        name = self.random.choice(sorted(await self.cluster.members("first")))
+        program = self.cluster.programs[name]
+        self.note(f"node-9 joins, {name} is evicted")
+        await self.cluster.evict(name)
+        await self._serves_over("first", lambda members: name not in members)
+        if not program.task.done():
+            self.wrong.append(f"{name} was evicted, and goes on")
 
     async def _serves_over(self, deployment: str, holds: Callable[[set[str]], bool]) -> None:
         members: set[str] = set()
