@@ -20,6 +20,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from playedengine import PlayedEngine
 
 from sealring.api.chat import ask_chat
 from sealring.api.completions import ask_completion
@@ -357,21 +358,6 @@ class Plan:
     members = PAPER.roster.rings[0].members
 
 
-class Engine:
-    class figures:
-        steps, memory = 1, 1
-
-    def __init__(self) -> None:
-        self.work: list[bytes] = []
-
-    def send_work(self, command: bytes) -> None:
-        engine_pb2.EngineCommand.FromString(command)
-        self.work.append(command)
-
-    async def drained(self) -> None:
-        return
-
-
 class Gate:
     async def pass_step(self) -> None:
         return
@@ -384,7 +370,7 @@ class Epoch:
     """Keeps the fault that would have ended it."""
 
     def __init__(self) -> None:
-        self.plan, self.engine, self.gate = Plan(), Engine(), Gate()
+        self.plan, self.engine, self.gate = Plan(), PlayedEngine(), Gate()
         self.faults: list[BaseException] = []
         self.signed_once = SignedOnce()
 

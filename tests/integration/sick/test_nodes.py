@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable
 
 from macs_tools import BOOT
+from patience import until
 from ringtest import CLUSTER, LIMIT_SECONDS
 
 from sealring.cli.local.cluster import LocalCluster
@@ -17,12 +17,6 @@ from .conftest import QUESTION, Sick
 pytestmark = CLUSTER
 SLOW = "/bin/sleep 6"
 """Longer than a tool had before a protection was unknown, and shorter than the time for a challenge."""
-
-
-async def eventually(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while not check():
-            await asyncio.sleep(0.2)
 
 
 def challenged_at(cluster: LocalCluster) -> list[int]:
@@ -49,17 +43,17 @@ async def test_nodes_with_sick_parts_serve(sick: Sick) -> None:
         assert said(node, "model_folder_unreadable") == 1
     assert (await ring.status()).epoch == epoch
 
-    await eventually(lambda: tools.asked(BOOT) >= 2)
+    await until(lambda: tools.asked(BOOT) >= 2)
     since = max(challenged_at(cluster))
-    await eventually(lambda: min(challenged_at(cluster)) > since)
+    await until(lambda: min(challenged_at(cluster)) > since)
     assert said("coordinator", "challenge_failed") == 0
     tools.once(BOOT, SLOW)
     asked = tools.asked(BOOT)
     await cluster.children.kill_one("node-0")
     await cluster.start_one("node-0")
-    await eventually(lambda: tools.asked(BOOT) > asked)
+    await until(lambda: tools.asked(BOOT) > asked)
     since = max(challenged_at(cluster))
-    await eventually(lambda: min(challenged_at(cluster)) > since + 1)
+    await until(lambda: min(challenged_at(cluster)) > since + 1)
     await ring.serving()
     assert "Paris" in (await ring.reply(QUESTION, 20)).text
     assert said("coordinator", "member_failed_challenge") == 0

@@ -35,7 +35,7 @@ from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 
 class Membership(membership_pb2_grpc.MembershipServicer):
-    """Refuses everybody by who they are, before anything is read."""
+    """Any stream would do: it refuses every caller before it reads anything, and plays no coordinator."""
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         raise PermissionDenied("not you", reason="NOT_A_MEMBER")

@@ -65,6 +65,8 @@ class Inference(inference_pb2_grpc.InferenceServicer):
 
 
 class Membership(membership_pb2_grpc.MembershipServicer):
+    """Any stream would do: it says each goodbye back, and plays no coordinator."""
+
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         async for message in request_iterator:
             yield membership_pb2.CoordinatorMessage(

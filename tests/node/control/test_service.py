@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import until
+from playedengine import PlayedEngine
 from prooftest import identity, introduce
 
 from sealring.mesh.clock import wall_clock
@@ -34,41 +35,11 @@ from sealring.mesh.rpc import (
 from sealring.mesh.system.power import power
 from sealring.node.control import service as control
 from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
-from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import MemberEpoch, Phase
 from sealring.node.daemon.receipts import ReceiptKey, SignedOnce
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.testing import PaperCluster
 from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
-
-
-class Engine:
-    """Keeps what it was given."""
-
-    def __init__(self) -> None:
-        self.figures = EngineFigures(steps=5, memory=77)
-        self.loaded = engine_pb2.StageLoaded(
-            kv_bytes_per_token=3,
-            kv_bytes_per_row=4,
-            capabilities=["tools"],
-            device=b"GPU-1",
-            vision_not_installed=True,
-        )
-        self.work: list[engine_pb2.EngineCommand] = []
-        self.waited_for: list[int] = []
-        """How many commands it had each time somebody waited until it had taken them."""
-
-    def send_work(self, command: bytes) -> None:
-        self.work.append(engine_pb2.EngineCommand.FromString(command))
-
-    async def drained(self) -> None:
-        self.waited_for.append(len(self.work))
-
-    async def close_epoch(self) -> None:
-        return
-
-    def kill(self) -> None:
-        return
 
 
 class Plan:
@@ -89,7 +60,7 @@ class Desk:
         self.trusted: tuple[bytes, ...] = ()
         self.epoch = MemberEpoch(self.plan, self)
         self.epoch.phase = Phase.UP
-        self.engine = self.epoch.engine = Engine()
+        self.engine = self.epoch.engine = PlayedEngine()
         paper = PaperCluster(size=1)
         self.key = paper.keys["demo-0"]
         self.roster = paper.roster

@@ -18,7 +18,9 @@ from sealring.v1 import model_pb2
 
 
 class ScriptedEngine:
-    """An engine that knows whether it holds weights."""
+    """An engine's process as its keeper has it, which profiles and loads. `Engine` in test_epoch.py waits at
+    gates for what an epoch does, and `PlayedEngine` belongs to an epoch that is up.
+    """
 
     started: ClassVar[list[ScriptedEngine]] = []
 

@@ -9,6 +9,7 @@ import socket
 import grpc
 import psutil
 from attackertest import replaced
+from patience import until
 from ringtest import CLUSTER, LIMIT_SECONDS, MODEL, chat
 
 from sealring.mesh.rpc import from_rpc_error
@@ -37,12 +38,6 @@ def established(pids: list[int]) -> set[tuple[tuple, tuple]]:
 def between(ours: list[int], theirs: set[tuple]) -> set[tuple[tuple, tuple]]:
     """The open connections of some processes to any of the addresses."""
     return {(own, other) for own, other in established(ours) if other in theirs}
-
-
-async def until(check) -> None:
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while not check():
-            await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager
