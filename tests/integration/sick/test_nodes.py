@@ -43,17 +43,17 @@ async def test_nodes_with_sick_parts_serve(sick: Sick) -> None:
         assert said(node, "model_folder_unreadable") == 1
     assert (await ring.status()).epoch == epoch
 
-    await until(lambda: tools.asked(BOOT) >= 2)
+    await until(lambda: tools.asked(BOOT) >= 2, pause=0.2)
     since = max(challenged_at(cluster))
-    await until(lambda: min(challenged_at(cluster)) > since)
+    await until(lambda: min(challenged_at(cluster)) > since, pause=0.2)
     assert said("coordinator", "challenge_failed") == 0
     tools.once(BOOT, SLOW)
     asked = tools.asked(BOOT)
     await cluster.children.kill_one("node-0")
     await cluster.start_one("node-0")
-    await until(lambda: tools.asked(BOOT) > asked)
+    await until(lambda: tools.asked(BOOT) > asked, pause=0.2)
     since = max(challenged_at(cluster))
-    await until(lambda: min(challenged_at(cluster)) > since + 1)
+    await until(lambda: min(challenged_at(cluster)) > since + 1, pause=0.2)
     await ring.serving()
     assert "Paris" in (await ring.reply(QUESTION, 20)).text
     assert said("coordinator", "member_failed_challenge") == 0
