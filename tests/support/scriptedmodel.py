@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
@@ -158,8 +159,11 @@ def write_scripted(
     else:
         text |= {"hidden_size": _WIDTH, "intermediate_size": 16, "num_hidden_layers": _LAYERS, "head_dim": 16}
         text |= {"num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": False}
+    rounded = config.pop("quantization", None)
     (folder / "config.json").write_text(json.dumps(config))
-    weights = _seeing(following, load_file(base / "model.safetensors")) if sees else _weights(following)
+    weights = _weights(following)
+    if sees:
+        weights = _seeing(following, _unpacked(load_file(base / "model.safetensors"), rounded))
     save_file(weights, folder / "model.safetensors", {"format": "mlx"})
 
 
@@ -232,6 +236,22 @@ def _weights(following: Sequence[int]) -> dict[str, np.ndarray[Any, Any]]:
         for norm in ("input", "post_attention"):
             weights[f"{name}.{norm}_layernorm.weight"] = ones
     return weights
+
+
+def _unpacked(
+    weights: dict[str, np.ndarray[Any, Any]], how: Mapping[str, Any]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The weights of the bundled model as numbers: a chain cannot be added to packed ones."""
+    found = {}
+    for name, value in weights.items():
+        stem, _, kind = name.rpartition(".")
+        if kind in ("scales", "biases"):
+            continue
+        if kind == "weight" and f"{stem}.scales" in weights:
+            parts = [mx.array(weights[f"{stem}.{part}"]) for part in ("scales", "biases")]
+            value = np.array(mx.dequantize(mx.array(value), *parts, **how))
+        found[name] = value
+    return found
 
 
 def _seeing(
