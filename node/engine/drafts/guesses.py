@@ -167,8 +167,10 @@ class Guesses:
 class GuessesAhead(Guesses):
     """Guesses that come round with a step's tokens, by a model at the tail."""
 
-    def __init__(self, prompt: npt.NDArray[np.uint32], scope: bytes = b"") -> None:
-        super().__init__(prompt, scope)
+    def __init__(
+        self, prompt: npt.NDArray[np.uint32], scope: bytes = b"", model: Tally | None = None
+    ) -> None:
+        super().__init__(prompt, scope, model)
         self._offered: tuple[int, list[int]] | None = None
 
     def heard(self, token: int) -> None:

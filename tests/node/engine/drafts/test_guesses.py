@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.node.engine.drafts import CAUGHT_UP, Guesses, RowText, Tally
+from sealring.node.engine.drafts import CAUGHT_UP, Guesses, GuessesAhead, RowText, Tally
 
 
 @given(
@@ -112,17 +112,18 @@ def test_guesses_that_no_run_has_are_rare_though_they_are_right(right: bool) -> 
     assert (guesses.right() > 0.5) is right
 
 
-def test_a_row_begins_with_what_the_model_was_worth_in_the_rows_before() -> None:
+@pytest.mark.parametrize("kind", [Guesses, GuessesAhead])
+def test_a_row_begins_with_what_the_model_was_worth_in_the_rows_before(kind: type[Guesses]) -> None:
     model = Tally.of_all_rows()
     for right, least, most in ((True, 0.7, 1.0), (False, 0.0, 0.4)):
         for _ in range(6):
-            guesses = Guesses(np.array([1, 2], np.uint32), model=model)
+            guesses = kind(np.array([1, 2], np.uint32), model=model)
             for token in range(30):
                 guesses.guess(guesses.feed(8), token)
                 guesses.heard(token if right else token + 1)
         text = RowText(np.array([3], np.uint32), np.array([3], np.uint32), 1, model=model)
-        fresh = Guesses.of(text)
+        fresh = kind.of(text)
         assert fresh is not None
         assert least < fresh.right() < most
         assert least < fresh.another(text).right() < most
-    assert Guesses(np.array([3], np.uint32)).right() == 0, "nothing is known of another model"
+    assert kind(np.array([3], np.uint32)).right() == 0, "nothing is known of another model"
