@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextvars import Context
 from itertools import count
 from typing import Any
@@ -146,6 +146,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         pass
+
+    def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, None]) -> None:
+        # Outside of the process in which it was collected: that may have ended, and would not close it.
+        Context().run(super()._asyncgen_finalizer_hook, agen)  # type: ignore[misc]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self.is_closed():
