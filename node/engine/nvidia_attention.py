@@ -10,6 +10,7 @@ calculation for softmax", 2018). At the end the warps' sums are added. A query t
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 from typing import Any
 
@@ -129,7 +130,7 @@ def attention(
         inputs.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
     if sinks is not None:
         inputs.append(sinks)
-    (found,) = _kernel(scale, kind, sinks is not None)(
+    (found,) = _kernel(scale, kind, sinks is not None, tuple(str(one.dtype) for one in inputs[3:]))(
         inputs=inputs,
         template=[
             ("T", queries.dtype),
@@ -150,7 +151,9 @@ def attention(
 
 
 @lru_cache(maxsize=64)
-def _kernel(scale: float, kind: str, sinks: bool) -> Any:
+def _kernel(scale: float, kind: str, sinks: bool, dtypes: tuple[str, ...]) -> Any:
+    """The kernel for mask and sinks of these `dtypes`. MLX finds a compiled kernel by its name and template
+    alone. So the name says all else that it was compiled from, such as the scale of a model before."""
     source = _SOURCE % {
         "warps": _WARPS,
         "scale": f"{scale:.9e}",
@@ -159,8 +162,9 @@ def _kernel(scale: float, kind: str, sinks: bool) -> Any:
         "sink": "float(sinks[head])" if sinks else "-3e38f",
     }
     names = ["q", "k", "v"] + ["mask"] * bool(kind) + ["sinks"] * sinks
+    digest = hashlib.sha256("".join([*dtypes, source]).encode()).hexdigest()[:16]
     return mx.fast.cuda_kernel(
-        name=f"sealring_attention_{kind}_{int(sinks)}",
+        name=f"sealring_attention_{digest}",
         input_names=names,
         output_names=["out"],
         source=source,

@@ -87,3 +87,31 @@ def test_a_model_has_one_kernel_for_all_lengths_and_rows(monkeypatch: pytest.Mon
         assert asked["inputs"][3].ndim == 4
         assert "%" not in own.source.replace("threadIdx.x % 32", "").replace("blockIdx.y % fresh", "")
     assert len(made) == 4
+
+
+def test_no_two_kernels_have_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX looks a compiled kernel up by its name and the template: one of another scale, or for a mask of
+    another dtype, would compute something else without an error."""
+    names: list[str] = []
+
+    def kernel(name: str, **options: Any) -> Any:
+        names.append(name)
+        return lambda **asked: [mx.zeros(asked["output_shapes"][0], asked["output_dtypes"][0])]
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", kernel)
+    one = arrays(2, 9)
+    half, whole = (mx.zeros((2, 9), dtype) for dtype in (mx.float16, mx.float32))
+    sinks = mx.zeros((4,), mx.float16)
+    asked: list[tuple[float, Any, mx.array | None]] = [
+        (0.011, None, None),
+        (0.012, None, None),
+        (0.011, half == 0, None),
+        (0.011, half, None),
+        (0.011, whole, None),
+        (0.011, None, sinks),
+        (0.011, None, sinks.astype(mx.float32)),
+        (0.011, half, sinks),
+    ]
+    for scale, mask, there in asked:
+        nvidia_attention.attention(*one, scale, mask, there)
+    assert len(set(names)) == len(asked)
