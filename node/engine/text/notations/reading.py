@@ -392,7 +392,7 @@ class PythonReader(Reader):
         super().__init__(notation, special)
         self._escapes = notation.escapes
         self._call = re.compile(rf"\s*({NAME})\(\s*")
-        self._name = re.compile(r"\s*([^\s=(),'\"]{1,256})\s*=")
+        self._name = re.compile(r"\s*([^\s=(),'\"][^\n=(),'\"]{0,255}?)\s*=")
 
     def begins(self, text: str) -> bool:
         return text.lstrip()[:1] in ("", "[", "{")

@@ -203,8 +203,11 @@ def skip(text: str, at: int) -> int:
 _ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _ENDS = {mark: re.compile(rf"(?:[^\\{mark}]|\\.)*+{mark}", re.DOTALL) for mark in "\"'"}
-_NAMED = r"[^\s=(),'\"\[\]{}<>:;+*/%!&|\\]+\s*="
-"""An argument's name, of any characters but those of code around one."""
+_SIGN = r"[^\s=(),'\"\[\]{}<>:;+*/%!&|\\]"
+_VALUE = rf"(?:[\"'\[({{\d-]|(?:{'|'.join([*_WORDS, *_WORDS.values()])})\b)"
+_NAMED = rf"{_SIGN}++(?:\s*+=|(?: ++{_SIGN}++)++\s*+=\s*+{_VALUE})"
+"""An argument's name, of any characters but those of code around one. Several words are a name only before a
+value: prose in a text has commas and signs of equality, too."""
 
 _UNESCAPED = {mark: re.compile(rf"{mark}(?=\s*(?:\)\s*(?:[,\]]|\Z)|,\s*{_NAMED}))") for mark in "\"'"}
 

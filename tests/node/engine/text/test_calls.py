@@ -138,6 +138,12 @@ READ: list[tuple[str, str, list[tuple[str, Any]]]] = [
         "[look(at='x', ☀️=None), look(at='y')]",
         [("look", {"at": "x", "☀️": None}), ("look", {"at": "y"})],
     ),
+    (
+        "pythonic_raw",
+        "[look(at='x', file path=None, n='y'), look(at='As 'a', so let n = m.')]",
+        [("look", {"at": "x", "file path": None, "n": "y"}), ("look", {"at": "As 'a', so let n = m."})],
+    ),
+    ("llama4", "[look(at='x', file path=['y'])]", [("look", {"at": "x", "file path": ["y"]})]),
     ("llama4", OBJECT[0], OBJECT[1]),
     (
         "minimax_m3",

@@ -71,7 +71,7 @@ def tokens_of(name: str) -> frozenset[str]:
     return frozenset(HARMONY) if name == "harmony" else special(NOTATIONS[name])
 
 
-KEYS = ["text", "old_string", "n", "Content-Type", "k.v", "path", "größe_☀️"]
+KEYS = ["text", "old_string", "n", "Content-Type", "k.v", "path", "größe_☀️", "file path"]
 
 
 class Drawn:
@@ -149,7 +149,7 @@ def may_hold(notation: Notation, text: str, *, tokens: bool) -> bool:
     if isinstance(notation, Python):
         if not tokens and (notation.end in text or notation.begin in text):
             return False
-        closed = re.search(r"'\s*(?:\)\s*(?:[,\]]|\Z)|,\s*[^\s=(),'\"\[\]{}<>:;+*/%!&|\\]+\s*=)", text)
+        closed = re.search(r"'\s*(?:\)\s*(?:[,\]]|\Z)|,[^'=]*=)", text)
         return notation.escapes or closed is None  # a quote like the one that ends the text
     if isinstance(notation, Pieces) and notation.cdata and text.strip().startswith("<![CDATA["):
         return True
