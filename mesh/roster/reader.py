@@ -130,9 +130,8 @@ class RosterReader:
         that a newer roster without this machine's own key (ROSTER_SELF_ABSENT) takes the old one out of use.
         """
         with self._lock:
-            roster = _open(envelope, self._root)
+            roster = _open(envelope, self._root, self.now())
             now = self._time_for(roster)
-            _check_root(roster, self._root, now)
             _check_history(roster, self._state, self._raise_alarm)
             _check_content(roster, now)
             self._check_own_key(roster)
@@ -150,7 +149,8 @@ class RosterReader:
 
     def _time_for(self, roster: Roster) -> float:
         """The time by which a roster is judged. A later version with an earlier time says that the
-        coordinator's clock was ahead: that clock's word about the time counts no more (decision 24)."""
+        coordinator's clock was ahead: that clock's word about the time counts no more (decision 24). It does
+        for root metadata, because these say how long the keys count that sign such a roster."""
         withdrawn = roster.version > self._state.version and roster.issued < self._state.issued - SKEW_SECONDS
         return self._clock() if withdrawn else self.now()
 
@@ -197,21 +197,17 @@ def check_roster(envelope: bytes, root: RootMetadata, *, now: float) -> Roster:
 
     Raises RosterError (ENVELOPE_*, DUPLICATE_KEY_ID, BAD_SIGNATURE, THRESHOLD_NOT_MET, ROSTER_*, ROOT_*).
     """
-    roster = _open(envelope, root)
-    _check_root(roster, root, now)
+    roster = _open(envelope, root, now)
     _check_content(roster, now)
     check_trust(roster)
     return roster
 
 
-def _open(envelope: bytes, root: RootMetadata) -> Roster:
+def _open(envelope: bytes, root: RootMetadata, now: float) -> Roster:
     opened = parse_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
-    check_threshold(opened, root.roster_keys, root.roster_threshold)
-    return parse_roster(opened.payload)
-
-
-def _check_root(roster: Roster, root: RootMetadata, now: float) -> None:
     check_root_times(root, now=now)
+    check_threshold(opened, root.roster_keys, root.roster_threshold)
+    roster = parse_roster(opened.payload)
     if roster.cluster != root.cluster:
         raise RosterError("roster is of another cluster", reason="ROSTER_CLUSTER")
     if roster.root_version != root.version:
@@ -220,6 +216,7 @@ def _check_root(roster: Roster, root: RootMetadata, now: float) -> None:
             reason="ROSTER_ROOT_VERSION",
             hint="fetch the newest root metadata",
         )
+    return roster
 
 
 def _check_content(roster: Roster, now: float) -> None:

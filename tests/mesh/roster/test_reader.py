@@ -334,6 +334,17 @@ def test_a_roster_of_a_clock_that_came_back_is_no_older_than_this_clock_allows(
     assert refusal(reader, held) == "ROSTER_NOT_YET_VALID"
 
 
+def test_keys_whose_time_is_over_take_no_time_back(cluster: Any, path: Path, clock: Any) -> None:
+    """They may be stolen: that is why the root lets them expire. A machine's clock may be set back."""
+    reader, boot = turned(cluster, path, clock)
+    last = cluster.authority.root.expires - 1
+    clock.now = last
+    used = reader.accept(cluster.sign(issued=last, expires=last + 600))
+    clock.now, boot[0] = last - 3600, boot[0] + 120
+    back = following(cluster, used, issued=last - 3600, expires=last - 3000)
+    assert refusal(reader, back) == "ROOT_EXPIRED"
+
+
 def test_a_clock_that_is_ahead_by_no_more_than_the_skew_is_not_blamed(
     cluster: Any, path: Path, clock: Any
 ) -> None:
