@@ -153,6 +153,7 @@ class Coordinator:
             sessions.roster_published,
             watchers.roster_published,
             lambda roster: rings.sync(),
+            lambda roster: self.moves.stored(),
             lambda roster: on_demand.stored(),
         ]
         self.tls = TlsStore(

@@ -28,8 +28,8 @@ TRIES = 3
 """Loads in a row that may fail before what waits for the model fails with the reason."""
 
 RETRY_SECONDS = 15
-"""Time after a failure in which requests get its error at once, unless a node comes: enough for an operator
-or a node to act."""
+"""Time after a failure in which requests get its error at once, unless a node or a deployment changes: enough
+for an operator or a node to act."""
 
 LOOK_SECONDS = 5.0
 """Longest time until a model that found no room looks again: nodes may have come."""
@@ -242,8 +242,9 @@ class Loads:
             if load.phase is Phase.WAITING:
                 load.not_before = now
 
-    def node_came(self, now: float) -> None:
-        """What was refused may be asked for again, and what waits looks for room."""
+    def look_anew(self, now: float) -> None:
+        """A node or a deployment has changed: what was refused may be asked for again, and what waits looks
+        for room."""
         for load in self.models.values():
             if load.error is not None:
                 load.error, load.not_before = None, now

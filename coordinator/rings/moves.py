@@ -47,7 +47,8 @@ class _Try:
     at: float
 
     def same(self, other: _Try) -> bool:
-        """Whether the other would give the same result, unless a node has got the model since."""
+        """Whether the other would give the same result, unless a node has got the model since, or something
+        stored has changed (`Moves.stored`)."""
         known = (self.ring, self.lost, self.over) == (other.ring, other.lost, other.over)
         return known and other.at < self.at + _RETRY_SECONDS
 
@@ -117,6 +118,10 @@ class Moves:
         if again and ring.ring not in self._moving and (lost or len(over) >= deployment.asked.stages):
             self._tried[ring.ring] = now_tried
             self._spawn(self._move(deployment.name, ring.ring, lost))
+
+    def stored(self) -> None:
+        """Forgets which moves were tried: deployments or members may have changed, and there may be room."""
+        self._tried.clear()
 
     def resume(self) -> None:
         """Goes on with the drains of this coordinator's last run. Call it before any ring forms."""

@@ -103,7 +103,7 @@ class OnDemand:
         self._sent: dict[str, ModelState] = {}
         self._began = awake()
         self._left: dict[str, float] = {}  # when nodes went that are not back
-        self._comings = 0
+        self._changes = 0
         self._work: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -124,17 +124,21 @@ class OnDemand:
         self._changed.set()
 
     def stored(self) -> None:
-        """Has `run` look again, at deployments that may have changed."""
+        """Has `run` look again, at deployments and members that may have changed."""
         self._stale = True
-        self._changed.set()
+        self._look_anew()
 
     # Nodes that come and go (SessionListener)
 
     def online(self, member: str) -> None:
         """There may be room now."""
         self._left.pop(member, None)
-        self._comings += 1
-        self.loads.node_came(self._awake())
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        """No refusal of the past holds any longer, nor one that is being found out."""
+        self._changes += 1
+        self.loads.look_anew(self._awake())
         self.changed()
 
     def lost(self, member: str) -> None:
@@ -281,14 +285,14 @@ class OnDemand:
     async def _place(self) -> None:
         """Places the models that wait, the longest waiting first, as far as there is room."""
         for name in self.loads.waiting(self._awake()):
-            comings = self._comings
+            changes = self._changes
             try:
                 await self._place_one(name)
             except (Conflict, NotFound) as error:
                 if error.reason not in ("NODES_CHANGED", "DEPLOYMENT_CHANGED", "UNKNOWN_DEPLOYMENT"):
-                    self._refuse(name, error, comings)
+                    self._refuse(name, error, changes)
             except SealringError as error:
-                self._refuse(name, error, comings)
+                self._refuse(name, error, changes)
             except Exception:  # a defect, which must not keep the other models from being loaded
                 log.exception("model_not_loaded", deployment=name)
                 if self._waits(name):
@@ -365,11 +369,11 @@ class OnDemand:
         load = self.loads.models.get(name)
         return load is not None and load.phase is Phase.WAITING
 
-    def _refuse(self, name: str, error: SealringError, comings: int) -> None:
-        """Fails what waits for a model, unless nodes are awaited, or came after the first `comings`: such
-        nodes may not have been asked for the model, so all are asked again."""
+    def _refuse(self, name: str, error: SealringError, changes: int) -> None:
+        """Fails what waits for a model, unless nodes are awaited, or came or changed after the first
+        `changes`: such nodes may not have been asked for the model, so all are asked again."""
         if self._waits(name):
-            if self._comings > comings:
+            if self._changes > changes:
                 return
             asked = self.loads.models[name].asked_since
             if awaited := self._away(asked - self.absent_seconds):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
+from sealring.coordinator.rings import moves
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredDeployment, StoredMember
@@ -93,6 +94,23 @@ async def test_a_model_that_does_not_fit_any_more_waits_for_another_node(start_c
     await cluster.node("spare", memory=TIGHT)
     assert (await ring_state(cluster, SERVING, epoch=2)).reason == ""
     assert await members(cluster) == {"alpha", "beta", "spare"}
+
+
+async def test_a_ring_without_room_takes_that_of_a_deployment_that_is_deleted(
+    start_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: that its move has failed says nothing any more."""
+    monkeypatch.setattr(moves, "_RETRY_SECONDS", 3600.0)
+    cluster = await start_cluster(**QUICK)
+    nodes = {node.id: node for node in [await cluster.node(name, memory=100_000) for name in ("a", "b")]}
+    tight = {"stages": 1, "context": 256, "max_rows": 1}
+    first = await deploy(cluster, **tight)
+    await deploy(cluster, name="other", **tight)
+    await ring_state(cluster, SERVING)
+    await leave(nodes[first.rings[0].stages[0].member])
+    await says(cluster, DOWN, "others could not take over")
+    await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="other"))
+    await ring_state(cluster, SERVING, epoch=2)
 
 
 async def test_what_was_asked_for_by_hand_is_kept(start_cluster: Any) -> None:

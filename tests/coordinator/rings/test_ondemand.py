@@ -497,25 +497,55 @@ async def test_a_model_whose_nodes_say_nothing_is_there_and_unavailable(
     await gateway.close()
 
 
+@pytest.mark.parametrize("change", ["drain", "deployment"])
+async def test_a_refusal_ends_with_what_it_is_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """What is changed may be all that was in the way."""
+    monkeypatch.setattr(loads, "RETRY_SECONDS", 3600)
+    node = await cluster.node("alpha", memory=ONE_FITS)
+    await deploy(cluster, "one")
+    if change == "drain":
+        await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=node.id))
+    else:
+        await deploy(cluster, "two", on_demand=False)
+    gateway = await gate(cluster)
+    await gateway.want("one", waiting=1)
+    assert await gateway.refused("one") == ("NOT_ENOUGH_NODES" if change == "drain" else "DOES_NOT_FIT")
+    if change == "drain":
+        await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=node.id, undo=True))
+    else:
+        await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="two"))
+    await gateway.phase("one", LOADED)
+    await gateway.close()
+
+
+@pytest.mark.parametrize("drained", [False, True])
 @pytest.mark.parametrize("has", [True, False])
 async def test_nodes_that_come_while_others_are_asked_for_a_model_are_asked_too(
-    cluster: Cluster, has: bool
+    cluster: Cluster, has: bool, drained: bool
 ) -> None:
-    """Whether too few nodes have the model without them, or none."""
+    """Whether too few nodes have the model without them, or none; and whether they were away or drained."""
     alpha, beta = [await cluster.node(name) for name in ("alpha", "beta")]
     await deploy(cluster, "one", stages=2 if has else 1)
     gateway = await gate(cluster)
-    await beta.stop()
     sessions = cluster.coordinator.sessions
-    while sessions.find(beta.id) is not None:
-        await asyncio.sleep(0.01)
+    if drained:
+        await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=beta.id))
+    else:
+        await beta.stop()
+        while sessions.find(beta.id) is not None:
+            await asyncio.sleep(0.01)
     before = (await alpha.wait_for("profile")).id
     alpha.profiles = False
     await gateway.want("one", waiting=1)
     request = await alpha.wait_for("profile", lambda one: one.id > before)
-    await cluster.back(beta)
-    while (session := sessions.find(beta.id)) is None or session.heartbeat is None:
-        await asyncio.sleep(0.01)
+    if drained:
+        await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=beta.id, undo=True))
+    else:
+        await cluster.back(beta)
+        while (session := sessions.find(beta.id)) is None or session.heartbeat is None:
+            await asyncio.sleep(0.01)
     alpha.profiles = True
     if has:
         await alpha.tell_profile(request)
