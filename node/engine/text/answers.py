@@ -232,13 +232,14 @@ class OpenRow:
 
 
 def rates(rows: Sequence[OpenRow]) -> list[control.DraftRate]:
-    """How likely the next guess of each source is right, in the mean of the rows for which it guesses."""
-    found: dict[Source, list[float]] = {}
-    for row in rows:
-        for source, one in row.sources.items():
-            found.setdefault(source, []).append(one.right())
+    """How likely the next guess of each source is right, in the mean of the rows. A source that guesses for
+    some of them alone counts for none, because a step's drafts are of one source."""
     return [
-        control.DraftRate(source=source, right=round(100 * fmean(rates))) for source, rates in found.items()
+        control.DraftRate(
+            source=source, right=round(100 * fmean(row.sources[source].right() for row in rows))
+        )
+        for source in (rows[0].sources if rows else ())
+        if all(source in row.sources for row in rows)
     ]
 
 

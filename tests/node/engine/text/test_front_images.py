@@ -14,7 +14,16 @@ import pytest
 from hostileimages import BAD, HOSTILE, picture, saved
 from visionmodels import FAMILIES, tokenizer, write_folder, write_model
 
-from sealring.mesh.ring import KEY_BYTES, NO_CHAIN, Chain, Dropping, Keeping, Origin, clear_scope
+from sealring.mesh.ring import (
+    KEY_BYTES,
+    NO_CHAIN,
+    Chain,
+    Dropping,
+    Keeping,
+    Origin,
+    ResolvedStep,
+    clear_scope,
+)
 from sealring.node.engine import params
 from sealring.node.engine.text import Front, StoredNames
 from sealring.v1 import control_pb2 as control
@@ -144,6 +153,21 @@ def test_what_is_said_again_is_counted_without_images(desk: Desk) -> None:
     record = params.decode(desk.front.book.parameters(opened.row))
     assert ROW not in record.prompt_tail
     assert len(record.prompt_tail) == opened.prompt_tokens - 18
+
+
+def test_a_lane_hears_only_of_sources_that_guess_for_each_of_its_rows(desk: Desk) -> None:
+    """All rows of a step have drafts of one source, and a draft model guesses for none with an image."""
+    sources = [control.DRAFT_SOURCE_LOOKUP, control.DRAFT_SOURCE_MODEL]
+    desk.front.begin_epoch({}, sources=sources)
+    sees, blind = desk.open(ONE).opened.row, desk.open().opened.row
+
+    def told(*rows: int) -> list[control.DraftSource.ValueType]:
+        desk.front.book.deliver(
+            ResolvedStep(1, bytes(32), (), (), 0, rows, rows, asks=True), [9] * len(rows), {}
+        )
+        return [one.source for one in desk.events.get(timeout=200).done.rates]
+
+    assert [told(blind), told(sees, blind)] == [sources, sources[:1]]
 
 
 def test_nothing_of_an_image_is_guessed(desk: Desk) -> None:
