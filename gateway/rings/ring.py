@@ -753,7 +753,7 @@ def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> R
         [Timed(each.rows, each.tokens, each.microseconds / 1e6, each.context) for each in member.times]
         for member in attached
     ]
-    sources = [each for member in attached for each in member.sources]
+    sources = [each for member in attached for each in member.sources[:MAX_SOURCES] if each.source]
     return RingFacts(
         members=tuple(
             MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget, each.mark_bytes)

@@ -23,7 +23,15 @@ from statistics import fmean, median
 from typing import NamedTuple, TypeAlias
 
 from sealring.gateway.scheduler.board import Board
-from sealring.gateway.scheduler.facts import LOOKUP, NO_MODEL, RingFacts, Source, SourceFacts, StepCosts
+from sealring.gateway.scheduler.facts import (
+    LOOKUP,
+    MAX_SOURCES,
+    NO_MODEL,
+    RingFacts,
+    Source,
+    SourceFacts,
+    StepCosts,
+)
 from sealring.gateway.scheduler.lane import Lane
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
@@ -52,6 +60,11 @@ would. There are twice as many after each."""
 
 Likely: TypeAlias = Mapping[Source, float]
 """The probabilities that the next guess is right, by its source."""
+
+
+def likely_by(rates: Sequence[control.DraftRate]) -> Likely:
+    """The rates that the head told, of no more sources than a ring may have."""
+    return {each.source: min(100, each.right) / 100 for each in rates[:MAX_SOURCES]}
 
 
 class Way(NamedTuple):

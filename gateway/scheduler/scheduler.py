@@ -35,6 +35,7 @@ from sealring.gateway.scheduler.actions import (
     SignRow,
 )
 from sealring.gateway.scheduler.board import PlanError
+from sealring.gateway.scheduler.drafting import likely_by
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.planner import EXTENSION, Announced, StepPlanner
 from sealring.gateway.scheduler.queue import FairQueue, Pace, Turns, retry_after
@@ -271,8 +272,7 @@ class Scheduler:
             return self._take()
         if done.outputs:
             epoch.planner.due(done.step).bring(done.outputs)
-        likely = {each.source: min(100, each.right) / 100 for each in done.rates}
-        step = epoch.planner.done(done.step, now, likely=likely, refuted=done.refuted)
+        step = epoch.planner.done(done.step, now, likely=likely_by(done.rates), refuted=done.refuted)
         if step is None:
             return self._take()
         self._outputs(epoch.rows, done, step)

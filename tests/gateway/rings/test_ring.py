@@ -171,6 +171,8 @@ def test_a_ring_has_the_sources_of_drafts_that_its_members_tell_and_no_more_than
     assert found[LOOKUP] == SourceFacts()
     assert [found[control.DRAFT_SOURCE_MODEL].guessing(rows) for rows in (1, 4)] == [0.001, 0.002]
     many = [control.DraftFacts(source=number, ahead=True) for number in range(10, 1000)]  # type: ignore[arg-type]
+    nameless = [control.Attached(kv_budget=4096, sources=[control.DraftFacts(ahead=True)])]
+    assert list(ring_facts(SERVING, nameless).sources) == [LOOKUP], "a step with drafts names their source"
     assert (
         len(ring_facts(SERVING, [control.Attached(kv_budget=4096, sources=many)]).sources) == 1 + MAX_SOURCES
     )

@@ -13,6 +13,7 @@ from sharedring import SharedRing
 
 from sealring.gateway.scheduler import (
     LOOKUP,
+    MAX_SOURCES,
     NO_MODEL,
     MemberMemory,
     Request,
@@ -22,7 +23,16 @@ from sealring.gateway.scheduler import (
     StepCosts,
 )
 from sealring.gateway.scheduler.board import Board
-from sealring.gateway.scheduler.drafting import DEPTHS, TOGETHER, Depth, Drafting, Step, Together, Way
+from sealring.gateway.scheduler.drafting import (
+    DEPTHS,
+    TOGETHER,
+    Depth,
+    Drafting,
+    Step,
+    Together,
+    Way,
+    likely_by,
+)
 from sealring.gateway.scheduler.lane import Lane
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
@@ -434,3 +444,11 @@ def test_an_mtp_head_gains_on_a_simulated_ring_and_costs_next_to_nothing_where_i
         plain / DraftedRing(machine, right=right).answer(text[:44], text[44:]) > HEADS[stages, draft, right]
     )
     assert plain / DraftedRing(machine).answer(text[:44], text[44:]) > 0.985
+
+
+def test_a_head_tells_rates_of_few_sources() -> None:
+    """Each step brings them, and the gateway goes through all."""
+    told = [control.DraftRate(source=LOOKUP, right=250)]
+    told += [control.DraftRate(source=number) for number in range(10, 1000)]  # type: ignore[arg-type]
+    assert likely_by(told)[LOOKUP] == 1
+    assert len(likely_by(told)) == MAX_SOURCES
