@@ -14,7 +14,7 @@ from patience import until
 from structlog.testing import capture_logs
 
 from sealring.coordinator.init import init
-from sealring.coordinator.keys import ClusterKeys
+from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
@@ -22,7 +22,7 @@ from sealring.mesh.audit import read_head
 from sealring.mesh.crypto import KeyType, SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable
 from sealring.mesh.pki import Role
-from sealring.mesh.roster import Roster, check_roster, codec
+from sealring.mesh.roster import Roster, RosterMemory, RosterReader, check_roster, codec
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2, model_pb2
 
@@ -275,6 +275,23 @@ async def test_a_roster_of_a_clock_that_was_ahead_is_followed_at_once(bench: Ben
         bench.now -= back
         assert await renewed(bench) == version
     assert bench.roster().issued == NOW + 3539
+
+
+@pytest.mark.parametrize("years", [1.0, 4.9, 5.0, 9.9, 11.0])
+def test_a_cluster_whose_clocks_were_years_ahead_goes_on_once_they_are_right(
+    bench: Bench, years: float
+) -> None:
+    """Whether its coordinator has extended the root meanwhile, after five years, or not."""
+    reader = RosterReader(bench.keys.root, RosterMemory("demo"), clock=bench.clock, boot=lambda: 0.0)
+    for bench.now in (NOW, NOW + years * 365 * 86_400, NOW + 100.0):
+        extend_root(bench.settings, now=bench.now)
+        bench.keys = ClusterKeys.load(bench.settings, now=bench.now)
+        bench.publisher = bench.restart()
+        bench.publisher.publish()
+        reader.update_root(*bench.keys.root.chain[reader.root.version :])
+        assert reader.accept(bench.publisher.current.envelope).issued == int(bench.now)
+        assert reader.root == bench.keys.root
+    assert reader.root.version == (1 if years < 5 else 2)
 
 
 async def test_a_renewal_that_fails_is_tried_again(bench: Bench) -> None:

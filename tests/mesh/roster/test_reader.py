@@ -345,6 +345,31 @@ def test_keys_whose_time_is_over_take_no_time_back(cluster: Any, path: Path, clo
     assert refusal(reader, back) == "ROOT_EXPIRED"
 
 
+def test_a_root_that_ends_before_the_time_of_a_roster_needs_a_version_that_lasts_longer(
+    cluster: Any, path: Path, clock: Any
+) -> None:
+    """It may be one that was withheld, with keys that are stolen by now. Or all clocks were far ahead and are
+    right, and an operator rotates the root: to one that lasts as long as the default."""
+    reader, _ = turned(cluster, path, clock)
+    authority, year = cluster.authority, 365 * 86_400
+    clock.now = NOW + year - 700
+    used = reader.accept(cluster.sign(issued=clock.now, expires=clock.now + 600))
+    clock.now = NOW
+
+    def rotated(days: int) -> Any:
+        draft = dataclasses.replace(authority.root, version=2, issued=NOW, expires=NOW + days * 86_400)
+        return sign_root(
+            dataclasses.replace(draft, chain=()), authority.root_signers, previous=authority.root
+        )
+
+    with refused("ROOT_EXPIRED", RosterError):
+        reader.update_root(rotated(90).chain[-1])
+    assert reader.root == authority.root
+    reader.update_root(rotated(3650).chain[-1])
+    back = following(cluster, used, root_version=2, issued=NOW, expires=NOW + 600)
+    assert reader.accept(back).issued == NOW
+
+
 def test_a_clock_that_is_ahead_by_no_more_than_the_skew_is_not_blamed(
     cluster: Any, path: Path, clock: Any
 ) -> None:
