@@ -1457,7 +1457,7 @@ class RowParameters(_message.Message):
 
     @_builtins.property
     def grids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The images, for every member of a model that needs them (node.engine.vision.grid): four numbers each, the index of
+        """The images, for every member of a model that needs them (node.engine.staging.grid): four numbers each, the index of
         its first token, and its frames, height and width in tokens.
         """
 
