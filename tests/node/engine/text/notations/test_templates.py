@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -284,8 +285,18 @@ def test_no_word_of_an_answer_is_lost(name: str) -> None:
         lost(name, number, tokens=bool(number % 2) or name == "harmony")
 
 
+LONG: dict[str, Callable[[int], dict[str, Any]]] = {
+    "text": lambda length: {"at": "x = {1}\n" * (length // 8)},
+    "arguments": lambda length: {f"k{at}": "x" for at in range(length // 32)},
+}
+"""Arguments of a length."""
+
+
+@pytest.mark.parametrize("arguments", LONG)
 @pytest.mark.parametrize("name", sorted(NOTATIONS.keys() - {"harmony"}))
-def test_a_call_is_looked_at_in_proportion_to_its_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_is_looked_at_in_proportion_to_its_length(
+    name: str, arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it comes. Harmony's calls are messages, of which nothing is held."""
     find, looked = Ending.find, 0
 
@@ -295,16 +306,16 @@ def test_a_call_is_looked_at_in_proportion_to_its_length(name: str, monkeypatch:
         return find(ending, held)
 
     monkeypatch.setattr(Ending, "find", counted)
-    counts = []
+    shares = []
     for length in (1 << 13, 1 << 14):
-        text = said(name, [("look", {"at": "x = {1}\n" * (length // 8)})], tokens_of(name))
+        text = said(name, [("look", LONG[arguments](length))], tokens_of(name))
         pieces = [text[at : at + 64] for at in range(0, len(text), 64)]
         sections, looked = Sections(form_of(name), tokens_of(name), inference.Chat(tools=LOOK)), 0
         for piece in pieces:
             sections.take(piece, inference.FINISH_REASON_UNSPECIFIED)
         sections.take("", inference.FINISH_REASON_STOP)
-        counts.append(looked)
-    assert 0 < counts[1] < 2.2 * counts[0]
+        shares.append(looked / len(text))
+    assert 0 < shares[1] < 1.1 * shares[0]
 
 
 @pytest.mark.sweep
