@@ -50,6 +50,8 @@ _TAG_BYTES = 16
 _MORE, _LAST = b"\x00", b"\x01"
 _U64 = struct.Struct(">Q")
 _FORGOTTEN_AT_ONCE = 1000
+_SPANS = 32
+"""Most spans of time of which a guard knows that it has forgotten ids."""
 
 CLASSIC = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 HYBRID = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
@@ -248,8 +250,9 @@ class ReplayGuard:
         """
         self._capacity = capacity
         self._clock = clock
-        self._forgotten = 0
-        """Nothing that expires by then is taken: of these, ids were forgotten."""
+        self._forgotten: list[tuple[int, int]] = []
+        """First and last second of spans in which ids were forgotten: nothing is taken that expires there. A
+        clock that was ahead leaves a span of its own, and the time before that one is free."""
         self._seen: dict[bytes, _Claim] = {}
         self._ending: dict[int, set[bytes]] = {}
         """The ids by the second in which they expire: as many seconds as an envelope may live, at most."""
@@ -257,8 +260,8 @@ class ReplayGuard:
 
     def check_times(self, info: RequestInfo) -> None:
         """Require a request that lives, and not for too long. Raises EnvelopeError (ENVELOPE_EXPIRED)."""
-        now = self._clock()
-        if not max(now, self._forgotten) < info.expires <= now + MAX_LIFETIME_SECONDS + SKEW_SECONDS:
+        now, forgotten = self._clock(), any(first <= info.expires <= last for first, last in self._forgotten)
+        if forgotten or not now < info.expires <= now + MAX_LIFETIME_SECONDS + SKEW_SECONDS:
             raise EnvelopeError(
                 "sealed request has expired, or expires too far ahead",
                 reason="ENVELOPE_EXPIRED",
@@ -310,10 +313,21 @@ class ReplayGuard:
         """Forgets ids that have expired, a thousand at most: others wait for this on the same event loop."""
         now, left = self._clock(), _FORGOTTEN_AT_ONCE
         while left > 0 and self._ending and (first := min(self._ending)) <= now:
-            self._forgotten = max(self._forgotten, first)
+            self._forget(first)
             for request_id in list(itertools.islice(self._ending[first], left)):
                 self._remove(request_id)
                 left -= 1
+
+    def _forget(self, second: int) -> None:
+        """Nothing that expires in this second is taken any more. Spans become one that are near each other,
+        and else the earliest, where they are too many."""
+        spans = sorted({*self._forgotten, (second, second)})
+        gaps = (after[0] - before[1] for before, after in itertools.pairwise(spans))
+        near = next((at for at, gap in enumerate(gaps) if gap <= MAX_LIFETIME_SECONDS), None)
+        if near is not None or len(spans) > _SPANS:
+            at = near or 0
+            spans[at : at + 2] = [(spans[at][0], max(spans[at][1], spans[at + 1][1]))]
+        self._forgotten = spans
 
 
 def _recipient(sealing_key: bytes) -> tuple[Suite, _PublicKey]:

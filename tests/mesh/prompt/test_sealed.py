@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import pickle
@@ -154,6 +155,35 @@ def test_a_clock_that_was_ahead_is_not_remembered(guard: ReplayGuard, clock: Any
     assert refusal(KEY.open_request, sealed, request, guard) == "ENVELOPE_EXPIRED"
     clock.advance(-3600)
     KEY.open_request(sealed, request, guard)
+
+
+def test_ids_that_were_forgotten_by_a_clock_ahead_bar_none_of_the_right_time(
+    guard: ReplayGuard, clock: Any
+) -> None:
+    for wait in (0, *[10] * 40, 3600, *[10] * 40):
+        clock.advance(wait)
+        claim(guard, "", expires=int(clock.now) + 60)
+    clock.advance(-3600)
+    guard.check_times(info(expires=int(clock.now) + 60))
+
+
+@SHARED
+@given(moves=st.lists(st.tuples(st.integers(-4000, 4000), st.integers(1, 360)), max_size=40))
+def test_no_clock_has_an_id_taken_twice(moves: list[tuple[int, int]]) -> None:
+    now = [NOW]
+    guard = ReplayGuard(clock=lambda: now[0])
+    taken: list[RequestInfo] = []
+    for ahead, lifetime in moves:
+        now[0] += ahead
+        request = info(expires=now[0] + lifetime)
+        with contextlib.suppress(EnvelopeError):
+            guard.check_times(request)
+            guard.claim(request, bytes(32), 1)
+            taken.append(request)
+        for each in taken:
+            with pytest.raises(EnvelopeError):
+                guard.check_times(each)
+                guard.claim(each, bytes(32), 1)
 
 
 def test_request_ids_are_single_use_within_an_epoch(guard: ReplayGuard) -> None:
