@@ -197,7 +197,7 @@ class Challenges:
             answer.statement,
             answer.signature,
             expected,
-            now=self._clock(),
+            now=None,
             label=Label.CHALLENGE,
             device=self._device(member),
         )

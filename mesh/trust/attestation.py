@@ -157,13 +157,15 @@ def verify_statement(
     signature: bytes,
     expected: Expected,
     *,
-    now: float,
+    now: float | None,
     label: Label = Label.ATTESTATION,
     device: Device | None = None,
 ) -> Verdict:
     """Check signature, agreement with `expected`, and freshness; then derive the level.
 
-    `device` is the identity key's machine according to a verified chain. Raises AttestationError
+    `now`: unix seconds; None where the nonce was drawn for this statement alone and is used once. That proves
+    freshness by itself (RFC 9334, section 10.2), so a machine whose clock is wrong can answer. `device` is
+    the identity key's machine according to a verified chain. Raises AttestationError
     (STATEMENT_SIGNATURE, STATEMENT_MALFORMED, STATEMENT_MISMATCH, STATEMENT_STALE, STATEMENT_FROM_FUTURE).
     """
     if len(data) > MAX_STATEMENT_BYTES:
@@ -184,11 +186,11 @@ def verify_statement(
     )
     if not agrees:
         raise AttestationError("attestation is about something else", reason="STATEMENT_MISMATCH")
-    if statement.timestamp > now + MAX_AGE_SECONDS:
+    if now is not None and statement.timestamp > now + MAX_AGE_SECONDS:
         raise AttestationError(
             "attestation is from the future", reason="STATEMENT_FROM_FUTURE", hint="compare the clocks"
         )
-    if statement.timestamp < now - MAX_AGE_SECONDS:
+    if now is not None and statement.timestamp < now - MAX_AGE_SECONDS:
         raise AttestationError("attestation is stale", reason="STATEMENT_STALE", hint="compare the clocks")
     level = derive_level(statement, device)
     return Verdict(statement, level, ceiling(level, statement.key_type), data)

@@ -304,8 +304,6 @@ async def test_evidence_that_does_not_hold_is_a_failure(cluster: Cluster) -> Non
         ({"sealing_key": bytes(32)}, "STATEMENT_MISMATCH"),
         ({"identity_key": SoftwareSigner.generate().public_key}, "STATEMENT_MISMATCH"),
         ({"key_type": KeyType.SECURE_ENCLAVE}, "STATEMENT_MISMATCH"),
-        ({"timestamp": int(time.time()) - 1000}, "STATEMENT_STALE"),
-        ({"timestamp": int(time.time()) + 1000}, "STATEMENT_FROM_FUTURE"),
         ({"label": Label.ATTESTATION}, "STATEMENT_SIGNATURE"),
         ({"label": Label.JOIN}, "STATEMENT_SIGNATURE"),
     ):
@@ -316,6 +314,20 @@ async def test_evidence_that_does_not_hold_is_a_failure(cluster: Cluster) -> Non
         assert why in {one["why"] for one in logs if one["event"] == "challenge_failed"}
         await node.send(challenge_answer=node.answer(await unanswered(cluster, node)))
         await until(lambda: failures(cluster, node) == 0)
+
+
+@pytest.mark.parametrize("seconds", [-4000, 4000])
+async def test_a_machine_whose_clock_is_wrong_stays_a_member(cluster: Cluster, seconds: int) -> None:
+    """The nonce shows that it answers now. Three such answers in a row had it evicted for good."""
+    node = await cluster.node("alpha")
+    await quiet(cluster, node)
+    for _ in range(4):
+        asked = await unanswered(cluster, node)
+        before = cluster.coordinator.store.members.find(node.id)
+        await node.send(challenge_answer=node.answer(asked, timestamp=int(time.time()) + seconds))
+        await until(lambda before=before: cluster.coordinator.store.members.find(node.id) != before)
+        assert failures(cluster, node) == 0
+    assert enrolled(cluster, node)
 
 
 async def test_a_forged_answer_cannot_get_a_member_evicted_at_once(cluster: Cluster) -> None:
