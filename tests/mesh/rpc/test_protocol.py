@@ -34,6 +34,7 @@ GIVEN_UP = {
     6: {("Change", 10), ("Hello", 7), ("Hello", 8), ("Hello", 9), ("StepDone", 4)},
     8: {("Attached", 9)},
     11: {("RowOutput", 12)},
+    12: {("Attached", 15), ("Attached", 20), ("Decode", 4), ("StepDone", 5), ("StepDone", 6)},
 }
 """The fields that messages between machines have lost, by the first protocol without them."""
 
