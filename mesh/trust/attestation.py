@@ -186,11 +186,12 @@ def verify_statement(
     )
     if not agrees:
         raise AttestationError("attestation is about something else", reason="STATEMENT_MISMATCH")
-    if now is not None and statement.timestamp > now + MAX_AGE_SECONDS:
+    ahead = 0.0 if now is None else statement.timestamp - now
+    if ahead > MAX_AGE_SECONDS:
         raise AttestationError(
             "attestation is from the future", reason="STATEMENT_FROM_FUTURE", hint="compare the clocks"
         )
-    if now is not None and statement.timestamp < now - MAX_AGE_SECONDS:
+    if ahead < -MAX_AGE_SECONDS:
         raise AttestationError("attestation is stale", reason="STATEMENT_STALE", hint="compare the clocks")
     level = derive_level(statement, device)
     return Verdict(statement, level, ceiling(level, statement.key_type), data)

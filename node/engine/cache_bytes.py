@@ -17,13 +17,7 @@ def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: in
     the window and a chunk, and so does a row that then waits for a lane.
     """
     per_token = per_row = 0
-    layers = zip(
-        measured["kv_bytes_per_token"][lo:hi],
-        measured["kv_max_tokens"][lo:hi],
-        measured["state_bytes"][lo:hi],
-        strict=True,
-    )
-    for growth, window, state in layers:
+    for growth, window, state in _layers(measured, lo, hi):
         per_row += state
         if window and window < context:
             per_row += growth * min(context, window + chunk)
@@ -36,14 +30,7 @@ def kv_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, chunk: in
 def draft_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, runs: int) -> int:
     """Bytes that are kept to take `runs` runs of one row back in the layers [lo, hi): what windows have
     dropped, a state for each run and, where there are states, what the runs were computed on."""
-    layers = list(
-        zip(
-            measured["kv_bytes_per_token"][lo:hi],
-            measured["kv_max_tokens"][lo:hi],
-            measured["state_bytes"][lo:hi],
-            strict=True,
-        )
-    )
+    layers = _layers(measured, lo, hi)
     runs = min(runs, MAX_RUNS)
     tokens = runs * (1 + MAX_DRAFTS)
     dropped = sum(growth for growth, window, _ in layers if window and window < context)
@@ -55,13 +42,14 @@ def draft_bytes(measured: dict[str, Any], lo: int, hi: int, context: int, runs: 
 def mark_bytes(measured: dict[str, Any], lo: int, hi: int, context: int) -> int:
     """Bytes of the windows and states of the layers [lo, hi), as they are after one token of a row. 0 where
     no layer has any: nothing is planned for them either."""
-    layers = zip(
-        measured["kv_bytes_per_token"][lo:hi],
-        measured["kv_max_tokens"][lo:hi],
-        measured["state_bytes"][lo:hi],
-        strict=True,
-    )
+    layers = _layers(measured, lo, hi)
     return sum(int(state + growth * min(window or 0, context)) for growth, window, state in layers)
+
+
+def _layers(measured: dict[str, Any], lo: int, hi: int) -> list[tuple[int, int | None, int]]:
+    """Bytes a token, tokens of the window, if any, and bytes of the state of each layer [lo, hi)."""
+    columns = (measured[name][lo:hi] for name in ("kv_bytes_per_token", "kv_max_tokens", "state_bytes"))
+    return list(zip(*columns, strict=True))
 
 
 def with_kv_bits(measured: dict[str, Any], bits: int) -> dict[str, Any]:

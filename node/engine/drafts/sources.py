@@ -39,13 +39,9 @@ class Sources:
     memory: int = 0
     """Bytes of their weights and caches."""
 
-    def __contains__(self, source: Source) -> bool:
-        """Whether the head may be asked for drafts of this source."""
-        return source in self.at_head
-
     @property
     def at_head(self) -> set[Source]:
-        """The sources of which the head of the ring has guesses."""
+        """The sources of which the head of the ring has guesses, and may be asked for drafts."""
         return {*(one.source for one in FREE), *self.workers} | ({self.ahead} if self.ahead else set())
 
 

@@ -210,6 +210,7 @@ class Head(_Opened):
         super().__init__(prompts, images)
         self._sources = sources or Sources()
         self._workers = self._sources.workers.values()
+        self._guessing = self._sources.at_head
         self._spec = spec
         self._transfer = moves
         self._feedback = RingFeedback(deadline, self.work)
@@ -218,7 +219,7 @@ class Head(_Opened):
         self._launched: dict[int, float] = {}  # step under way that samples -> when it was launched
 
     def announce(self, step: ResolvedStep) -> None:
-        if step.drafts and step.source not in self._sources:
+        if step.drafts and step.source not in self._guessing:
             raise no_source(step.source)
         asking = self._prompts.asking(step.sampled, first=not step.rows)
         self._inbox.announce(records.incoming(step, self._spec, asking))
