@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.request import Row
@@ -16,7 +16,8 @@ class PlanError(RuntimeError):
 
 
 class Board(Composition):
-    """The composition of an epoch, and how much of open drafts counts by the tokens that have come.
+    """The composition of an epoch, with its rows, and how much of open drafts counts by the tokens that have
+    come.
 
     A change counts as soon as it is planned, and members get it with the next step. Nothing is announced that
     members would refuse: `refused` says why, nothing is planned any more, and the epoch must end.
@@ -27,6 +28,7 @@ class Board(Composition):
         self.refused: InvalidInput | None = None
         self._planned: list[tuple[int, control.Change]] = []  # with their ranks
         self._brought: dict[int, int] = {}  # row with open drafts -> tokens since it was settled
+        self._rows_of: dict[int, dict[int, Row]] = {}  # lane -> its rows
 
     @property
     def changes(self) -> bool:
@@ -49,7 +51,22 @@ class Board(Composition):
             return
         if isinstance(made, Settling | Eviction):
             self._brought.pop(made.row, None)
+        if isinstance(made, Eviction) and made.lane is not None:
+            del self._rows_of[made.lane][made.row]
         self._planned.append((rank(made), change))
+
+    def admit(self, row: Row, lane: int) -> None:
+        """Plans that a prefilled row joins a lane."""
+        self._rows_of.setdefault(lane, {})[row.number] = row
+        self.plan(control.Change(admit=control.Admit(row=row.number, lane=lane)))
+
+    def evict(self, row: Row) -> None:
+        """Plans the end of a row."""
+        self.plan(control.Change(evict=control.Evict(row=row.number)))
+
+    def rows_of(self, lane: int) -> Mapping[int, Row]:
+        """The rows of a lane in order, by number; empty for an unknown lane."""
+        return self._rows_of.get(lane, {})
 
     def announce(self, step: control.Step) -> None:
         """Makes a step without changes the next one, with the changes that are planned. Raises PlanError."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.request import Row
 
@@ -28,12 +30,16 @@ class Lane:
     def __init__(self, number: int, board: Board) -> None:
         self.number = number
         self._board = board
-        self.rows: dict[int, Row] = {}
         self.ready: list[Row] = []
         self.outstanding = 0
         self.done_at = 0.0
         self.before = (0, 0.0)
         self._changed_at = 0
+
+    @property
+    def rows(self) -> Mapping[int, Row]:
+        """By number, in order."""
+        return self._board.rows_of(self.number)
 
     @property
     def running(self) -> bool:
@@ -75,9 +81,6 @@ class Lane:
         growing = [row for row in self.rows.values() if row.limit < row.ceiling and not row.closed]
         return self._board.near(self.number, growing, EXTEND_AHEAD) if growing else growing
 
-    def change(self, leaving: list[Row], joining: list[Row]) -> None:
-        for row in leaving:
-            del self.rows[row.number]
-        for row in joining:
-            self.rows[row.number] = row
+    def changed(self) -> None:
+        """Rows leave or join with the next step."""
         self._changed_at = self._board.steps(self.number)

@@ -225,9 +225,8 @@ class StepPlanner:
         rows are started: those that run are served first."""
         for lane in self._lanes.values():
             if lane.spent:
-                rows = list(lane.rows.values())
-                lane.change(rows, [])
-                for row in rows:
+                lane.changed()
+                for row in list(lane.rows.values()):
                     self._drop(row)
         self.pressed = False
         for lane in self._lanes.values():
@@ -320,7 +319,7 @@ class StepPlanner:
         pressed = self.pressed or self.prefixes.waits
         if lane.must_change(leaving, pressed):
             lane.ready = []
-            lane.change(leaving, joining)
+            lane.changed()
         else:
             leaving, joining = [], []
         step = self._step(leaving, joining)
@@ -352,8 +351,7 @@ class StepPlanner:
             self._drop(row)  # first: what is kept of it takes its place
         self.prefixes.make_room()
         for row in joining:
-            admit = control.Admit(row=row.number, lane=self.ledger.lane_of(row.number))
-            self.board.plan(control.Change(admit=admit))
+            self.board.admit(row, self.ledger.lane_of(row.number))
         return control.Step(number=self.board.last_step + 1)
 
     def _announce(self, step: control.Step) -> control.Step:
@@ -369,7 +367,7 @@ class StepPlanner:
     def _drop(self, row: Row) -> None:
         self.ledger.release(row.number)
         self.prefixes.left(row)
-        self.board.plan(control.Change(evict=control.Evict(row=row.number)))
+        self.board.evict(row)
 
 
 def _sizes(lanes: Sequence[Lane]) -> list[int]:

@@ -264,8 +264,7 @@ class OneRow:
         step = control.Step()
         step.prefill.chunks.add(row=1, end=4, prompt_tokens=4)
         self.board.announce(step)
-        self.lane.change([], [self.row])
-        self.board.plan(control.Change(admit=control.Admit(row=1)))
+        self.board.admit(self.row, lane=0)
         self.board.announce(control.Step(decode=control.Decode(lane=0)))
 
     def announce(self, way: Way) -> None:

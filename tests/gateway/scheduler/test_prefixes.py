@@ -107,7 +107,7 @@ class Desk:
 
     def left(self, row: Row) -> None:
         self.cache.left(row)
-        self.board.plan(control.Change(evict=control.Evict(row=row.number)))
+        self.board.evict(row)
 
     def leave(self, row: Row) -> list[str]:
         self.ledger.release(row.number)
@@ -121,7 +121,7 @@ class Desk:
             names, ends = self.ends.extend(self.named[row.number], part.encode("utf-32-le"))
             last.prefixes += names
             last.ends += ends
-        self.board.plan(control.Change(admit=control.Admit(row=row.number, lane=row.number)))
+        self.board.admit(row, row.number)
         for _ in range(len(answer) - 1 + ahead):
             self.announce(control.Step(decode=control.Decode(lane=row.number)))
         self.cache.finished(row, self.board.counts(row.number), len(answer), last)
