@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -32,15 +31,7 @@ from sealring.gateway.scheduler.actions import (
     RecallBlocks,
     SignRow,
 )
-from sealring.gateway.scheduler.facts import (
-    MAX_SOURCES,
-    NO_MODEL,
-    MemberMemory,
-    RingFacts,
-    SourceFacts,
-    StepCosts,
-    Timed,
-)
+from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load, Scheduler
 from sealring.mesh.clock import Clock, awake_clock
@@ -58,8 +49,6 @@ from sealring.mesh.prompt.images import VISION, without_images
 from sealring.mesh.prompt.tools import THINKING, capabilities_of
 from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES, check_text_envelope
 from sealring.mesh.receipt.statement import MAX_EARLIER
-from sealring.mesh.ring.composition import Origin
-from sealring.mesh.ring.prefix_names import Names, split
 from sealring.mesh.roster.rules import links_in_clear
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.rpc.reach import Backoff
@@ -378,7 +367,14 @@ class Ring:
             for request in self.scheduler.drain():
                 self._forward(streams, request, again=True)
             return
-        facts = ring_facts(serving, attached)
+        facts = RingFacts.of(
+            attached,
+            epoch=serving.epoch,
+            max_rows=serving.max_rows,
+            prefill_chunk=serving.prefill_chunk,
+            speculate=serving.speculate,
+            lockstep=serving.clear_links,
+        )
         if facts.speculate and not facts.speculates:
             log.warning("ring_cannot_speculate", ring=self.name, stages=facts.stages)
         self.perform(self.scheduler.attach(facts))
@@ -745,55 +741,6 @@ class Ring:
             return self.scheduler.cancel(request_id)
         self._take_back_forward(request_id)
         return []
-
-
-def ring_facts(serving: ServingEpoch, attached: Sequence[control.Attached]) -> RingFacts:
-    """The facts of an epoch for the scheduler; `attached` are its members' answers by rank."""
-    timed = [
-        [Timed(each.rows, each.tokens, each.microseconds / 1e6, each.context) for each in member.times]
-        for member in attached
-    ]
-    sources = [each for member in attached for each in member.sources[:MAX_SOURCES] if each.source]
-    return RingFacts(
-        members=tuple(
-            MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget, each.mark_bytes)
-            for each in attached
-        ),
-        max_rows=serving.max_rows,
-        prefill_chunk=serving.prefill_chunk,
-        prefixes=min(each.prefixes for each in attached),
-        speculate=serving.speculate,
-        lockstep=serving.clear_links,
-        costs=StepCosts.of(timed),
-        kept=tuple(_kept_by_all(attached)),
-        recalls=all(each.recalls for each in attached),
-        sharing=max([1, *Counter(each.device for each in attached if each.device).values()]),
-        sources={**NO_MODEL, **{each.source: SourceFacts.of(each) for each in sources[:MAX_SOURCES]}},
-        head=StepCosts.of(timed[:1]),
-        draft_runs=min(each.draft_runs for each in attached),
-        epoch=serving.epoch,
-    )
-
-
-def _kept_by_all(attached: Sequence[control.Attached]) -> Iterator[tuple[Origin, Names]]:
-    """Prefixes that every member still has; where caches cannot be cut, with the names at the ends and marks
-    that every such member has. Malformed names of the head are ignored."""
-    held = [
-        {Origin(one.epoch, one.row, one.tokens): set(one.marks) for one in each.kept} for each in attached
-    ]
-    cutting = [each.prefixes == control.PREFIX_SUPPORT_ANY for each in attached]
-    for kept in attached[0].kept:
-        origin = Origin(kept.epoch, kept.row, kept.tokens)
-        if not all(origin in others for others in held) or not kept.names:
-            continue
-        marks = [others[origin] for others, cuts in zip(held, cutting, strict=True) if not cuts]
-        with contextlib.suppress(InvalidInput):
-            names = split(kept.names, kept.tokens, ends=kept.ends)
-            if names and names[-1][0] == kept.tokens and origin.epoch < attached[0].epoch:
-                if marks:
-                    common = {kept.tokens}.union(set.intersection(*marks))
-                    names = tuple(pair for pair in names if pair[0] in common)
-                yield origin, names
 
 
 def _fixed(serving: ServingEpoch) -> tuple[list[str], bool]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_RUNS
-from sealring.mesh.ring.prefix_names import Names
+from sealring.mesh.ring.prefix_names import Names, split
 from sealring.mesh.ring.spread import Times, between, rounds_with_another, spreads
 from sealring.v1 import control_pb2 as control
 
@@ -179,6 +182,43 @@ class RingFacts:
     draft_runs: int = 0
     epoch: int = 1
 
+    @classmethod
+    def of(
+        cls,
+        attached: Sequence[control.Attached],
+        *,
+        epoch: int,
+        max_rows: int,
+        prefill_chunk: int,
+        speculate: bool = False,
+        lockstep: bool = False,
+    ) -> RingFacts:
+        """The facts of an epoch whose members answer so, by rank."""
+        timed = [
+            [Timed(each.rows, each.tokens, each.microseconds / 1e6, each.context) for each in member.times]
+            for member in attached
+        ]
+        sources = [each for member in attached for each in member.sources[:MAX_SOURCES] if each.source]
+        return cls(
+            members=tuple(
+                MemberMemory(each.kv_bytes_per_token, each.kv_bytes_per_row, each.kv_budget, each.mark_bytes)
+                for each in attached
+            ),
+            max_rows=max_rows,
+            prefill_chunk=prefill_chunk,
+            prefixes=min(each.prefixes for each in attached),
+            speculate=speculate,
+            lockstep=lockstep,
+            costs=StepCosts.of(timed),
+            kept=tuple(_kept_by_all(attached)),
+            recalls=all(each.recalls for each in attached),
+            sharing=max([1, *Counter(each.device for each in attached if each.device).values()]),
+            sources={**NO_MODEL, **{each.source: SourceFacts.of(each) for each in sources[:MAX_SOURCES]}},
+            head=StepCosts.of(timed[:1]),
+            draft_runs=min(each.draft_runs for each in attached),
+            epoch=epoch,
+        )
+
     @property
     def stages(self) -> int:
         return 1 if self.lockstep else len(self.members)
@@ -236,6 +276,27 @@ class RingFacts:
 @lru_cache(maxsize=64)
 def _lanes(costs: StepCosts, stages: int, hop: float, most: int, context: int) -> list[tuple[int, ...]]:
     return spreads(most, partial(costs.decode, context=context), stages, hop)
+
+
+def _kept_by_all(attached: Sequence[control.Attached]) -> Iterator[tuple[Origin, Names]]:
+    """Prefixes that every member still has; where caches cannot be cut, with the names at the ends and marks
+    that every such member has. Malformed names of the head are ignored."""
+    held = [
+        {Origin(one.epoch, one.row, one.tokens): set(one.marks) for one in each.kept} for each in attached
+    ]
+    cutting = [each.prefixes == control.PREFIX_SUPPORT_ANY for each in attached]
+    for kept in attached[0].kept:
+        origin = Origin(kept.epoch, kept.row, kept.tokens)
+        if not all(origin in others for others in held) or not kept.names:
+            continue
+        marks = [others[origin] for others, cuts in zip(held, cutting, strict=True) if not cuts]
+        with contextlib.suppress(InvalidInput):
+            names = split(kept.names, kept.tokens, ends=kept.ends)
+            if names and names[-1][0] == kept.tokens and origin.epoch < attached[0].epoch:
+                if marks:
+                    common = {kept.tokens}.union(set.intersection(*marks))
+                    names = tuple(pair for pair in names if pair[0] in common)
+                yield origin, names
 
 
 def _slowest(stages: Sequence[Times]) -> Times:

@@ -7,15 +7,15 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from ringfacts import member_with, ring_of
 
 from sealring.gateway.scheduler import (
     NO_MODEL,
     Action,
     AnnounceStep,
-    MemberMemory,
     OpenRow,
     Request,
     RingFacts,
@@ -81,15 +81,21 @@ class Machine:
     def facts(self) -> RingFacts:
         one, other = (self._table(self.share(stage)) for stage in (0, 1))
         slowest = other if self.head <= 1 else one
-        members = (MemberMemory(1, 0, 1 << 40),) * self.stages
-        facts = RingFacts(
-            members, 4, 4096, prefixes=control.PREFIX_SUPPORT_ANY, speculate=True, costs=slowest
-        )
         sources = dict(NO_MODEL)
         if self.draft:
             several = (1, 0.0) if self.mtp else (DRAFT_ROWS, self.guesses(DRAFT_ROWS))
             sources[self.source] = SourceFacts(self.draft, *several, ahead=self.mtp)
-        return replace(facts, sources=sources, head=one, draft_runs=len(members))
+        return ring_of(
+            *[member_with()] * self.stages,
+            rows=4,
+            chunk=4096,
+            prefixes=control.PREFIX_SUPPORT_ANY,
+            speculate=True,
+            costs=slowest,
+            sources=sources,
+            head=one,
+            draft_runs=self.stages,
+        )
 
     def _table(self, share: float) -> StepCosts:
         times = tuple((tokens, share * self.takes(tokens)) for tokens in (1, 2, 4, 8, 16, 32))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ringfacts import member_with, ring_of
+
 from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
@@ -17,10 +19,8 @@ from sealring.gateway.scheduler import (
     DiscardRow,
     Fail,
     Finish,
-    MemberMemory,
     OpenRow,
     Request,
-    RingFacts,
     Scheduler,
     StepCosts,
     StepPlanner,
@@ -144,9 +144,9 @@ class SimulatedRing:
         self._events: list[tuple[float, int, str, Any]] = []
         self._sequence = itertools.count()
         self.scheduler = Scheduler(queue_limit=queue)
-        member = MemberMemory(1024, 4096, 1 << 40)
         times = costs.timed(stages, longest)
-        facts = RingFacts((member,) * stages, rows, longest, costs=times)
+        members = [member_with(token=1024, row=4096)] * stages
+        facts = ring_of(*members, rows=rows, chunk=longest, costs=times)
         self._do(self.scheduler.attach(facts))
 
     @property

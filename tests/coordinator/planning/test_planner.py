@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ringfacts import member_with, ring_of
 
 from sealring.coordinator.planning import arrangement
 from sealring.coordinator.planning.apportion import apportion
@@ -17,7 +18,7 @@ from sealring.coordinator.planning.demand import MARKS, Demand, capacity, longes
 from sealring.coordinator.planning.links import Link, Network
 from sealring.coordinator.planning.planner import CLEAR, memory_of, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
-from sealring.gateway.scheduler import Ledger, MemberMemory, RingFacts
+from sealring.gateway.scheduler import Ledger
 from sealring.mesh.crypto import encode_base32
 from sealring.mesh.errors import (
     FailedPrecondition,
@@ -503,8 +504,8 @@ def test_what_a_ring_is_granted_holds_a_row_of_its_whole_context(window: int, st
             per_token, per_row = kv_bytes(measured, *layers, 1024, 128)
             marks = MARKS * mark_bytes(measured, *layers, 1024)
             assert stage.kv_budget - drafts >= per_token * 1024 + per_row + marks
-            memory = MemberMemory(per_token, per_row, stage.kv_budget - drafts)
-            assert Ledger(RingFacts((memory,), max_rows=1, prefill_chunk=128)).capacity >= 1024
+            alone = member_with(stage.kv_budget - drafts, token=per_token, row=per_row)
+            assert Ledger(ring_of(alone, rows=1, chunk=128)).capacity >= 1024
 
 
 def test_a_tail_that_samples_for_many_rows_gets_fewer_layers() -> None:

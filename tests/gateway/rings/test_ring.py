@@ -1,4 +1,4 @@
-"""The facts of an epoch for the scheduler, and the fate of requests over one or more epochs."""
+"""The fate of requests over one or more epochs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ from sealring.gateway.rings import ring as ring_module
 from sealring.gateway.rings.control import Unheard
 from sealring.gateway.rings.guests import Sent
 from sealring.gateway.rings.members import MemberTarget
-from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended, ring_facts
+from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended
 from sealring.gateway.scheduler import (
-    LOOKUP,
-    MAX_SOURCES,
     AnnounceStep,
     Finish,
     Load,
-    MemberMemory,
     Request,
-    SourceFacts,
 )
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.images import NOTE
@@ -146,49 +142,6 @@ async def failure(answer: Answer) -> SealringError:
     with pytest.raises(SealringError) as caught:
         await read(answer)
     return caught.value
-
-
-def test_members_tell_their_memory_and_the_least_that_their_caches_allow() -> None:
-    attached = [
-        control.Attached(kv_bytes_per_token=3, kv_bytes_per_row=4, kv_budget=5, prefixes=support)
-        for support in (control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT)
-    ]
-    facts = ring_facts(SERVING, attached)
-    assert (facts.max_rows, facts.prefill_chunk) == (8, 64)
-    assert facts.members == (MemberMemory(3, 4, 5),) * 2
-    assert facts.prefixes == control.PREFIX_SUPPORT_EXACT
-
-
-def test_a_ring_has_the_sources_of_drafts_that_its_members_tell_and_no_more_than_a_few() -> None:
-    head = control.DraftFacts(
-        source=control.DRAFT_SOURCE_MODEL, microseconds=1000, rows=4, rows_microseconds=2000
-    )
-    tail = control.DraftFacts(source=control.DRAFT_SOURCE_MTP_HEAD, microseconds=3000, rows=1, ahead=True)
-    members = [control.Attached(kv_budget=4096, sources=told) for told in ([head], [], [tail])]
-    found = ring_facts(SERVING, members).sources
-    assert found[control.DRAFT_SOURCE_MODEL] == SourceFacts(0.001, 4, 0.002)
-    assert found[control.DRAFT_SOURCE_MTP_HEAD] == SourceFacts(0.003, 1, ahead=True)
-    assert found[LOOKUP] == SourceFacts()
-    assert [found[control.DRAFT_SOURCE_MODEL].guessing(rows) for rows in (1, 4)] == [0.001, 0.002]
-    many = [control.DraftFacts(source=number, ahead=True) for number in range(10, 1000)]  # type: ignore[arg-type]
-    nameless = [control.Attached(kv_budget=4096, sources=[control.DraftFacts(ahead=True)])]
-    assert list(ring_facts(SERVING, nameless).sources) == [LOOKUP], "a step with drafts names their source"
-    assert (
-        len(ring_facts(SERVING, [control.Attached(kv_budget=4096, sources=many)]).sources) == 1 + MAX_SOURCES
-    )
-
-
-@pytest.mark.parametrize(
-    ("devices", "lanes"),
-    [((b"one", b"one"), (8,)), ((b"one", b"other"), (4, 4)), ((b"", b""), (4, 4))],
-)
-def test_stages_on_one_gpu_have_one_lane_where_rows_cost_nothing(
-    devices: tuple[bytes, ...], lanes: tuple[int, ...]
-) -> None:
-    times = [control.StepTime(rows=rows, tokens=1, microseconds=20_000 + rows) for rows in (1, 8)]
-    times.append(control.StepTime(rows=1, tokens=8, microseconds=20_000))
-    attached = [control.Attached(kv_budget=1 << 20, times=times, device=device) for device in devices]
-    assert ring_facts(SERVING, attached).lanes(8) == lanes
 
 
 @pytest.mark.parametrize("reason", ["STAGE_FAILED", "OUT_OF_MEMORY", "RECORD_LOST", "LEFT"])
@@ -711,38 +664,6 @@ def test_what_waits_of_guests_is_brought_to_no_other_ring() -> None:
     waiting = ring.ring.load().waiting
     assert ring.ring.take_waiting() == []
     assert ring.ring.load().waiting < waiting
-
-
-def test_what_every_member_has_kept_goes_on() -> None:
-    def attached(*kept: tuple[int, int, int], names: int = 0) -> control.Attached:
-        held = [
-            control.KeptPrefix(epoch=epoch, row=row, tokens=tokens, names=bytes(16 * names))
-            for epoch, row, tokens in kept
-        ]
-        return control.Attached(epoch=3, kept=held)
-
-    head = attached((1, 1, 128), (1, 2, 128), (2, 1, 64), (3, 9, 128), (2, 5, 128), names=2)
-    other = attached((1, 2, 128), (1, 1, 64), (2, 1, 64), (3, 9, 128))
-    serving = ServingEpoch("demo-0", 3, "demo", (), 8, 64, 512, False, 10, 1, False, False)
-    # the names of (2, 1, 64) are too many, and what is of this epoch is of no earlier one
-    assert [origin for origin, _ in ring_facts(serving, [head, other]).kept] == [(1, 2, 128)]
-    assert ring_facts(serving, [attached((1, 2, 128)), other]).kept == ()
-
-
-def test_what_cannot_be_cut_goes_on_at_the_marks_that_every_such_member_has() -> None:
-    def attached(*marks: int, cuts: bool = False) -> control.Attached:
-        kept = control.KeptPrefix(epoch=1, row=1, tokens=256, names=bytes(16 * 4), marks=marks)
-        support = control.PREFIX_SUPPORT_ANY if cuts else control.PREFIX_SUPPORT_EXACT
-        return control.Attached(epoch=3, kept=[kept], prefixes=support)
-
-    serving = ServingEpoch("demo-0", 3, "demo", (), 8, 64, 512, False, 10, 1, False, False)
-    for members, lengths in (
-        ([attached(64, 128), attached(128, 192), attached(cuts=True)], [128, 256]),
-        ([attached(64), attached(128)], [256]),
-        ([attached(cuts=True)], [64, 128, 192, 256]),
-    ):
-        ((_, names),) = ring_facts(serving, members).kept
-        assert [length for length, _ in names] == lengths
 
 
 def guest() -> tuple[Serving, Answer]:

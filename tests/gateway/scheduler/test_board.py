@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from ringfacts import member_with, ring_of
 
-from sealring.gateway.scheduler import MemberMemory, RingFacts
 from sealring.gateway.scheduler.board import Board, PlanError
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring import Composition
 from sealring.v1 import control_pb2 as control
 
-RING = RingFacts((MemberMemory(1, 0, 1 << 20),), 8, 64)
+RING = ring_of(member_with(1 << 20))
 
 
 def restored(prefix: int) -> control.Change:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from draftedring import GPUS, SHARED_GPU, DraftedRing, Machine
+from ringfacts import member_with, ring_of
 from sharedring import SharedRing
 
 from sealring.gateway.scheduler import (
     LOOKUP,
     MAX_SOURCES,
     NO_MODEL,
-    MemberMemory,
     Request,
     RingFacts,
     Row,
@@ -51,8 +51,9 @@ def every_second(cases: Iterable[Any]) -> Iterator[Any]:
 
 def ring(stages: int, costs: StepCosts | None = None) -> RingFacts:
     """A ring whose members can cut their caches."""
-    members = (MemberMemory(1, 0, 1 << 40),) * stages
-    return RingFacts(members, 4, 4096, speculate=True, costs=costs or COSTS, draft_runs=64)
+    return ring_of(
+        *[member_with()] * stages, rows=4, chunk=4096, speculate=True, costs=costs or COSTS, draft_runs=64
+    )
 
 
 COSTS = StepCosts(rows=((1, 1.0),), tokens=((1, 1.0), (2, 1.1), (4, 1.3), (8, 1.8), (16, 3.0)))

@@ -1,13 +1,25 @@
-"""The cost table, made from the times of stages."""
+"""What is known of a ring, from what its members say."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ringfacts import member_with, ring_of
 
-from sealring.gateway.scheduler import MemberMemory, RingFacts, StepCosts, Timed
+from sealring.gateway.scheduler import (
+    LOOKUP,
+    MAX_SOURCES,
+    MemberMemory,
+    RingFacts,
+    SourceFacts,
+    StepCosts,
+    Timed,
+)
 from sealring.gateway.scheduler.facts import MAX_TIMES
+from sealring.v1 import control_pb2 as control
 
 
 def test_the_slowest_stage_counts() -> None:
@@ -78,6 +90,80 @@ def test_a_member_that_tells_of_many_sizes_keeps_no_gateway_busy() -> None:
 def test_long_rows_have_the_lanes_of_rows_that_cost_what_they_hold() -> None:
     """A step of short ones takes the same for one as for four; of long ones it reads every cache."""
     flat = StepCosts(rows=((1, 0.1), (16, 0.1)), behind=1e-4)
-    ring = RingFacts((MemberMemory(1, 0, 1),) * 3, 16, 64, costs=flat)
+    ring = ring_of(*[member_with(1)] * 3, rows=16, costs=flat)
     assert len(ring.lanes(4)) < 4
     assert ring.lanes(4, 16_384) == (1, 1, 1, 1)
+
+
+facts_of = partial(RingFacts.of, epoch=3, max_rows=8, prefill_chunk=64)
+
+
+def test_members_tell_their_memory_and_the_least_that_their_caches_allow() -> None:
+    attached = [
+        control.Attached(kv_bytes_per_token=3, kv_bytes_per_row=4, kv_budget=5, prefixes=support)
+        for support in (control.PREFIX_SUPPORT_ANY, control.PREFIX_SUPPORT_EXACT)
+    ]
+    facts = facts_of(attached)
+    assert (facts.max_rows, facts.prefill_chunk) == (8, 64)
+    assert facts.members == (MemberMemory(3, 4, 5),) * 2
+    assert facts.prefixes == control.PREFIX_SUPPORT_EXACT
+
+
+def test_a_ring_has_the_sources_of_drafts_that_its_members_tell_and_no_more_than_a_few() -> None:
+    head = control.DraftFacts(
+        source=control.DRAFT_SOURCE_MODEL, microseconds=1000, rows=4, rows_microseconds=2000
+    )
+    tail = control.DraftFacts(source=control.DRAFT_SOURCE_MTP_HEAD, microseconds=3000, rows=1, ahead=True)
+    members = [control.Attached(kv_budget=4096, sources=told) for told in ([head], [], [tail])]
+    found = facts_of(members).sources
+    assert found[control.DRAFT_SOURCE_MODEL] == SourceFacts(0.001, 4, 0.002)
+    assert found[control.DRAFT_SOURCE_MTP_HEAD] == SourceFacts(0.003, 1, ahead=True)
+    assert found[LOOKUP] == SourceFacts()
+    assert [found[control.DRAFT_SOURCE_MODEL].guessing(rows) for rows in (1, 4)] == [0.001, 0.002]
+    many = [control.DraftFacts(source=number, ahead=True) for number in range(10, 1000)]  # type: ignore[arg-type]
+    nameless = [control.Attached(kv_budget=4096, sources=[control.DraftFacts(ahead=True)])]
+    assert list(facts_of(nameless).sources) == [LOOKUP], "a step with drafts names their source"
+    assert len(facts_of([control.Attached(kv_budget=4096, sources=many)]).sources) == 1 + MAX_SOURCES
+
+
+@pytest.mark.parametrize(
+    ("devices", "lanes"),
+    [((b"one", b"one"), (8,)), ((b"one", b"other"), (4, 4)), ((b"", b""), (4, 4))],
+)
+def test_stages_on_one_gpu_have_one_lane_where_rows_cost_nothing(
+    devices: tuple[bytes, ...], lanes: tuple[int, ...]
+) -> None:
+    times = [control.StepTime(rows=rows, tokens=1, microseconds=20_000 + rows) for rows in (1, 8)]
+    times.append(control.StepTime(rows=1, tokens=8, microseconds=20_000))
+    attached = [control.Attached(kv_budget=1 << 20, times=times, device=device) for device in devices]
+    assert facts_of(attached).lanes(8) == lanes
+
+
+def test_what_every_member_has_kept_goes_on() -> None:
+    def attached(*kept: tuple[int, int, int], names: int = 0) -> control.Attached:
+        held = [
+            control.KeptPrefix(epoch=epoch, row=row, tokens=tokens, names=bytes(16 * names))
+            for epoch, row, tokens in kept
+        ]
+        return control.Attached(epoch=3, kept=held)
+
+    head = attached((1, 1, 128), (1, 2, 128), (2, 1, 64), (3, 9, 128), (2, 5, 128), names=2)
+    other = attached((1, 2, 128), (1, 1, 64), (2, 1, 64), (3, 9, 128))
+    # the names of (2, 1, 64) are too many, and what is of this epoch is of no earlier one
+    assert [origin for origin, _ in facts_of([head, other]).kept] == [(1, 2, 128)]
+    assert facts_of([attached((1, 2, 128)), other]).kept == ()
+
+
+def test_what_cannot_be_cut_goes_on_at_the_marks_that_every_such_member_has() -> None:
+    def attached(*marks: int, cuts: bool = False) -> control.Attached:
+        kept = control.KeptPrefix(epoch=1, row=1, tokens=256, names=bytes(16 * 4), marks=marks)
+        support = control.PREFIX_SUPPORT_ANY if cuts else control.PREFIX_SUPPORT_EXACT
+        return control.Attached(epoch=3, kept=[kept], prefixes=support)
+
+    for members, lengths in (
+        ([attached(64, 128), attached(128, 192), attached(cuts=True)], [128, 256]),
+        ([attached(64), attached(128)], [256]),
+        ([attached(cuts=True)], [64, 128, 192, 256]),
+    ):
+        ((_, names),) = facts_of(members).kept
+        assert [length for length, _ in names] == lengths

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ringfacts import member_with, ring_of
 
-from sealring.gateway.scheduler import Ledger, MemberMemory, Request, RingFacts, Row, StepCosts, rounded
+from sealring.gateway.scheduler import Ledger, Request, RingFacts, Row, StepCosts, rounded
 from sealring.gateway.scheduler.memory import BLOCK
 from sealring.mesh.ring import round_seconds
+from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 members = st.lists(
-    st.builds(MemberMemory, st.integers(0, 50), st.integers(0, 5000), st.integers(0, 1_000_000)),
+    st.builds(member_with, st.integers(0, 1_000_000), token=st.integers(0, 50), row=st.integers(0, 5000)),
     min_size=1,
     max_size=4,
 )
@@ -44,9 +46,9 @@ def member_bytes(ledger: Ledger) -> list[int]:
 
 @given(members, operations)
 def test_the_ledger_never_promises_what_is_not_there(
-    figures: list[MemberMemory], work: list[tuple[str, int]]
+    figures: list[control.Attached], work: list[tuple[str, int]]
 ) -> None:
-    ring = RingFacts(tuple(figures), 100, 64)
+    ring = ring_of(*figures, rows=100)
     ledger = Ledger(ring)
     held: dict[int, tuple[int, int]] = {}
     for row, (operation, tokens) in enumerate(work):
@@ -75,8 +77,8 @@ def test_the_ledger_never_promises_what_is_not_there(
 
 
 @given(members)
-def test_what_fits_alone_is_what_capacity_says(figures: list[MemberMemory]) -> None:
-    ledger = Ledger(RingFacts(tuple(figures), 100, 64))
+def test_what_fits_alone_is_what_capacity_says(figures: list[control.Attached]) -> None:
+    ledger = Ledger(ring_of(*figures, rows=100))
     capacity = ledger.capacity
     assert capacity % BLOCK == 0
     assert capacity == 0 or ledger.place(capacity) is not None
@@ -84,7 +86,7 @@ def test_what_fits_alone_is_what_capacity_says(figures: list[MemberMemory]) -> N
 
 
 def test_rows_go_to_the_emptiest_lane_where_they_fit() -> None:
-    ledger = Ledger(RingFacts((MemberMemory(1, 0, 16 * BLOCK),) * 2, 100, 64))
+    ledger = Ledger(ring_of(*[member_with(16 * BLOCK)] * 2, rows=100))
     for row in range(5):
         lane = ledger.place(BLOCK)
         assert lane == row % 2
@@ -96,7 +98,7 @@ def test_rows_go_to_the_emptiest_lane_where_they_fit() -> None:
 
 
 def test_a_single_lane_has_another_beside_it_for_rows_that_would_make_its_own_too_long() -> None:
-    ledger = Ledger(RingFacts((MemberMemory(1, 0, 16 * BLOCK),), 100, 64))
+    ledger = Ledger(ring_of(member_with(16 * BLOCK), rows=100))
     for row in range(5):
         assert ledger.place(BLOCK) == 0
         ledger.reserve(row, 0, BLOCK)
@@ -110,7 +112,7 @@ STAIRS = StepCosts(
 
 
 def ledger_of(costs: StepCosts, stages: int, room: int = 1 << 20) -> Ledger:
-    return Ledger(RingFacts((MemberMemory(1, 0, room * BLOCK),) * stages, 100, 64, costs=costs))
+    return Ledger(ring_of(*[member_with(room * BLOCK)] * stages, rows=100, costs=costs))
 
 
 def seconds_of(facts: RingFacts, lanes: Sequence[int]) -> float:
@@ -149,7 +151,7 @@ def test_lanes_come_back_to_what_the_table_wants_as_rows_come_and_go(stages: int
         ledger.release(row)
         del places[row]
         places |= come(ledger, [number])
-    facts = RingFacts((MemberMemory(1, 0, 1),) * stages, 100, 64, costs=STAIRS)
+    facts = ring_of(*[member_with(1)] * stages, rows=100, costs=STAIRS)
     assert seconds_of(facts, rows_in(places)) <= 1.1 * seconds_of(facts, facts.lanes(16))
 
 
@@ -170,7 +172,7 @@ def test_memory_makes_no_more_lanes_than_two_or_than_wanted(stages: int) -> None
 
 
 def test_no_more_rows_are_reserved_for_than_a_ring_takes_and_all_of_a_request_or_none() -> None:
-    ledger = Ledger(RingFacts((MemberMemory(1, 0, 1 << 40),), 3, 64))
+    ledger = Ledger(ring_of(rows=3))
     one, two, three, four = (Row(number, Request("r", "k", 1, inference.Envelope())) for number in range(4))
     assert ledger.reserve_all([one, two], BLOCK)
     assert not ledger.reserve_all([three, four], BLOCK)
@@ -179,7 +181,7 @@ def test_no_more_rows_are_reserved_for_than_a_ring_takes_and_all_of_a_request_or
 
 
 def test_a_prefix_that_is_given_up_leaves_nothing_behind() -> None:
-    ledger = Ledger(RingFacts((MemberMemory(2, 10, 1000), MemberMemory(1, 0, 1000)), 100, 64))
+    ledger = Ledger(ring_of(member_with(1000, token=2, row=10), member_with(1000), rows=100))
     ledger.keep(64)
     ledger.keep(128)
     assert ledger.kept_bytes() == [404, 192]

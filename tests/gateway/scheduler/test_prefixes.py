@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from ringfacts import member_with, ring_of
 
-from sealring.gateway.scheduler import Ledger, MemberMemory, Request, RingFacts, Row, StepPlanner, prefixes
+from sealring.gateway.scheduler import Ledger, Request, Row, StepPlanner, prefixes
 from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.mesh.errors import InvalidInput
@@ -30,8 +31,13 @@ class Desk:
         *,
         stores: bool = False,
     ) -> None:
-        self.ring = RingFacts(
-            (MemberMemory(1, 0, tokens, marks),), 4096, 1 << 16, support, recalls=stores, epoch=2
+        self.ring = ring_of(
+            member_with(tokens, mark=marks),
+            rows=4096,
+            chunk=1 << 16,
+            prefixes=support,
+            recalls=stores,
+            epoch=2,
         )
         self.ledger = Ledger(self.ring)
         self.adopt(())

@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import pytest
+from ringfacts import member_with, ring_of
 
 from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
     DiscardRow,
-    MemberMemory,
     OpenRow,
     RecallBlocks,
     Request,
-    RingFacts,
     Scheduler,
 )
 from sealring.gateway.scheduler.recalls import LEAST_SECONDS, RETRY_SECONDS
@@ -42,11 +41,10 @@ class Desk:
     """A ring of two whose head has read prompts of zeros; its steps are composed as members do."""
 
     def __init__(self, budget: int = 1 << 30, *, recalls: bool = True, exact: bool = False) -> None:
-        facts = RingFacts(
-            (MemberMemory(1, 0, budget),) * MEMBERS,
-            8,
-            CHUNK,
-            control.PREFIX_SUPPORT_EXACT if exact else control.PREFIX_SUPPORT_ANY,
+        facts = ring_of(
+            *[member_with(budget)] * MEMBERS,
+            chunk=CHUNK,
+            prefixes=control.PREFIX_SUPPORT_EXACT if exact else control.PREFIX_SUPPORT_ANY,
             recalls=recalls,
         )
         self.scheduler = Scheduler(queue_limit=10)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from requestkit import with_progress
+from ringfacts import member_with, ring_of
 
 from sealring.coordinator.rings.epochs import FIRST_BACKOFF, LAST_BACKOFF
 from sealring.gateway.scheduler import (
@@ -20,10 +21,8 @@ from sealring.gateway.scheduler import (
     DiscardRow,
     Fail,
     Finish,
-    MemberMemory,
     OpenRow,
     Request,
-    RingFacts,
     Scheduler,
     StepCosts,
 )
@@ -58,7 +57,7 @@ class Driver:
         costs: StepCosts = COSTS,
     ) -> None:
         self.scheduler = Scheduler(queue_limit=queue)
-        self.facts = RingFacts((MemberMemory(1, 0, budget),) * stages, max_rows, chunk, costs=costs)
+        self.facts = ring_of(*[member_with(budget)] * stages, rows=max_rows, chunk=chunk, costs=costs)
         self.prompts: dict[str, int] = {}
         self.actions: list[Action] = []
         self.steps: list[control.Step] = []
@@ -199,7 +198,7 @@ def test_without_an_epoch_requests_wait_and_nothing_is_owed() -> None:
 
 def test_an_epoch_is_used_and_owes_answers_once_a_row_is_with_its_head() -> None:
     scheduler = Scheduler(queue_limit=5)
-    facts = RingFacts((MemberMemory(1, 0, 1 << 40),), 4, 64)
+    facts = ring_of(rows=4)
     assert scheduler.attach(facts) == []
     assert (scheduler.used, scheduler.expects_answer) == (False, False)
     (opened,) = scheduler.submit(Request("a", "", 3, inference.Envelope()), 0.0)
@@ -227,7 +226,7 @@ def test_an_epoch_is_used_and_owes_answers_once_a_row_is_with_its_head() -> None
 
 def test_a_row_that_its_head_refuses_fails_and_leaves_no_trace() -> None:
     scheduler = Scheduler(queue_limit=5)
-    scheduler.attach(RingFacts((MemberMemory(1, 0, 1 << 40),), 4, 64))
+    scheduler.attach(ring_of(rows=4))
     (opened,) = scheduler.submit(Request("a", "", 3, inference.Envelope()), 0.0)
     error = InvalidInput("x", reason="CONTEXT_TOO_LONG")
     (failed,) = scheduler.row_refused(opened.row, error)
@@ -240,7 +239,7 @@ def test_a_row_that_its_head_refuses_fails_and_leaves_no_trace() -> None:
 
 def test_a_row_that_its_head_will_not_go_on_with_fails_and_is_evicted() -> None:
     scheduler = Scheduler(queue_limit=5)
-    scheduler.attach(RingFacts((MemberMemory(1, 0, 1 << 40),), 4, 64))
+    scheduler.attach(ring_of(rows=4))
     (opened,) = scheduler.submit(Request("a", "", 9, inference.Envelope()), 0.0)
     begun = scheduler.row_opened(
         control.RowOpened(row=opened.row, prompt_tokens=4, params_bytes=256, max_tokens=9)
@@ -585,7 +584,7 @@ def test_a_request_that_ends_every_epoch_is_given_up() -> None:
 
 
 def test_a_request_whose_names_no_head_can_tell_is_given_up() -> None:
-    scheduler, facts = Scheduler(queue_limit=5), RingFacts((MemberMemory(1, 0, 1 << 40),), 4, 64)
+    scheduler, facts = Scheduler(queue_limit=5), ring_of(rows=4)
     scheduler.submit(Request("a", "", 3, inference.Envelope()), 0.0)
     for attempt in range(MAX_ATTEMPTS):
         (opened,) = scheduler.attach(facts)
@@ -976,7 +975,7 @@ def test_a_question_beside_a_burst_of_another_key_is_not_taken_to_wait_for_all_o
 def test_bytes_that_come_later_do_not_overtake_a_prompt_that_waits_for_room(later: list[int]) -> None:
     """By a bound of 100 bytes: the real one would have each example fill memory."""
     scheduler, rows = Scheduler(queue_limit=100), dict[str, int]()
-    scheduler.attach(RingFacts((MemberMemory(1, 0, 2048),), 64, 64))
+    scheduler.attach(ring_of(member_with(2048), rows=64))
 
     def submit(name: str, key: str, size: int) -> None:
         take(scheduler.submit(Request(name, key, 5, inference.Envelope(sealed=bytes(size))), 0.0))
@@ -1018,7 +1017,7 @@ def test_what_is_to_be_soon_goes_first_and_what_is_too_late_fails() -> None:
 
 def test_a_row_that_waits_for_memory_is_given_back_and_one_that_has_begun_goes_on() -> None:
     scheduler = Scheduler(queue_limit=100)
-    scheduler.attach(RingFacts((MemberMemory(1, 0, 512),), 8, 64))
+    scheduler.attach(ring_of(member_with(512)))
     for name in ("runs", "waits"):
         actions = scheduler.submit(Request(name, "k", 200, inference.Envelope(), patience=1.0), 0.0)
         (opened,) = [action for action in actions if isinstance(action, OpenRow)]
@@ -1036,7 +1035,7 @@ def test_a_row_that_waits_for_memory_is_given_back_and_one_that_has_begun_goes_o
 def test_a_key_whose_prompts_the_head_still_reads_holds_up_itself_alone() -> None:
     """Its prompts take all the room that there is, and another key's is opened and begun all the same."""
     scheduler, opened = Scheduler(queue_limit=1000), dict[str, int]()
-    actions = scheduler.attach(RingFacts((MemberMemory(1, 0, 2048),), 4, 64))
+    actions = scheduler.attach(ring_of(member_with(2048), rows=4))
     for index in range(2 * OPEN_AHEAD):
         actions += scheduler.submit(Request(f"costly {index}", "a", 5, inference.Envelope()), 0.0)
     for index in range(3):
@@ -1056,7 +1055,7 @@ def test_a_key_whose_prompts_the_head_still_reads_holds_up_itself_alone() -> Non
 
 def test_the_head_reads_images_of_so_many_bytes_at_once_and_texts_meanwhile() -> None:
     scheduler = Scheduler(queue_limit=10)
-    scheduler.attach(RingFacts((MemberMemory(1, 0, 2048),), 8, 64))
+    scheduler.attach(ring_of(member_with(2048)))
     large = inference.Envelope(sealed=bytes(OPEN_BYTES // 2 + 1))
 
     def opened(actions: list[Action]) -> list[str]:
@@ -1072,7 +1071,7 @@ def test_the_head_reads_images_of_so_many_bytes_at_once_and_texts_meanwhile() ->
 
 def test_a_prompt_of_any_size_is_read_where_no_other_large_one_is() -> None:
     scheduler = Scheduler(queue_limit=10)
-    scheduler.attach(RingFacts((MemberMemory(1, 0, 2048),), 8, 64))
+    scheduler.attach(ring_of(member_with(2048)))
     largest = inference.Envelope(sealed=bytes(OPEN_BYTES + 1))
     assert any(isinstance(one, OpenRow) for one in scheduler.submit(Request("one", "a", 5, largest), 0.0))
 
@@ -1081,7 +1080,7 @@ def test_a_prompt_of_any_size_is_read_where_no_other_large_one_is() -> None:
 def test_rows_begin_in_the_order_in_which_their_prompts_are_read(order: list[int]) -> None:
     """Members take steps in which a row begins after others with higher numbers."""
     scheduler = Scheduler(queue_limit=10)
-    actions = scheduler.attach(RingFacts((MemberMemory(1, 0, 2048),), 8, 64))
+    actions = scheduler.attach(ring_of(member_with(2048)))
     composition = Composition(epoch=1, max_rows=8, prefill_chunk=64)
     for index in order:
         actions += scheduler.submit(Request(f"{index}", f"{index}", 5, inference.Envelope()), 0.0)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from ringfacts import member_with, ring_of
 
 from sealring.gateway.scheduler import (
     LOOKUP,
@@ -22,7 +23,6 @@ from sealring.gateway.scheduler import (
     DiscardRow,
     Fail,
     Finish,
-    MemberMemory,
     OpenRow,
     Request,
     RingFacts,
@@ -394,10 +394,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         if support == control.PREFIX_SUPPORT_EXACT:
             draft_runs = min(draft_runs, MAX_RUNS)  # with more, caches can be cut
         rows = [max(100 * rank, marks) for rank in range(stages)]  # a mark is a copy of what a row has
-        members = tuple(MemberMemory(10 + rank, row, budget * 10, marks) for rank, row in enumerate(rows))
+        members = [
+            member_with(budget * 10, token=10 + rank, row=row, mark=marks) for rank, row in enumerate(rows)
+        ]
         sources = {**NO_MODEL, control.DRAFT_SOURCE_MODEL: SourceFacts(draft, DRAFT_ROWS)}
-        self.facts_of = RingFacts(
-            members, max_rows, chunk, support, speculate, costs, sources=sources, draft_runs=draft_runs
+        self.facts_of = ring_of(
+            *members,
+            rows=max_rows,
+            chunk=chunk,
+            prefixes=support,
+            speculate=speculate,
+            costs=costs,
+            sources=sources,
+            draft_runs=draft_runs,
         )
 
     @precondition(lambda self: self.ring is None)
