@@ -10,7 +10,7 @@ from sealring.v1 import control_pb2 as control
 
 
 def member_with(budget: int = 1 << 40, *, token: int = 1, row: int = 0, mark: int = 0) -> control.Attached:
-    """A member with a budget of so many bytes, of which a token, a row and a mark take these."""
+    """A member with this budget, and what a token, a row and a mark take of it, in bytes."""
     return control.Attached(kv_budget=budget, kv_bytes_per_token=token, kv_bytes_per_row=row, mark_bytes=mark)
 
 
