@@ -1,8 +1,9 @@
 """Admission, eviction and stepping of rows: pure state machines without clocks or I/O.
 
 Read them in this order. Data: `request`, `facts`, `actions`. Waiting: `queue`. Events in and actions out:
-`scheduler`. What announced steps make of rows: `board`. The steps of an epoch: `planner`, with `lane`,
-`memory` and, for prompts, `prefill`, `budget` and `prefixes`. Drafts: `drafting`.
+`scheduler`. The order in which rows begin: `admission`. What announced steps make of rows: `board`. The steps
+of an epoch: `planner`, with `lane`, `memory` and, for prompts, `prefill`, `budget` and `prefixes`. Drafts:
+`drafting`.
 
 Rows are admitted and evicted in `StepPlanner._step`; `Lane.must_change` decides when.
 `StepPlanner._chunk_tokens` sets the length of chunks, and `PrefillLine` ends them at the end of a prompt or

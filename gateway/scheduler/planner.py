@@ -28,9 +28,6 @@ from sealring.gateway.scheduler.request import Row
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
 
-EXTENSION = 1024
-"""Tokens that a row without a limit of its own reserves at a time."""
-
 AHEAD = 0.05
 """Seconds of prefill steps, one step at least, that the head has before it while nothing decodes. So it never
 waits for the gateway, whose answer takes some milliseconds. A prompt that comes waits for them."""
@@ -66,18 +63,11 @@ class Announced:
 
 
 class StepPlanner:
-    """Rows that are tokenized get memory by `reserve`, enter by `start` and leave by `close`; `steps` yields
-    what to announce.
-
-    `waiting` counts requests without memory, and before `reserve` the one about to get it as well. The
-    scheduler sets it.
-    """
+    """Rows that have their memory enter by `start` and leave by `close`; `steps` yields what to announce."""
 
     def __init__(self, ring: RingFacts) -> None:
         self.ledger = Ledger(ring)
         self.board = Board(ring)
-        self.pressed = False
-        self.waiting = 0
         self._ring = ring
         self._lanes: OrderedDict[int, Lane] = OrderedDict()  # by turns; one that is empty may get rows again
         self.prefixes = PrefixCache(
@@ -100,24 +90,9 @@ class StepPlanner:
         """Rows with memory of which no chunk has been announced."""
         return self._line.unstarted
 
-    def reserve(self, row: Row) -> bool:
-        """Whether the row has its memory; False when it has to wait."""
-        if row.number in self.ledger:
-            return True
-        self.pressed = (
-            self.pressed
-            or self.prefixes.waits_for(row)
-            or not self.ledger.reserve_all(row.group, row.reserved, self.waiting)
-        )
-        return not self.pressed
-
     def start(self, row: Row) -> None:
         """Puts a row that has its memory in line."""
         self._line.add(row)
-
-    def can_hold(self, row: Row, answers: int | None = None) -> bool:
-        """Whether the rows of the request's first `answers`, or of all, fit when nothing else is there."""
-        return Ledger(self._ring).reserve_all(row.group[:answers], row.reserved)
 
     def close(self, row: Row) -> None:
         """Takes no more tokens of the row; a step of its lane evicts it."""
@@ -221,24 +196,22 @@ class StepPlanner:
         return [lane for lane in self._lanes.values() if lane.running]
 
     def sweep(self) -> None:
-        """Frees lanes of which nothing more is wanted, and gives rows the memory to go on. Must come before
-        rows are started: those that run are served first."""
+        """Frees lanes of which nothing more is wanted."""
         for lane in self._lanes.values():
             if lane.spent:
                 lane.changed()
                 for row in list(lane.rows.values()):
                     self._drop(row)
-        self.pressed = False
-        for lane in self._lanes.values():
-            for row in lane.wanting():
-                limit = min(row.ceiling, row.limit + EXTENSION)
-                self.pressed = self.pressed or not self.ledger.grow(row.number, row.prompt_tokens + limit)
-                if not self.pressed:
-                    row.limit = limit
 
-    def steps(self) -> Iterator[control.Step]:
-        """Everything that can be announced now."""
-        while step := self._next_prefill() or self._next_decode():
+    def wanting(self) -> Iterator[Row]:
+        """Rows near their limit that could go on with more memory, by the turns of their lanes."""
+        for lane in self._lanes.values():
+            yield from lane.wanting()
+
+    def steps(self, waiting: int, *, pressed: bool) -> Iterator[control.Step]:
+        """Everything that can be announced now. `waiting` requests have not begun; `pressed`: rows lack
+        memory that those which have ended would free."""
+        while step := self._next_prefill(waiting) or self._next_decode(waiting, pressed):
             yield step
         if self._makes_room() or (not self.under_way and self.board.evicts):
             yield self._announce(self._step([]))
@@ -249,8 +222,8 @@ class StepPlanner:
         board = self.board
         return self.recalls.due and (board.changes or not self.prefixes.has_room() or not board.last_step)
 
-    def _next_prefill(self) -> control.Step | None:
-        tokens = self._chunk_tokens() if len(self._line) else 0
+    def _next_prefill(self, waiting: int) -> control.Step | None:
+        tokens = self._chunk_tokens(waiting) if len(self._line) else 0
         if not tokens:
             return None
         self._line.prepare()
@@ -273,18 +246,18 @@ class StepPlanner:
         self._under_way[step.number] = Announced(step.number, None, owed, first, seconds=seconds)
         return step
 
-    def _chunk_tokens(self) -> int:
+    def _chunk_tokens(self, waiting: int) -> int:
         """The most tokens that a chunk may have now; 0 for no chunk."""
         prompts, tokens, left = len(self._line), self._line.tokens, self._line.left
         if running := self._running():
-            return self._budget.take(self._rounds, _sizes(running), prompts, tokens, self.waiting, left)
+            return self._budget.take(self._rounds, _sizes(running), prompts, tokens, waiting, left)
         ahead = self._ahead()
         if sum(ahead) >= AHEAD or len(ahead) >= MANY:
             return 0
         if self._line.idle:
             return self._budget.brief(AHEAD)
         soon = sum(not row.closed for step in self._under_way.values() for row in step.first)
-        return self._budget.before(soon, prompts, tokens, self.waiting, left)
+        return self._budget.before(soon, prompts, tokens, waiting, left)
 
     def _ahead(self) -> list[float]:
         """Seconds of each prefill step that the head has not begun.
@@ -297,27 +270,28 @@ class StepPlanner:
         waiting = [step for step in prefills if not step.sampled] + sampling[self._ring.stages :]
         return [step.seconds for step in waiting]
 
-    def _next_decode(self) -> control.Step | None:
+    def _next_decode(self, waiting: int, pressed: bool) -> control.Step | None:
         running = self._running()
         paused = self._budget.pausing and any(step.lane is None for step in self._under_way.values())
         for lane in running:
             if lane.outstanding >= (1 if paused else ANNOUNCED):
                 return None
-            step = self._decode(lane, running)
+            step = self._decode(lane, running, waiting, pressed)
             if step is not None:
                 self._rounds += 1 / len(running)
                 self._lanes.move_to_end(lane.number)
                 return step
         return None
 
-    def _decode(self, lane: Lane, running: Sequence[Lane]) -> control.Step | None:
-        rows = self.ledger.rows + self.waiting
+    def _decode(
+        self, lane: Lane, running: Sequence[Lane], waiting: int, pressed: bool
+    ) -> control.Step | None:
+        rows = self.ledger.rows + waiting
         way = self._drafting.wanted(lane, running, rows)
         if way is None:
             return None
         leaving, joining = lane.leaving(), lane.ready
-        pressed = self.pressed or self.prefixes.waits
-        if lane.must_change(leaving, pressed):
+        if lane.must_change(leaving, pressed or self.prefixes.waits):
             lane.ready = []
             lane.changed()
         else:

@@ -1,9 +1,7 @@
 """The scheduler of one ring: a pure state machine. Events in, actions out; no clocks and no I/O.
 
 A request waits in a fair queue, is given to the head (which tokenizes it), waits for KV memory on every
-member, is prefilled, decoded and evicted. Keys take turns at every one of these. Those rows of a key that
-the head has read are started strictly in the order in which they were taken from the queue. A large one is
-overtaken only while the head reads it, and by other keys' rows in their turns.
+member, is prefilled, decoded and evicted. Keys take turns at every one of these.
 
 `max_tokens` 0 means as many as the context holds. Such a request reserves its prompt and `EXTENSION` tokens,
 and further ones as it gets near; rows that want more come before rows that want to start. Where the ring has
@@ -17,9 +15,8 @@ EPOCH_ENDED: it asks for the rest itself.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.scheduler.actions import (
@@ -30,15 +27,15 @@ from sealring.gateway.scheduler.actions import (
     DiscardRow,
     Fail,
     Finish,
-    OpenRow,
     Piece,
     SignRow,
 )
+from sealring.gateway.scheduler.admission import EXTENSION, Admission, alone
 from sealring.gateway.scheduler.board import PlanError
 from sealring.gateway.scheduler.drafting import likely_by
 from sealring.gateway.scheduler.facts import RingFacts
-from sealring.gateway.scheduler.planner import EXTENSION, Announced, StepPlanner
-from sealring.gateway.scheduler.queue import FairQueue, Pace, Turns, retry_after
+from sealring.gateway.scheduler.planner import Announced, StepPlanner
+from sealring.gateway.scheduler.queue import FairQueue, Pace, retry_after
 from sealring.gateway.scheduler.request import TOKEN_BYTES, Request, Row
 from sealring.mesh.errors import (
     DeadlineExceeded,
@@ -49,30 +46,15 @@ from sealring.mesh.errors import (
     SealringError,
     StageFailed,
 )
-from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES
 from sealring.mesh.ring.prefix_names import split
 from sealring.mesh.ring.unbroken import around, unbroken
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
-OPEN_AHEAD = 16
-"""Most rows that the head has and of which no chunk has been announced."""
-
-OPEN_BYTES = MAX_ENVELOPE_BYTES
-"""Bytes of images and of sealed prompts in the prompts that the head still reads; one alone may have more.
-With 16 texts of 4 MiB they are less than a head takes (node.engine.text.reading.MAX_UNREAD_BYTES)."""
-
-OPEN_SPARE = 2
-"""How many more of them than can start now: rows of one key are no longer reordered once they are opened."""
-
 MAX_ATTEMPTS = 8
 """Epochs in a row that may end while they compute a request and bring no more of it than a prefill does: the
 request may be what ends them. Faults hit the same prompts fewer times in a row: an epoch that brings more
 starts the count again, and by now the coordinator pauses for ten seconds before the next."""
-
-ALONE_ATTEMPTS = 2
-"""Attempts after which a request is begun alone, before others, until it has brought more. Later attempts
-then count for the request that ends epochs and for no other."""
 
 LONGEST_WAIT = 240.0
 """Longest wait in seconds of a request without a deadline. Common HTTP clients give up after five minutes
@@ -91,14 +73,10 @@ class Load:
 class _Epoch:
     """State that ends with an epoch."""
 
-    def __init__(self, ring: RingFacts) -> None:
+    def __init__(self, ring: RingFacts, queue: FairQueue, pace: Pace) -> None:
         self.ring = ring
         self.planner = StepPlanner(ring)
-        self.rows: dict[int, Row] = {}
-        self.opened: dict[int, Row] = {}  # given to the head and not started, by rising number
-        self.turns = Turns()  # for memory
-        self.alone: Request | None = None
-        self.last_row = 0
+        self.admission = Admission(ring, self.planner, queue, pace)
 
 
 class Scheduler:
@@ -113,7 +91,6 @@ class Scheduler:
         self._pace = Pace()
         self._now = 0.0  # of the last event that has it; one comes about every second
         self._epoch: _Epoch | None = None
-        self._rows_of: dict[str, list[Row]] = {}  # without copies
         self._actions: list[Action] = []
         self._suspect: Row | None = None
         self._holding = False
@@ -126,7 +103,7 @@ class Scheduler:
     @property
     def used(self) -> bool:
         """Whether the epoch's members have been given anything to do."""
-        return self._epoch is not None and self._epoch.last_row > 0
+        return self._epoch is not None and self._epoch.admission.last_row > 0
 
     @property
     def expects_answer(self) -> bool:
@@ -134,12 +111,13 @@ class Scheduler:
         epoch = self._epoch
         if epoch is None:
             return False
-        return epoch.planner.under_way > 0 or any(row.opening for row in epoch.opened.values())
+        return epoch.planner.under_way > 0 or any(row.opening for row in epoch.admission.opened.values())
 
     def counts(self) -> tuple[int, int]:
         """The requests that were begun and are not over, and those that wait for their begin."""
         resuming = len(self._queue.resuming)
-        return len(self._rows_of) + resuming, len(self._queue) - resuming
+        begun = len(self._epoch.admission.requests) if self._epoch else 0
+        return begun + resuming, len(self._queue) - resuming
 
     def hold(self, holding: bool) -> list[Action]:
         """Begins no waiting request from now on, or begins them again. Those that were begun go on."""
@@ -149,8 +127,9 @@ class Scheduler:
     def load(self) -> Load:
         if self._epoch is None:
             return Load(len(self._queue), 0, 0.0)
-        opened = len({row.request.id for row in self._epoch.opened.values()})
-        running = len(self._rows_of) - opened
+        admission = self._epoch.admission
+        opened = len({row.request.id for row in admission.opened.values()})
+        running = len(admission.requests) - opened
         return Load(len(self._queue) + opened, running, self._epoch.planner.ledger.usage())
 
     def kept(self) -> tuple[int, int]:
@@ -172,7 +151,7 @@ class Scheduler:
     def attach(self, ring: RingFacts) -> list[Action]:
         """A new epoch has begun; the one before must have been ended, and what it ended with settled."""
         self._suspect = None
-        self._epoch = _Epoch(ring)
+        self._epoch = _Epoch(ring, self._queue, self._pace)
         return self._pump()
 
     def submit(self, request: Request, now: float) -> list[Action]:
@@ -194,7 +173,7 @@ class Scheduler:
         self._now = now
         for request in self._queue.expired(now):
             self._actions.append(Fail(request, _too_late(request)))
-        for row in list(self._epoch.opened.values()) if self._epoch else ():
+        for row in list(self._epoch.admission.opened.values()) if self._epoch else ():
             if row.request.progress.deadline <= now:
                 self._fail(row, _too_late(row.request))
         if self._epoch is not None:
@@ -205,7 +184,7 @@ class Scheduler:
         """The head has tokenized a row. Raises InvalidInput (BAD_STEP, BAD_PREFIXES) for what cannot be: the
         epoch must end."""
         epoch = self._running_epoch()
-        row = epoch.opened.get(opened.row)
+        row = epoch.admission.opened.get(opened.row)
         if row is None or not row.opening:
             return self._take()
         prompt_tokens, max_tokens, answered = opened.prompt_tokens, opened.max_tokens, opened.answered
@@ -223,7 +202,7 @@ class Scheduler:
         capacity, longest = epoch.planner.ledger.capacity, epoch.ring.prefill_chunk
         if not row.request.max_tokens and prompt_tokens < capacity:
             row.limit = min(row.limit, capacity - prompt_tokens)
-            while row.limit > 1 and not epoch.planner.can_hold(row):
+            while row.limit > 1 and not epoch.admission.can_hold(row):
                 row.limit //= 2
         for copy in row.copies:
             copy.prompt_tokens = prompt_tokens
@@ -231,8 +210,8 @@ class Scheduler:
             copy.earlier = row.earlier
         if longest < max((end - begin for begin, end in row.unbroken), default=0):
             self._fail(row, _image_too_large(row, longest))
-        elif not epoch.planner.can_hold(row):
-            fewer = (count for count in range(len(row.copies), 0, -1) if epoch.planner.can_hold(row, count))
+        elif not epoch.admission.can_hold(row):
+            fewer = (count for count in range(len(row.copies), 0, -1) if epoch.admission.can_hold(row, count))
             self._fail(row, _too_large(row, capacity, next(fewer, 0)))
         elif row.request.idle and not epoch.planner.prefixes.pays(row):
             self._fail(
@@ -254,7 +233,7 @@ class Scheduler:
         """The head refuses a row: its prompt is too long, or its envelope does not open. Or the head gives up
         a row whose answer cannot follow its grammar."""
         epoch = self._running_epoch()
-        if (row := epoch.rows.get(number)) is not None:
+        if (row := epoch.admission.rows.get(number)) is not None:
             self._close_all(row.request.id, unknown=number)
             self._actions.append(Fail(row.request, error))
         return self._pump()
@@ -268,14 +247,14 @@ class Scheduler:
                 raise InvalidInput(f"step {done.step} brought a part of nothing", reason="BAD_STEP")
             due = epoch.planner.due(done.step)
             due.bring(done.outputs)
-            self._outputs(epoch.rows, done, due)
+            self._outputs(epoch.admission.rows, done, due)
             return self._take()
         if done.outputs:
             epoch.planner.due(done.step).bring(done.outputs)
         step = epoch.planner.done(done.step, now, likely=likely_by(done.rates), refuted=done.refuted)
         if step is None:
             return self._take()
-        self._outputs(epoch.rows, done, step)
+        self._outputs(epoch.admission.rows, done, step)
         epoch.planner.tokens_out(step)
         return self._pump()
 
@@ -288,13 +267,13 @@ class Scheduler:
         """Forgets a request that nobody waits for; no further action comes for it."""
         if request_id in self._queue:
             self._queue.remove(request_id)
-        elif request_id in self._rows_of:
+        elif self._epoch is not None and request_id in self._epoch.admission.requests:
             self._close_all(request_id)
         return self._pump()
 
     def end_epoch(self, error: EpochEnded) -> list[Action]:
         """Ends the epoch and queues its requests again. `settled` follows once its reason is known."""
-        ended, self._rows_of = self._rows_of, {}
+        ended = self._epoch.admission.requests if self._epoch else {}
         self._epoch = None
         self._pace.rest()
         self._suspect = _suspect([row for rows in ended.values() for row in rows])
@@ -327,7 +306,7 @@ class Scheduler:
 
     def _go_on(self, requests: Iterable[Request], error: EpochEnded) -> None:
         """Requests wait in front again, in their order, behind those that are begun alone."""
-        alone_first = sorted(requests, key=_alone, reverse=True)
+        alone_first = sorted(requests, key=alone, reverse=True)
         for request in reversed(alone_first):
             if request.progress.all_attempts >= MAX_ATTEMPTS:
                 self._actions.append(Fail(request, _given_up(request, error)))
@@ -402,7 +381,7 @@ class Scheduler:
         ends = [choice.end for choice in request.progress.choices if choice.end is not None]
         if len(ends) < request.choices:
             return
-        del self._rows_of[request.id]
+        del self._current().admission.requests[request.id]
         finished = inference.Finished(
             reason=ends[0].reason,
             prompt_tokens=row.prompt_tokens - row.answered,
@@ -421,7 +400,7 @@ class Scheduler:
     def _close_all(self, request_id: str, *, unknown: int = 0) -> None:
         """Ends what has not ended of a request. Of rows that were never stepped only the head knows, and of
         an `unknown` one not even that."""
-        for row in self._rows_of.pop(request_id):
+        for row in self._current().admission.requests.pop(request_id):
             if not row.begun and row.number != unknown:
                 self._actions.append(DiscardRow(row.number))
             for each in row.group:
@@ -429,12 +408,7 @@ class Scheduler:
                     self._close(each)
 
     def _close(self, row: Row) -> None:
-        epoch = self._epoch
-        assert epoch is not None  # as long as it has rows
-        del epoch.rows[row.number]
-        epoch.opened.pop(row.number, None)
-        self._actions.extend(epoch.planner.recalls.close(row))
-        epoch.planner.close(row)
+        self._actions.extend(self._current().admission.close(row))
 
     def _pump(self) -> list[Action]:
         if self._epoch is not None and self._epoch.planner.board.refused is None:
@@ -444,90 +418,20 @@ class Scheduler:
 
     def _go(self, epoch: _Epoch) -> None:
         """Raises PlanError."""
-        epoch.planner.sweep()
-        self._start(epoch)
-        self._open(epoch)
-        epoch.planner.waiting = len(self._queue) + len(epoch.opened)
-        if not epoch.planner.waiting:
-            self._pace.rest()
-        for step in epoch.planner.steps():
+        opened, pressed = epoch.admission.go(self._now, holding=self._holding)
+        self._actions.extend(opened)
+        for step in epoch.planner.steps(epoch.admission.waiting, pressed=pressed):
             self._actions.append(AnnounceStep(step))
         self._actions.extend(epoch.planner.recalls.take_due())
-
-    def _start(self, epoch: _Epoch) -> None:
-        ledger, waiting = epoch.planner.ledger, list[Row]()
-        for row in list(epoch.opened.values()):
-            if row.number not in ledger:
-                waiting.append(row)
-            elif not row.recalling:  # members read by turns: later rows may be ready before
-                self._begin(epoch, row)
-        while ready := [row for row in waiting if not row.opening and row.number not in ledger]:
-            row = epoch.turns.next(ready)[0]
-            epoch.planner.waiting = len(self._queue) + len(epoch.opened)
-            if not epoch.planner.reserve(row):
-                return
-            epoch.turns.taken(row.request.key)
-            row.request.progress.deadline = math.inf  # it has begun
-            self._begin(epoch, row)
-
-    def _begin(self, epoch: _Epoch, row: Row) -> None:
-        """Puts a row that has its memory in line, once it has nothing to wait for."""
-        if epoch.planner.recalls.begin(row, self._now):
-            return
-        epoch.planner.start(row)
-        del epoch.opened[row.number]
-        self._pace.begun(self._now)
-
-    def _open(self, epoch: _Epoch) -> None:
-        if epoch.alone is not None:
-            if epoch.alone.id in self._rows_of and not epoch.alone.progress.harmless:
-                return
-            epoch.alone = None
-        back = list[Request]()  # the head has no room for them yet, nor for bytes that come behind them
-        while (request := self._next(epoch, {one.key for one in back})) is not None:
-            reads = sum(row.request.bulk for row in epoch.opened.values() if row.opening)
-            if request.bulk and reads and (back or reads + request.bulk > OPEN_BYTES):
-                back.append(request)
-                continue
-            if _alone(request):
-                if not all(rows[0].request.progress.harmless for rows in self._rows_of.values()):
-                    back.append(request)
-                    break
-                epoch.alone = request
-            rows = self._rows_of[request.id] = _rows(request, epoch.last_row + 1)
-            for row in rows:
-                epoch.opened[row.number] = row
-                epoch.rows.update((each.number, each) for each in row.group)
-                epoch.last_row = row.group[-1].number
-                self._actions.append(OpenRow(row.number, request, _resume(row)))
-        for request in reversed(back):
-            self._queue.push_front(request)
-
-    def _next(self, epoch: _Epoch, waits: Collection[str]) -> Request | None:
-        """Takes the request that is to be opened now, if any is, of another key than those in `waits`.
-
-        Where rows have taken all room, a key with none among them has one more: nobody waits for what another
-        one's prompts cost.
-        """
-        if epoch.alone is not None:
-            return None
-        startable = 0 if epoch.planner.pressed else epoch.ring.max_rows - epoch.planner.ledger.rows
-        ledger = epoch.planner.ledger
-        ahead = [row for row in epoch.opened.values() if row.number not in ledger]
-        ahead += epoch.planner.unstarted
-        room = min(OPEN_AHEAD, OPEN_SPARE + startable) - len(ahead)
-        if self._holding:
-            resuming = [one for one in self._queue.resuming if one.key not in waits] if room > 0 else []
-            return self._queue.remove(resuming[0].id) if resuming else None
-        if room > 0:
-            return self._queue.pop_but(waits)
-        if room <= -OPEN_AHEAD:
-            return None
-        return self._queue.pop_but({*(row.request.key for row in ahead), *waits})
 
     def _take(self) -> list[Action]:
         actions, self._actions = self._actions, []
         return actions
+
+    def _current(self) -> _Epoch:
+        """The epoch, as long as it has rows."""
+        assert self._epoch is not None
+        return self._epoch
 
     def _running_epoch(self) -> _Epoch:
         """The epoch of which a member has answered. Raises PlanError."""
@@ -548,7 +452,7 @@ class Scheduler:
             return None
         taken = Counter[str]()
         if (epoch := self._epoch) is not None:
-            taken.update(row.request.key for row in (*epoch.opened.values(), *epoch.planner.unstarted))
+            taken.update(row.request.key for row in epoch.admission.unstarted)
         before = self._queue.ahead(request, self._now, taken)
         wait, limit = self._pace.wait(before, self._now), min(request.patience, LONGEST_WAIT)
         if wait <= limit:
@@ -563,21 +467,6 @@ def _refusal(why: str, seconds: float, also: str = "") -> ResourceExhausted:
     )
 
 
-def _rows(request: Request, number: int) -> list[Row]:
-    """The rows to be opened, numbered from `number` on: one for all answers, or one for each that goes on."""
-    if not request.progress.earlier_tokens:
-        row = Row(number, request)
-        row.copies = tuple(Row(number + choice, request, choice) for choice in range(1, request.choices))
-        return [row]
-    left = [number for number, choice in enumerate(request.progress.choices) if choice.end is None]
-    return [Row(number + index, request, choice) for index, choice in enumerate(left)]
-
-
-def _alone(request: Request) -> bool:
-    """Whether to begin a request alone. Claimed attempts do not count: a client's word makes nobody wait."""
-    return request.progress.attempts >= ALONE_ATTEMPTS
-
-
 def _given_up(request: Request, error: EpochEnded) -> FailedPrecondition:
     return FailedPrecondition(
         f"the ring's epoch ended {request.progress.all_attempts} times in a row while it worked on this "
@@ -585,12 +474,6 @@ def _given_up(request: Request, error: EpochEnded) -> FailedPrecondition:
         hint="the request may be what ends it: do not send it again before the operator has found the cause",
         reason="REQUEST_GIVEN_UP",
     )
-
-
-def _resume(row: Row) -> inference.Resume | None:
-    if not row.request.progress.earlier_tokens:
-        return None
-    return inference.Resume(tokens=row.progress.tokens, held=row.progress.held, choice=row.choice)
 
 
 def _too_late(request: Request) -> DeadlineExceeded:

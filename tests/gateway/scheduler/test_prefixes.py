@@ -649,13 +649,13 @@ def test_what_a_row_begins_with_fits_where_the_prefix_that_it_expected_is_droppe
         desk.left(desk.prefill("a" * length)[0])
     row, waiting = desk.row("a" * 400), desk.row("a" * 100 + "s" * 100)
     for each in (row, waiting):
-        assert planner.reserve(each)
+        assert planner.ledger.reserve_all((each,), each.reserved)
         planner.start(each)
     assert (row.reused, waiting.reused) == (284, 84)
     while desk.ledger.fits(256 + 500):
         desk.ledger.reserve(100 + desk.ledger.rows, 1, 256)
     monkeypatch.setattr(desk.cache, "cut", lambda row: None)  # whose mark takes the place of others
-    step = next(planner.steps())
+    step = next(planner.steps(0, pressed=False))
     assert [chunk.row for chunk in step.prefill.chunks] == [row.number]
     assert desk.cache.has_room()
 

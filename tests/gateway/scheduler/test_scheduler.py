@@ -26,10 +26,9 @@ from sealring.gateway.scheduler import (
     Scheduler,
     StepCosts,
 )
+from sealring.gateway.scheduler.admission import EXTENSION, OPEN_AHEAD, OPEN_BYTES
 from sealring.gateway.scheduler.board import PlanError
 from sealring.gateway.scheduler.budget import MANY
-from sealring.gateway.scheduler.planner import EXTENSION
-from sealring.gateway.scheduler.scheduler import OPEN_AHEAD, OPEN_BYTES
 from sealring.mesh.errors import EpochEnded, Internal, InvalidInput
 from sealring.mesh.ring import Composition, round_seconds
 from sealring.mesh.rpc import Backoff
@@ -984,7 +983,7 @@ def test_bytes_that_come_later_do_not_overtake_a_prompt_that_waits_for_room(late
         rows.update({one.request.id: one.row for one in actions if isinstance(one, OpenRow)})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sealring.gateway.scheduler.scheduler.OPEN_BYTES", 100)
+        patch.setattr("sealring.gateway.scheduler.admission.OPEN_BYTES", 100)
         submit("first", "many", 50)
         submit("large", "one", 100)
         for index, size in enumerate(later):
