@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import random
@@ -16,6 +17,7 @@ import grpc.aio
 from children import Children
 from cryptography.hazmat.primitives.asymmetric import ec
 from nacl.pwhash import argon2id
+from simulatedhttp import APIS, EdgeInMemory, events_of
 from simulatedmodel import SimulatedModel
 from virtualloop import VirtualLoop
 from wires import Wires
@@ -32,7 +34,7 @@ from sealring.gateway.main import serve as serve_gateway
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import MachineClocks, machine_clocks
 from sealring.mesh.crypto import SoftwareSigner, private_pem
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.member import IDENTITY_KEY, NodeEvidence, discovery, enrol, load_machine_state
 from sealring.mesh.pki import Role, role_server_name
 from sealring.mesh.rpc import CHANNEL_OPTIONS, channel_options, from_rpc_error, secure_channel
@@ -98,21 +100,6 @@ class Answer:
     """Tokens of the prompt that were not computed anew."""
     cut: frozenset[int] = frozenset()
     """The choices that have ended for their length."""
-
-
-class EdgeInMemory:
-    """In the place of the HTTP server: its application is called, and no socket is opened."""
-
-    def __init__(self, app: Any, *, tls: object = None) -> None:
-        del tls
-        self.app = app
-
-    def listen(self, address: str) -> int:
-        return int(address.rpartition(":")[2])
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 class Cluster:
@@ -429,15 +416,48 @@ class Cluster:
         text: str,
         *,
         tenant: str,
-        sealed: bool,
+        api: str = "sealed",
         pieces: list[list[str]] | None = None,
         **options: Any,
     ) -> Answer:
-        """The whole answer to a text; `pieces` takes what comes before, by choice. Raises the error of the
-        tree."""
-        ask = self._ask_sealed if sealed else self._ask_in_clear
+        """The whole answer to a text; `pieces` takes what comes before, by choice. `api` is sealed or clear
+        (both over gRPC), or one of HTTP. Raises the error of the tree."""
         key, said = self.keys[gateway, tenant], [[]] if pieces is None else pieces
+        if api in APIS:
+            return await self.run(gateway, self._ask_http(api, gateway, key, deployment, text, said, options))
+        ask = self._ask_sealed if api == "sealed" else self._ask_in_clear
         return await self.run(gateway, ask(key, deployment, text, said, options))
+
+    async def _ask_http(
+        self,
+        name: str,
+        gateway: str,
+        key: str,
+        deployment: str,
+        text: str,
+        pieces: list[list[str]],
+        options: dict[str, Any],
+    ) -> Answer:
+        api, edge, cut, usage = APIS[name], self.edges.get(gateway), set(), None
+        if edge is None or edge.process.ended:
+            raise Unavailable("no gateway runs there")
+        body = api.asks(text) | {"model": deployment}
+        if "deadline_ms" in options:
+            body["deadline_ms"] = options["deadline_ms"]
+        if options["choices"] > 1:
+            body["n"] = options["choices"]
+        if "max_tokens" in options:
+            most = {api.most: options["max_tokens"]}
+            body |= {"options": most} if name == "ollama" else most
+        async with contextlib.aclosing(edge.post(self.network, api.path, key, body)) as messages:
+            async for event in events_of(messages):
+                for choice, said in api.says(event):
+                    pieces[choice].append(said)
+                cut |= {choice for choice, why in api.ends(event) if why in ("length", "max_tokens")}
+                usage = api.usage(event) or usage
+        if usage is None:
+            raise AssertionError("an answer has no usage, or no end")
+        return Answer(["".join(one) for one in pieces], *usage, frozenset(cut))
 
     async def _ask_sealed(
         self, key: str, deployment: str, text: str, pieces: list[list[str]], options: dict[str, Any]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 
 from children import LoadFault
 from simulatedcluster import LARGE_MEMORY, TURN_SECONDS, Answer, Cluster
+from simulatedhttp import APIS
 from simulatedmodel import SimulatedModel
 from virtualloop import VirtualLoop
 
@@ -51,7 +53,7 @@ TENANTS = ("ada", "bob")
 SLOW = 150.0
 """How many times as long a step takes at rest, while an operator works."""
 
-LATE = frozenset({"DEADLINE_EXCEEDED", "DEADLINE_PASSED"})
+LATE = frozenset({"DEADLINE_EXCEEDED", "DEADLINE_PASSED", "TIMEOUT_ERROR", "HTTP_504"})
 
 NOT_OURS = frozenset({"UNAVAILABLE", "CANCELLED", "PEER_UNREACHABLE"})
 """Reasons of a client whose gateway was ended: nobody else could tell it."""
@@ -80,9 +82,10 @@ REFUSED = frozenset(
             "MODEL_LOADING",
             "NODES_SILENT",
         ),
+        *("OVERLOADED_ERROR", "RATE_LIMIT_ERROR", "HTTP_200", "HTTP_404", "HTTP_422", "HTTP_429", "HTTP_503"),
     }
 )
-"""Reasons that a gateway may give while machines are missing."""
+"""Reasons that a gateway may give while machines are missing. Some APIs tell only statuses (`_error`)."""
 
 
 @dataclass
@@ -93,10 +96,10 @@ class Asked:
     gateway: str
     deployment: str
     tenant: str
-    text: str
+    content: str
     origin: int
     """The request whose text this text begins with; the request's own number if there is none."""
-    sealed: bool
+    api: str
     max_tokens: int
     choices: int
     deadline: float
@@ -108,6 +111,16 @@ class Asked:
     over: bool = False
     task: asyncio.Task[None] | None = None
 
+    @functools.cached_property
+    def text(self) -> str:
+        """What the head reads."""
+        return f"<user> {self.content}\n<assistant>" if self.is_chat else self.content
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is read as a chat's first message."""
+        return self.api in APIS and APIS[self.api].chat
+
     @property
     def heard(self) -> int:
         """Pieces that have come."""
@@ -116,7 +129,7 @@ class Asked:
     def shares(self, other: Asked) -> bool:
         """Whether the other's caches may be used for this request."""
         same = (self.origin, self.tenant, self.deployment) == (other.origin, other.tenant, other.deployment)
-        return same and not (self.sealed or other.sealed)
+        return same and "sealed" not in (self.api, other.api)
 
 
 class Story:
@@ -244,16 +257,22 @@ class Story:
         pick = self.random
         words = pick.choice((2, 2, 5, 5, 20, 20, 100, 100, 300, 900))
         number = origin = len(self.asked)
+        api = pick.choice((*2 * ("sealed", "sealed", "clear"), *APIS))
         text = " ".join([f"w{pick.randrange(1000)}" for _ in range(words)] + [f"r{number}"])
         earlier = [one for one in self.asked if len(one.text.split()) < MODEL.context // 4]
         if (
             earlier and pick.random() < 0.3
         ):  # another turn of a conversation, or a prompt like another tenant's
             before = pick.choice(earlier[-8:])
-            origin, text = before.origin, f"{before.text} {MODEL.answer(before.text)[0]}{text}"
+            again = before.content if before.is_chat else f"{before.text} {MODEL.answer(before.text)[0]}"
+            origin, text = before.origin, f"{again} {text}"
+            api = before.api if before.is_chat else api
         if pick.random() < 0.3:
             text += f" say:{pick.randint(1, 60)} x"
-        choices = pick.choice((1, 1, 1, 1, 1, 3))
+        choices, most = pick.choice((1, 1, 1, 1, 1, 3)), pick.choice((0, 0, 1, 8, 64))
+        if api in APIS:
+            choices = choices if APIS[api].choices else 1
+            most = most or 64  # some of these APIs have a default, or none
         asked = Asked(
             number,
             pick.choice(self.gateways),
@@ -261,15 +280,15 @@ class Story:
             pick.choice(TENANTS),
             text,
             origin,
-            pick.random() < 0.4,
-            pick.choice((0, 0, 1, 8, 64)),
+            api,
+            most,
             choices,
             pick.choice((0.2, 2.0, 10.0)) if pick.random() < 0.2 else 0.0,
             self.loop.time(),
             [[] for _ in range(choices)],
         )
-        if asked.deadline:
-            asked.sealed = False
+        if asked.deadline and api == "sealed":
+            asked.api = "clear"
         self._begin_to_ask(asked)
         if leaves and pick.random() < 0.15:
             self._later(pick.choice((0.01, 0.1, 1.0)) * pick.random(), lambda: self._leave(asked))
@@ -277,8 +296,7 @@ class Story:
 
     def _begin_to_ask(self, asked: Asked) -> None:
         self.asked.append(asked)
-        kind = "sealed" if asked.sealed else "clear"
-        what = f"{len(asked.text.split())} words, {asked.choices} choices, {kind}, by {asked.tenant}"
+        what = f"{len(asked.text.split())} words, {asked.choices} choices, {asked.api}, by {asked.tenant}"
         self.note(f"asks {asked.number}: {what}, {asked.deployment} over {asked.gateway}")
         asked.task = task = self.loop.create_task(self._ask_it(asked))
         self._asking.add(task)
@@ -287,12 +305,12 @@ class Story:
             self._later(asked.deadline + PUNCTUAL_SECONDS, lambda: self._deadline_passed(asked))
 
     def _ask_for(
-        self, length: int, deployment: str, *, words: int = 0, gateway: str = "", sealed: bool = True
+        self, length: int, deployment: str, *, words: int = 0, gateway: str = "", api: str = "sealed"
     ) -> Asked:
         """Asks for an answer of `length` tokens. A sealed one is lost with its epoch."""
         number, gateway = len(self.asked), gateway or self.random.choice(self.gateways)
-        text, now = f"r{number} {words * 'w '}say:{length} x", self.loop.time()
-        asked = Asked(number, gateway, deployment, TENANTS[0], text, number, sealed, 0, 1, 0.0, now, [[]])
+        text, now, most = f"r{number} {words * 'w '}say:{length} x", self.loop.time(), 64 * (api in APIS)
+        asked = Asked(number, gateway, deployment, TENANTS[0], text, number, api, most, 1, 0.0, now, [[]])
         self._begin_to_ask(asked)
         return asked
 
@@ -330,9 +348,9 @@ class Story:
             asked.answer = await self.cluster.ask(
                 asked.gateway,
                 asked.deployment,
-                asked.text,
+                asked.content,
                 tenant=asked.tenant,
-                sealed=asked.sealed,
+                api=asked.api,
                 pieces=asked.pieces,
                 **options,
             )
@@ -699,7 +717,8 @@ class Story:
         """Nothing is computed for a client that has left, over whatever gateway it had asked."""
         asked = [self._ask_for(60, "first", gateway=gateway) for gateway in self.gateways]
         await asyncio.sleep(2.0)
-        asked += [self._ask_for(60, "first", words=60) for _ in range(6)]
+        apis = self.random.choices(("sealed", *APIS), k=6)
+        asked += [self._ask_for(60, "first", words=60, api=api) for api in apis]
         await asyncio.sleep(0.5)  # some of these prompts are under way, and some have not begun
         for one in asked:
             self._leave(one)
@@ -801,7 +820,7 @@ class Story:
         """A request for a model that no node can load fails, and does not wait."""
         for children in self.cluster.children.values():
             children.load = LoadFault(error=CORRUPT)
-        asked = self._ask_for(8, "third", sealed=False)  # the client library of a sealed one asks for loads
+        asked = self._ask_for(8, "third", api="clear")  # the client library of a sealed one asks for loads
         await self._answers(SETTLED_SECONDS)
         if not asked.over:
             self.wrong.append(f"request {asked.number} waits for a model that cannot be loaded")
@@ -811,7 +830,7 @@ class Story:
     async def _until_it_answers(self, gateway: str) -> None:
         while True:
             try:
-                await self.cluster.ask(gateway, "first", "say:1 x", tenant=TENANTS[0], sealed=True)
+                await self.cluster.ask(gateway, "first", "say:1 x", tenant=TENANTS[0])
                 return
             except SealringError as error:
                 if error.reason not in REFUSED:
