@@ -19,6 +19,7 @@ from sealring.mesh.member.state import MachineState
 from sealring.mesh.prompt.sealed import SealingKey
 from sealring.mesh.rpc.tls import TlsStore
 from sealring.node.daemon.awake import Awake
+from sealring.node.daemon.cost_tables import CostTables
 from sealring.node.daemon.diagnosis import Diagnosis
 from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.epoch import MemberEpoch
@@ -80,7 +81,8 @@ class Daemon:
         meter = MemoryMeter(settings.memory_limit)
         asker = ModelAsker(cluster, own_id, self.store, lambda: self._rosters.valid)
         self._fetcher = Fetcher(folders, fetched, asker, allowed=settings.allow_downloads)
-        self._engines = EngineKeeper(folders, meter, self._fetcher, spawn=spawn)
+        tables = CostTables(settings.state_dir / "cost-tables")
+        self._engines = EngineKeeper(folders, meter, self._fetcher, tables, spawn=spawn)
         self.models = ModelGiver(
             cluster, folders, settings.state_dir / "manifests", lambda: self._rosters.valid
         )

@@ -18,6 +18,7 @@ import psutil  # type: ignore[import-untyped]
 import structlog
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, NotFound
+from sealring.node.daemon.cost_tables import CostTables
 from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.supervisor import Child, Spawn
@@ -71,16 +72,24 @@ class EngineKeeper:
     """Starts, lends and ends engines, and finds and measures models with them. Use it from one event loop."""
 
     def __init__(
-        self, folders: Sequence[Path], meter: MemoryMeter, fetcher: Fetcher, *, spawn: Spawn = Child.spawn
+        self,
+        folders: Sequence[Path],
+        meter: MemoryMeter,
+        fetcher: Fetcher,
+        tables: CostTables,
+        *,
+        spawn: Spawn = Child.spawn,
     ) -> None:
         self._folders = folders
         self._meter = meter
         self._fetcher = fetcher
+        self._tables = tables
         self._spawn = spawn
         self._seats: weakref.WeakSet[SeatEngine] = weakref.WeakSet()
         self._spare = _Place()
         self._turn = asyncio.Lock()
         self._profiling = asyncio.Lock()
+        self._taking = asyncio.Lock()
         self._profiles: OrderedDict[tuple[tuple[FolderState, ...], int], model_pb2.ModelProfile] = (
             OrderedDict()
         )
@@ -250,6 +259,17 @@ class EngineKeeper:
             self._spare.process = None
             return engine
 
+    async def load(self, engine: EngineProcess, stage: StageKey, progress: Callable[[float], None]) -> None:
+        """Has an engine load a stage, unless it has; its cost table is that of all starts.
+
+        Raises ModelError, ResourceExhausted, EpochEnded, DeadlineExceeded.
+        """
+        if engine.loaded is not None:
+            return
+        loaded = await engine.load(stage, progress)
+        async with self._taking:
+            await asyncio.to_thread(self._tables.take, stage, engine.memory_limit, loaded)
+
     async def vacated(self) -> None:
         """Waits until stopping engines have freed their memory."""
         while self._ending:
@@ -377,7 +397,7 @@ class SeatEngine(_Place):
                 await self.end()
                 raise EpochEnded("the stage is not wanted any more", reason="EPOCH_ENDED")
             try:
-                await engine.load(stage, progress)
+                await self._keeper.load(engine, stage, progress)
             except BaseException:
                 await self.end()
                 raise

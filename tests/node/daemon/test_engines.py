@@ -11,10 +11,11 @@ from patience import until
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, NotFound
 from sealring.node.daemon import engines as daemon_engines
 from sealring.node.daemon import seat as daemon_seat
+from sealring.node.daemon.cost_tables import CostTables
 from sealring.node.daemon.engines import USABLE_SHARE, EngineKeeper, MemoryMeter
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.seat import Seat
-from sealring.v1 import model_pb2
+from sealring.v1 import control_pb2, engine_pb2, model_pb2
 
 
 class ScriptedEngine:
@@ -30,6 +31,7 @@ class ScriptedEngine:
         self.stage: str | None = None
         self.profiled: list[str] = []
         self.hangs = self.cpu = False
+        self.takes = 10
         self.killed = asyncio.Event()
         self.figures: Any = None
         self.loaded: Any = None
@@ -43,12 +45,14 @@ class ScriptedEngine:
             raise DeadlineExceeded("the profile of a model took longer than 120 s")
         return model_pb2.ModelProfile(digest="profile")
 
-    async def load(self, stage: Any, progress: Any) -> None:
+    async def load(self, stage: Any, progress: Any) -> engine_pb2.StageLoaded:
         self.stage = stage
         if stage == "for ever":
             await self.killed.wait()
             raise EpochEnded("the engine process ended", reason="CHILD_ENDED")
-        self.loaded = SimpleNamespace(weight_bytes=9)
+        step = control_pb2.StepTime(rows=1, tokens=1, microseconds=self.takes)
+        self.loaded = engine_pb2.StageLoaded(weight_bytes=9, times=[step])
+        return self.loaded
 
     def kill(self) -> None:
         self.alive = False
@@ -72,7 +76,7 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineKeeper:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     fetcher = Fetcher([tmp_path], tmp_path / "fetched", None, allowed=False)
-    return EngineKeeper(folders=[tmp_path], meter=MemoryMeter(None), fetcher=fetcher)
+    return EngineKeeper([tmp_path], MemoryMeter(None), fetcher, CostTables(tmp_path / "tables"))
 
 
 async def test_a_model_is_measured_by_an_engine_that_serves_nothing(keeper: EngineKeeper) -> None:
@@ -88,6 +92,20 @@ async def test_a_model_is_measured_by_an_engine_that_serves_nothing(keeper: Engi
     assert len(other.profiled) == 1
     assert (spare.alive, other.alive) == (True, False)
     assert (spare.cpu, other.cpu) == (False, True), "the GPU is the one's that serves"
+    await keeper.stop()
+
+
+async def test_a_stage_has_the_least_times_of_all_starts(keeper: EngineKeeper) -> None:
+    seat: Any = keeper.seat()
+    taken = []
+    for takes in (20, 10, 30):
+        await keeper.profile("one")  # starts an engine
+        ScriptedEngine.started[-1].takes = takes
+        engine = await seat.with_stage("layers", print)
+        assert await seat.with_stage("layers", print) is engine, "the next epoch has the same engine"
+        taken += [one.microseconds for one in engine.loaded.times]
+        await seat.drop()
+    assert taken == [20, 10, 10]
     await keeper.stop()
 
 

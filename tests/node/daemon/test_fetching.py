@@ -24,6 +24,7 @@ from sealring.mesh.errors import (
     Unavailable,
 )
 from sealring.node.daemon import fetching
+from sealring.node.daemon.cost_tables import CostTables
 from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.models.folders import NOTE
@@ -99,7 +100,7 @@ async def test_what_members_have_and_do_not_give_comes_from_the_hub(hub: LocalHu
 
 def keeper_of(folder: Path, fetcher: Fetcher) -> EngineKeeper:
     folders = [folder / "own", folder / "fetched"]
-    return EngineKeeper(folders=folders, meter=MemoryMeter(None), fetcher=fetcher)
+    return EngineKeeper(folders, MemoryMeter(None), fetcher, CostTables(folder / "tables"))
 
 
 async def test_a_whole_model_of_another_commit_than_is_deployed_is_refused(
@@ -443,7 +444,8 @@ async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(tmp_path: Path)
     fetcher = make(tmp_path, members)
     await fetcher.look()
     assert [(one.size, one.done, one.fetched) for one in fetcher.messages()] == [(18, 10, True)]
-    keeper = Measured(folders=[home], meter=MemoryMeter(None), fetcher=fetcher)
+    tables = CostTables(tmp_path / "tables")
+    keeper = Measured([home], MemoryMeter(None), fetcher, tables)
     assert await keeper.for_stage("model", (0, 8)) == home / "model"
     assert not members.asked
     for layers in ((4, 9), None):
@@ -458,7 +460,7 @@ async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(tmp_path: Path)
     source.rename(later / "model")  # behind the part, as what is fetched lies behind the owner's
     fetcher = Fetcher([home, later], later, members, allowed=True)  # type: ignore[arg-type]
     members.asked.clear()
-    keeper = Measured([home, later], MemoryMeter(None), fetcher)
+    keeper = Measured([home, later], MemoryMeter(None), fetcher, tables)
     for layers in ((4, 9), None):
         assert await keeper.for_stage("model", layers) == later / "model"
     assert await fetcher.fetch("model") == later / "model"

@@ -1,0 +1,78 @@
+"""Cost tables of earlier starts: the least time that each step of a stage took, on this machine.
+
+Whatever else the machine does makes some steps slow in the table that a start has timed, and the scheduler
+divides rows into lanes by it. The least time of several starts is that of the device alone, so later starts
+serve alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from sealring.mesh.errors import SealringError
+from sealring.mesh.system.files import read_bounded, write_atomic
+from sealring.node.daemon.engine_process import StageKey
+from sealring.v1 import control_pb2, engine_pb2
+
+log = structlog.get_logger()
+
+_MOST = 64
+"""Files, each of one stage; the oldest go first."""
+
+_PACKAGES = ("sealring", "mlx", "mlx-lm")
+
+
+class CostTables:
+    """One node's tables, in `folder`. It is asked from one thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def take(self, stage: StageKey, memory_limit: int, loaded: engine_pb2.StageLoaded) -> None:
+        """Gives a stage that was just loaded the least times of all starts, and keeps them.
+
+        `memory_limit`: bytes of the device, which tells it from another one. A table that cannot be read is
+        no table, and a disk that takes none is left alone.
+        """
+        file = self._folder / _name(stage, memory_limit)
+        kept = engine_pb2.StageLoaded()
+        with suppress(OSError, SealringError, DecodeError):
+            kept.ParseFromString(read_bounded(file))
+        times = least([*kept.times, *loaded.times])
+        del loaded.times[:]
+        loaded.times.extend(times)
+        try:
+            write_atomic(file, engine_pb2.StageLoaded(times=times).SerializeToString())
+            for old in sorted(self._folder.iterdir(), key=lambda one: one.stat().st_mtime_ns)[:-_MOST]:
+                old.unlink()
+        except OSError as error:
+            log.warning("cost_table_not_kept", why=error.strerror)
+
+
+def least(times: Iterable[control_pb2.StepTime]) -> list[control_pb2.StepTime]:
+    """The least time of each size; of steps behind a context, those behind the longest."""
+    found: dict[tuple[int, int, int], control_pb2.StepTime] = {}
+    for one in times:
+        size = one.context, one.tokens, one.rows
+        if size not in found or one.microseconds < found[size].microseconds:
+            found[size] = one
+    longest = max((context for context, _, _ in found), default=0)
+    return [one for (context, _, _), one in sorted(found.items()) if context in (0, longest)]
+
+
+def _name(stage: StageKey, memory_limit: int) -> str:
+    """The name of a stage's file: of what it is, of what computes it, and of the software that does."""
+    versions = []
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions.append(version(package))
+    computed_by = platform.version(), platform.machine(), memory_limit, versions
+    return hashlib.sha256(repr((stage, computed_by)).encode()).hexdigest()
