@@ -13,12 +13,12 @@ from __future__ import annotations
 import copy
 import math
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import mlx.core as mx
 import structlog
 
+from sealring.mesh.ring.spread import between
 from sealring.node.engine import caches, device, records
 from sealring.node.engine.caches import Cache
 from sealring.node.engine.staging import ShardSpec, Stage, TensorSpec
@@ -173,9 +173,11 @@ def timed(
     """
     if long is None:
         long = LONG_ON_CPU if device.rows_in_turn() else LONG_ON_GPU
-    trial = _Trial(stage, seconds, long, clock)
-    trial.time_rows(_sizes(TIMED_ROWS, rows), {size for size in device.row_edges() if size < rows})
-    trial.time_chunks(_sizes(TIMED_TOKENS, min(longest, stage.positions)))
+    trial = _Trial(stage, long, clock)
+    trial.time_rows(
+        seconds / 2, _sizes(TIMED_ROWS, rows), [edge for edge in device.row_edges() if edge < rows]
+    )
+    trial.time_chunks(seconds / 2, _sizes(TIMED_TOKENS, min(longest, stage.positions)))
     trial.time_long(sorted({min(size, rows) for size in LONG_ROWS}))
     for _ in range(_AGAIN):
         trial.time_again()
@@ -187,20 +189,25 @@ def _sizes(sizes: Sequence[int], most: int) -> list[int]:
     return sorted({size for size in sizes if size < most} | {most})
 
 
-class _Trial:
-    """Steps of one stage that are timed. `left` are the seconds to go."""
+Taken = dict[int, float]
+"""Seconds of a step by its rows or tokens."""
 
-    def __init__(self, stage: Stage, seconds: float, long: float, clock: Callable[[], float]) -> None:
-        self._stage, self._made, self._left = stage, transfer(), seconds
-        self._most, self._clock = long, clock
+
+class _Trial:
+    """Steps of one stage that are timed, none of which is to take more than `most` seconds. `left` are the
+    seconds to go."""
+
+    def __init__(self, stage: Stage, most: float, clock: Callable[[], float]) -> None:
+        self._stage, self._made, self._left = stage, transfer(), 0.0
+        self._most, self._clock = most, clock
         self._begun = stage.make_cache()  # of a row of one token
         self._lane: Cache = []
         self._held = 0  # rows in the lane
         self._row: Cache = []
         self._context = 0  # tokens in the row
-        self._decoding: dict[int, float] = {}  # seconds by rows
-        self._chunks: dict[int, float] = {}  # seconds by tokens
-        self._behind: dict[int, float] = {}  # seconds by rows, behind the row's tokens
+        self._decoding: Taken = {}
+        self._chunks: Taken = {}
+        self._behind: Taken = {}  # behind the row's tokens
 
     @property
     def found(self) -> list[control.StepTime]:
@@ -211,25 +218,21 @@ class _Trial:
             *(_noted(rows, 1, took, self._context) for rows, took in sorted(self._behind.items())),
         ]
 
-    def time_rows(self, sizes: Sequence[int], finer: set[int]) -> None:
-        """Times decode steps of the sizes, then of the finer ones between those that differ most."""
-        reserved, self._left = self._left / 2, self._left / 2
+    def time_rows(self, seconds: float, sizes: Sequence[int], edges: Sequence[int]) -> None:
+        """Times decode steps of the sizes, then at the edges between them."""
+        self._left += seconds
         _runs_ahead(self._stage, self._made, self._begun, 1, 1)
-        self._time_each(sizes, self._decode, self._decoding)
-        while (size := self._steepest(finer)) is not None:
-            self._decoding[size] = self._decode(size)
+        self._time_each([*sizes, *edges], self._decode, self._decoding)
         self._lane, self._held = [], 0
-        self._left += reserved
 
-    def time_chunks(self, sizes: Sequence[int]) -> None:
+    def time_chunks(self, seconds: float, sizes: Sequence[int]) -> None:
+        self._left += seconds
         self._chunks[1] = self._decoding[1]
-        self._time_each([size for size in sizes if size > 1], self._chunk, self._chunks)
+        self._time_each(sizes, self._chunk, self._chunks)
 
     def time_long(self, sizes: Sequence[int]) -> None:
-        for size in (each for each in sizes if each in self._decoding and self._context >= _LONG_CONTEXT):
-            if 2 * self._decoding[size] > self._left:
-                break
-            self._behind[size] = self._decode_behind(size)
+        if self._context >= _LONG_CONTEXT:
+            self._time_each(sorted(self._decoding.keys() & sizes), self._decode_behind, self._behind)
 
     def time_again(self) -> None:
         """Times every step again, the shortest first, and takes the least time: a moment in which others have
@@ -240,7 +243,7 @@ class _Trial:
             (self._behind, self._decode_behind),
         ):
             for size in sorted(taken):
-                if (taken is not self._chunks or size > 1) and self._left >= taken[size]:
+                if self._left >= taken[size]:
                     taken[size] = min(taken[size], seconds(size, least=1))
             self._lane, self._held = [], 0
 
@@ -272,35 +275,12 @@ class _Trial:
         lane = caches.merge([copy.deepcopy(self._row) for _ in range(size)])
         return self._time(lambda: lane, size, 1, least)
 
-    def _time_each(
-        self, sizes: Sequence[int], seconds: Callable[[int], float], taken: dict[int, float]
-    ) -> None:
+    def _time_each(self, sizes: Iterable[int], seconds: Callable[[int], float], taken: Taken) -> None:
+        """The smallest two in any case, and others unless by those that were timed they take too long."""
         for size in sizes:
-            if not self._worth(taken, size):
-                break
-            taken[size] = seconds(size)
-
-    def _steepest(self, finer: set[int]) -> int | None:
-        """The size to time between the two that differ most for the time it takes; None if none is left that
-        may be timed."""
-        taken = self._decoding
-        known = sorted(taken)
-        found = []
-        for size in sorted(finer - taken.keys(), reverse=True):
-            place = bisect_left(known, size)
-            if 0 < place < len(known):
-                least, most = sorted((taken[known[place - 1]], taken[known[place]]))
-                if most <= self._left:
-                    found.append(((1 - least / most) / most, -size))
-        return -max(found)[1] if found else None
-
-    def _worth(self, taken: Mapping[int, float], size: int) -> bool:
-        """Whether a step of a size is to be timed, on the line through the last two; the two smallest are."""
-        if len(taken) < 2:
-            return True
-        (low, least), (high, most) = list(taken.items())[-2:]
-        expected = most + max(0.0, most - least) / (high - low) * (size - high)
-        return expected <= min(self._most, self._left)
+            known = tuple(sorted(taken.items()))
+            if size not in taken and (len(known) < 2 or between(known, size) <= min(self._most, self._left)):
+                taken[size] = seconds(size)
 
     def _time(self, cache: Callable[[], Cache], rows: int, tokens: int, least: int) -> float:
         """Seconds of a step, the least of `least` attempts; 0: of as many as a first time takes. A GPU's are
