@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from requestkit import request_of
 from ringfacts import member_with, ring_of
 
 from sealring.gateway.scheduler import (
@@ -17,7 +18,6 @@ from sealring.gateway.scheduler import (
     Action,
     AnnounceStep,
     OpenRow,
-    Request,
     RingFacts,
     Scheduler,
     SourceFacts,
@@ -35,7 +35,6 @@ from sealring.mesh.ring import (
 )
 from sealring.node.engine.drafts import Feed, GuessesAhead, Lookup, Proposed, Runs, Tally
 from sealring.v1 import control_pb2 as control
-from sealring.v1 import inference_pb2 as inference
 
 _NO_TOKEN = 1 << 20
 
@@ -158,7 +157,7 @@ class DraftedRing:
         self._guesses.feed(len(prompt))
         self._said = self._at = self._under_way = 0
         self._arrived: list[float] = []
-        self._do(self._scheduler.submit(Request("a", "", len(answer), inference.Envelope()), self._now))
+        self._do(self._scheduler.submit(request_of("a", len(answer)), self._now))
         while self._events:
             self._now, _, event = heapq.heappop(self._events)
             event()

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from draftedring import Machine
+from requestkit import request_of
 
-from sealring.gateway.scheduler import Action, AnnounceStep, OpenRow, Request, Scheduler, StepCosts
+from sealring.gateway.scheduler import Action, AnnounceStep, OpenRow, Scheduler, StepCosts
 from sealring.mesh.ring import MAX_DRAFTED, Composition, ResolvedStep, Settling
 from sealring.v1 import control_pb2 as control
-from sealring.v1 import inference_pb2 as inference
 
 SECONDS = 0.04
 """A stage's step of one token: the scheduler adds hops of its own in seconds."""
@@ -58,7 +58,7 @@ class SharedRing:
         )
         self._do(self._scheduler.attach(timed))
         for number in range(rows):
-            request = Request(f"r{number}", "", tokens, inference.Envelope())
+            request = request_of(f"r{number}", tokens)
             self._do(self._scheduler.submit(request, self._now))
         while max(self._said.values()) < tokens:
             self._now, _, event = heapq.heappop(self._events)

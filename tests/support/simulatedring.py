@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from requestkit import request_of
 from ringfacts import member_with, ring_of
 
 from sealring.gateway.scheduler import (
@@ -28,7 +29,6 @@ from sealring.gateway.scheduler import (
 )
 from sealring.mesh.ring import Times
 from sealring.v1 import control_pb2 as control
-from sealring.v1 import inference_pb2 as inference
 
 OPEN_SECONDS, ANNOUNCE_SECONDS = 0.002, 0.0003
 
@@ -292,7 +292,7 @@ class WatchedRing(SimulatedRing):
 
     def ask(self, name: str, prompt: int, answer: int) -> None:
         self.prompts[name], self.asked[name] = prompt, self.now
-        self.submit(Request(name, "key", answer, inference.Envelope()))
+        self.submit(request_of(name, answer, "key"))
 
     def stream(self, count: int, tokens: int = 100) -> None:
         """Rows that go on and on, from the time when the first has `tokens` tokens."""

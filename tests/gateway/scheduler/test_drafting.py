@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from draftedring import GPUS, SHARED_GPU, DraftedRing, Machine
+from requestkit import request_of
 from ringfacts import member_with, ring_of
 from sharedring import SharedRing
 
@@ -16,7 +17,6 @@ from sealring.gateway.scheduler import (
     LOOKUP,
     MAX_SOURCES,
     NO_MODEL,
-    Request,
     RingFacts,
     Row,
     SourceFacts,
@@ -37,7 +37,6 @@ from sealring.gateway.scheduler.facts import HOP, Source
 from sealring.gateway.scheduler.lane import Lane
 from sealring.mesh.errors import InvalidInput
 from sealring.v1 import control_pb2 as control
-from sealring.v1 import inference_pb2 as inference
 
 STAGES = 3
 
@@ -259,7 +258,7 @@ class OneRow:
         facts = ring(STAGES)
         self.board = Board(facts)
         self.drafting = Drafting(facts, self.board)
-        request = Request("r", "", 200, inference.Envelope())
+        request = request_of("r", 200)
         self.row = Row(1, request, prompt_tokens=4, limit=200, drafts=15)
         self.lane = Lane(0, self.board)
         step = control.Step()

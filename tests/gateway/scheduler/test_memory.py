@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from requestkit import request_of
 from ringfacts import member_with, ring_of
 
-from sealring.gateway.scheduler import Ledger, Request, RingFacts, Row, StepCosts, rounded
+from sealring.gateway.scheduler import Ledger, RingFacts, Row, StepCosts, rounded
 from sealring.gateway.scheduler.memory import BLOCK
 from sealring.mesh.ring import round_seconds
 from sealring.v1 import control_pb2 as control
-from sealring.v1 import inference_pb2 as inference
 
 members = st.lists(
     st.builds(member_with, st.integers(0, 1_000_000), token=st.integers(0, 50), row=st.integers(0, 5000)),
@@ -173,7 +173,7 @@ def test_memory_makes_no_more_lanes_than_two_or_than_wanted(stages: int) -> None
 
 def test_no_more_rows_are_reserved_for_than_a_ring_takes_and_all_of_a_request_or_none() -> None:
     ledger = Ledger(ring_of(rows=3))
-    one, two, three, four = (Row(number, Request("r", "k", 1, inference.Envelope())) for number in range(4))
+    one, two, three, four = (Row(number, request_of("r", 1, "k")) for number in range(4))
     assert ledger.reserve_all([one, two], BLOCK)
     assert not ledger.reserve_all([three, four], BLOCK)
     assert [row in ledger for row in range(4)] == [True, True, False, False]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from sealring.gateway.scheduler import Request, Row
+from requestkit import request_of
+
+from sealring.gateway.scheduler import Row
 from sealring.gateway.scheduler.prefill import PrefillLine
-from sealring.v1 import inference_pb2 as inference
 
 
 def row(number: int, prompt: int) -> Row:
-    made = Row(number, Request(f"r{number}", "k", 0, inference.Envelope()))
+    made = Row(number, request_of(f"r{number}", 0, "k"))
     made.prompt_tokens, made.params_bytes = prompt, 7
     return made
 

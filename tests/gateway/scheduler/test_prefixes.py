@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from requestkit import request_of
 from ringfacts import member_with, ring_of
 
-from sealring.gateway.scheduler import Ledger, Request, Row, StepPlanner, prefixes
+from sealring.gateway.scheduler import Ledger, Row, StepPlanner, prefixes
 from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.prefixes import PrefixCache
 from sealring.mesh.errors import InvalidInput
@@ -59,7 +60,7 @@ class Desk:
         envelope = inference.Envelope()
         if role:
             envelope.clear.chat.messages.add(role=role)
-        row = Row(self.count, Request(f"r{self.count}", "k", 1, envelope), limit=LIMIT)
+        row = Row(self.count, request_of(f"r{self.count}", 1, "k", envelope=envelope), limit=LIMIT)
         named = self.named[row.number] = PrefixNames(bytes(32), b"c")
         names, ends = self.ends.extend(named, text.encode("utf-32-le"))
         row.prompt_tokens, row.names = len(text), split(names, len(text), ends=ends)
@@ -396,7 +397,7 @@ def test_a_prompt_whose_caches_cannot_be_cut_is_cut_where_its_beginning_can_be_s
     desk = Desk(EXACT, 20_000, stores=True)
     desk.prefill(first)
     assert desk.row(system + "b" * 2000).cuts == (2816, 2944, 4096, 4864, end)
-    sealed = Row(9, Request("sealed", "k", 1, inference.Envelope(sealed=b"sealed")))
+    sealed = Row(9, request_of("sealed", 1, "k", envelope=inference.Envelope(sealed=b"sealed")))
     sealed.names, sealed.prompt_tokens = row.names, row.prompt_tokens
     Desk(EXACT, 20_000, stores=True).cache.prepare(sealed)
     assert sealed.cuts == (4096, end)

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from requestkit import request_of
 
 from sealring.gateway.scheduler import Request, Row, retry_after
 from sealring.gateway.scheduler.queue import (
@@ -19,7 +20,6 @@ from sealring.gateway.scheduler.queue import (
     Turns,
 )
 from sealring.mesh.prompt.numbers import MAX_PRIORITY
-from sealring.v1 import inference_pb2 as inference
 
 
 @given(
@@ -33,7 +33,7 @@ def test_the_queue_is_first_come_first_served_per_key(operations: list[tuple[str
     taken: list[Request] = []
     for number, (operation, key) in enumerate(operations):
         if operation == "push":
-            queue.push(Request(str(number), key, 1, inference.Envelope()), 0.0)
+            queue.push(request_of(str(number), 1, key), 0.0)
             model[key].append(str(number))
         elif operation == "front" and taken:
             request = taken.pop()
@@ -64,12 +64,12 @@ def test_the_requests_ahead_of_a_new_one_are_those_taken_before_it(
 ) -> None:
     queue = FairQueue(1000)
     for number, (each, steps, patience) in enumerate(waiting):
-        work = Request(str(number), each, 1, inference.Envelope(), priority=steps, patience=patience)
+        work = request_of(str(number), 1, each, priority=steps, patience=patience)
         queue.push(work, number / 2)
     given_back = [queue.pop() for _ in range(min(taken, len(queue)))][:2]
     for work in given_back:
         queue.push_front(work)
-    new, now = Request("new", key, 1, inference.Envelope(), priority=priority), len(waiting) / 2
+    new, now = request_of("new", 1, key, priority=priority), len(waiting) / 2
     ahead = queue.ahead(new, now)
     queue.push(new, now)
     assert queue.drain().index(new) == ahead
@@ -78,7 +78,7 @@ def test_the_requests_ahead_of_a_new_one_are_those_taken_before_it(
 def test_displacing_takes_the_newest_of_the_largest() -> None:
     queue = FairQueue(4)
     for number in range(4):
-        queue.push(Request(str(number), "a" if number else "b", 1, inference.Envelope()), 0.0)
+        queue.push(request_of(str(number), 1, "a" if number else "b"), 0.0)
     assert queue.full
     assert queue.displace("a") is None
     displaced = queue.displace("c")
@@ -110,7 +110,7 @@ def test_nothing_is_overtaken_by_what_comes_much_later(
     turns: list[str] = []
     for number, (gap, key, priority, patience, taken) in enumerate(coming):
         now += gap
-        request = Request(str(number), key, 1, inference.Envelope(), priority=priority, patience=patience)
+        request = request_of(str(number), 1, key, priority=priority, patience=patience)
         queue.push(request, now)
         came[request] = now
         turns += [] if key in turns else [key]
@@ -128,15 +128,15 @@ def test_nothing_is_overtaken_by_what_comes_much_later(
 def test_a_priority_is_paid_with_waiting() -> None:
     queue = FairQueue(100)
     for name, now, priority in [("low", 0.0, 2), ("normal", 15.0, 0), ("late", 25.0, 0), ("high", 26.0, -1)]:
-        queue.push(Request(name, "k", 1, inference.Envelope(), priority=priority), now)
+        queue.push(request_of(name, 1, "k", priority=priority), now)
     assert [queue.pop().id for _ in range(4)] == ["normal", "high", "low", "late"]
 
 
 def test_a_low_priority_is_served_while_urgent_ones_keep_coming() -> None:
     queue = FairQueue(1000)
-    queue.push(Request("low", "k", 1, inference.Envelope(), priority=MAX_PRIORITY), 0.0)
+    queue.push(request_of("low", 1, "k", priority=MAX_PRIORITY), 0.0)
     for second in range(1000):
-        queue.push(Request(str(second), "k", 1, inference.Envelope(), priority=-MAX_PRIORITY), float(second))
+        queue.push(request_of(str(second), 1, "k", priority=-MAX_PRIORITY), float(second))
         if queue.pop().id == "low":
             break
     assert second <= 2 * MAX_PRIORITY * STEP_SECONDS
@@ -144,9 +144,9 @@ def test_a_low_priority_is_served_while_urgent_ones_keep_coming() -> None:
 
 def test_a_request_that_goes_to_another_ring_keeps_its_place_and_deadline() -> None:
     here, there = FairQueue(10), FairQueue(10)
-    here.push(Request("old", "k", 1, inference.Envelope(), patience=30.0), 0.0)
+    here.push(request_of("old", 1, "k", patience=30.0), 0.0)
     (moved,) = here.drain()
-    there.push(Request("new", "k", 1, inference.Envelope()), 5.0)
+    there.push(request_of("new", 1, "k"), 5.0)
     there.push(moved, 20.0)
     assert there.expired(29.0) == []
     assert [request.id for request in there.expired(30.0)] == ["old"]
@@ -154,10 +154,10 @@ def test_a_request_that_goes_to_another_ring_keeps_its_place_and_deadline() -> N
 
 def test_what_has_begun_once_has_no_deadline_any_more() -> None:
     queue = FairQueue(10)
-    queue.push(Request("a", "", 1, inference.Envelope(), patience=1.0), 0.0)
+    queue.push(request_of("a", 1, patience=1.0), 0.0)
     begun = queue.pop()
     begun.progress.deadline = math.inf
-    queue.push(Request("gone", "", 1, inference.Envelope(), patience=1.0), 0.0)
+    queue.push(request_of("gone", 1, patience=1.0), 0.0)
     queue.remove("gone")
     queue.push_front(begun)
     assert queue.expired(5.0) == []
@@ -167,7 +167,7 @@ def test_what_has_begun_once_has_no_deadline_any_more() -> None:
 def test_of_many_that_are_too_late_the_one_that_was_first_fails_first() -> None:
     queue = FairQueue(10)
     for patience in (30.0, 10.0, 20.0, 40.0):
-        queue.push(Request(str(patience), "", 1, inference.Envelope(), patience=patience), 0.0)
+        queue.push(request_of(str(patience), 1, patience=patience), 0.0)
     assert [request.patience for request in queue.expired(30.0)] == [10.0, 20.0, 30.0]
     assert [request.patience for request in queue.drain()] == [40.0]
 
@@ -213,7 +213,7 @@ def test_turns_of_many_keys_are_forgotten_and_leave_the_order_as_it_is() -> None
         assert turns.taken(f"key {number}") == 0
     assert turns.taken("key 1") == 1
     assert turns.taken("another") == 0
-    asked = [Request(key, key, 1, inference.Envelope()) for key in ("key 1", "key 2", "key 0")]
+    asked = [request_of(key, 1, key) for key in ("key 1", "key 2", "key 0")]
     rows = [Row(number, request) for number, request in enumerate(asked)]
     assert turns.next(rows) == rows[2:], "its last turn is the longest ago, though nothing is known of it"
     assert turns.next(rows[:2]) == rows[1:2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import pytest
+from requestkit import request_of
 from ringfacts import member_with, ring_of
 
 from sealring.gateway.scheduler import (
@@ -16,7 +17,6 @@ from sealring.gateway.scheduler import (
     DiscardRow,
     OpenRow,
     RecallBlocks,
-    Request,
     Scheduler,
 )
 from sealring.gateway.scheduler.recalls import LEAST_SECONDS, RETRY_SECONDS
@@ -93,7 +93,7 @@ class Desk:
         images: Sequence[tuple[int, int]] = (),
     ) -> int:
         """A request whose prompt, one token over and over, the head has on disk up to `stored` tokens."""
-        self.take(self.scheduler.submit(Request(name, key, 4, inference.Envelope()), now))
+        self.take(self.scheduler.submit(request_of(name, 4, key), now))
         names = PrefixNames(bytes(32), b"ckey").extend(token * prompt)
         opened = control.RowOpened(
             row=self.rows[name],

@@ -8,7 +8,7 @@ from collections import Counter, deque
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from requestkit import with_progress
+from requestkit import request_of, with_progress
 from ringfacts import member_with, ring_of
 
 from sealring.coordinator.rings.epochs import FIRST_BACKOFF, LAST_BACKOFF
@@ -116,7 +116,7 @@ class Driver:
         self, name: str, prompt: int = 10, max_tokens: int = 8, key: str = "", patience: float = math.inf
     ) -> Request:
         self.prompts[name] = prompt
-        request = Request(name, key, max_tokens, inference.Envelope(), patience=patience)
+        request = request_of(name, max_tokens, key, patience=patience)
         self.take(self.scheduler.submit(request, self.now))
         return request
 
@@ -176,7 +176,7 @@ def test_one_request_from_beginning_to_end() -> None:
 def test_without_an_epoch_requests_wait_and_nothing_is_owed() -> None:
     scheduler = Scheduler(queue_limit=5)
     for name in "ab":
-        assert scheduler.submit(Request(name, "", 8, inference.Envelope()), 0.0) == []
+        assert scheduler.submit(request_of(name, 8), 0.0) == []
     assert (scheduler.used, scheduler.expects_answer) == (False, False)
     assert scheduler.planner is None
     load = scheduler.load()
@@ -200,7 +200,7 @@ def test_an_epoch_is_used_and_owes_answers_once_a_row_is_with_its_head() -> None
     facts = ring_of(rows=4)
     assert scheduler.attach(facts) == []
     assert (scheduler.used, scheduler.expects_answer) == (False, False)
-    (opened,) = scheduler.submit(Request("a", "", 3, inference.Envelope()), 0.0)
+    (opened,) = scheduler.submit(request_of("a", 3), 0.0)
     assert isinstance(opened, OpenRow)
     assert (scheduler.used, scheduler.expects_answer) == (True, True)
     assert (scheduler.load().waiting, scheduler.load().running) == (1, 0)
@@ -226,7 +226,7 @@ def test_an_epoch_is_used_and_owes_answers_once_a_row_is_with_its_head() -> None
 def test_a_row_that_its_head_refuses_fails_and_leaves_no_trace() -> None:
     scheduler = Scheduler(queue_limit=5)
     scheduler.attach(ring_of(rows=4))
-    (opened,) = scheduler.submit(Request("a", "", 3, inference.Envelope()), 0.0)
+    (opened,) = scheduler.submit(request_of("a", 3), 0.0)
     error = InvalidInput("x", reason="CONTEXT_TOO_LONG")
     (failed,) = scheduler.row_refused(opened.row, error)
     assert isinstance(failed, Fail)
@@ -239,7 +239,7 @@ def test_a_row_that_its_head_refuses_fails_and_leaves_no_trace() -> None:
 def test_a_row_that_its_head_will_not_go_on_with_fails_and_is_evicted() -> None:
     scheduler = Scheduler(queue_limit=5)
     scheduler.attach(ring_of(rows=4))
-    (opened,) = scheduler.submit(Request("a", "", 9, inference.Envelope()), 0.0)
+    (opened,) = scheduler.submit(request_of("a", 9), 0.0)
     begun = scheduler.row_opened(
         control.RowOpened(row=opened.row, prompt_tokens=4, params_bytes=256, max_tokens=9)
     )
@@ -374,7 +374,7 @@ def test_what_can_never_fit_is_refused_with_numbers() -> None:
 def open_with_images(*images: tuple[int, int]) -> Driver:
     """A ring of one whose chunks have 64 tokens at most, and whose head has read a prompt of 200."""
     driver = Driver(1, chunk=64)
-    request = Request("a", "", 4, inference.Envelope())
+    request = request_of("a", 4)
     (opened,) = (each for each in driver.scheduler.submit(request, 0.0) if isinstance(each, OpenRow))
     spans = [control.TokenSpan(begin=begin, end=end) for begin, end in images]
     told = control.RowOpened(row=opened.row, prompt_tokens=200, params_bytes=64, max_tokens=4, unbroken=spans)
@@ -408,7 +408,7 @@ def test_several_answers_that_do_not_fit_though_fewer_do_are_too_many(
     """The memory holds no more, or the ring has no more rows."""
     driver = Driver(1, budget=1024, max_rows=max_rows)
     driver.prompts["a"] = 100
-    driver.take(driver.scheduler.submit(Request("a", "", tokens, inference.Envelope(), choices=3), 0.0))
+    driver.take(driver.scheduler.submit(request_of("a", tokens, choices=3), 0.0))
     fail = next(action for action in driver.actions if isinstance(action, Fail))
     assert (fail.error.reason, fail.error.metadata["param"]) == ("TOO_LARGE_FOR_RING", "n")
     assert (
@@ -466,10 +466,8 @@ def test_a_full_queue_takes_what_a_head_has_begun() -> None:
     for number in range(5):
         driver.ask(f"old{number}", max_tokens=2)
     assert driver.failed == {"old4": "QUEUE_FULL"}
-    begun = with_progress(
-        Request("begun", "", 8, inference.Envelope()), started=True, earlier_tokens=3, attempts=1
-    )
-    tried = with_progress(Request("tried", "", 8, inference.Envelope()), attempts=1)
+    begun = with_progress(request_of("begun", 8), started=True, earlier_tokens=3, attempts=1)
+    tried = with_progress(request_of("tried", 8), attempts=1)
     for request in (begun, tried):
         driver.prompts[request.id] = 10
         driver.take(driver.scheduler.submit(request, driver.now))
@@ -511,14 +509,10 @@ def test_a_request_that_would_wait_for_too_long_is_refused_at_once() -> None:
 def test_what_goes_on_is_let_wait_however_long() -> None:
     driver = one_each_ten_seconds()
     driver.lose()
-    moved = Request("moved", "", 8, inference.Envelope(), patience=5.0)
+    moved = request_of("moved", 8, patience=5.0)
     with_progress(moved, due=0.0, deadline=1e9)
     driver.take(driver.scheduler.submit(moved, driver.now))
-    driver.take(
-        driver.scheduler.submit(
-            with_progress(Request("resumed", "", 8, inference.Envelope()), claimed=1), driver.now
-        )
-    )
+    driver.take(driver.scheduler.submit(with_progress(request_of("resumed", 8), claimed=1), driver.now))
     for name in ("moved", "resumed"):
         driver.prompts[name] = 10
     driver.ask("new", patience=5.0)
@@ -584,7 +578,7 @@ def test_a_request_that_ends_every_epoch_is_given_up() -> None:
 
 def test_a_request_whose_names_no_head_can_tell_is_given_up() -> None:
     scheduler, facts = Scheduler(queue_limit=5), ring_of(rows=4)
-    scheduler.submit(Request("a", "", 3, inference.Envelope()), 0.0)
+    scheduler.submit(request_of("a", 3), 0.0)
     for attempt in range(MAX_ATTEMPTS):
         (opened,) = scheduler.attach(facts)
         assert isinstance(opened, OpenRow), attempt
@@ -652,7 +646,7 @@ def test_what_a_client_says_of_earlier_attempts_counts_and_makes_nobody_wait() -
     driver = Driver(1)
     for name, claimed in (("first", MAX_ATTEMPTS - 1), ("second", MAX_ATTEMPTS - 2), ("third", 0)):
         driver.prompts[name] = 10
-        request = Request(name, "", 8, inference.Envelope(sealed=b"s"))
+        request = request_of(name, 8, envelope=inference.Envelope(sealed=b"s"))
         with_progress(request, claimed=claimed)
         driver.take(driver.scheduler.submit(request, 0.0))
     assert len(driver.rows) == 3
@@ -707,7 +701,7 @@ def test_whose_prompt_was_computed_is_known_of_one_that_its_client_goes_on_with(
     steps: int, failed: str
 ) -> None:
     driver = Driver(1)
-    request = Request("sealed", "", 8, inference.Envelope(sealed=b"s"))
+    request = request_of("sealed", 8, envelope=inference.Envelope(sealed=b"s"))
     (action,) = driver.scheduler.submit(request, 0.0)
     assert isinstance(action, OpenRow)
     driver.rows[action.row] = request
@@ -977,7 +971,7 @@ def test_bytes_that_come_later_do_not_overtake_a_prompt_that_waits_for_room(late
     scheduler.attach(ring_of(member_with(2048), rows=64))
 
     def submit(name: str, key: str, size: int) -> None:
-        take(scheduler.submit(Request(name, key, 5, inference.Envelope(sealed=bytes(size))), 0.0))
+        take(scheduler.submit(request_of(name, 5, key, envelope=inference.Envelope(sealed=bytes(size))), 0.0))
 
     def take(actions: list[Action]) -> None:
         rows.update({one.request.id: one.row for one in actions if isinstance(one, OpenRow)})
@@ -999,9 +993,9 @@ def test_bytes_that_come_later_do_not_overtake_a_prompt_that_waits_for_room(late
 
 def test_what_is_to_be_soon_goes_first_and_what_is_too_late_fails() -> None:
     scheduler = Scheduler(queue_limit=100)
-    scheduler.submit(Request("a", "k", 1, inference.Envelope()), 0.0)
-    scheduler.submit(Request("b", "k", 1, inference.Envelope(), patience=2.0), 1.0)
-    scheduler.submit(Request("c", "k", 1, inference.Envelope(), patience=8.0), 1.0)
+    scheduler.submit(request_of("a", 1, "k"), 0.0)
+    scheduler.submit(request_of("b", 1, "k", patience=2.0), 1.0)
+    scheduler.submit(request_of("c", 1, "k", patience=8.0), 1.0)
     assert scheduler.expire(2.9) == []
     (failed,) = scheduler.expire(3.0)
     assert isinstance(failed, Fail)
@@ -1018,7 +1012,7 @@ def test_a_row_that_waits_for_memory_is_given_back_and_one_that_has_begun_goes_o
     scheduler = Scheduler(queue_limit=100)
     scheduler.attach(ring_of(member_with(512)))
     for name in ("runs", "waits"):
-        actions = scheduler.submit(Request(name, "k", 200, inference.Envelope(), patience=1.0), 0.0)
+        actions = scheduler.submit(request_of(name, 200, "k", patience=1.0), 0.0)
         (opened,) = [action for action in actions if isinstance(action, OpenRow)]
         scheduler.row_opened(
             control.RowOpened(row=opened.row, prompt_tokens=200, params_bytes=0, max_tokens=200)
@@ -1036,9 +1030,9 @@ def test_a_key_whose_prompts_the_head_still_reads_holds_up_itself_alone() -> Non
     scheduler, opened = Scheduler(queue_limit=1000), dict[str, int]()
     actions = scheduler.attach(ring_of(member_with(2048), rows=4))
     for index in range(2 * OPEN_AHEAD):
-        actions += scheduler.submit(Request(f"costly {index}", "a", 5, inference.Envelope()), 0.0)
+        actions += scheduler.submit(request_of(f"costly {index}", 5, "a"), 0.0)
     for index in range(3):
-        actions += scheduler.submit(Request(f"short {index}", "b", 5, inference.Envelope()), 0.0)
+        actions += scheduler.submit(request_of(f"short {index}", 5, "b"), 0.0)
     for action in actions:
         assert isinstance(action, OpenRow)
         opened[action.request.id] = action.row
@@ -1060,10 +1054,10 @@ def test_the_head_reads_images_of_so_many_bytes_at_once_and_texts_meanwhile() ->
     def opened(actions: list[Action]) -> list[str]:
         return [action.request.id for action in actions if isinstance(action, OpenRow)]
 
-    assert opened(scheduler.submit(Request("one", "a", 5, large), 0.0)) == ["one"]
-    assert opened(scheduler.submit(Request("two", "b", 5, large), 0.0)) == []
-    assert opened(scheduler.submit(Request("after", "b", 5, inference.Envelope()), 0.0)) == []
-    assert opened(scheduler.submit(Request("text", "c", 5, inference.Envelope()), 0.0)) == ["text"]
+    assert opened(scheduler.submit(request_of("one", 5, "a", envelope=large), 0.0)) == ["one"]
+    assert opened(scheduler.submit(request_of("two", 5, "b", envelope=large), 0.0)) == []
+    assert opened(scheduler.submit(request_of("after", 5, "b"), 0.0)) == []
+    assert opened(scheduler.submit(request_of("text", 5, "c"), 0.0)) == ["text"]
     read = control.RowOpened(row=1, prompt_tokens=3, params_bytes=0, max_tokens=5)
     assert opened(scheduler.row_opened(read)) == ["two", "after"]
 
@@ -1072,7 +1066,9 @@ def test_a_prompt_of_any_size_is_read_where_no_other_large_one_is() -> None:
     scheduler = Scheduler(queue_limit=10)
     scheduler.attach(ring_of(member_with(2048)))
     largest = inference.Envelope(sealed=bytes(OPEN_BYTES + 1))
-    assert any(isinstance(one, OpenRow) for one in scheduler.submit(Request("one", "a", 5, largest), 0.0))
+    assert any(
+        isinstance(one, OpenRow) for one in scheduler.submit(request_of("one", 5, "a", envelope=largest), 0.0)
+    )
 
 
 @given(st.permutations(range(4)))
@@ -1082,7 +1078,7 @@ def test_rows_begin_in_the_order_in_which_their_prompts_are_read(order: list[int
     actions = scheduler.attach(ring_of(member_with(2048)))
     composition = Composition(epoch=1, max_rows=8, prefill_chunk=64)
     for index in order:
-        actions += scheduler.submit(Request(f"{index}", f"{index}", 5, inference.Envelope()), 0.0)
+        actions += scheduler.submit(request_of(f"{index}", 5, f"{index}"), 0.0)
     rows = [action.row for action in actions if isinstance(action, OpenRow)]
     begun = list[int]()
     for place in order:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from requestkit import request_of
 from ringfacts import member_with, ring_of
 
 from sealring.gateway.scheduler import (
@@ -448,11 +449,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.images[f"r{self.count}"] = images_of(text, min(prompt, shared), prompt, images)
         self.contents[f"r{self.count}"] = (text, min(prompt, shared), f"r{self.count}")
         priority, patience = waits
-        request = Request(
+        request = request_of(
             f"r{self.count}",
-            key,
             max_tokens,
-            inference.Envelope(sealed=b"s") if kind == "sealed" else inference.Envelope(),
+            key,
+            envelope=inference.Envelope(sealed=b"s") if kind == "sealed" else inference.Envelope(),
             choices=choices,
             logprobs=kind == "tells",
             priority=priority,

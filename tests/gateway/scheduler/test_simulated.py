@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from requestkit import request_of
 from simulatedring import STAIRS, Costs, SimulatedRing
-
-from sealring.gateway.scheduler import Request
-from sealring.v1 import inference_pb2 as inference
 
 
 def served(ring: SimulatedRing, requests: int, tokens: int) -> float:
     """Tokens per second of `requests` requests at once."""
     for number in range(requests):
-        ring.submit(Request(f"r{number}", "k", tokens, inference.Envelope()))
+        ring.submit(request_of(f"r{number}", tokens, "k"))
     ring.run()
     assert ring.finished == requests
     return ring.sampled / ring.now
