@@ -322,6 +322,8 @@ class ControlStreams:
         self._pings = 0
         self._busy = busy
         self._stirred = asyncio.Event()
+        self._fault: Exception | None = None
+        self._failed = asyncio.Event()
 
     @_letting_go
     async def attach(self) -> list[control.Attached]:
@@ -375,13 +377,19 @@ class ControlStreams:
         """There may be work now: ends a rest."""
         self._stirred.set()
 
+    def fail(self, error: Exception) -> None:
+        """Ends the epoch: `run` raises the error."""
+        self._fault = error
+        self._failed.set()
+
     def answered(self) -> None:
         """The ring has answered; call `expect` again if it still owes something."""
         self._waiting_since = None
 
     @_letting_go
     async def run(self, handle: Callable[[control.ScheduleResponse], None]) -> None:
-        """Runs until the epoch is over, says goodbye, and raises the SealringError that says why."""
+        """Runs until the epoch is over, says goodbye, and raises the SealringError that says why, or what
+        `fail` was given."""
         now = self._clock()
         streams = []
         for stream in self.streams:
@@ -389,10 +397,10 @@ class ControlStreams:
             streams.append(asyncio.ensure_future(stream.read_all(handle)))
             streams.append(asyncio.ensure_future(stream.write_all()))
         renewing = [asyncio.ensure_future(stream.renew_all()) for stream in self.streams]
-        watch = asyncio.ensure_future(self.watch())
+        watch, fault = asyncio.ensure_future(self.watch()), asyncio.ensure_future(self._fail())
         reason = "LEAVING"
         try:
-            parts = (watch, *renewing, *streams)
+            parts = (watch, fault, *renewing, *streams)
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -400,17 +408,23 @@ class ControlStreams:
             reason = error.reason
             raise
         finally:
-            for task in (watch, *renewing):
+            for task in (watch, fault, *renewing):
                 task.cancel()
             try:
                 await self._part(streams, reason)
             finally:  # the caller may cancel this a second time
-                gone = asyncio.gather(watch, *renewing, *streams, return_exceptions=True)
+                gone = asyncio.gather(watch, fault, *renewing, *streams, return_exceptions=True)
                 for task in streams:
                     task.cancel()
                 for end in await gone:
                     if isinstance(end, BaseException):
                         forget_frames(end)
+
+    async def _fail(self) -> None:
+        """Raises what `fail` was given."""
+        await self._failed.wait()
+        assert self._fault is not None
+        raise self._fault
 
     async def _part(self, streams: Sequence[asyncio.Future[None]], reason: str) -> None:
         """A cancelled read or write cancels its call, so goodbyes come before anything is cancelled."""

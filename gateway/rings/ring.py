@@ -25,6 +25,7 @@ from sealring.gateway.scheduler.actions import (
     Begin,
     Deliver,
     DiscardRow,
+    EndEpoch,
     Fail,
     Finish,
     OpenRow,
@@ -581,6 +582,9 @@ class Ring:
                         self._idle.running = ""
                     if (failed := self.answers.pop(request.id, None)) is not None:
                         failed.fail(error)
+                case EndEpoch(fault):
+                    if self._streams is not None:
+                        self._streams.fail(fault)
 
     def _sign(self, row: int, tokens: int) -> None:
         """Has the tail sign for a row. The head signs by itself, once it has ended it."""

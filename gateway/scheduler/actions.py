@@ -93,6 +93,13 @@ class Fail(NamedTuple):
     error: SealringError
 
 
+class EndEpoch(NamedTuple):
+    """The epoch must end with this error: members would refuse what was planned, which is a fault of the
+    gateway."""
+
+    error: Exception
+
+
 Action: TypeAlias = (
-    OpenRow | DiscardRow | RecallBlocks | AnnounceStep | SignRow | Begin | Deliver | Finish | Fail
+    OpenRow | DiscardRow | RecallBlocks | AnnounceStep | SignRow | Begin | Deliver | Finish | Fail | EndEpoch
 )

@@ -14,7 +14,6 @@ EPOCH_ENDED: it asks for the rest itself.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from sealring.gateway.scheduler.actions import (
     Begin,
     Deliver,
     DiscardRow,
+    EndEpoch,
     Fail,
     Finish,
     Piece,
@@ -411,18 +411,22 @@ class Scheduler:
         self._actions.extend(self._current().admission.close(row))
 
     def _pump(self) -> list[Action]:
-        if self._epoch is not None and self._epoch.planner.board.refused is None:
-            with contextlib.suppress(PlanError):  # the next answer of a member ends the epoch
+        if self._epoch is not None:
+            try:
                 self._go(self._epoch)
+            except PlanError as error:
+                self._actions.append(EndEpoch(error))
         return self._take()
 
     def _go(self, epoch: _Epoch) -> None:
         """Raises PlanError."""
+        epoch.planner.board.check()
         opened, pressed = epoch.admission.go(self._now, holding=self._holding)
         self._actions.extend(opened)
         for step in epoch.planner.steps(epoch.admission.waiting, pressed=pressed):
             self._actions.append(AnnounceStep(step))
         self._actions.extend(epoch.planner.recalls.take_due())
+        epoch.planner.board.check()  # also where nothing is announced
 
     def _take(self) -> list[Action]:
         actions, self._actions = self._actions, []

@@ -318,6 +318,29 @@ def told(reason: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailing, details=status.details)
 
 
+class Parting(Call):
+    """It leaves when the gateway does."""
+
+    async def done_writing(self) -> None:
+        self.says.put_nowait(GOODBYE)
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_fault_of_the_gateway_ends_streams_that_run_and_those_that_would(early: bool) -> None:
+    call, fault = Parting(), RuntimeError("a fault")
+    streams, _ = played(call)
+    if early:
+        streams.fail(fault)
+    running = asyncio.create_task(streams.run(lambda response: None))
+    await asyncio.sleep(0)
+    streams.fail(fault)
+    with pytest.raises(RuntimeError) as raised:
+        async with asyncio.timeout(200):
+            await running
+    assert raised.value is fault
+    assert call.written[-1].WhichOneof("message") == "goodbye"
+
+
 @pytest.mark.parametrize(
     ("call", "reason", "heard"),
     [

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import structlog
 
 from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
@@ -398,6 +399,10 @@ class Streams(Members):
         super().__init__()
         self.epoch, self.ends, self._held = epoch, ends, held
         self.cancelled = self.out_of_memory = False
+        self._fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: Exception) -> None:
+        self._fault.set_exception(error)
 
     async def attach(self) -> list[control.Attached]:
         if self.ends and self.ends[0] is not None and not isinstance(self.ends[0], EpochEnded):
@@ -409,7 +414,7 @@ class Streams(Members):
             if self._held is not None:
                 await self._held.wait()
             raise end
-        await asyncio.Event().wait()
+        await self._fault
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -498,6 +503,24 @@ async def test_an_epoch_whose_members_may_have_heard_nothing_is_gone_back_to(epo
         await ring.serve()
     assert [made.epoch for made in ring.made] == [ring.made[0].epoch] * 2
     assert ring.ring.attached
+    assert not answer.over
+    await ring.ring.close()
+
+
+async def test_an_epoch_with_a_plan_that_members_would_refuse_ends_and_its_log_says_why(epochs: Any) -> None:
+    """Nothing is under way: no answer of a member would end it."""
+    ring = epochs()
+    await ring.serve()
+    planner = ring.ring.scheduler.planner
+    planner.board.plan(control.Change(drop=control.Drop(prefix=9)))  # which nobody keeps
+    with structlog.testing.capture_logs() as logs:
+        answer = ring.ask("one")
+        await ring.settle()
+    (lost,) = (one for one in logs if one["event"] == "ring_lost")
+    assert isinstance(lost["exc_info"].__cause__, InvalidInput)
+    await ring.settle()
+    assert ring.ring.scheduler.planner is not planner
+    assert len(ring.made[1].head) == 1, "the request is given to the next epoch"
     assert not answer.over
     await ring.ring.close()
 
