@@ -70,6 +70,9 @@ _REQUEST_STEP = b"\x22"
 _COMMAND_STEP, _COMMAND_DISCARD, _COMMAND_RECALL = b"\x3a", b"\x32", b"\x62"
 """EngineCommand.step (7), .discard (6) and .recall (12); ScheduleRequest has them as 4, 3 and 12."""
 
+_OF_GUESTS = ("forward", "ping", "renewal", "goodbye")
+"""Messages of a gateway's stream while another gateway schedules the ring."""
+
 _REASON = re.compile(r"[A-Z][A-Z0-9_]{0,39}")
 
 _RESPONSE_OF_EVENT = {0x32: b"\x12", 0x3A: b"\x1a", 0x42: b"\x22", 0x7A: b"\x5a"}
@@ -159,6 +162,18 @@ class GatewayStream:
         self._silence = Silence(self._gateway_silent)
         self._writing: asyncio.Timeout | None = None
         self._over = False
+        self._handlers: dict[str, Callable[[control_pb2.ScheduleRequest, bytes], None]] = {
+            "step": self._step,
+            "ping": self._ping,
+            "recall": self._recall,
+            "forward": self._forward,
+            "renewal": self._renew,
+            "goodbye": self._leave,
+        }
+        if self._head:
+            self._handlers |= {"discard": self._discard, "open": self._open, "forwarded": self._forwarded}
+        else:
+            self._handlers["sign"] = self._sign
 
     def row_event(self, event: bytes) -> None:
         """Queues an engine's event of a row or step."""
@@ -278,56 +293,67 @@ class GatewayStream:
 
     def take(self, request: bytes) -> bool:
         """Handles one request; False if it is the last one."""
-        message = parse_request(request)
-        what = message.WhichOneof("message")
-        if what == "piece" and self._head:
-            whole = self._joiner.add(message.piece)
-            if whole is None:
-                return True
-            message = parse_request(whole)
-            what = message.WhichOneof("message")
-            if what not in ("open", "forward"):
-                raise InvalidInput("only prompts come in pieces", reason="BAD_MESSAGE")
-        if self.guest and what not in ("forward", "ping", "renewal", "goodbye"):
+        message = self._whole(parse_request(request))
+        if message is None:
+            return True
+        what = message.WhichOneof("message") or ""
+        if self.guest and what not in _OF_GUESTS:
             raise InvalidInput("a guest may only forward", reason="BAD_MESSAGE")
-        if what == "step":
-            if len(message.step.changes) > MAX_CHANGES:
-                raise InvalidInput("a step has too many changes", reason="BAD_MESSAGE")
-            self._sealed.evict(message.step)
-            self._work(reframe(request, _COMMAND_STEP))
-            self._epoch.gate.passed(message.step.number)
-        elif what == "discard" and self._head:
-            self._sealed.discard(message.discard.row)
-            self._receipts.forget(message.discard.row)
-            self._work(reframe(request, _COMMAND_DISCARD))
-        elif what == "ping":
-            if message.ping.next_ms and not self._over:
-                self._silence.expect(message.ping.next_ms / 1000 + ANSWER_SECONDS)
-            if self._looking is None or self._looking.done():
-                self._looking = asyncio.get_running_loop().create_task(self._pong(message.ping))
-        elif what == "recall":
-            if len(message.recall.chain) > MAX_CHAIN_BYTES:
-                raise InvalidInput("a recall has too many names", reason="BAD_MESSAGE")
-            self._work(reframe(request, _COMMAND_RECALL))
-        elif what == "sign" and not self._head:
-            self._work(engine_pb2.EngineCommand(sign=message.sign).SerializeToString())
-        elif what == "open" and self._head:
-            self._open(message.open)
-        elif what == "forward" and self.guest:
-            self._forward(message.forward)
-        elif what == "forwarded" and self._head:
-            guest = self._epoch.guests.get(message.forwarded.guest)
-            if guest is not None:
-                guest.pass_on(forwarded=message.forwarded)
-        elif what == "renewal":
-            self._tenure.renew(message.renewal)
-        elif what == "goodbye":
-            reason = message.goodbye.reason
-            self.goodbye = reason if _REASON.fullmatch(reason) else "UNKNOWN"
-            return False
-        else:
+        handler = self._handlers.get(what)
+        if handler is None or (what == "forward" and not self.guest):
             raise InvalidInput("a schedule message is not allowed here", reason="BAD_MESSAGE")
-        return True
+        handler(message, request)
+        return what != "goodbye"
+
+    def _whole(self, message: control_pb2.ScheduleRequest) -> control_pb2.ScheduleRequest | None:
+        """A message that came in one piece, or whose last piece this is; None before that."""
+        if not self._head or not message.HasField("piece"):
+            return message
+        whole = self._joiner.add(message.piece)
+        if whole is None:
+            return None
+        message = parse_request(whole)
+        if message.WhichOneof("message") not in ("open", "forward"):
+            raise InvalidInput("only prompts come in pieces", reason="BAD_MESSAGE")
+        return message
+
+    def _step(self, message: control_pb2.ScheduleRequest, request: bytes) -> None:
+        if len(message.step.changes) > MAX_CHANGES:
+            raise InvalidInput("a step has too many changes", reason="BAD_MESSAGE")
+        self._sealed.evict(message.step)
+        self._work(reframe(request, _COMMAND_STEP))
+        self._epoch.gate.passed(message.step.number)
+
+    def _discard(self, message: control_pb2.ScheduleRequest, request: bytes) -> None:
+        self._sealed.discard(message.discard.row)
+        self._receipts.forget(message.discard.row)
+        self._work(reframe(request, _COMMAND_DISCARD))
+
+    def _ping(self, message: control_pb2.ScheduleRequest, _: bytes) -> None:
+        if message.ping.next_ms and not self._over:
+            self._silence.expect(message.ping.next_ms / 1000 + ANSWER_SECONDS)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._pong(message.ping))
+
+    def _recall(self, message: control_pb2.ScheduleRequest, request: bytes) -> None:
+        if len(message.recall.chain) > MAX_CHAIN_BYTES:
+            raise InvalidInput("a recall has too many names", reason="BAD_MESSAGE")
+        self._work(reframe(request, _COMMAND_RECALL))
+
+    def _sign(self, message: control_pb2.ScheduleRequest, _: bytes) -> None:
+        self._work(engine_pb2.EngineCommand(sign=message.sign).SerializeToString())
+
+    def _forwarded(self, message: control_pb2.ScheduleRequest, _: bytes) -> None:
+        guest = self._epoch.guests.get(message.forwarded.guest)
+        if guest is not None:
+            guest.pass_on(forwarded=message.forwarded)
+
+    def _renew(self, message: control_pb2.ScheduleRequest, _: bytes) -> None:
+        self._tenure.renew(message.renewal)
+
+    def _leave(self, message: control_pb2.ScheduleRequest, _: bytes) -> None:
+        reason = message.goodbye.reason
+        self.goodbye = reason if _REASON.fullmatch(reason) else "UNKNOWN"
 
     def _gateway_silent(self) -> None:
         """Ends the stream of a gateway that stands still or is gone, as gRPC ends one whose pings fail."""
@@ -342,8 +368,9 @@ class GatewayStream:
         self.used = True
         engine.send_work(command)
 
-    def _forward(self, forward: control_pb2.Forward) -> None:
+    def _forward(self, message: control_pb2.ScheduleRequest, _: bytes) -> None:
         """Passes a request to the scheduling gateway; refuses it if that is gone or behind."""
+        forward = message.forward
         scheduler, forward.guest = self._epoch.gateway, self.guest
         if scheduler is not None and forward.cancel:
             scheduler.take_back(self.guest, forward.number)
@@ -354,7 +381,8 @@ class GatewayStream:
             refused = control_pb2.Forwarded(number=forward.number, problem=to_problem(error))
             self.pass_on(forwarded=refused)
 
-    def _open(self, open_row: control_pb2.OpenRow) -> None:
+    def _open(self, message: control_pb2.ScheduleRequest, _: bytes) -> None:
+        open_row = message.open
         self._sealed.check(open_row.row, open_row.choices or 1)
         reply = None
         try:

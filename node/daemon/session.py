@@ -129,33 +129,16 @@ class CoordinatorSession:
                     await self._left.wait()
 
     async def _once(self) -> None:
-        writer: asyncio.Task[None] | None = None
-        renewing: asyncio.Task[None] | None = None
+        beside: list[asyncio.Task[None]] = []
         call: Any = None
         believed = self._dismissed = False
-        roster = b""
         silence = Silence(lambda: _give_up(call))
         try:
             call = membership_pb2_grpc.MembershipStub(self._coordinators.channel.get()).Session()
             introduced = await self._introduction.exchange(call, membership_pb2.MemberMessage)
             believed = True
-            renewing = asyncio.get_running_loop().create_task(self._renew(introduced))
-            while (message := await call.read()) is not grpc.aio.EOF:
-                silence.heard()
-                if message.HasField("roster"):
-                    roster = whole_roster(message.roster, roster)
-                    message.roster.CopyFrom(membership_pb2.RosterUpdate(envelope=roster))
-                if message.HasField("accepted") and writer is None:
-                    self._hears = message.accepted.hears
-                    writer = asyncio.get_running_loop().create_task(self._write(call, silence))
-                    writer.add_done_callback(lambda _: None if self._leaving else call.cancel())
-                elif message.HasField("heard"):
-                    self._look(message.heard)
-                else:
-                    await self._hear(message)
-                if message.HasField("goodbye"):
-                    self._dismissed = True
-                    self._wake.set()
+            beside.append(asyncio.get_running_loop().create_task(self._renew(introduced)))
+            await self._listen(call, silence, beside)
             log.info("coordinator_ended_session")
         except grpc.RpcError as error:
             if throws_out(stream_ended(error)) and believed:
@@ -167,12 +150,11 @@ class CoordinatorSession:
                 raise
             log.info("coordinator_channel_replaced")
         finally:
-            for task in (writer, renewing):
-                if task is not None:
-                    task.cancel()
-                    await asyncio.wait((task,))
-                    if not task.cancelled() and (failure := task.exception()) is not None:
-                        log.error("coordinator_not_told", exc_info=failure)
+            for task in reversed(beside):
+                task.cancel()
+                await asyncio.wait((task,))
+                if not task.cancelled() and (failure := task.exception()) is not None:
+                    log.error("coordinator_not_told", exc_info=failure)
             self._renewal = None
             silence.heard()
             if call is not None:
@@ -181,6 +163,28 @@ class CoordinatorSession:
             if self._greeted:
                 self._greeted = False
                 self._left.set()
+
+    async def _listen(self, call: Any, silence: Silence, beside: list[asyncio.Task[None]]) -> None:
+        """Passes messages on until the coordinator ends the stream. `beside` gets the task that writes."""
+        writer: asyncio.Task[None] | None = None
+        roster = b""
+        while (message := await call.read()) is not grpc.aio.EOF:
+            silence.heard()
+            if message.HasField("roster"):
+                roster = whole_roster(message.roster, roster)
+                message.roster.CopyFrom(membership_pb2.RosterUpdate(envelope=roster))
+            if message.HasField("accepted") and writer is None:
+                self._hears = message.accepted.hears
+                writer = asyncio.get_running_loop().create_task(self._write(call, silence))
+                beside.append(writer)
+                writer.add_done_callback(lambda _: None if self._leaving else call.cancel())
+            elif message.HasField("heard"):
+                self._look(message.heard)
+            else:
+                await self._hear(message)
+            if message.HasField("goodbye"):
+                self._dismissed = True
+                self._wake.set()
 
     async def _write(self, call: Any, silence: Silence) -> None:
         """Writes messages until the stream ends. A message leaves the outbox once it is written."""

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
@@ -111,6 +111,22 @@ class Engine:
         self._loads = 0  # asked for and not yet done; changed by the reading thread and the compute thread
         self._loads_lock = threading.Lock()
         self._profiling = threading.Lock()
+        self._handlers: dict[str, Callable[[Any], None]] = {
+            "step": self._step,
+            "open_row": self._open_row,
+            "ping": self._ping,
+            "trace": self._start_trace,
+            "recall": self._recall,
+            "discard": self._discard,
+            "sign": self._sign,
+            "open_epoch": self._start_epoch,
+            "close_epoch": self._close_epoch,
+            "use_disk": self._use_disk,
+            "join": self._queue_join,
+            "load": self._queue_load,
+            "profile": self._start_profile,
+            "shutdown": lambda _: os._exit(0),
+        }
 
     def run(self) -> NoReturn:
         """Computes until the process ends."""
@@ -152,35 +168,8 @@ class Engine:
     def dispatch(self, command: engine.EngineCommand) -> None:
         """Takes a command of the daemon; the answer is an event."""
         kind = command.WhichOneof("command")
-        if kind == "step":
-            self._step(command.step)
-        elif kind == "open_row":
-            self._open_row(command.open_row)
-        elif kind == "ping":
-            self._emit(engine.EngineEvent(pong=self._pong(command.ping.sequence)))
-        elif kind == "trace":
-            self._start_trace(command.trace)
-        elif kind == "recall":
-            self._recall(command.recall)
-        elif kind == "discard":
-            self._discard(command.discard.row)
-        elif kind == "sign":
-            if self._epoch is not None:
-                self._emit(engine.EngineEvent(digests=self._epoch.digests(command.sign)))
-        elif kind == "open_epoch":
-            self._guarded(command.open_epoch.id, partial(self._open_epoch, command.open_epoch))
-        elif kind == "close_epoch":
-            self._close_epoch(command.close_epoch.id)
-        elif kind == "use_disk":
-            self._use_disk(command.use_disk)
-        elif kind == "join":
-            self._tasks.put(partial(self._guarded, command.join.id, partial(self._join, command.join)))
-        elif kind == "load":
-            self._queue_load(command.load)
-        elif kind == "profile":
-            self._start_profile(command.profile)
-        elif kind == "shutdown":
-            os._exit(0)
+        if kind is not None:
+            self._handlers[kind](getattr(command, kind))
 
     def _step(self, step: control.Step) -> None:
         epoch = self._epoch
@@ -198,10 +187,14 @@ class Engine:
             return
         front.reader.open(command)
 
-    def _discard(self, row: int) -> None:
+    def _discard(self, discard: control.DiscardRow) -> None:
         if self._epoch is None or self._loaded is None or self._loaded.front is None:
             return
-        self._loaded.front.discard(row)
+        self._loaded.front.discard(discard.row)
+
+    def _sign(self, sign: control.SignRow) -> None:
+        if self._epoch is not None:
+            self._emit(engine.EngineEvent(digests=self._epoch.digests(sign)))
 
     def _recall(self, recall: control.Recall) -> None:
         """Reads blocks of a prompt from disk, or gives up what was read."""
@@ -237,14 +230,14 @@ class Engine:
         if not epoch.over:
             self._emit(engine.EngineEvent(recalled=control.Recalled(number=number, tokens=tokens)))
 
-    def _pong(self, sequence: int) -> engine.EnginePong:
+    def _ping(self, ping: control.Ping) -> None:
         epoch = self._epoch
         if self._loaded is not None and (hangs := hung(self._loaded, epoch)) is not None:
             log.error("engine_hangs", thread=hangs, hint=_HINTS.get(hangs))
             os._exit(1)  # nothing else ends threads that wait for a device
         drafted, accepted = epoch.drafts if epoch is not None else (0, 0)
-        return engine.EnginePong(
-            sequence=sequence,
+        pong = engine.EnginePong(
+            sequence=ping.sequence,
             steps=epoch.steps if epoch is not None else 0,
             memory=device.active_memory(),
             step_us=epoch.step_us() if epoch is not None else 0,
@@ -252,6 +245,7 @@ class Engine:
             accepted=accepted,
             stored=self._stored(),
         )
+        self._emit(engine.EngineEvent(pong=pong))
 
     def _stored(self) -> engine.StoredFigures | None:
         disk = self._loaded.prefixes.disk if self._loaded is not None else None
@@ -269,6 +263,12 @@ class Engine:
         with self._loads_lock:
             self._loads += 1
         self._tasks.put(partial(self._guarded, command.id, partial(self._load, command)))
+
+    def _queue_join(self, command: engine.JoinGroup) -> None:
+        self._tasks.put(partial(self._guarded, command.id, partial(self._join, command)))
+
+    def _start_epoch(self, command: engine.OpenEngineEpoch) -> None:
+        self._guarded(command.id, partial(self._open_epoch, command))
 
     def _open_epoch(self, command: engine.OpenEngineEpoch) -> None:
         loaded = self._stage_for(command)
@@ -355,13 +355,13 @@ class Engine:
             reason="NO_CHANNEL",
         )
 
-    def _close_epoch(self, number: int) -> None:
+    def _close_epoch(self, command: engine.CloseEngineEpoch) -> None:
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             epoch.end()
         if self._loaded is not None and self._loaded.front is not None:
             self._loaded.front.close_rows()
-        self._tasks.put(partial(self._closed, number, epoch))
+        self._tasks.put(partial(self._closed, command.id, epoch))
 
     def _start_profile(self, command: engine.ProfileModel) -> None:
         work = partial(self._guarded, command.id, partial(self._profile, command))

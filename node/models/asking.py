@@ -232,10 +232,7 @@ async def _fill(model: str, givers: Sequence[_Giver], partial: PartialModel, pro
         for giver in left:
             before = partial.done
             try:
-                for file, (missing, have) in enumerate(zip(partial.missing(), giver.have, strict=True)):
-                    for run in runs(missing & have):
-                        for first in range(run.start, run.stop, MAX_PARTS):
-                            await _copy(giver, file, range(first, run.stop)[:MAX_PARTS], partial, progress)
+                await _copy_missing(giver, partial, progress)
             except (grpc.RpcError, SealringError, TimeoutError) as raised:
                 failed = _note(giver.member, raised)
                 if failed.reason in ("DISK_FULL", "STATE_UNWRITABLE"):
@@ -253,6 +250,13 @@ async def _fill(model: str, givers: Sequence[_Giver], partial: PartialModel, pro
             await asyncio.sleep(_BUSY_SECONDS)
         elif any(partial.missing()):
             raise _not_given(model, error, gave=partial.done > at_first)
+
+
+async def _copy_missing(giver: _Giver, partial: PartialModel, progress: Progress) -> None:
+    for file, (missing, have) in enumerate(zip(partial.missing(), giver.have, strict=True)):
+        for run in runs(missing & have):
+            for first in range(run.start, run.stop, MAX_PARTS):
+                await _copy(giver, file, range(first, run.stop)[:MAX_PARTS], partial, progress)
 
 
 def _not_given(model: str, error: SealringError, *, gave: bool) -> Unavailable:

@@ -181,6 +181,12 @@ def _unending(schema: Any) -> Any:
         made[name] = {key: _unending(one) for key, one in _a(dict, made[name]).items()}
     if "patternProperties" in made or any("</" in key for key in made.get("properties", {})):
         raise ValueError("names of properties that could hold </")
+    _narrow_kinds(made)
+    return made
+
+
+def _narrow_kinds(made: dict[str, Any]) -> None:
+    """As `_unending`, by the kinds of values that a schema allows."""
     kinds = made.get("type")
     if kinds is None and not made.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
         kinds = made["type"] = ["null", "boolean", "number", "string", "array", "object"]
@@ -194,7 +200,6 @@ def _unending(schema: Any) -> Any:
         made["additionalProperties"] = False
         if others is not False and not made.get("properties"):
             made["patternProperties"] = {_UNENDING: _unending(others)}
-    return made
 
 
 def _a(kind: type[K], value: Any) -> K:

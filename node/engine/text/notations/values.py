@@ -161,13 +161,7 @@ def python_value(text: str, at: int, *, escapes: bool = True, level: int = 0) ->
     if text[at] in "\"'":
         return _python_text(text, at) if escapes else _quoted(text, at)
     if text[at] not in _PAIRS:
-        found = _BARE.match(text, at)
-        if found is None:
-            raise ValueError
-        _, said = literal(found[0])
-        if not said:
-            raise ValueError
-        return said, found.end()
+        return _bare(text, at)
     if level == _MOST:
         raise ValueError
     try:  # JSON's own reader is a hundred times as fast; its errors take time in proportion to the whole text
@@ -176,6 +170,20 @@ def python_value(text: str, at: int, *, escapes: bool = True, level: int = 0) ->
             return json.dumps(_DECODER.decode(text[at:end]), ensure_ascii=False), end
     except (ValueError, RecursionError):
         pass
+    return _python_pair(text, at, level)
+
+
+def _bare(text: str, at: int) -> tuple[str, int]:
+    """As `python_value`, of a number or a word."""
+    found = _BARE.match(text, at)
+    said = found and literal(found[0])[1]
+    if found is None or not said:
+        raise ValueError
+    return said, found.end()
+
+
+def _python_pair(text: str, at: int, level: int) -> tuple[str, int]:
+    """As `python_value`, of what stands in brackets."""
     close, parts, at, keyed = _PAIRS[text[at]], list[str](), skip(text, at + 1), text[at] == "{"
     while text[at] != close:
         said, at = python_value(text, at, level=level + 1)
