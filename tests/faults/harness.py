@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -40,6 +40,8 @@ _HELPERS_PIPES = 2
 TEMPLATE = "sealring.node.engine.text.template"
 MODULES = {"engine": ENGINE, "carrier": CARRIER, "template": TEMPLATE, "daemon": ""}
 FEW = {"clear": ("greedy", "drawn", "long prompt"), "sealed": ("penalties",)}
+EACH = {"clear": ("greedy", "drawn", "logprobs"), "sealed": ("long prompt", "penalties", "stops")}
+"""One answer of each kind, in clear or sealed; one more comes over HTTP."""
 SETTLE_SECONDS = 20.0
 STANDBY = "10.77.0.7:7700"
 _DISK_BYTES = 16 << 20
@@ -102,8 +104,8 @@ class Outcome:
 class Place:
     """A ring on loopback, of which processes are killed and stopped."""
 
-    few = False
-    """Only one of each kind of answer is asked for."""
+    kinds: Mapping[str, Sequence[str]] = {}
+    """The answers that are asked for in clear and sealed, if not all."""
 
     on_demand = False
     """Its model is loaded by the first request."""
@@ -197,7 +199,7 @@ class Place:
 
     async def ask(self, progress: Progress | None = None, *, again: bool = False) -> dict[str, Answer]:
         """The answers that are compared."""
-        return await ask_all(self.ring, self.client, progress, again=again, **(FEW if self.few else {}))
+        return await ask_all(self.ring, self.client, progress, again=again, **self.kinds)
 
 
 @dataclass

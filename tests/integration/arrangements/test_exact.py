@@ -11,7 +11,8 @@ from sealring.v1 import inference_pb2 as inference
 
 pytestmark = CLUSTER
 ALONE = pytest.param(1, 0, marks=pytest.mark.sweep)  # whose engine has its own tests
-SHAPES = pytest.mark.parametrize(("stages", "kv_bits"), [ALONE, (3, 0), (2, 4)], scope="module")
+LONGER = pytest.param(3, 0, marks=pytest.mark.sweep)  # as a ring of two with a draft model
+SHAPES = pytest.mark.parametrize(("stages", "kv_bits"), [ALONE, LONGER, (2, 4)], scope="module")
 ROWS = [
     (["What is the capital of France?"], 40, 0.0),
     (["What is 7+8? Answer with just the number."], 10, 0.0),
@@ -38,7 +39,7 @@ PREDICTIONS = ["January, February, March, April, May, June, July, August", "some
 QUESTIONS = ["What is the capital of France?", "What is the opposite of hot?", "Who are you?"]
 
 
-@SHAPES
+@pytest.mark.parametrize(("stages", "kv_bits"), [ALONE, (3, 0), (2, 4)], scope="module")
 async def test_rows_that_come_and_go_get_the_tokens_of_the_whole_model(
     arrangements, reference, stages, kv_bits
 ):

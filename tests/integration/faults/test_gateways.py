@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import grpc
 import pytest_asyncio
 from answering import Answer, Progress, ask_all, ask_sealed
-from harness import FEW
+from harness import EACH, FEW
 from ringtest import CLUSTER, LIMIT_SECONDS
 
 from sealring.cli.setup.settings_files import as_toml
@@ -19,8 +19,6 @@ from sealring.v1 import inference_pb2_grpc
 
 pytestmark = CLUSTER
 NAME = "gateway-2"
-EACH = {"clear": ("greedy", "drawn", "logprobs"), "sealed": ("long prompt", "penalties", "stops")}
-"""One answer of each kind, in clear or sealed; one more comes over HTTP."""
 SEALED = ("drawn", "penalties", "stops", "logprobs")
 
 

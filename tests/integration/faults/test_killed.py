@@ -2,7 +2,7 @@
 
 import pytest
 from cases import SHORT
-from harness import suffer
+from harness import EACH, FEW, suffer
 from ringtest import CLUSTER
 
 pytestmark = CLUSTER
@@ -17,6 +17,6 @@ SWEEP |= {"stop carrier 2 120, decode"}
     [pytest.param(one, marks=[pytest.mark.sweep] * (one.name in SWEEP), id=one.name) for one in SHORT],
 )
 async def test_nothing_is_lost_or_left(place, one):
-    place.few = one != SHORT[0]
+    place.kinds = EACH if one == SHORT[0] else FEW
     outcome = await suffer(place, one)
     assert outcome.good, outcome

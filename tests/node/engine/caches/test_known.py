@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import random
+import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +40,10 @@ NO_ROWS = {
     "TokenBuffer": "of tokens",
 }
 """Classes of mlx-lm's that hold no row of ours, and why."""
+
+METHODS = {"update_and_fetch", "is_trimmable"}
+CACHES = re.compile(rf"class\s+\w*Cache\b|def\s+({'|'.join(METHODS)})\b")
+"""Only files with such words are parsed."""
 
 
 class Several(CacheList):  # type: ignore[misc]
@@ -85,10 +90,11 @@ def classes_of(package: str) -> set[tuple[str, str]]:
     found = set()
     for file in (folder / "models").rglob("*.py"):
         module = ".".join([package, *file.relative_to(folder).with_suffix("").parts])
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        text = file.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if CACHES.search(text) else ():
             if isinstance(node, ast.ClassDef):
                 methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
-                if node.name.endswith("Cache") or methods & {"update_and_fetch", "is_trimmable"}:
+                if node.name.endswith("Cache") or methods & METHODS:
                     found.add((module, node.name))
     return found
 
