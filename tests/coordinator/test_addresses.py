@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
+from patience import until
 
 from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
@@ -57,13 +57,10 @@ async def test_members_tokens_and_the_operators_bundle_have_the_addresses_of_now
         )
         version = coordinator.publisher.current.version
         hosts.write_text("192.0.2.7 192.0.2.8")
-        async with asyncio.timeout(200):
-            while coordinator.publisher.current.version == version:
-                await asyncio.sleep(0.05)
+        await until(lambda: coordinator.publisher.current.version != version)
         assert newest(coordinator).coordinators[:2] == (f"192.0.2.7:{port}", f"192.0.2.8:{port}")
-        async with asyncio.timeout(200):
-            while load_machine_state(settings.state_dir / "operator").coordinator != f"192.0.2.7:{port}":
-                await asyncio.sleep(0.05)
+        bundle = settings.state_dir / "operator"
+        await until(lambda: load_machine_state(bundle).coordinator == f"192.0.2.7:{port}")
         hosts.write_text("127.0.0.1")
         cluster.connect_operator()
         token = JoinToken.parse(await cluster.token())

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from patience import until
 from prooftest import identity, introduce
 
 from sealring.mesh.clock import wall_clock
@@ -148,8 +149,7 @@ async def test_a_stream_that_says_nothing_ends_with_its_members_eviction(
     if proven:
         await node.prove(call)
     async with asyncio.timeout(200):
-        while not cluster.coordinator.sessions.waiting:
-            await asyncio.sleep(0.01)
+        await until(lambda: cluster.coordinator.sessions.waiting)
         await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=node.id))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while not (await call.read()).HasField("goodbye"):

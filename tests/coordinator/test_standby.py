@@ -49,16 +49,13 @@ async def standby(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
 
 async def until_copied(cluster: Cluster, settings: CoordinatorSettings) -> None:
-    async with asyncio.timeout(200):
-        while (settings.state_dir / "coordinator.db").read_bytes() != cluster.coordinator.store.image():
-            await asyncio.sleep(0.02)
+    copy, store = settings.state_dir / "coordinator.db", cluster.coordinator.store
+    await until(lambda: copy.read_bytes() == store.image())
 
 
 async def until_promoted(settings: CoordinatorSettings) -> None:
     promote(settings)
-    async with asyncio.timeout(200):
-        while (settings.state_dir / STANDBY_MARK).exists():
-            await asyncio.sleep(0.02)
+    await until(lambda: not (settings.state_dir / STANDBY_MARK).exists())
 
 
 async def test_it_has_what_the_coordinator_has_and_takes_over(

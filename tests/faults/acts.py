@@ -28,6 +28,7 @@ import slow_disk
 from answering import Answer, Progress, ask_clear
 from capture import paths_in
 from harness import STANDBY, Lacking, Place
+from patience import until
 from ringtest import LIMIT_SECONDS
 
 from sealring.cli.calls.operator import read_bundle
@@ -332,9 +333,8 @@ async def cache(place: Place, how: str, rank: str) -> str:
     name, known, new = place.order[int(rank)], _long_prompt(), _long_prompt()
     before = {node: len(_blocks(place, node)) for node in place.order}
     cold = await sharing.ask(place.ring, known)
-    async with asyncio.timeout(LIMIT_SECONDS):  # it is written behind
-        while any(len(_blocks(place, node)) == count for node, count in before.items()):
-            await asyncio.sleep(0.1)
+    # it is written behind
+    await until(lambda: all(len(_blocks(place, node)) != had for node, had in before.items()), pause=0.1)
     progress = Progress()
     async with CACHES[how](place, name):
         warm, fresh, _ = await asyncio.gather(
@@ -502,9 +502,7 @@ async def usurp(place: Place, *words: str) -> None:
         relay.blocked.update(("in", "out"))
         await asyncio.sleep(float(seconds))
         promote(place.standby)
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while read_bundle(bundle).coordinator != STANDBY:
-                await asyncio.sleep(0.1)
+        await until(lambda: read_bundle(bundle).coordinator == STANDBY, pause=0.1)
         await asyncio.sleep(float(seconds))
         assert old.returncode is None, "it heard of no other"
     await cluster.administer(bundle)

@@ -22,6 +22,7 @@ import pytest
 import pytest_asyncio
 from capture import files_of, paths_in
 from hostileimages import picture, saved
+from patience import until
 from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, MODEL, Ring, started
 from sharing import Answered, ask
 from tokenizers import Tokenizer
@@ -118,9 +119,7 @@ async def stored(ring: Ring, asked: list[dict[str, Any]], *, key: str = "", more
     """Asks, and waits until all members have `more` blocks than before: they are written behind."""
     before = {node: len(blocks(ring, node)) for node in await members(ring)}
     answer = await ask(ring, asked, key=key)
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while any(len(blocks(ring, node)) < count + more for node, count in before.items()):
-            await asyncio.sleep(0.1)
+    await until(lambda: all(len(blocks(ring, node)) >= had + more for node, had in before.items()), pause=0.1)
     return answer
 
 
@@ -220,9 +219,7 @@ async def test_a_ring_that_moves_reads_what_its_members_have_stored_and_no_forei
     (new,) = set(await members(ring)) - {first}
     moved = await ask(ring, messages("moved"))
     assert (moved.cached, moved.text) == (0, cold.text)
-    async with asyncio.timeout(LIMIT_SECONDS):
-        while not blocks(ring, new):
-            await asyncio.sleep(0.1)
+    await until(lambda: blocks(ring, new), pause=0.1)
     ring.part(new, "engine.main").kill()
     again = await ask(ring, messages("moved"))
     assert (again.cached >= 256, again.text) == (True, cold.text), "one member stayed, the other stored anew"

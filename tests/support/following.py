@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from patience import until
+
 from sealring.cli.local.cluster import LocalCluster
 from sealring.cli.setup.settings_files import as_toml
 from sealring.coordinator.backup import backup, restore
@@ -31,6 +33,5 @@ async def follow(cluster: LocalCluster, listen: str) -> CoordinatorSettings:
     before = database.stat().st_ino
     await cluster.children.start("standby", ["--config", str(file), "coordinator", "run"])
     await cluster.admin.call("CreateJoinToken", role="ROLE_NODE", note="something to copy")
-    while database.stat().st_ino == before:
-        await asyncio.sleep(0.1)
+    await until(lambda: database.stat().st_ino != before, pause=0.1)
     return settings

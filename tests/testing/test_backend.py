@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from patience import until
 
 from sealring.mesh.errors import InvalidInput, NotFound, Unavailable
 from sealring.testing import ScriptedBackend
@@ -44,8 +45,7 @@ async def test_it_fails_where_it_is_told_to(after: int | None, told: list[str]) 
 async def test_it_is_held_and_sees_clients_leave() -> None:
     backend = ScriptedBackend(held=asyncio.Event())
     asking = asyncio.create_task(texts(backend, heard := []))
-    while not backend.requests:
-        await asyncio.sleep(0)
+    await until(lambda: backend.requests)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking

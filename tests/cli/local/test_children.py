@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from descriptors import Descriptors
+from patience import until
 
 from sealring.cli.local import children as module
 from sealring.cli.local.children import MAX_LOG_BYTES, Children, tail
@@ -34,8 +35,7 @@ async def children(tmp_path: Path) -> AsyncIterator[Children]:
 
 
 async def read_when_written(file: Path) -> str:
-    while not (file.exists() and file.read_text().endswith("\n")):
-        await asyncio.sleep(0.02)
+    await until(lambda: file.exists() and file.read_text().endswith("\n"))
     return file.read_text()
 
 
@@ -67,8 +67,7 @@ async def test_a_large_log_begins_anew_and_the_last_one_is_kept(children: Childr
         with (tmp_path / f"{name}.log").open("wb") as file:
             file.truncate(size)
         await children.start(name, [f"echo new; {SLEEP}"])
-        while children.logs[name].stat().st_size in (0, MAX_LOG_BYTES):
-            await asyncio.sleep(0.02)
+        await until(lambda name=name: children.logs[name].stat().st_size not in (0, MAX_LOG_BYTES))
     assert children.logs["node-0"].read_text() == "new\n"
     assert (tmp_path / "node-0.log.1").stat().st_size == MAX_LOG_BYTES + 1
     assert not (tmp_path / "node-1.log.1").exists()
@@ -107,8 +106,7 @@ async def test_stopping_leaves_nobody(tmp_path: Path, monkeypatch: pytest.Monkey
     assert variables.strip() == "[]"
     await children.stop()
     gone = [children.pids["node-0"], int(pid)]
-    while any(psutil.pid_exists(one) for one in gone):
-        await asyncio.sleep(0.05)
+    await until(lambda: not any(map(psutil.pid_exists, gone)))
 
 
 async def test_gateways_end_first_and_the_coordinator_last(children: Children, tmp_path: Path) -> None:

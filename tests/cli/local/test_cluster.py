@@ -13,6 +13,7 @@ import psutil
 import pytest
 from bundles import SigningCluster
 from commands import Coordinator, FakeHost
+from patience import until
 
 from sealring.cli.local.cluster import LocalCluster, is_member, make_whole, redirect
 from sealring.cli.local.leftovers import PORTS
@@ -174,12 +175,11 @@ async def test_who_cannot_wait_for_the_end_kills_and_still_leaves_nobody(
     async def lead() -> None:
         async with cluster:
             await cluster.start_one("node-0")
-            while not cluster.logs["node-0"].read_text():
-                await asyncio.sleep(0.01)
+            await until(lambda: cluster.logs["node-0"].read_text())
 
     leading = asyncio.ensure_future(lead())
-    while not (cluster.state_dir / "logs" / "node-0.log").exists() or not cluster.logs["node-0"].read_text():
-        await asyncio.sleep(0.01)
+    log = cluster.state_dir / "logs" / "node-0.log"
+    await until(lambda: log.exists() and log.read_text())
     await asyncio.sleep(0.1)  # it is being ended, in vain
     leading.cancel()
     await leading

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from bundles import SigningCluster
 from commands import Coordinator, FakeHost, quickly
+from patience import until
 
 from sealring.cli.local.leftovers import gateway_of
 from sealring.cli.local.machines import NOTHING, FirstMachine, OtherMachine, describe_place
@@ -87,8 +88,7 @@ async def test_a_node_has_started_once_it_listens_and_has_done_nothing_yet(
 ) -> None:
     async with machine:
         starting = asyncio.create_task(machine.start())
-        while "node" not in machine.processes:
-            await asyncio.sleep(0.01)
+        await until(lambda: "node" in machine.processes)
         assert not starting.done()
         host.ports.add(7)
         await starting

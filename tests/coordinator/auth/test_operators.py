@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from patience import until
 
 from sealring.coordinator.auth.operators import MAX_OPERATOR_SECONDS, MAX_OPERATORS
 from sealring.coordinator.init import init, new_operator, renew_operator_bundle
@@ -197,8 +198,7 @@ async def test_what_a_revoked_operator_has_running_ends(cluster: Cluster, how: s
         for channel, one in zip(channels, spec, strict=True)
     ]
     async with asyncio.timeout(200):
-        while sum(message.HasField("profile") for message in node.messages) < 2:
-            await asyncio.sleep(0.02)
+        await until(lambda: sum(message.HasField("profile") for message in node.messages) >= 2)
         if how == "revoke":
             await cluster.call("RevokeOperator", admin_pb2.RevokeOperatorRequest(name="chief"))
         else:
@@ -212,9 +212,7 @@ async def test_what_a_revoked_operator_has_running_ends(cluster: Cluster, how: s
     for channel in channels:
         await channel.close()
     assert not store(cluster).deployments.all()
-    async with asyncio.timeout(200):
-        while cluster.coordinator.operators.running:
-            await asyncio.sleep(0.02)
+    await until(lambda: not cluster.coordinator.operators.running)
 
 
 async def test_bad_operators_are_not_added(cluster: Cluster) -> None:

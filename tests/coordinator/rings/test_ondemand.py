@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from patience import until
 
 from sealring.coordinator.rings import loads
 from sealring.coordinator.rings.ondemand import OnDemand
@@ -257,8 +258,7 @@ async def test_nodes_are_not_asked_for_profiles_while_a_model_that_makes_room_st
     await gateway.want("two", waiting=1)
     await gateway.phase("one", YIELDING)
     before, beats = asked(), node.beats
-    while node.beats < beats + 20:
-        await asyncio.sleep(0.05)
+    await until(lambda: node.beats >= beats + 20)
     assert asked() == before
     await gateway.rest("one")
     await gateway.phase("two", LOADED)
@@ -274,8 +274,7 @@ async def test_nodes_that_compute_for_a_gateway_that_says_nothing_count_as_use(h
     await gateway.want("two", waiting=1)
     await gateway.phase("one", YIELDING)
     beats = cluster.nodes[0].beats
-    while cluster.nodes[0].beats < beats + 20:
-        await asyncio.sleep(0.05)
+    await until(lambda: cluster.nodes[0].beats >= beats + 20)
     assert gateway.rings["one-0"] == SERVING
     cluster.nodes[0].busy = False
     await gateway.phase("two", LOADED)
@@ -328,9 +327,7 @@ async def test_a_client_of_one_gateway_unloads_no_model_of_anothers(house: Any) 
     await gateway.rest("one")
     load = cluster.coordinator.on_demand.loads.models["one"]
     await other.want("one", keep_alive=0)
-    async with asyncio.timeout(200):
-        while load.heard.keep_alive is None:
-            await asyncio.sleep(0.05)
+    await until(lambda: load.heard.keep_alive is not None)
     assert 0 < load.keep_alive <= 900, "the first gateway's client named no time"
     await gateway.want("one", keep_alive=0)
     await gateway.phase("one", NOT_LOADED)
@@ -466,8 +463,8 @@ async def test_a_model_whose_nodes_have_left_fails_what_waits_for_it_until_they_
     await deploy(cluster, "one")
     gateway = await gate(cluster)
     await node.stop()
-    while cluster.coordinator.sessions.find(node.id) is not None:  # else it goes while it is waited for
-        await asyncio.sleep(0.01)
+    # else it goes while it is waited for
+    await until(lambda: cluster.coordinator.sessions.find(node.id) is None)
     await gateway.want("one", waiting=1)
     assert await gateway.refused("one") == "MODEL_NOT_LOADED"
     problem = from_problem(gateway.models["one"].problem)
@@ -534,8 +531,7 @@ async def test_nodes_that_come_while_others_are_asked_for_a_model_are_asked_too(
         await cluster.call("DrainNode", admin_pb2.DrainNodeRequest(id=beta.id))
     else:
         await beta.stop()
-        while sessions.find(beta.id) is not None:
-            await asyncio.sleep(0.01)
+        await until(lambda: sessions.find(beta.id) is None)
     before = (await alpha.wait_for("profile")).id
     alpha.profiles = False
     await gateway.want("one", waiting=1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import until
 
 from sealring.edge.http.answers import (
     PIECE_BYTES,
@@ -268,8 +269,7 @@ async def test_a_writer_that_waits_for_its_answer_and_not_its_client_goes_on(
     watch.look = lambda: (looks.append(True), look())[1]  # type: ignore[method-assign]
     with writer:
         await writer.write(b"a")
-        while len(looks) < 3:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(looks) >= 3)
         await writer.write(b"b")
 
 

@@ -11,6 +11,7 @@ import httpx
 import jsonschema
 import openai
 import pytest
+from patience import until
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
@@ -393,8 +394,7 @@ async def test_a_client_that_leaves_cancels(port: int, backend: Any) -> None:
         backend.sealed = True  # an answer that counts its prompt's tokens goes on to its end
         for number, path in enumerate(("/v1/chat/completions", "/v1/messages/count_tokens"), 2):
             whole = asyncio.create_task(client.post(path, json=body))
-            while len(backend.requests) < number:
-                await asyncio.sleep(0.01)
+            await until(lambda number=number: len(backend.requests) >= number)
             whole.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await whole
@@ -413,9 +413,7 @@ async def test_a_client_that_does_not_read_is_given_up(
         b"content-length: %d\r\n\r\n%s" % (len(body), body)
     )
     await reader.readline()
-    async with asyncio.timeout(200):
-        while not backend.closed:
-            await asyncio.sleep(0.02)
+    await until(lambda: backend.closed)
     writer.transport.abort()
 
 
@@ -500,8 +498,7 @@ async def test_a_client_that_leaves_before_the_start_cancels(port: int, backend:
     body = {"model": "demo", "messages": MESSAGES, "stream": True}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http:
         task = asyncio.create_task(http.post("/v1/chat/completions", json=body))
-        while not backend.requests:
-            await asyncio.sleep(0.001)
+        await until(lambda: backend.requests)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -10,6 +10,7 @@ import tracemalloc
 
 import httpx
 import psutil
+from patience import until
 
 from bench.clients import LOOK, connected
 
@@ -36,9 +37,7 @@ async def test_idle_connections_cost_little_and_leave_nothing(port: int) -> None
         assert (await client.get("/v1/models")).json()["data"], "others are served beside them"
         for one in held:
             one.close()
-        async with asyncio.timeout(200):
-            while process.num_fds() > files:
-                await asyncio.sleep(0.01)
+        await until(lambda: process.num_fds() <= files)
 
 
 async def test_a_client_that_vanished_without_a_word_is_asked_for_a_sign(port: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from patience import until
 
 from sealring.edge.inference import service as service_module
 from sealring.edge.inference import timers
@@ -43,8 +44,7 @@ async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.Monke
             stub = inference_grpc.InferenceStub(channel)
             call = stub.Generate(inference.GenerateRequest(model="demo", envelope=PROMPT))
             await call.read()
-            while not backend.closed:
-                await asyncio.sleep(0.02)
+            await until(lambda: backend.closed)
             call.cancel()
     finally:
         await server.stop(0)

@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from actedcoordinator import ActedCoordinator
+from patience import until
 
 from sealring.gateway.rings import watch as watch_module
 from sealring.gateway.rings.watch import Watch
@@ -219,9 +220,7 @@ async def test_a_roster_that_has_expired_is_not_served(watching: Watching) -> No
     await serving(watching)
     assert watching.rings.rosters == ["roster"]
     watching.keeper.valid = None
-    async with asyncio.timeout(200):
-        while watching.rings.rosters[-1] is not None:
-            await asyncio.sleep(0.01)
+    await until(lambda: watching.rings.rosters[-1] is None)
 
 
 async def test_a_clock_that_comes_back_brings_back_the_roster_and_those_refused_meanwhile(

@@ -18,6 +18,7 @@ import pytest_asyncio
 from answering import ask_all
 from following import follow
 from kernels import share_kernels
+from patience import until
 from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, MODEL, Ring, chat, on_demand
 
 from sealring.cli.calls.operator import read_bundle
@@ -203,9 +204,7 @@ async def test_a_standby_that_takes_over_goes_on_with_the_model_that_is_loaded(h
         asked = [group.create_task(house.ask(ring)) for ring in house.rings]
         promote(standby)
         bundle = standby.state_dir / "operator"
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while read_bundle(bundle).coordinator != house.standby:
-                await asyncio.sleep(0.1)
+        await until(lambda: read_bundle(bundle).coordinator == house.standby, pause=0.1)
         await house.cluster.administer(bundle)
     assert [each.result() for each in asked] == [house.expected] * 2
     deposed.send_signal(signal.SIGCONT)

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 from following import follow
+from patience import until
 from ringtest import CLUSTER, LIMIT_SECONDS, Ring, chat
 
 from sealring.cli.calls.operator import read_bundle
@@ -48,8 +49,7 @@ async def take_over(ring: Ring, listen: str) -> None:
     answered = asyncio.create_task(ring.ask(QUESTION, 200))
     promote(standby)
     bundle = standby.state_dir / "operator"
-    while read_bundle(bundle).coordinator != listen:
-        await asyncio.sleep(0.1)
+    await until(lambda: read_bundle(bundle).coordinator == listen, pause=0.1)
     await cluster.administer(bundle)
     assert (await ring_of(cluster.admin)).epoch == before.epoch
     assert await answered == expected

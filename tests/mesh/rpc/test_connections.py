@@ -18,7 +18,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from leaftest import MEMBER, material
-from patience import PATIENCE_SECONDS
+from patience import PATIENCE_SECONDS, until
 
 from sealring.mesh.pki import ClusterCA
 from sealring.mesh.rpc import (
@@ -291,13 +291,11 @@ async def test_a_port_with_tls_is_looked_at_when_a_connection_is_opened_and_not_
     port = server.listen("127.0.0.1:0", credentials)
     await server.start()
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not paced:
-            await asyncio.sleep(0)
+        await until(lambda: paced)
         for _ in range(2):
             before = len(paced)
             (_, stranger) = await asyncio.open_connection("127.0.0.1", port)
-            while len(paced) == before:
-                await asyncio.sleep(0.001)
+            await until(lambda before=before: len(paced) != before)
             stranger.close()
     await server.stop(0)
     assert set(paced) == {port}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import until
 from structlog.testing import capture_logs
 
 from sealring.mesh.system.power import Power
@@ -34,9 +35,7 @@ async def awake(program: Path):
 
 
 async def ended(awake: Awake) -> None:
-    async with asyncio.timeout(200):
-        while awake.pid is not None:
-            await asyncio.sleep(0.001)
+    await until(lambda: awake.pid is None)
 
 
 async def test_one_program_runs_for_as_long_as_it_is_wanted(awake: Awake) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import until
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, SealringError
 from sealring.mesh.rpc import to_problem
@@ -51,8 +52,7 @@ class Silent:
 async def test_a_knock_that_is_not_answered_at_once_is_repeated() -> None:
     silent = Silent(until=5)
     knocking = asyncio.create_task(knock(4242, seconds=200.0, pause=0.0, connection=silent))
-    while silent.attempts < 5:
-        await asyncio.sleep(0)
+    await until(lambda: silent.attempts >= 5)
     for _ in range(20):
         await asyncio.sleep(0)
     assert (silent.attempts, silent.closed) == (5, 4), "it stays when it was let in"
@@ -175,8 +175,7 @@ class Bench:
         """The work, once it has sent `commands` commands."""
         task = asyncio.create_task(work)
         wanted = len(self.script.commands) + commands
-        while len(self.script.commands) < wanted:
-            await asyncio.sleep(0)
+        await until(lambda: len(self.script.commands) >= wanted)
         return task
 
 

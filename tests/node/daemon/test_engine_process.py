@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from patience import until
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, ModelError, SealringError
 from sealring.mesh.rpc import to_problem
@@ -99,8 +100,7 @@ class Bench:
         """The work, begun, and the command that it sent."""
         task = asyncio.create_task(work)
         before = len(self.script.commands)
-        while len(self.script.commands) == before:
-            await asyncio.sleep(0)
+        await until(lambda: len(self.script.commands) != before)
         return task, self.script.commands[-1]
 
     async def open(self) -> engine_pb2.OpenEngineEpoch:

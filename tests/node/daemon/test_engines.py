@@ -125,8 +125,7 @@ async def test_who_stops_all_engines_waits_for_one_that_is_being_dropped(keeper:
     (engine,) = ScriptedEngine.started
     engine.ends.clear()
     keeper.ending(seat.drop())
-    while engine.alive:
-        await asyncio.sleep(0)
+    await until(lambda: not engine.alive)
     stopping = asyncio.create_task(keeper.stop())
     for _ in range(5):
         await asyncio.sleep(0)

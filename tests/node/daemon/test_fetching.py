@@ -13,6 +13,7 @@ import pytest
 import structlog
 from closed import make_sick
 from localhub import COMMIT, LocalHub, local_hub
+from patience import until
 
 from sealring.mesh.errors import (
     Conflict,
@@ -217,8 +218,7 @@ async def test_who_gives_up_does_not_end_it_and_a_second_one_joins(tmp_path: Pat
     members.may.clear()
     fetcher = make(tmp_path, members)
     first, second = (asyncio.create_task(fetcher.fetch("model")) for _ in range(2))
-    while not members.asked:
-        await asyncio.sleep(0)
+    await until(lambda: members.asked)
     first.cancel()
     assert (fetcher.pulls["model"].done, fetcher.pulls["model"].size) == (1, 2)
     members.may.set()
@@ -308,8 +308,7 @@ async def test_nothing_in_use_is_removed_and_what_is_being_removed_is_not_found(
     assert await keeper.find("model") == place
     members.may.clear()
     other = fetcher.begin("other")  # which has the turn
-    while members.asked[-1] != "other":
-        await asyncio.sleep(0)
+    await until(lambda: members.asked[-1] == "other")
     asked = asyncio.Event()
     removing = asyncio.create_task(fetcher.remove("model", lambda: asked.set() or []))  # type: ignore[func-returns-value]
     await asked.wait()
@@ -341,8 +340,7 @@ async def test_failed_fetches_hide_no_model_that_is_here(tmp_path: Path) -> None
     members.error = None
     members.may.clear()
     coming = fetcher.begin("coming")
-    while members.asked[-1] != "coming":
-        await asyncio.sleep(0)
+    await until(lambda: members.asked[-1] == "coming")
     assert fetcher.messages()[0].name == "coming"
     members.may.set()
     await asyncio.wait([coming])

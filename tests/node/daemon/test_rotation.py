@@ -100,9 +100,7 @@ async def test_a_failed_change_of_keys_is_tried_again(kept_bed: Any, quick: Any)
         ring.coordinator.send(ring.nodes[0].id, roster=update)
         gateway = await ring.attach()
         first = asyncio.create_task(gateway.generate(QUESTION, 8, row=1))
-        async with asyncio.timeout(200):
-            while not any(entry["event"] == "link_keys_not_renewed" for entry in logs):
-                await asyncio.sleep(0.02)
+        await until(lambda: any(entry["event"] == "link_keys_not_renewed" for entry in logs))
         ring.coordinator.send(ring.nodes[1].id, roster=update)
         done = renewals(logs)
         assert await first

@@ -51,9 +51,8 @@ async def daemons(cluster, count: int, **seconds: float) -> AsyncIterator[list[D
     finally:
         for daemon in found:
             assert not daemon.handshakes.awaited
-        async with asyncio.timeout(200):
-            while any(daemon.handshakes.open for daemon in found):  # of connections that were cut
-                await asyncio.sleep(0.01)
+        # of connections that were cut
+        await until(lambda: not any(daemon.handshakes.open for daemon in found))
         for daemon in found:
             await daemon.server.stop(0)
 
@@ -436,13 +435,11 @@ async def test_open_handshakes_of_a_revoked_member_end(cluster) -> None:
         frames = [send(hello(epoch=number)) for number in range(3)]
         calls = [asyncio.create_task(call(cluster, nodes[1], nodes[0].party, one)) for one in frames]
         other = asyncio.create_task(call(cluster, nodes[1], nodes[2].party, send(hello())))
-        while nodes[1].handshakes.open < 4:
-            await asyncio.sleep(0.01)
+        await until(lambda: nodes[1].handshakes.open >= 4)
         nodes[1].revoked.add(nodes[0].party.id)
         nodes[1].handshakes.close_revoked()
         async with asyncio.timeout(200):
             assert set(await asyncio.gather(*calls)) == {grpc.StatusCode.PERMISSION_DENIED}
         assert not other.done()
         other.cancel()
-        while nodes[1].handshakes.open:
-            await asyncio.sleep(0.01)
+        await until(lambda: not nodes[1].handshakes.open)
