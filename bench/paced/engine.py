@@ -26,7 +26,7 @@ from bench.paced.node import Pace
 from bench.paced.pacing import PacedDevice, PacedLink
 from bench.paced.processor import BusyDevice, native_seconds
 from bench.paced.timed import StepTable, StepTimes
-from sealring.node.engine import caches, main, transfer
+from sealring.node.engine import caches, device, main, transfer
 from sealring.node.engine import device as engine_device
 from sealring.node.engine.caches import parts_of
 from sealring.node.engine.staging import Stage, StageSpec
@@ -79,7 +79,7 @@ class Hooked:
                 guesses.clear()
 
         MtpHead.fill, MtpHead.__call__ = filled, called  # type: ignore[method-assign]
-        transfer.register(lambda: HookedTransfer(self))
+        device.register(HookedDevice(self))
 
     def call(
         self, stage: Stage, inputs: list[mx.array], cache: caches.Batch, positions: Positions | None = None
@@ -301,6 +301,18 @@ def serves() -> bool:
 def place_of(spec: StageSpec) -> str:
     """The key of a stage's table."""
     return "head" if spec.is_head else "tail"
+
+
+class HookedDevice(device.Accelerator):
+    """A device whose results the hooks hear of. Prefixes are not stored."""
+
+    shares_memory = False
+
+    def __init__(self, hooks: Hooked) -> None:
+        self._hooks = hooks
+
+    def transfer(self) -> HookedTransfer:
+        return HookedTransfer(self._hooks)
 
 
 class HookedTransfer(transfer.SharedTransfer):

@@ -24,6 +24,6 @@ __all__, __getattr__ = face(
     profile="digest",
     ranges="needed",
     receipts="Delivered Sampled bring",
-    transfer="SharedSendBuffer",
+    transfer="SharedSendBuffer Transfer",
     weights="load_lazily load_stage read_config read_header weight_files",
 )

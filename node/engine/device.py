@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from typing import Protocol
+from typing import Any
 
 import mlx.core as mx
 
@@ -41,22 +41,37 @@ node's memory alone, which is a ninth of the rest. Each ring wires its share of 
 a node together wire no more than one engine alone might."""
 
 
-class Accelerator(Protocol):
-    """A kind of GPU for which the lengths of chunks matter. It registers itself (`node.engine.nvidia`)."""
+class Accelerator:
+    """What depends on the kind of device. As it stands it is a CPU or a Mac's GPU, which shares the CPU's
+    memory; another kind registers its own (`node.engine.nvidia`)."""
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of the chunks that warm a stage up."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of the chunks that warm a stage up, each of a prompt of its own."""
 
     def computed_as(self, tokens: int) -> int:
-        """Tokens that a chunk of `tokens` is padded to; at least `tokens`."""
+        """Tokens that a chunk is padded to: more than `tokens` where a new length costs more than tokens
+        do."""
+        return tokens
+
+    shares_memory = True
+    """Whether any thread of the CPU can read the device's arrays."""
+
+    def transfer(self) -> Any:
+        """A `transfer.Transfer` for an epoch, by memory that both can read; None where they share all of it.
+        This file knows nothing of what a transfer carries."""
+        return None
 
 
-_accelerator: Accelerator | None = None
+_accelerator = Accelerator()
 
 
-def register(accelerator: Accelerator | None) -> None:
-    """Goes by `accelerator` from now on. None takes the registration back."""
+def accelerator() -> Accelerator:
+    """The accelerator of this process."""
+    return _accelerator
+
+
+def register(accelerator: Accelerator) -> None:
+    """Goes by `accelerator` from now on."""
     global _accelerator
     _accelerator = accelerator
 
@@ -104,16 +119,6 @@ def wire(planned: int) -> None:
     most = mx.device_info().get("max_recommended_working_set_size")
     if most:
         mx.set_wired_limit(min(int(most), planned + planned // _WIRED_SPARE + cache_limit()))
-
-
-def warm_up_lengths() -> tuple[int, ...]:
-    """Tokens of the chunks that warm a stage up, each of a prompt of its own."""
-    return () if _accelerator is None else _accelerator.lengths
-
-
-def computed_as(tokens: int) -> int:
-    """Tokens that a chunk is padded to: more than `tokens` where a new length costs more than tokens do."""
-    return tokens if _accelerator is None else _accelerator.computed_as(tokens)
 
 
 def compute_in_batches() -> None:

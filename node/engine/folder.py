@@ -31,7 +31,6 @@ from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.text.alike import cannot_go_back, check_alike
 from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
-from sealring.node.engine.transfer import shares_memory
 from sealring.node.engine.vision.sizes import can_see
 from sealring.node.engine.vision.tower import Tower, load_tower
 from sealring.node.engine.warm_up import patience, timed, warm_up
@@ -273,7 +272,7 @@ def _layout(stage: Stage, path: Path) -> Layout | None:
     """As `layout_of`; None if a model's own code does not make a token's caches alone, and for a GPU
     with memory of its own, whose caches no other thread can read."""
     try:
-        return layout_of(stage, provenance(path)) if shares_memory() else None
+        return layout_of(stage, provenance(path)) if device.accelerator().shares_memory else None
     except Exception as error:
         log.info("prefixes_not_stored", model_type=stage.spec.model_type, error=type(error).__name__)
         return None

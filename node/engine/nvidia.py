@@ -1,4 +1,4 @@
-"""Code for NVIDIA GPUs. `register` and `prepare` do nothing unless MLX computes on one.
+"""NVIDIA GPUs as an accelerator. `register` and `prepare` do nothing unless MLX computes on one.
 
 **Attention without a plan for each length.** On these GPUs MLX leaves attention of more than one new token to
 cuDNN. It makes a plan for every pair of new tokens and tokens held: 32 to 42 ms on the host of an H200, the
@@ -25,7 +25,7 @@ import mlx.core as mx
 import numpy as np
 
 from sealring.mesh.errors import ResourceExhausted
-from sealring.node.engine import device, nvidia_attention, records, transfer
+from sealring.node.engine import device, nvidia_attention, records
 from sealring.node.engine.staging import TensorSpec
 from sealring.node.engine.transfer import ReceiveBuffer, SendBuffer, is_evaluated
 
@@ -54,10 +54,11 @@ _MAX_THREADS = 256
 _UNITS = {16: "uint4", 4: "unsigned int", 1: "unsigned char"}
 
 
-class Accelerator:
-    """The `device.Accelerator` of an NVIDIA GPU."""
+class Nvidia(device.Accelerator):
+    """An NVIDIA GPU, whose memory is its own."""
 
     lengths = LENGTHS
+    shares_memory = False
 
     def computed_as(self, tokens: int) -> int:
         """The next of `LENGTHS`, or multiple of `COARSE`; one token stays one."""
@@ -65,13 +66,15 @@ class Accelerator:
             return 1
         return next((length for length in LENGTHS if tokens <= length), -(-tokens // COARSE) * COARSE)
 
+    def transfer(self) -> PinnedTransfer:
+        return PinnedTransfer()
+
 
 def register() -> bool:
-    """Registers this module with `device` and `transfer` if MLX computes on such a GPU; whether it does."""
+    """Registers `Nvidia` if MLX computes on such a GPU; whether it does."""
     if not mx.cuda.is_available() or mx.default_device() != mx.gpu:
         return False
-    device.register(Accelerator())
-    transfer.register(PinnedTransfer)
+    device.register(Nvidia())
     return True
 
 

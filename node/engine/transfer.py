@@ -2,20 +2,20 @@
 
 A stage's graph is built on a receive buffer before the record arrives, which saves that time between the
 record's arrival and the start of the device (docs/decisions/0008). On a CPU and on a Mac, whose GPU shares
-the memory, a receive buffer is an array whose memory is written. A device with memory of its own registers
-another `Transfer`.
+the memory, a receive buffer is an array whose memory is written. A device with memory of its own has another
+`Transfer` (`device.Accelerator`).
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from sealring.node.engine import records
+from sealring.node.engine import device, records
 from sealring.node.engine.staging import TensorSpec
 from sealring.node.wire.channel import lay_out
 
@@ -64,24 +64,10 @@ class Transfer(Protocol):
         """Frees all buffers; the epoch is over."""
 
 
-_registered: Callable[[], Transfer] | None = None
-
-
 def transfer() -> Transfer:
     """A transfer for the device of this process."""
-    return SharedTransfer() if _registered is None else _registered()
-
-
-def shares_memory() -> bool:
-    """Whether the CPU reads and writes the memory of this process's device."""
-    return _registered is None
-
-
-def register(make: Callable[[], Transfer] | None) -> None:
-    """Has `transfer` return what `make` makes, for a device whose memory the CPU does not share. None takes
-    the registration back."""
-    global _registered
-    _registered = make
+    made: Transfer | None = device.accelerator().transfer()
+    return made or SharedTransfer()
 
 
 def through_record(

@@ -321,7 +321,7 @@ def _steps(stage: Stage, longest: int) -> Iterator[bool]:
     """Whether each of the steps ran ahead of its input."""
     made = transfer()
     most = min(stage.computed_as(longest), stage.positions)
-    for tokens in (tokens for tokens in device.warm_up_lengths() if tokens <= most):
+    for tokens in (tokens for tokens in device.accelerator().lengths if tokens <= most):
         yield _runs_ahead(stage, made, stage.make_cache(), 1, tokens)
     rows = [stage.make_cache(), stage.make_cache()]
     for cache in rows:

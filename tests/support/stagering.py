@@ -31,6 +31,7 @@ from sealring.node.engine import (
     RowParameters,
     StageEpoch,
     TokenLogprobs,
+    Transfer,
     asking_of,
     device,
     params,
@@ -130,6 +131,16 @@ def compute_thread(rank: int) -> ThreadPoolExecutor:
 def _as_in_an_engine() -> None:
     device.compute_in_batches()
     mx.set_default_device(mx.cpu)
+
+
+class Carrying(device.Accelerator):
+    """A device whose records go by a transfer of the test's."""
+
+    def __init__(self, made: Transfer) -> None:
+        self._made = made
+
+    def transfer(self) -> Transfer:
+        return self._made
 
 
 class Link:

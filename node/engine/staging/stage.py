@@ -88,7 +88,7 @@ class Stage:
         self.hidden: list[mx.array] | None = None
         """At a tail whose hidden states are wanted: what the last layer returned in each call, which may be
         padded."""
-        self.computed_as = device.computed_as
+        self.computed_as = device.accelerator().computed_as
         """The number of tokens that a chunk is padded to, from its own number."""
         self._can_pad = trimmable(self.make_cache())
         self.positions = _positions(model)

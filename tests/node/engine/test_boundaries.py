@@ -8,12 +8,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from patience import PATIENCE_SECONDS
-from stagering import Prompts, Ring, compute_thread, config_of, prompt_of, stages_of
+from stagering import Carrying, Prompts, Ring, compute_thread, config_of, prompt_of, stages_of
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
-from sealring.node.engine import Allowance, Prefixes, RowParameters, StageEpoch, params, threads
+from sealring.node.engine import Allowance, Prefixes, RowParameters, StageEpoch, device, params, threads
 from sealring.node.engine.staging import Stage, random_stage
-from sealring.node.engine.transfer import register
 from sealring.node.engine.warm_up import warm_up
 from sealring.v1 import control_pb2 as control
 
@@ -136,11 +135,11 @@ def test_memory_that_the_outbox_may_still_read_is_not_freed(
 ) -> None:
     freed: list[bool] = []
     made: Any = SimpleNamespace(close=lambda: freed.append(True))
-    register(lambda: made)
+    device.register(Carrying(made))
     try:
         epoch = epoch_of(stage, [])
     finally:
-        register(None)
+        device.register(device.Accelerator())
     with monkeypatch.context() as slow:
         if not ended:
             slow.setattr(threads.Outbox, "join", lambda *_: False)

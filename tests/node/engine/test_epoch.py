@@ -20,6 +20,7 @@ from schedules import make_steps
 from stagering import (
     CHUNK,
     SEED,
+    Carrying,
     Prompts,
     Ring,
     compute_thread,
@@ -33,7 +34,7 @@ from stagering import (
 )
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, Internal, InvalidInput, ResourceExhausted
-from sealring.node.engine import Allowance, RowParameters, SharedSendBuffer, StageEpoch, params, transfer
+from sealring.node.engine import Allowance, RowParameters, SharedSendBuffer, StageEpoch, device, params
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.transfer import SendBuffer, SharedTransfer
 from sealring.node.wire.channel import Kind
@@ -83,10 +84,10 @@ class SlowTransfer(SharedTransfer):
 @pytest.fixture
 def slow() -> Iterator[SlowTransfer]:
     made = SlowTransfer()
-    transfer.register(lambda: made)
+    device.register(Carrying(made))
     yield made
     made.ready.set()
-    transfer.register(None)
+    device.register(device.Accelerator())
 
 
 def test_the_next_chunk_is_built_and_rows_step_on_while_one_is_computed(slow: SlowTransfer) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sealring.mesh.errors import ResourceExhausted
 from sealring.node.engine import device, nvidia
 from sealring.node.engine.staging import TensorSpec
-from sealring.node.engine.transfer import SharedTransfer, is_evaluated, register, transfer
+from sealring.node.engine.transfer import SharedTransfer, is_evaluated, transfer
 
 
 def drawn(rows: int, heads: int, groups: int, new: int, held: int) -> tuple[mx.array, mx.array, mx.array]:
@@ -131,8 +131,8 @@ def test_few_tokens_have_a_kernel(
 def test_nothing_is_replaced_without_an_nvidia_gpu() -> None:
     before = mx.fast.scaled_dot_product_attention
     nvidia.prepare()
-    assert device.warm_up_lengths() == ()
-    assert device.computed_as(5) == 5
+    assert device.accelerator().lengths == ()
+    assert device.accelerator().computed_as(5) == 5
     assert isinstance(transfer(), SharedTransfer)
     assert mx.fast.scaled_dot_product_attention is before
 
@@ -141,8 +141,7 @@ def test_nothing_is_replaced_without_an_nvidia_gpu() -> None:
 def unregistered() -> Iterator[None]:
     """No test after this one has the GPU that this one pretends to have."""
     yield
-    device.register(None)
-    register(None)
+    device.register(device.Accelerator())
 
 
 def test_a_gpu_is_registered_and_attention_replaced_once(
@@ -159,8 +158,10 @@ def test_a_gpu_is_registered_and_attention_replaced_once(
     assert mx.fast.scaled_dot_product_attention is once
     assert hasattr(once, "fused")
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "7"
-    assert device.warm_up_lengths() == nvidia.LENGTHS
-    lengths = [device.computed_as(tokens) for tokens in (1, 2, 3, 9, 33, 65, 129, 500, 513, 4096)]
+    gpu = device.accelerator()
+    assert gpu.lengths == nvidia.LENGTHS
+    assert not gpu.shares_memory
+    lengths = [gpu.computed_as(tokens) for tokens in (1, 2, 3, 9, 33, 65, 129, 500, 513, 4096)]
     assert lengths == [1, 2, 4, 16, 64, 128, 192, 512, 768, 4096]
     monkeypatch.delenv("MLX_MAX_OPS_PER_BUFFER")
     nvidia.prepare()

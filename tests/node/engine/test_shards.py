@@ -18,6 +18,7 @@ from tensor_rank import work_of
 
 from sealring.mesh.errors import ModelError
 from sealring.mesh.system.addresses import free_port
+from sealring.node.engine import device
 from sealring.node.engine.staging import Shard, random_model
 
 WORKER = Path(__file__).parents[2] / "support" / "tensor_rank.py"
@@ -67,7 +68,7 @@ def test_ranks_answer_as_the_whole_model(families: list[str], ranks: int, tmp_pa
 def test_a_rank_computes_as_many_tokens_as_the_others_whatever_its_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sealring.node.engine.device.computed_as", lambda tokens: 16)
+    monkeypatch.setattr(device.Accelerator, "computed_as", lambda self, tokens: 16)
     assert Shard(random_model(config_of("llama"), seed=SEED), 0, 2, "llama").computed_as(5) == 5
 
 

@@ -7,7 +7,6 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -95,12 +94,16 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few_lengths() -> Iterator[None]:
     """A device that pads chunks to one of a few lengths."""
-    accelerator: Any = SimpleNamespace(
-        lengths=(16, 32, 64, 128), computed_as=lambda tokens: -(-tokens // 16) * 16
-    )
-    device.register(accelerator)
+
+    class Padding(device.Accelerator):
+        lengths = (16, 32, 64, 128)
+
+        def computed_as(self, tokens: int) -> int:
+            return -(-tokens // 16) * 16
+
+    device.register(Padding())
     yield
-    device.register(None)
+    device.register(device.Accelerator())
 
 
 def test_no_chunk_is_tried_that_is_longer_than_prompts_can_have(
