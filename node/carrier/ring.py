@@ -39,6 +39,8 @@ _PREVIOUS, _OWN, _NEXT = range(3)
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 """`tcpi_bytes_received` of Linux's struct tcp_info."""
 
+_LOOK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+
 _DARWIN_CONNECTION_INFO = 0x106
 _DARWIN_BYTES_RECEIVED = struct.Struct("=88xQ")
 """`tcpi_rxbytes` of macOS's struct tcp_connection_info (netinet/tcp.h), option TCP_CONNECTION_INFO."""
@@ -113,7 +115,7 @@ class RingGroup:
         if self._incoming.fileno() in ready:
             # Readable with nothing to read means that the other end has closed.
             try:
-                if not self._incoming.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                if not self._incoming.recv(1, _LOOK):
                     raise _lost()
             except BlockingIOError:
                 ready.discard(self._incoming.fileno())

@@ -17,7 +17,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, Self
 
 from sealring.mesh.errors import EpochEnded, InvalidInput
@@ -59,6 +58,7 @@ MAX_DIMENSIONS = 4
 _MESSAGE = struct.Struct(">BQ32s12sB4IiI")
 _RELEASE = struct.Struct(">i")
 MESSAGE_BYTES = _MESSAGE.size
+_READ_BYTES = 64 * MESSAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +148,13 @@ def lay_out(buffers: Iterable[memoryview | bytes], target: memoryview) -> None:
 
 
 class MessageSocket:
-    """Fixed-size messages over one blocking socket."""
+    """Fixed-size messages over one blocking socket, of which one thread reads."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.socket = socket.socket(fileno=descriptor)
         self.socket.setblocking(True)
         self._size = size
+        self._unread = b""
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
         self._rhythm = Rhythm()
@@ -183,28 +184,32 @@ class MessageSocket:
     def receive(self, timeout: float | None = None) -> bytes:
         """Waits for one message. Raises EpochEnded when the other process is gone or on `shut`, and
         TimeoutError if no byte arrives within `timeout` seconds."""
-        if not self._rhythm.wait(partial(polled, self._poll), timeout):
+        if len(self._unread) < self._size and not self._rhythm.wait(self._read, timeout):
             raise TimeoutError
-        parts, missing = b"", self._size
-        while missing:
-            try:
-                part = self.socket.recv(missing)
-            except OSError:
-                raise _ended() from None
-            if not part:
-                raise _ended()
-            parts += part
-            missing -= len(part)
-        return parts
+        while len(self._unread) < self._size:
+            self._read(None)
+        message, self._unread = self._unread[: self._size], self._unread[self._size :]
+        return message
 
     def ready(self) -> bool:
-        """Whether the first byte of a message is there."""
+        """Whether a message is there."""
+        return len(self._unread) >= self._size or (self._read(0) and len(self._unread) >= self._size)
+
+    def _read(self, seconds: float | None) -> bool:
+        """Takes in all that is there, or comes first within some seconds; None waits for ever. Whether
+        something has come."""
+        if seconds and not polled(self._poll, seconds):
+            return False
         try:
-            return bool(self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            part = self.socket.recv(_READ_BYTES, 0 if seconds is None else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             raise _ended() from None
+        if not part:
+            raise _ended()
+        self._unread += part
+        return True
 
     def shut(self) -> None:
         """Wakes a waiting `receive`."""

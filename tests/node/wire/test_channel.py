@@ -19,6 +19,7 @@ from sealring.node.wire.channel import (
     CarrierChannel,
     EngineChannel,
     Kind,
+    MessageSocket,
     RecordHeader,
     create_channel,
     decode_message,
@@ -99,6 +100,24 @@ def test_what_the_engine_sends_reaches_the_carrier_in_order(payloads):
             engine.send(header(len(payload)), payload)
         taker.join(200)
         assert got == [(len(payload), payload) for payload in payloads]
+
+
+@given(st.lists(st.binary(min_size=4, max_size=4), max_size=20), st.data())
+def test_messages_are_the_same_however_their_bytes_arrive(messages, data):
+    near, far = socket.socketpair()
+    reader = MessageSocket(near.detach(), 4)
+    unsent, arrived, got = b"".join(messages), 0, 0
+    with far, contextlib.closing(reader):
+        while unsent:
+            count = data.draw(st.integers(1, len(unsent)))
+            far.sendall(unsent[:count])
+            unsent, arrived = unsent[count:], arrived + count
+            while reader.ready():
+                assert reader.receive() == messages[got]
+                got += 1
+            assert got == arrived // 4
+            with pytest.raises(TimeoutError):
+                reader.receive(0)  # no more than a part of one is there
 
 
 def deliver(carrier: CarrierChannel, payload: bytes) -> None:
