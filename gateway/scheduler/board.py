@@ -93,6 +93,11 @@ class Board(Composition):
         if row in self._drafted:
             self.plan(control.Change(settle=control.Settle(row=row, tokens=self.counts(row))))
 
+    @property
+    def kept(self) -> tuple[int, int]:
+        """The number of kept prefixes, and their tokens."""
+        return len(self._prefixes), self._kept_tokens
+
     def marks_alone(self, prefix: int) -> Collection[int]:
         """The lengths of the marks that nothing but this prefix has."""
         return self._marks.alone(prefix)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count
+from typing import NamedTuple
 
 from sealring.gateway.scheduler.facts import MemberMemory, RingFacts
 from sealring.gateway.scheduler.request import Row
@@ -24,6 +25,14 @@ _UNBOUNDED = 1 << 40
 
 def rounded(tokens: int) -> int:
     return -(-tokens // BLOCK) * BLOCK
+
+
+class Kept(NamedTuple):
+    """Numbers of kept prefixes, of their tokens, and of the marks of prefixes and rows."""
+
+    prefixes: int = 0
+    tokens: int = 0
+    marks: int = 0
 
 
 class Ledger:
@@ -40,8 +49,6 @@ class Ledger:
         self._sizes: dict[int, Counter[int]] = {}  # of each lane's rows
         self._held: dict[int, tuple[int, int]] = {}  # row -> its lane and size
         self.tokens = 0
-        self.kept_tokens = 0
-        self._kept = 0
         self.capacity = self._capacity()
 
     def _capacity(self) -> int:
@@ -148,22 +155,10 @@ class Ledger:
         self.reserve(row, lane, tokens if fits else size)
         return fits
 
-    def keep(self, tokens: int) -> None:
-        """Counts a kept prefix without its marks. Rows take precedence over it."""
-        self.kept_tokens += tokens
-        self._kept += 1
-
-    def give_up(self, tokens: int) -> None:
-        self.kept_tokens -= tokens
-        self._kept -= 1
-
-    def has_room(self, tokens: int = 0, marks: int = 0) -> bool:
-        """Whether rows, kept prefixes, one more prefix of `tokens` tokens (0: none) and `marks` marks fit on
-        every member."""
-        kept, tokens = self._kept + (tokens > 0), self.kept_tokens + tokens
+    def has_room(self, kept: Kept) -> bool:
+        """Whether rows, and these prefixes, fit on every member."""
         return all(
-            _bytes(member, self.tokens, self.rows) + _kept_bytes(member, tokens, kept, marks)
-            <= member.kv_budget
+            _bytes(member, self.tokens, self.rows) + _kept_bytes(member, kept) <= member.kv_budget
             for member in self._distinct
         )
 
@@ -176,9 +171,9 @@ class Ledger:
             for member in self._distinct
         )
 
-    def kept_bytes(self, marks: int = 0) -> list[int]:
-        """Bytes of kept prefixes and of `marks` marks per member, in the order of ranks."""
-        return [_kept_bytes(member, self.kept_tokens, self._kept, marks) for member in self.members]
+    def kept_bytes(self, kept: Kept) -> list[int]:
+        """Bytes of these prefixes per member, in the order of ranks."""
+        return [_kept_bytes(member, kept) for member in self.members]
 
     def _growth(self, lane: int, size: int) -> int:
         """Tokens by which a lane grows when a row of this size joins."""
@@ -191,7 +186,7 @@ def _bytes(member: MemberMemory, tokens: int, rows: int) -> int:
     return member.kv_bytes_per_token * tokens + member.kv_bytes_per_row * rows
 
 
-def _kept_bytes(member: MemberMemory, tokens: int, kept: int, marks: int) -> int:
+def _kept_bytes(member: MemberMemory, kept: Kept) -> int:
     """Windows and states of a prefix are stored as its last mark, so they are counted there."""
-    rows = 0 if member.mark_bytes else kept
-    return _bytes(member, tokens, rows) + member.mark_bytes * marks
+    rows = 0 if member.mark_bytes else kept.prefixes
+    return _bytes(member, kept.tokens, rows) + member.mark_bytes * kept.marks

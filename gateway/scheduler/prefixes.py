@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sealring.gateway.scheduler.board import Board
-from sealring.gateway.scheduler.memory import Ledger, rounded
+from sealring.gateway.scheduler.memory import Kept, Ledger, rounded
 from sealring.gateway.scheduler.request import Row
 from sealring.mesh.ring.composition import Origin
 from sealring.mesh.ring.prefix_marks import MOST, thinned
@@ -56,15 +56,13 @@ class _Kept:
     Its first `prompt` tokens were a prompt. A row continues the prefix if it shares these but for the last
     OPENING, or all up to the user's last question, where `turn` is (0 tokens: unknown). `continues` is
     whether the row that made it continued another prefix. It is `spent` once what continues it is kept, or
-    is in a row that runs. `expect` maps rows that will begin with it to the tokens that they share. Their
-    reservations pay for it, so it costs nothing itself.
+    is in a row that runs.
     """
 
     names: Names
     prompt: int
     continues: bool = False
     spent: bool = False
-    expect: dict[int, int] = field(default_factory=dict)
     turn: tuple[int, bytes] = (0, b"")
 
     @property
@@ -98,6 +96,10 @@ class PrefixCache:
         self._mark_every = mark_every
         self._stores = stores
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # least recently used first
+        self._expected: dict[int, dict[int, int]] = {}
+        """Prefixes that rows will begin with: which rows, and the tokens that they share. Their reservations
+        pay for the prefix, so it costs nothing itself."""
+
         self._named: dict[bytes, set[int]] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[int, Names] = {}  # rows whose answers are kept when they leave
@@ -148,7 +150,7 @@ class PrefixCache:
         kept = self._kept.get(row.prefix)
         row.continues = kept is not None and row.reused >= kept.begin
         if kept is not None and kept.tokens <= row.reserved:
-            self._expect(kept, row)
+            self._expected.setdefault(row.prefix, {})[row.number] = row.reused
         usable = _lasting(row)
         if self._exact and usable:
             common = next((length for length, name in reversed(usable) if name in self._seen), 0)
@@ -180,19 +182,9 @@ class PrefixCache:
 
     def forget(self, row: Row) -> None:
         """The row does not begin, or it begins otherwise."""
-        kept = self._kept.get(row.prefix)
-        if kept is not None and row.number in kept.expect:
-            self._unexpect(kept, row)
-
-    def _expect(self, kept: _Kept, row: Row) -> None:
-        if not kept.expect:
-            self._ledger.give_up(kept.tokens)
-        kept.expect[row.number] = row.reused
-
-    def _unexpect(self, kept: _Kept, row: Row) -> None:
-        del kept.expect[row.number]
-        if not kept.expect:
-            self._ledger.keep(kept.tokens)
+        rows = self._expected.get(row.prefix, {})
+        if rows.pop(row.number, None) is not None and not rows:
+            del self._expected[row.prefix]
 
     def cut(self, row: Row) -> None:
         """A chunk of the row is announced."""
@@ -217,14 +209,14 @@ class PrefixCache:
             row.turn = kept.turn
         if kept is None:
             return False
-        expected = row.number in kept.expect
+        expected = row.number in self._expected.get(row.prefix, ())
         self.forget(row)
         self._kept.move_to_end(row.prefix)
         kept.spent = row.continues
         if self._exact:
             row.marks = tuple(pair for pair in kept.names if pair[0] <= row.reused)
             self._marked[row.number] = row
-        takes = expected and not kept.expect and not self.has_room()
+        takes = expected and row.prefix not in self._expected and not self.has_room()
         if takes:
             self._remove(row.prefix)
         return takes
@@ -277,22 +269,27 @@ class PrefixCache:
     def has_room(self, tokens: int = 0, marks: int = 0) -> bool:
         """Whether rows, and all that is kept, fit on every member with one more prefix of `tokens` tokens (0:
         none) and `marks` new marks."""
-        return self._ledger.has_room(tokens, self._marks + marks if self._exact else 0)
+        kept = self.counted
+        marks = kept.marks + marks if self._exact else 0
+        return self._ledger.has_room(Kept(kept.prefixes + (tokens > 0), kept.tokens + tokens, marks))
 
     @property
-    def _marks(self) -> int:
-        """The marks that count where caches cannot be cut. A row that begins before the end of a prefix that
-        it takes has no mark there: until then, that mark is in the row's memory for windows and states. The
-        mark where a row begins is there beside them."""
-        return self._board.marks - sum(
-            max(kept.expect.values()) < kept.tokens and kept.tokens in self._board.marks_alone(number)
-            for number, kept in self._kept.items()
-            if kept.expect
-        )
+    def counted(self) -> Kept:
+        """What is kept beside the rows' own memory: prefixes that no row expects, and where caches cannot be
+        cut all marks but one. A row that begins before the end of a prefix that it takes has no mark there:
+        until then, that mark is in the row's memory for windows and states. The mark where a row begins is
+        there beside them."""
+        prefixes, tokens = self._board.kept
+        marks = self._board.marks if self._exact else 0
+        for number, rows in self._expected.items():
+            end = self._kept[number].tokens
+            prefixes, tokens = prefixes - 1, tokens - end
+            marks -= self._exact and max(rows.values()) < end and end in self._board.marks_alone(number)
+        return Kept(prefixes, tokens, marks)
 
     def kept_bytes(self) -> list[int]:
         """Bytes of kept prefixes and marks per member, in the order of ranks."""
-        return self._ledger.kept_bytes(self._marks if self._exact else 0)
+        return self._ledger.kept_bytes(self.counted)
 
     def make_room(self) -> bool:
         """Gives up what there is no room for beside rows; whether rows that wait would begin with some of
@@ -399,7 +396,7 @@ class PrefixCache:
         """Whether there is room beside all that is not spent."""
         gone = {number for number, kept in self._kept.items() if kept.spent}
         gone.update(self._continued_by(names))
-        gone = {number for number in gone if not self._kept[number].expect}
+        gone.difference_update(self._expected)
         freed = sum(self._kept[number].tokens for number in gone)
         full = len(self._kept) - len(gone) >= MAX_KEPT
         return not full and self.has_room(tokens - freed, 1)
@@ -451,7 +448,7 @@ class PrefixCache:
         `turns`."""
         for number, kept in self._kept.items() if self._exact else ():
             alone = set(self._board.marks_alone(number))
-            stays = {kept.tokens, *kept.expect.values()}
+            stays = {kept.tokens, *self._expected.get(number, {}).values()}
             if kept.turn in kept.names and not turns:
                 stays.add(kept.turn[0])
             if not alone - stays:
@@ -467,7 +464,7 @@ class PrefixCache:
 
     def _worst(self) -> int:
         """The prefix that goes first; 0 where each is expected by a row."""
-        candidates = [number for number, kept in self._kept.items() if not kept.expect]
+        candidates = [number for number in self._kept if number not in self._expected]
         spent = next((number for number in candidates if self._kept[number].spent), 0)
         if spent or not candidates:
             return spent
@@ -480,7 +477,6 @@ class PrefixCache:
         self._last += 1
         self._kept[self._last] = kept
         self._rename(self._last, kept.names)
-        self._ledger.keep(kept.tokens)
         return self._last
 
     def _rename(self, number: int, names: Names) -> None:
@@ -500,12 +496,9 @@ class PrefixCache:
         self._board.plan(control.Change(drop=control.Drop(prefix=number)))
 
     def _remove(self, number: int) -> None:
-        kept = self._kept[number]
-        tokens, expected = kept.tokens, bool(kept.expect)
         self._rename(number, ())
         del self._kept[number]
-        if not expected:
-            self._ledger.give_up(tokens)
+        self._expected.pop(number, None)
 
     def _see(self, names: Names) -> None:
         if self._exact:

@@ -137,7 +137,7 @@ class Scheduler:
         if self._epoch is None:
             return 0, 0
         planner = self._epoch.planner
-        return planner.ledger.kept_tokens, sum(planner.prefixes.kept_bytes())
+        return planner.prefixes.counted.tokens, sum(planner.prefixes.kept_bytes())
 
     @property
     def suspect(self) -> str:

@@ -265,6 +265,7 @@ class Composition:
         self._lane_base: dict[int, int] = {}  # row in a lane -> its tokens less the steps of its lane
         self._drafted: dict[int, int] = {}  # row with open drafts -> tokens since it was settled
         self._prefixes: dict[int, Origin] = {}
+        self._kept_tokens = 0  # of these
         self._restored: dict[int, bytes] = {}  # of these, and their names
         self._marks = Marks()
         self._unused = _Unused()
@@ -419,9 +420,12 @@ class Composition:
 
     def _count(self) -> int:
         alone = sum(done for done, _ in self._prefilling.values())
-        alone += sum(origin.tokens for origin in self._prefixes.values())
-        return alone + sum(
-            len(rows) * max(self._held(row, lane) for row in rows) for lane, rows in self._lanes.items()
+        return (
+            alone
+            + self._kept_tokens
+            + sum(
+                len(rows) * max(self._held(row, lane) for row in rows) for lane, rows in self._lanes.items()
+            )
         )
 
     def change(self, change: control.Change) -> Change:
@@ -513,10 +517,13 @@ class Composition:
             raise _bad(f"prefix {prefix} is one more than {MAX_PREFIXES}")
         self._highest_prefix = prefix
         self._prefixes[prefix] = origin
+        self._kept_tokens += origin.tokens
 
     def _give_up(self, prefix: int) -> None:
-        if self._prefixes.pop(prefix, None) is None:
+        origin = self._prefixes.pop(prefix, None)
+        if origin is None:
             raise _bad(f"prefix {prefix} cannot be given up: it is not kept")
+        self._kept_tokens -= origin.tokens
         self._restored.pop(prefix, None)
         self._marks.drop(prefix)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from requestkit import request_of
 from ringfacts import member_with, ring_of
 
-from sealring.gateway.scheduler import Ledger, RingFacts, Row, StepCosts, rounded
-from sealring.gateway.scheduler.memory import BLOCK
+from sealring.gateway.scheduler import Ledger, MemberMemory, RingFacts, Row, StepCosts, rounded
+from sealring.gateway.scheduler.memory import BLOCK, Kept
 from sealring.mesh.ring import round_seconds
 from sealring.v1 import control_pb2 as control
 
@@ -180,12 +180,11 @@ def test_no_more_rows_are_reserved_for_than_a_ring_takes_and_all_of_a_request_or
     assert ledger.reserve_all([four], BLOCK)
 
 
-def test_a_prefix_that_is_given_up_leaves_nothing_behind() -> None:
+def test_a_prefix_costs_its_tokens_and_windows_and_states_in_marks_or_as_a_row() -> None:
     ledger = Ledger(ring_of(member_with(1000, token=2, row=10), member_with(1000), rows=100))
-    ledger.keep(64)
-    ledger.keep(128)
-    assert ledger.kept_bytes() == [404, 192]
-    ledger.give_up(128)
-    assert ledger.kept_bytes() == [138, 64]
-    ledger.give_up(64)
-    assert ledger.kept_bytes() == [0, 0]
+    assert ledger.kept_bytes(Kept(2, 192)) == [404, 192]
+    assert ledger.kept_bytes(Kept(1, 64)) == [138, 64]
+    marked = Ledger(RingFacts((MemberMemory(2, 10, 1000, mark_bytes=30),), 100, 64))
+    assert marked.kept_bytes(Kept(2, 192, 3)) == [474]
+    assert marked.has_room(Kept(2, 455, 3))
+    assert not marked.has_room(Kept(2, 456, 3))
