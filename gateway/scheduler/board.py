@@ -98,6 +98,14 @@ class Board(Composition):
         """The number of kept prefixes, and their tokens."""
         return len(self._prefixes), self._kept_tokens
 
+    def marks_of_row(self, row: int) -> Collection[int]:
+        """The lengths at which a row is marked."""
+        return self._marks.of_row(row)
+
+    def marks_of_prefix(self, prefix: int) -> Collection[int]:
+        """The lengths at which a kept prefix is marked, its end among them."""
+        return self._marks.of_prefix(prefix)
+
     def marks_alone(self, prefix: int) -> Collection[int]:
         """The lengths of the marks that nothing but this prefix has."""
         return self._marks.alone(prefix)

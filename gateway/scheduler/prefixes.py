@@ -51,7 +51,8 @@ _IDLE_MARKS = 3
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """A prefix whose last name is of all of its tokens.
+    """A prefix whose last name is of all of its tokens. Where caches cannot be cut, it can be reused at those
+    of its names that the board has marks of.
 
     Its first `prompt` tokens were a prompt. A row continues the prefix if it shares these but for the last
     OPENING, or all up to the user's last question, where `turn` is (0 tokens: unknown). `continues` is
@@ -100,10 +101,10 @@ class PrefixCache:
         """Prefixes that rows will begin with: which rows, and the tokens that they share. Their reservations
         pay for the prefix, so it costs nothing itself."""
 
-        self._named: dict[bytes, set[int]] = {}
+        self._named: dict[bytes, set[int]] = {}  # which of these have a name
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[int, Names] = {}  # rows whose answers are kept when they leave
-        self._marked: dict[int, Row] = {}  # rows that have marks
+        self._marked: dict[int, Row] = {}  # rows that have marks, in the order in which they got some
         self._last = 0
         if self._any or self._exact:
             self._adopt(earlier)
@@ -111,10 +112,30 @@ class PrefixCache:
     def longest(self, row: Row) -> tuple[int, int]:
         """Tokens of the longest kept prefix that a row could begin with, and its number; 0 without one."""
         for length, name in reversed(row.names):
-            found = self._named.get(name)
+            found = self._with(length, name)
             if found and length < row.prompt_tokens:
-                return length, max(found)
+                return length, found[-1]
         return 0, 0
+
+    def _with(self, length: int, name: bytes) -> list[int]:
+        """The prefixes that can be reused at this length, rising."""
+        found = sorted(self._named.get(name, ()))
+        if self._any:
+            return found
+        return [number for number in found if length in self._board.marks_of_prefix(number)]
+
+    def _names(self, number: int) -> Names:
+        """The names of the lengths at which a prefix can be reused."""
+        names = self._kept[number].names
+        if self._any:
+            return names
+        marks = self._board.marks_of_prefix(number)
+        return tuple(pair for pair in names if pair[0] in marks)
+
+    def _marks_of(self, row: Row) -> Names:
+        """The names of the lengths at which a row is marked, where caches cannot be cut."""
+        marks = self._board.marks_of_row(row.number) if self._exact else ()
+        return tuple(pair for pair in row.names if pair[0] in marks) if marks else ()
 
     def secured(self, row: Row) -> int:
         """As `longest`, of a row that has its memory: 0 if what it would begin with is dropped before."""
@@ -130,10 +151,14 @@ class PrefixCache:
     def waits_for(self, row: Row) -> bool:
         """Whether a row continues an answer or begins at a mark that is kept only once its row leaves."""
         pending = {name for names in self._pending.values() for _, name in names}
-        pending.update(name for one in self._marked.values() if one.closed for _, name in one.marks)
-        known = (name for _, name in reversed(row.names) if name in pending or name in self._named)
-        longest = next(known, None)
-        return longest in pending and longest not in self._named
+        closed = (one for one in self._marked.values() if one.closed)
+        pending.update(name for one in closed for _, name in self._marks_of(one))
+        for length, name in reversed(row.names) if pending else ():
+            if self._with(length, name):
+                return False
+            if name in pending:
+                return True
+        return False
 
     def pays(self, row: Row) -> bool:
         """Whether an idle ring is to prefill this row: enough is not kept, and nothing is given up for it."""
@@ -213,8 +238,9 @@ class PrefixCache:
         self.forget(row)
         self._kept.move_to_end(row.prefix)
         kept.spent = row.continues
-        if self._exact:
-            row.marks = tuple(pair for pair in kept.names if pair[0] <= row.reused)
+        if self._exact:  # it has marks there, of which it may have no names
+            before = [pair for pair in self._names(row.prefix) if pair[0] <= row.reused]
+            row.names = tuple(sorted({**dict(row.names), **dict(before)}.items()))
             self._marked[row.number] = row
         takes = expected and row.prefix not in self._expected and not self.has_room()
         if takes:
@@ -233,6 +259,7 @@ class PrefixCache:
         if self._any and len(names) > len(row.names):
             self._keep(row, names)
         elif self._exact and more and names[-1][0] == held:
+            row.names = names
             self._keep(row, names[-1:])
 
     def cuts(self, row: Row) -> bool:
@@ -248,7 +275,7 @@ class PrefixCache:
             held = self._board.held(row.number)
             self._keep(row, names or tuple(pair for pair in row.names if pair[0] <= held))
         elif self._exact:
-            self._keep(row, names or row.marks[-1:])
+            self._keep(row, names or self._marks_of(row)[-1:])
         self._marked.pop(row.number, None)
 
     def restore(self, row: Row, recall: int, chain: Chain) -> bool:
@@ -318,34 +345,38 @@ class PrefixCache:
                 self._board.plan(control.Change(adopt=adopt))
 
     def _keep(self, row: Row, names: Names) -> None:
-        """Keeps a prefix if there is room, in place of the prefixes that it continues.
+        """Keeps a prefix if there is room.
 
         For a copy of a row that has its memory nothing is dropped but what is spent. If that is not enough,
         a prompt is only marked, and an answer is kept when the row leaves.
         """
         if not names:
             return
-        length, longest = names[-1]
-        inside = length <= row.prompt_tokens and row.number in self._ledger
-        if found := self._named.get(longest):
-            self._kept[max(found)].spent = False
-            self._kept.move_to_end(max(found))
-            if self._exact and inside:
-                self._mark(row, names[-1])
+        length, runs = names[-1][0], row.number in self._ledger
+        inside = runs and length <= row.prompt_tokens
+        if found := self._with(*names[-1]):
+            self._kept[found[-1]].spent = False
+            self._kept.move_to_end(found[-1])
+        elif not runs or self._would_hold(length, names):
+            self._replace(row, names)
             return
-        if row.number in self._ledger and not self._would_hold(length, names):
-            if not inside:
-                self._pending[row.number] = names
-            elif self._exact:
-                self._mark(row, names[-1])
-            return
-        for number in self._continued_by(names if self._any else row.marks):
+        elif not inside:
+            self._pending[row.number] = names
+        if self._exact and inside:
+            self._mark(row, names[-1])
+
+    def _replace(self, row: Row, names: Names) -> None:
+        """Keeps a prefix if there is room, in place of the prefixes that it continues."""
+        length = names[-1][0]
+        marks = self._marks_of(row)
+        for number in self._continued_by(names if self._any else marks):
             self._drop(number)
-        more = int(self._exact and names[-1] not in row.marks)
+        more = int(self._exact and names[-1] not in marks)
         if not self._ledger.fits(length, int(self._exact)) or not self._free(length, more):
             return
         if self._exact:
-            names = _thinned({*row.marks, *names}, MOST, row.turn)
+            marks = self._marks_of(row)
+            names = _thinned({*marks, *names}, MOST, row.turn)
         if (before := self._kept.get(row.prefix)) is not None and row.continues:
             before.spent = True
         prompt = row.prompt_tokens if self._exact else min(length, row.prompt_tokens)
@@ -353,23 +384,22 @@ class PrefixCache:
         keep = control.Keep(prefix=number, row=row.number, tokens=length)
         if self._exact:
             keep.marks.extend(other for other, _ in names[:-1])
-            if not row.marks or length > row.marks[-1][0]:
+            if names[-1] not in marks:
                 self._board.settle(row.number)  # it is kept whole, as it is at its end
-                row.marks = names
                 self._marked[row.number] = row
         self._board.plan(control.Change(keep=keep))
 
     def _mark(self, row: Row, pair: tuple[int, bytes]) -> None:
         """Marks a row where its last chunk ends, in place of what is worth less."""
-        names = _thinned({*row.marks, pair}, MOST, row.turn)
-        if pair in row.marks or pair not in names:
+        marks = self._marks_of(row)
+        names = _thinned({*marks, pair}, MOST, row.turn)
+        if pair in marks or pair not in names:
             return
         self._unmark(row, names)
         while not self.has_room(marks=1):
             if not self._give_up_least(row):
                 self._mark_to_store(row, pair[0])
                 return
-        row.marks = (*row.marks, pair)
         self._marked[row.number] = row
         self._board.plan(control.Change(mark=control.Mark(row=row.number, tokens=pair[0])))
 
@@ -379,16 +409,16 @@ class PrefixCache:
             self._board.plan(control.Change(mark=control.Mark(row=row.number, tokens=length)))
             self._board.plan(control.Change(unmark=control.Unmark(row=row.number, marks=[length])))
 
-    def _unmark(self, row: Row, left: Names) -> None:
-        """Gives up the marks of a row that are not to be left."""
-        gone = [length for length, name in row.marks if (length, name) not in left]
+    def _unmark(self, row: Row, left: Names) -> bool:
+        """Gives up the marks of a row that are not to be left; whether there are any."""
+        gone = [pair[0] for pair in self._marks_of(row) if pair not in left]
         if gone:
-            row.marks = tuple(pair for pair in row.marks if pair in left)
             self._board.plan(control.Change(unmark=control.Unmark(row=row.number, marks=gone)))
+        return bool(gone)
 
     def _continued_by(self, names: Names) -> list[int]:
         """The prefixes that end where one with these names goes on."""
-        found = (number for _, name in names for number in sorted(self._named.get(name, ())))
+        found = (number for pair in names for number in self._with(*pair))
         ends = {name for _, name in names}
         return [each for each in dict.fromkeys(found) if self._kept[each].names[-1][1] in ends]
 
@@ -414,6 +444,8 @@ class PrefixCache:
         """Gives up what is worth least; False if nothing is left. Marks go before prefixes: few conversations
         begin anew in their middle, and each goes on. Those of rows are older than where a row goes on, but
         for the last. A row that is `marking` has a newer one soon."""
+        if self._board.refused is not None:  # nothing that is planned changes the board any more
+            return False
         rows = list(self._marked.values()) if marking is None else [marking, *self._marked.values()]
         if self._give_up_spent() or self._give_up_marks():
             return True
@@ -435,12 +467,11 @@ class PrefixCache:
 
     def _give_up_marks_of(self, row: Row, least: int) -> bool:
         """Gives up half of a row's marks, so that `least` are left; False if it has no more."""
-        before = row.marks
-        left = max(least, len(before) // 2)
-        if row.turn in before[:-1]:
+        marks = self._marks_of(row)
+        left = max(least, len(marks) // 2)
+        if row.turn in marks[:-1]:
             left = max(left, least + 1)
-        self._unmark(row, _thinned(before, left, row.turn))
-        return row.marks != before
+        return self._unmark(row, _thinned(marks, left, row.turn))
 
     def _give_up_marks(self, *, turns: bool = False) -> bool:
         """Gives up half of the marks of the prefix that is longest unused; False if no prefix has any. Its
@@ -449,15 +480,15 @@ class PrefixCache:
         for number, kept in self._kept.items() if self._exact else ():
             alone = set(self._board.marks_alone(number))
             stays = {kept.tokens, *self._expected.get(number, {}).values()}
-            if kept.turn in kept.names and not turns:
+            names = self._names(number)
+            if kept.turn in names and not turns:
                 stays.add(kept.turn[0])
             if not alone - stays:
                 continue
-            left = _thinned(kept.names, max(len(stays), (1 + len(kept.names)) // 2), kept.turn)
-            gone = [length for length, _ in kept.names if length not in {*stays, *dict(left)}]
+            left = _thinned(names, max(len(stays), (1 + len(names)) // 2), kept.turn)
+            gone = [length for length, _ in names if length not in {*stays, *dict(left)}]
             if not gone:
                 continue
-            self._rename(number, tuple(pair for pair in kept.names if pair[0] not in gone))
             self._board.plan(control.Change(unmark=control.Unmark(prefix=number, marks=gone)))
             return True
         return False
@@ -476,28 +507,19 @@ class PrefixCache:
     def _add(self, kept: _Kept) -> int:
         self._last += 1
         self._kept[self._last] = kept
-        self._rename(self._last, kept.names)
-        return self._last
-
-    def _rename(self, number: int, names: Names) -> None:
-        """A prefix can be reused at these lengths from now on."""
-        kept = self._kept[number]
         for _, name in kept.names:
-            found = self._named.get(name, set())
-            found.discard(number)
-            if not found:
-                self._named.pop(name, None)
-        kept.names = names
-        for _, name in names:
-            self._named.setdefault(name, set()).add(number)
+            self._named.setdefault(name, set()).add(self._last)
+        return self._last
 
     def _drop(self, number: int) -> None:
         self._remove(number)
         self._board.plan(control.Change(drop=control.Drop(prefix=number)))
 
     def _remove(self, number: int) -> None:
-        self._rename(number, ())
-        del self._kept[number]
+        for _, name in self._kept.pop(number).names:
+            self._named[name].discard(number)
+            if not self._named[name]:
+                del self._named[name]
         self._expected.pop(number, None)
 
     def _see(self, names: Names) -> None:

@@ -216,9 +216,9 @@ class Row:
 
     A row has `begun` once its first chunk is announced, a copy with the last one. It begins with
     the first `reused` tokens of a kept `prefix`; `names` are of its prompt's prefixes, and chunks also end at
-    `cuts`, and none inside an `unbroken` span, where no name is either. Of `names`, `marks` are where members
-    have its windows and states as they were. The last `answered` of its prompt's tokens are those of its
-    answer that an earlier epoch brought.
+    `cuts`, and none inside an `unbroken` span, where no name is either. Where caches cannot be cut, `names`
+    are also of the marks that it begins with, and of its answer's end. The last `answered` of its prompt's
+    tokens are those of its answer that an earlier epoch brought.
     At most `drafts` tokens may be guessed in a step.
 
     A request for several answers has a row for each: one that is prefilled, and its `copies`, which become
@@ -243,7 +243,6 @@ class Row:
     continues: bool = False  # the conversation that its prefix was kept of
     cuts: tuple[int, ...] = ()
     common: int = 0  # the cut up to which an earlier prompt was the same
-    marks: tuple[tuple[int, bytes], ...] = ()
     stored: int = 0  # tokens of its prompt that the head has on disk
     chain: Chain = NO_CHAIN  # those of them that members are still to be asked for
     turn: tuple[int, bytes] = (0, b"")  # of its names, that behind what the user has asked last

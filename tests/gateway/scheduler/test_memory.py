@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from requestkit import request_of
 from ringfacts import member_with, ring_of
 
-from sealring.gateway.scheduler import Ledger, MemberMemory, RingFacts, Row, StepCosts, rounded
+from sealring.gateway.scheduler import Ledger, RingFacts, Row, StepCosts, rounded
 from sealring.gateway.scheduler.memory import BLOCK, Kept
 from sealring.mesh.ring import round_seconds
 from sealring.v1 import control_pb2 as control
@@ -184,7 +184,7 @@ def test_a_prefix_costs_its_tokens_and_windows_and_states_in_marks_or_as_a_row()
     ledger = Ledger(ring_of(member_with(1000, token=2, row=10), member_with(1000), rows=100))
     assert ledger.kept_bytes(Kept(2, 192)) == [404, 192]
     assert ledger.kept_bytes(Kept(1, 64)) == [138, 64]
-    marked = Ledger(RingFacts((MemberMemory(2, 10, 1000, mark_bytes=30),), 100, 64))
+    marked = Ledger(ring_of(member_with(1000, token=2, row=10, mark=30)))
     assert marked.kept_bytes(Kept(2, 192, 3)) == [474]
     assert marked.has_room(Kept(2, 455, 3))
     assert not marked.has_room(Kept(2, 456, 3))

@@ -557,12 +557,22 @@ def test_a_row_has_marks_while_it_runs_and_they_go_last_of_all() -> None:
     desk.left(desk.prefill("a" * 400)[0])
     row = desk.start("a" * 400 + "b" * 400)
     assert desk.begin(row) == (True, [])
-    assert row.marks == (desk.row("a" * 400).names[-2],)
+    assert list(desk.board.marks_of_row(row.number)) == [384]
     assert desk.cache.kept_bytes() == [10]
     desk.fill(40)
     assert desk.changes() == [f"unmark row {row.number}: 384"]
     assert desk.leave(row) == []
     assert desk.cache.kept_bytes() == [0]
+
+
+def test_a_cache_whose_board_has_refused_a_change_looks_for_no_room_for_ever() -> None:
+    desk = Desk(EXACT, tokens=2000, marks=10)
+    desk.left(desk.prefill("a" * 200)[0])
+    desk.left(desk.prefill("a" * 200 + "b" * 200)[0])
+    desk.board.plan(control.Change(drop=control.Drop(prefix=9)))  # which is not kept
+    desk.fill(2000)
+    desk.cache.make_room()
+    assert not desk.cache.has_room()
 
 
 def test_a_row_that_leaves_is_not_kept_at_a_mark_that_is_given_up_for_it() -> None:
