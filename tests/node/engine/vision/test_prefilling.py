@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -86,26 +88,34 @@ def answers(family: dict[str, Any], asked: list[Prompt]) -> list[list[int]]:
     return [whole(one, DECODED)[1] for one in asked]
 
 
-def load(folder: Path, split: list[int]) -> tuple[list[Stage], Counting]:
-    def load_counting() -> Counting:
+Load = Callable[[list[int]], tuple[list[Stage], Counting]]
+
+
+@pytest.fixture(scope="module")
+def load(folder: Path) -> Load:
+    """By the first layers of stages behind the head: the stages, which are loaded once, and their tower."""
+
+    @cache
+    def tower() -> Tower:
         found = load_tower(folder, *embedded(load_lazily(folder)[0]))
         assert found is not None
-        return Counting(found)
-
-    tower = compute_thread(0).submit(load_counting).result(PATIENCE_SECONDS)
+        return found
 
     def stage(lo: int, hi: int) -> Stage:
         made = load_stage(folder, lo, hi)
         if made.spec.is_head:
-            made.take_images(tower.residuals)
+            made.take_images(tower().residuals)
         return made
 
-    edges = [0, *split, len(load_lazily(folder)[0].layers)]
-    stages = [
-        compute_thread(rank).submit(stage, *layers).result(PATIENCE_SECONDS)
-        for rank, layers in enumerate(pairwise(edges))
-    ]
-    return stages, tower
+    @cache
+    def loaded(split: tuple[int, ...]) -> list[Stage]:
+        edges = [0, *split, len(load_lazily(folder)[0].layers)]
+        return [
+            compute_thread(rank).submit(stage, *layers).result(PATIENCE_SECONDS)
+            for rank, layers in enumerate(pairwise(edges))
+        ]
+
+    return lambda split: (loaded(tuple(split)), Counting(tower()))
 
 
 class Steps:
@@ -153,9 +163,9 @@ def greedy(prompt: Prompt) -> RowParameters:
 
 @pytest.mark.parametrize("split", SPLITS, ids=["alone", "two stages", "three stages"])
 def test_a_rings_answers_are_mlx_vlms_and_each_image_is_computed_once(
-    folder: Path, asked: list[Prompt], answers: list[list[int]], split: list[int]
+    load: Load, asked: list[Prompt], answers: list[list[int]], split: list[int]
 ) -> None:
-    stages, tower = load(folder, split)
+    stages, tower = load(split)
     head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in enumerate(asked, 1)})
     head.images = {row: one.pictures for row, one in enumerate(asked, 1)}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
@@ -171,9 +181,9 @@ def test_a_rings_answers_are_mlx_vlms_and_each_image_is_computed_once(
 
 
 def test_answers_of_one_prompt_go_on_behind_its_images(
-    folder: Path, asked: list[Prompt], answers: list[list[int]]
+    load: Load, asked: list[Prompt], answers: list[list[int]]
 ) -> None:
-    stages, tower = load(folder, SPLITS[1])
+    stages, tower = load(SPLITS[1])
     one = asked[1]
     head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
     head.images = {1: one.pictures}
@@ -189,9 +199,9 @@ def test_answers_of_one_prompt_go_on_behind_its_images(
 
 @pytest.mark.parametrize("right", [True, False])
 def test_drafts_of_a_prompt_with_images_are_verified_where_they_are(
-    folder: Path, asked: list[Prompt], answers: list[list[int]], right: bool
+    load: Load, asked: list[Prompt], answers: list[list[int]], right: bool
 ) -> None:
-    stages, tower = load(folder, SPLITS[1])
+    stages, tower = load(SPLITS[1])
     one, answer = asked[1], answers[1]
     head = Prompts({1: (one.tokens.tolist(), greedy(one))})
     head.images = {1: one.pictures}
@@ -214,9 +224,9 @@ def test_drafts_of_a_prompt_with_images_are_verified_where_they_are(
     assert (len(head.answers[1]) == 6) == right
 
 
-def test_a_chunk_that_divides_an_image_ends_the_epoch(folder: Path, asked: list[Prompt]) -> None:
+def test_a_chunk_that_divides_an_image_ends_the_epoch(load: Load, asked: list[Prompt]) -> None:
     """A gateway may ignore the spans that the head reports."""
-    stages, tower = load(folder, SPLITS[1])
+    stages, tower = load(SPLITS[1])
     one = asked[0]
     head = Prompts({1: (one.tokens.tolist(), greedy(one))})
     head.images = {1: one.pictures}
@@ -233,9 +243,9 @@ def test_a_chunk_that_divides_an_image_ends_the_epoch(folder: Path, asked: list[
 
 
 def test_an_image_on_which_the_tower_fails_ends_its_own_row_only(
-    folder: Path, asked: list[Prompt], answers: list[list[int]]
+    load: Load, asked: list[Prompt], answers: list[list[int]]
 ) -> None:
-    stages, tower = load(folder, SPLITS[1])
+    stages, tower = load(SPLITS[1])
     broken, whole = asked[0], asked[1]
     tower.broken = {broken.pictures[0].digest}
     head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in ((1, broken), (2, whole))})
@@ -256,9 +266,9 @@ def test_an_image_on_which_the_tower_fails_ends_its_own_row_only(
 
 
 def test_images_of_a_kept_prefix_are_not_computed_again(
-    folder: Path, asked: list[Prompt], answers: list[list[int]]
+    load: Load, asked: list[Prompt], answers: list[list[int]]
 ) -> None:
-    stages, tower = load(folder, SPLITS[1])
+    stages, tower = load(SPLITS[1])
     one = asked[1]
     first, second = one.pictures
     cut = next(end for _, end in one.chunks() if end >= first.end)
@@ -278,10 +288,10 @@ def test_images_of_a_kept_prefix_are_not_computed_again(
 
 
 def test_a_prompt_goes_on_behind_its_images_in_the_next_epoch(
-    folder: Path, asked: list[Prompt], answers: list[list[int]]
+    load: Load, asked: list[Prompt], answers: list[list[int]]
 ) -> None:
     """Positions come with the row, and nothing of them is kept with a prefix."""
-    stages, tower = load(folder, SPLITS[1])
+    stages, tower = load(SPLITS[1])
     one = asked[1]
     cut = one.chunks()[-1][0]
     assert cut > one.pictures[-1].end
