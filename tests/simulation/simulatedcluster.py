@@ -105,8 +105,10 @@ class Answer:
 class Cluster:
     """Machines by name; their programs start, stop, are killed, stand still and go on."""
 
-    def __init__(self, folder: Path, seed: int, loop: VirtualLoop, models: Sequence[SimulatedModel]) -> None:
-        """Each node has all `models`."""
+    def __init__(
+        self, folder: Path, seed: int, loop: VirtualLoop, models: Sequence[SimulatedModel], **settings: Any
+    ) -> None:
+        """Each node has all `models`. `settings` are further ones of the coordinator."""
         self.folder, self.loop, self.models = folder, loop, models
         self.random = random.Random(seed)
         self.network = Network(self.random)
@@ -131,6 +133,7 @@ class Cluster:
             join_listen="10.0.0.1:7701",
             hidden=True,
             software_identity_allowed=True,
+            **settings,
         )
         self.machine("coordinator", "10.0.0.1")
 

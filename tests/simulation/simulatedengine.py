@@ -38,10 +38,12 @@ from sealring.mesh.ring import (
     Dropping,
     Eviction,
     Keeping,
+    Marking,
     Origin,
     ResolvedStep,
     Restoring,
     Settling,
+    Unmarking,
 )
 from sealring.mesh.rpc import to_problem
 from sealring.node.engine import Account, Allowance, Sampled, bring
@@ -71,7 +73,7 @@ class SimulatedEngine:
         self._loading = False
         self._epoch: Epoch | None = None
         self._front: SimulatedFront | None = None
-        self._kept: dict[Origin, list[bytes]] = {}
+        self._kept: dict[Origin, Kept] = {}
         self._ring = ""
 
     def begin(self) -> None:
@@ -99,7 +101,7 @@ class SimulatedEngine:
         if stage is None:
             return 0
         held = self._epoch.kv_bytes if self._epoch is not None else 0
-        return stage.weight_bytes + held + stage.per_token * sum(len(one) - 1 for one in self._kept.values())
+        return stage.weight_bytes + held + stage.per_token * sum(one.tokens for one in self._kept)
 
     # Commands
 
@@ -233,7 +235,8 @@ class SimulatedEngine:
         kept = []
         for origin in sorted(self._kept):
             regular, ends = names.get(origin, (b"", b""))
-            kept.append(control.KeptPrefix(**origin._asdict(), names=regular, ends=ends))
+            marks = sorted(self._kept[origin].marks - {origin.tokens})
+            kept.append(control.KeptPrefix(**origin._asdict(), names=regular, ends=ends, marks=marks))
         served = Served(self.host, asked.ring, asked.epoch, asked.rank, asked.size)
         earlier, self._kept = self._kept, {}
         self._epoch = Epoch(self, stage, asked, channel, served, earlier, self._front)
@@ -315,13 +318,18 @@ class Stage:
     def per_row(self) -> int:
         return (self.asked.hi - self.asked.lo) * self.model.row_bytes
 
+    @property
+    def per_mark(self) -> int:
+        return (self.asked.hi - self.asked.lo) * self.model.mark_bytes
+
     def message(self) -> engine.StageLoaded:
         return engine.StageLoaded(
             id=self.asked.id,
             weight_bytes=self.weight_bytes,
             kv_bytes_per_token=self.per_token,
             kv_bytes_per_row=self.per_row,
-            prefixes=control.PREFIX_SUPPORT_ANY,
+            mark_bytes=self.per_mark,
+            prefixes=control.PREFIX_SUPPORT_EXACT if self.per_mark else control.PREFIX_SUPPORT_ANY,
             times=self.model.times(self.share, self.asked.max_rows, self.asked.prefill_chunk),
         )
 
@@ -332,6 +340,15 @@ class _Row:
 
     states: list[bytes]
     parameters: Parameters | None = None
+    marks: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A prefix's cache. Where caches cannot be cut, a row begins with it at one of its marks."""
+
+    states: list[bytes]
+    marks: frozenset[int]
 
 
 class Epoch:
@@ -344,7 +361,7 @@ class Epoch:
         asked: engine.OpenEngineEpoch,
         channel: Channel | None,
         served: Served,
-        earlier: dict[Origin, list[bytes]],
+        earlier: dict[Origin, Kept],
         front: SimulatedFront | None,
     ) -> None:
         self.owner, self.channel, self.served = owner, channel, served
@@ -356,11 +373,12 @@ class Epoch:
         self._composition = Composition(
             epoch=asked.epoch, max_rows=asked.max_rows, prefill_chunk=asked.prefill_chunk
         )
-        allowance = Allowance(stage.per_token, stage.per_row, asked.kv_budget)
+        allowance = Allowance(stage.per_token, stage.per_row, asked.kv_budget, stage.per_mark)
         self._budget = asked.kv_budget
-        self._account = Account(allowance, sum(origin.tokens for origin in earlier))
+        marks = sum(len(kept.marks) for kept in earlier.values())
+        self._account = Account(allowance, sum(origin.tokens for origin in earlier), marks)
         self._earlier = earlier
-        self._prefixes: dict[int, tuple[Origin, list[bytes]]] = {}
+        self._prefixes: dict[int, tuple[Origin, Kept]] = {}
         self._rows: dict[int, _Row] = {}
         self._lanes: dict[int, list[int]] = {}  # rows in the order in which they came, as a batch has them
         self._steps: deque[ResolvedStep] = deque()
@@ -376,10 +394,10 @@ class Epoch:
         """What its caches hold."""
         rows = sum(len(row.states) - 1 for row in self._rows.values())
         kept = sum(origin.tokens for origin in self._earlier)
-        kept += sum(len(states) - 1 for _, states in self._prefixes.values())
+        kept += sum(origin.tokens for origin, _ in self._prefixes.values())
         return self._stage.per_token * (rows + kept) + self._stage.per_row * len(self._rows)
 
-    def leave(self) -> dict[Origin, list[bytes]]:
+    def leave(self) -> dict[Origin, Kept]:
         """Ends it; returns the prefixes that are kept."""
         kept = self._earlier | dict(self._prefixes.values())
         self.over = True
@@ -438,7 +456,7 @@ class Epoch:
     def _check_budget(self) -> None:
         """A gateway reserves what rows will need, with what shorter rows of a lane are padded by."""
         stage, now = self._stage, self._composition
-        held = stage.per_token * now.tokens + stage.per_row * now.rows
+        held = stage.per_token * now.tokens + stage.per_row * now.rows + stage.per_mark * now.marks
         if held > self._budget:
             self._broken(f"is to hold {held} bytes of {self._budget}")
 
@@ -494,18 +512,18 @@ class Epoch:
             if isinstance(change, Settling):
                 self._settle(change)
             elif isinstance(change, Keeping):
+                self._keep(change)
+            elif isinstance(change, Marking):
                 row = self._row(change.row)
-                if len(row.states) <= change.tokens:
-                    self._broken(f"keeps {change.tokens} tokens of row {change.row}, which has fewer")
-                if self._front is not None:
-                    self._front.keep(change)
-                self._prefixes[change.prefix] = change.origin, row.states[: change.tokens + 1]
+                if len(row.states) != change.tokens + 1:
+                    self._broken(
+                        f"marks row {change.row} at {change.tokens}, which has {len(row.states) - 1}"
+                    )
+                row.marks |= {change.tokens}
+            elif isinstance(change, Unmarking):
+                self._unmark(change)
             elif isinstance(change, Adopting):
-                if self._front is not None:
-                    self._front.adopt(change)
-                if change.origin not in self._earlier:
-                    raise InvalidInput(f"prefix {change.prefix} was not kept here", reason="BAD_STEP")
-                self._prefixes[change.prefix] = change.origin, self._earlier[change.origin]
+                self._adopt(change)
             elif isinstance(change, Dropping):
                 self._drop(change.prefix)
             elif isinstance(change, Restoring):
@@ -523,6 +541,39 @@ class Epoch:
                     self._front.forget(change.row)
         if step.number == 1:
             self._earlier = {}
+
+    def _keep(self, change: Keeping) -> None:
+        row, tokens, whole = self._row(change.row), change.tokens, change.tokens == change.held
+        if len(row.states) <= tokens:
+            self._broken(f"keeps {tokens} tokens of row {change.row}, which has fewer")
+        marks = frozenset((*change.marks, tokens))
+        if self._stage.per_mark:
+            needed = marks - {tokens} if whole and not change.cut else marks
+            if not needed <= row.marks or (whole and len(row.states) != tokens + 1):
+                self._broken(
+                    f"cannot cut row {change.row} of {len(row.states) - 1} tokens to {sorted(marks)}"
+                )
+            row.marks = marks if whole else row.marks
+        if self._front is not None:
+            self._front.keep(change)
+        self._prefixes[change.prefix] = change.origin, Kept(row.states[: tokens + 1], marks)
+
+    def _unmark(self, change: Unmarking) -> None:
+        gone = frozenset(change.marks)
+        if change.prefix:
+            origin, kept = self._prefixes[change.prefix]
+            self._prefixes[change.prefix] = origin, replace(kept, marks=kept.marks - gone)
+        else:
+            row = self._row(change.row)
+            row.marks -= gone
+
+    def _adopt(self, change: Adopting) -> None:
+        if self._front is not None:
+            self._front.adopt(change)
+        kept, marks = self._earlier.get(change.origin), frozenset((*change.marks, change.origin.tokens))
+        if kept is None or (self._stage.per_mark and not marks <= kept.marks):
+            raise InvalidInput(f"prefix {change.prefix} was not kept here", reason="BAD_STEP")
+        self._prefixes[change.prefix] = change.origin, replace(kept, marks=marks)
 
     def _settle(self, change: Settling) -> None:
         row = self._row(change.row)
@@ -628,16 +679,21 @@ class Epoch:
         return sampled
 
     def _start(self, chunk: Chunk) -> tuple[_Row, bytes]:
-        states = [EMPTY]
+        kept = Kept([EMPTY], frozenset())
         if chunk.prefix:
             if self._front is not None:
                 self._front.reuse(chunk)
-            states = self._prefixes[chunk.prefix][1][: chunk.start + 1]
+            kept = self._prefixes[chunk.prefix][1]
+            if self._stage.per_mark and chunk.start not in kept.marks:
+                self._broken(
+                    f"cannot cut prefix {chunk.prefix} to {chunk.start}, but to {sorted(kept.marks)}"
+                )
             if chunk.takes:
                 self._drop(chunk.prefix)
         if chunk.row in self._rows:
             self._broken(f"begins row {chunk.row} twice")
-        row = self._rows[chunk.row] = _Row(list(states))
+        marks = frozenset(length for length in kept.marks if length <= chunk.start)
+        row = self._rows[chunk.row] = _Row(kept.states[: chunk.start + 1 if chunk.prefix else 1], marks=marks)
         record = self._front.parameters(chunk) if self._front is not None else self._take(Kind.SAMPLING)
         row.parameters = parameters_in(record)
         if self._stage.is_tail and row.parameters.receipt:

@@ -46,6 +46,7 @@ class SimulatedModel:
     embed_bytes: int = 1 << 18
     kv_bytes_per_token: int = 256  # of a layer
     row_bytes: int = 64  # of a layer
+    mark_bytes: int = 0  # of a layer; 0: its caches can be cut
     context: int = 2048
     vocabulary: int = 1 << 10
     longest: int = 24
@@ -86,7 +87,7 @@ class SimulatedModel:
             vocab_size=self.vocabulary,
             dtype="bfloat16",
             handoff_bytes_per_token=128,
-            trimmable=True,
+            trimmable=not self.mark_bytes,
             not_quantizable="it is simulated",
         )
 

@@ -12,7 +12,7 @@ import functools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from simulatedhttp import APIS
 from simulatedmodel import SimulatedModel
 from virtualloop import VirtualLoop
 
+from sealring.coordinator.settings import MIN_CERTIFICATE_LIFETIME
 from sealring.mesh.clock import BELIEVED_SECONDS
 from sealring.mesh.errors import ModelError, SealringError
 
@@ -39,6 +40,8 @@ NEVER = 1e6
 """How many times as long a load takes that does not end."""
 
 MODEL = SimulatedModel()
+MARKED = replace(MODEL, row_bytes=16 * MODEL.kv_bytes_per_token, mark_bytes=16 * MODEL.kv_bytes_per_token)
+"""One that answers alike, whose caches cannot be cut."""
 
 PUNCTUAL_SECONDS = 5.0
 """What was due is done within this time, where nothing stands still."""
@@ -138,7 +141,9 @@ class Story:
     def __init__(self, seed: int, folder: Path, loop: VirtualLoop, events: int = EVENTS) -> None:
         self.seed, self.events, self.loop = seed, events, loop
         self.random = random.Random(seed)
-        self.cluster = Cluster(folder, seed, loop, [MODEL])
+        self.model = self.random.choice((MODEL, MARKED))
+        lifetime = self.random.choice((24 * 3600, 24 * 3600, MIN_CERTIFICATE_LIFETIME))
+        self.cluster = Cluster(folder, seed, loop, [self.model], certificate_lifetime=lifetime)
         self.history: list[str] = []
         self.wrong: list[str] = []
         self.asked: list[Asked] = []
@@ -184,9 +189,9 @@ class Story:
         small, crowded = pick.random() < 0.5, pick.random() < 0.15
         if crowded:  # each of two nodes has room for one model, and there are three
             self.nodes, stages, small = self.nodes[:2], 1, True
-            cluster.memory = MODEL.memory(1, tokens=5 * MODEL.context // 2)
+            cluster.memory = self.model.memory(1, tokens=5 * MODEL.context // 2)
         elif small:
-            cluster.memory = MODEL.memory(stages, tokens=pick.choice((3000, 6000)))
+            cluster.memory = self.model.memory(stages, tokens=pick.choice((3000, 6000)))
         cluster.rekey_records = pick.choice((1 << 30, 1 << 30, 50))
         await cluster.begin()
         self.gateways = [f"gateway-{number}" for number in range(pick.choice((1, 2)))]
