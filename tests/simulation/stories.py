@@ -40,7 +40,7 @@ NEVER = 1e6
 """How many times as long a load takes that does not end."""
 
 MODEL = SimulatedModel()
-MARKED = replace(MODEL, row_bytes=16 * MODEL.kv_bytes_per_token, mark_bytes=16 * MODEL.kv_bytes_per_token)
+MARKED = replace(MODEL, row_bytes=128 * MODEL.kv_bytes_per_token, mark_bytes=128 * MODEL.kv_bytes_per_token)
 """One that answers alike, whose caches cannot be cut."""
 
 PUNCTUAL_SECONDS = 5.0
@@ -310,14 +310,34 @@ class Story:
             self._later(asked.deadline + PUNCTUAL_SECONDS, lambda: self._deadline_passed(asked))
 
     def _ask_for(
-        self, length: int, deployment: str, *, words: int = 0, gateway: str = "", api: str = "sealed"
+        self,
+        length: int,
+        deployment: str,
+        *,
+        words: int = 0,
+        gateway: str = "",
+        api: str = "sealed",
+        before: Asked | None = None,
     ) -> Asked:
-        """Asks for an answer of `length` tokens. A sealed one is lost with its epoch."""
+        """Asks for an answer of `length` tokens, or goes on with a conversation. What is sealed is lost with
+        its epoch, and takes all memory that the longest answer would."""
         number, gateway = len(self.asked), gateway or self.random.choice(self.gateways)
-        text, now, most = f"r{number} {words * 'w '}say:{length} x", self.loop.time(), 64 * (api in APIS)
-        asked = Asked(number, gateway, deployment, TENANTS[0], text, number, api, most, 1, 0.0, now, [[]])
+        origin, said = number, f"r{number} {words * 'w '}say:{length} x"
+        if before is not None:
+            origin, said = before.origin, f"{before.text} {MODEL.answer(before.text)[0]}{words * 'w '}"
+        most, now, tenant = 64 * (api != "sealed"), self.loop.time(), TENANTS[0]
+        asked = Asked(number, gateway, deployment, tenant, said, origin, api, most, 1, 0.0, now, [[]])
         self._begin_to_ask(asked)
         return asked
+
+    async def _fill_memory(self) -> None:
+        """More conversations than memory holds are kept, and some go on."""
+        if self.cluster.memory < LARGE_MEMORY:
+            asked = [self._ask_for(8, "first", words=300, api="clear") for _ in range(10)]
+            await self._answers(SETTLED_SECONDS)
+            for before in self.random.sample(asked, 4):
+                self._ask_for(8, "first", words=40, api="clear", before=before)
+            await self._answers(SETTLED_SECONDS)
 
     async def _crowd(self) -> None:
         """Long and short prompts have long answers at once."""
@@ -668,6 +688,7 @@ class Story:
     async def _at_rest(self) -> list[Asked]:
         """An operator's work without a fault: no answer is lost by it. Returns the requests meanwhile."""
         await self._leaves_are_heard()
+        await self._fill_memory()
         if "third" in self.deployments:
             return await self._by_turns()
         before = await self.cluster.members("first")
