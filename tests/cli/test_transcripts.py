@@ -5,18 +5,22 @@ from __future__ import annotations
 import ast
 import dataclasses
 import platform
+import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import count
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any, Self
+from unittest.mock import patch
 
 import pytest
 from appletest import GOOD
 from bundles import SigningCluster
 from commands import EXPIRES, Asker, Coordinator, Machine
 from doctortest import FakeSystem, recording
+from nacl.signing import SigningKey
 from receiptkit import NONCE, written
 from rosterkit import NOW
 from transcripts import Scene, Section, Stage, find_sections
@@ -25,6 +29,7 @@ from sealring.cli.calls.asking import Answer, Question
 from sealring.cli.local.output import own_command
 from sealring.cli.terminal.output import moment
 from sealring.doctor.system import Answer as Said
+from sealring.mesh.crypto import Ed25519Signer
 from sealring.mesh.errors import NotFound, PermissionDenied, Unavailable
 from sealring.mesh.member import JoinToken, Offer
 from sealring.mesh.pki import Role
@@ -34,6 +39,7 @@ from sealring.mesh.system.paths import state_root_of
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.models.folders import bundled_model
 from sealring.testing import PaperCluster
+from sealring.testing.authority import Authority
 from sealring.v1 import admin_pb2, membership_pb2
 
 FOLDER = Path(__file__).with_name("transcripts")
@@ -278,6 +284,18 @@ def paper(stage: Stage) -> None:
         stage.names |= {name: moment(at), str(1_800_000_000 + after): str(at)}
 
 
+def offline(stage: Stage) -> None:
+    """A cluster's chain is in root.dsse, its root key in root.key. Root and roster keys are not random here,
+    so that those who signed are told in one order."""
+    seeds = count()
+    made_next = patch.object(SigningKey, "generate", lambda: SigningKey(bytes([next(seeds)]) * 32))
+    stage.closing.enter_context(made_next)
+    root = Ed25519Signer.create(stage.home / "root.key")
+    made = PaperCluster(authority=Authority.create("paper", now=time.time(), root_signers=[root]))
+    (stage.home / "root.dsse").write_bytes(made.root_chain)
+    stage.numbers = True
+
+
 def receipt(stage: Stage, given: str = "") -> None:
     """An answer with its receipt, what asked for it, and the receipt alone; with `given` a part of it was
     computed in an earlier epoch."""
@@ -291,7 +309,8 @@ def receipt(stage: Stage, given: str = "") -> None:
 
 NAMED = (
     *(asker, first_node, address, no_multicast, grows, mac, says, protected, enrolled),
-    *(edge, local_cluster, paper, receipt, offers, first_machine, other_machine, planner, ends_soon, check),
+    *(edge, local_cluster, paper, offline, receipt, offers, first_machine, other_machine, planner),
+    *(ends_soon, check),
 )
 SCENES: dict[str, Scene] = {one.__name__.replace("_", "-"): one for one in NAMED}
 

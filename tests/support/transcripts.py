@@ -25,6 +25,9 @@ WIDTH = 108
 _TIMES = re.compile(r"(\\?\w+)\*(\d+)")
 _MANY = re.compile(r"([a-z])\1{15,}")
 """A letter that comes 52 times is written as a*52, in what is given and in what comes out."""
+_HASH = re.compile(r"\b[0-9a-f]{64}\b")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d")
+_SECONDS = re.compile(r"\b\d{10}\b")
 Scene = Callable[..., None]
 
 
@@ -62,6 +65,8 @@ class Stage:
         """What scenes have noted since the last command."""
         self.names = {"STATE": str(state_root_of(home)), "~": str(home)}
         """Names, by which sections call what differs from run to run."""
+        self.numbers = False
+        """Whether hashes are named in the order in which they come out, and all moments are alike."""
         self.closing = ExitStack()
         """Ends what scenes have begun."""
         self._stdin = ""
@@ -164,7 +169,16 @@ class Stage:
     def _named(self, text: str) -> str:
         for name, meant in self.names.items():
             text = text.replace(meant, name)
+        if self.numbers:
+            text = _SECONDS.sub("1800000000", _MOMENT.sub("MOMENT", _HASH.sub(self._number, text)))
         return text
+
+    def _number(self, found: re.Match[str]) -> str:
+        known = sum(name.startswith("HASH-") for name in self.names)
+        names = {meant: name for name, meant in self.names.items()}
+        name = names.get(found[0], f"HASH-{known + 1:02}")
+        self.names[name] = found[0]
+        return name
 
     def _look(self, name: str, *files: str) -> str:
         if name == "ls":
