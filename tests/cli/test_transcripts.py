@@ -285,8 +285,8 @@ def paper(stage: Stage) -> None:
 
 
 def offline(stage: Stage) -> None:
-    """A cluster's chain is in root.dsse, its root key in root.key. Root and roster keys are not random here,
-    so that those who signed are told in one order."""
+    """A cluster's chain is in root.dsse, its root key in root.key. Root and roster keys are not random, so
+    that the ids of those who signed have one order."""
     seeds = count()
     made_next = patch.object(SigningKey, "generate", lambda: SigningKey(bytes([next(seeds)]) * 32))
     stage.closing.enter_context(made_next)

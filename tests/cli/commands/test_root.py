@@ -1,4 +1,4 @@
-"""Root metadata that is followed by the next, and files that are none. `root.txt` beside has the rest."""
+"""The next root metadata of a coordinator, and files without any. The transcript of `root` has the rest."""
 
 from __future__ import annotations
 
