@@ -4,16 +4,19 @@ from sealring.mesh.system.faces import face
 
 __all__, __getattr__ = face(
     __name__,
-    dsse="Ed25519Signer SignedEnvelope check_threshold encode_envelope key_id parse_envelope sign_envelope",
+    dsse=(
+        "Ed25519Signer SignedEnvelope check_threshold encode_envelope key_id parse_envelope "
+        "sign_envelope verify_ed25519"
+    ),
     encoding=(
         "Fields FormatError canonical_json decode_base32 decode_base64 encode_base32 "
         "encode_base64 pack_fields parse_json_object unpack_fields"
     ),
     identity=(
         "MAX_SIGNATURE_BYTES Signer SoftwareSigner check_member_id encode_public_key "
-        "load_public_key member_id private_pem verify"
+        "load_public_key member_id private_pem verify verify_ecdsa"
     ),
     keys="KeyType Label Uncopyable signing_input",
-    spake2="Agreed Exchange",
-    suites="DEFAULT_SUITES InitiatorShare Suite TAG_BYTES agree_x25519 parse_suites respond_to_share",
+    spake2="Agreed Exchange Side",
+    suites="DEFAULT_SUITES Group InitiatorShare Suite TAG_BYTES agree_x25519 parse_suites respond_to_share",
 )

@@ -10,13 +10,13 @@ __all__, __getattr__ = face(
     discovery="MAX_HEARD SERVICE find_clusters hear_of_coordinator",
     enrolment="Enrolled NodeEvidence enrol join_content",
     introduction="Introduction",
-    joincode="Offer make_code open_token parse_code seal_token short_hash show_code token_for",
+    joincode="Offer begin make_code open_token parse_code seal_token short_hash show_code token_for",
     proof=(
         "CalledProof CallerProof Connection Credentials HeldRoster Purpose SignProof "
         "by_identity by_roster_keys check_proof of_coordinator of_identity refusal transcript"
     ),
     renewal="renew_by_identity renewal_content",
-    roster_keeper="RosterKeeper",
+    roster_keeper="RosterKeeper removed",
     state=(
         "IDENTITY_KEY MachineState ROSTER ROSTER_STATE check_may_join forget_enrolment "
         "load_machine_state parse_pem_leaf save_machine_state save_tls"

@@ -11,8 +11,8 @@ __all__, __getattr__ = face(
         "renewal_due role_server_name to_pem valid_at"
     ),
     root=(
-        "MAX_CHAIN_BYTES PAYLOAD_TYPE RootMetadata check_root_times cosign_root decode_chain "
-        "draft_root encode_chain follow_root read_root_draft root_fingerprint sign_root "
-        "verify_root_chain"
+        "MAX_CHAIN_BYTES MAX_CHAIN_LENGTH MAX_PAYLOAD_BYTES PAYLOAD_TYPE RootMetadata "
+        "check_root_times cosign_root decode_chain draft_root encode_chain follow_root "
+        "read_root_draft root_fingerprint sign_root verify_root_chain"
     ),
 )

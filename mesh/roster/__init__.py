@@ -11,5 +11,5 @@ __all__, __getattr__ = face(
         "Gateway MAX_RINGS_OF_MEMBER NO_PREVIOUS Revoked Ring RingMember Roster RosterMember "
         "TENSOR ring_min_trust term_of"
     ),
-    reader="Equivocation RosterReader check_roster",
+    reader="Equivocation MAX_VERSION_JUMP RosterReader check_roster",
 )

@@ -8,6 +8,7 @@ __all__, __getattr__ = face(
     holding="Holding Share",
     interceptor="ErrorInterceptor Lease stream_lease",
     limits="Buckets grpc_peer_name peer_name",
+    memory="Network Process process",
     pieces="Joiner Outgoing PIECE_BYTES",
     problem="from_parts from_problem to_problem",
     protocol="PROTOCOL_VERSION agree check_release check_speaks own_release software_version",

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from sealring.mesh.errors import EpochEnded, SealringError
-from sealring.node.engine.text import shapes as head
+from sealring.node.engine.text import in_turns
 from sealring.v1 import inference_pb2 as inference
 
 ASK: dict[str, Any] = {"model": "demo", "input": "hello", "stream": True, "store": False}
@@ -266,7 +266,7 @@ async def reasoning_replay(edge: Edge) -> None:
 async def developer_after_user(edge: Edge) -> None:
     later = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]}
     chat = await edge.replayed(later, instructions="You are Codex.")
-    assert [one.role for one in head.in_turns(chat.messages)] == ["system", "user"]
+    assert [one.role for one in in_turns(chat.messages)] == ["system", "user"]
 
 
 async def model_catalogue(edge: Edge) -> None:

@@ -10,7 +10,7 @@ from small_models import tiny, write_model
 from stagering import UNUSUAL, config_of
 
 from sealring.cli.local.cluster import LocalCluster
-from sealring.node.engine import mlx_lm_import
+from sealring.node.engine import import_whole
 from sealring.node.engine.text import load_tokenizer
 
 pytestmark = [*CLUSTER, pytest.mark.sweep, pytest.mark.timeout(900)]
@@ -28,7 +28,7 @@ class Whole:
     """mlx-lm's greedy tokens, as the text that a head makes of them."""
 
     def __init__(self, folder):
-        self._model, _ = mlx_lm_import.import_whole().load(str(folder))
+        self._model, _ = import_whole().load(str(folder))
         self.tokenizer = load_tokenizer(folder)
 
     def text(self, messages, max_tokens):

@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 
 from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import PermissionDenied, SealringError
-from sealring.mesh.member import IDENTITY_KEY
-from sealring.mesh.member.roster_keeper import removed
+from sealring.mesh.member import IDENTITY_KEY, removed
 from sealring.mesh.system.addresses import free_port
 from sealring.node import main
 from sealring.node.main import serve

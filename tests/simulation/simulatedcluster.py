@@ -37,8 +37,14 @@ from sealring.mesh.crypto import SoftwareSigner, private_pem
 from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.member import IDENTITY_KEY, NodeEvidence, discovery, enrol, load_machine_state
 from sealring.mesh.pki import Role, role_server_name
-from sealring.mesh.rpc import CHANNEL_OPTIONS, channel_options, from_rpc_error, secure_channel
-from sealring.mesh.rpc.memory import Network, Process
+from sealring.mesh.rpc import (
+    CHANNEL_OPTIONS,
+    Network,
+    Process,
+    channel_options,
+    from_rpc_error,
+    secure_channel,
+)
 from sealring.mesh.rpc.transport import transport
 from sealring.mesh.system.files import create_exclusive
 from sealring.node.identity import challenge

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sealring.mesh.errors import SealringError, Unavailable
-from sealring.mesh.rpc.memory import Network, process
+from sealring.mesh.rpc import Network, process
 
 Object = dict[str, Any]
 

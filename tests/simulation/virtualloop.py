@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sealring.mesh.rpc.memory import Process, process
+from sealring.mesh.rpc import Process, process
 
 MOST_AT_ONCE = 1_000_000
 """Callbacks without progress of time: code that spins."""

@@ -121,12 +121,12 @@ class Whole:
     """The whole model in plain mlx_lm, greedy, one row. Its answers are kept from one run to the next."""
 
     def __init__(self, name: str) -> None:
-        from sealring.node.engine import mlx_lm_import
+        from sealring.node.engine import import_whole
 
         self.folder = FOLDER / "models" / name
         if not self.folder.exists():
             pytest.skip("there are no real models: make real")
-        self.model, self.tokenizer = mlx_lm_import.import_whole().load(str(self.folder))
+        self.model, self.tokenizer = import_whole().load(str(self.folder))
         versions = [importlib.metadata.version(package) for package in ("mlx", "mlx-lm")]
         self._file = FOLDER / f"answers-{name}-{'-'.join(versions)}.json"
         self._kept: dict[str, list[int]] = json.loads(self._file.read_text()) if self._file.exists() else {}

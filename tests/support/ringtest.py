@@ -343,9 +343,9 @@ class Reference:
     """The whole model in plain mlx_lm, greedy, one row; what it was asked once it remembers."""
 
     def __init__(self, folder: Path) -> None:
-        from sealring.node.engine import mlx_lm_import  # which other tests of the process may have used
+        from sealring.node.engine import import_whole  # which other tests of the process may have used
 
-        self.model, self.tokenizer = mlx_lm_import.import_whole().load(str(folder))
+        self.model, self.tokenizer = import_whole().load(str(folder))
         self._replies: dict[str, Reply] = {}
 
     def reply(self, messages: list[dict[str, str]], max_tokens: int, *, kv_bits: int = 0) -> Reply:

@@ -24,6 +24,7 @@ from small_models import tiny
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.ring import MAX_UNSETTLED, Change, Chunk, Composition, Eviction, ResolvedStep
 from sealring.node.engine import (
+    Accelerator,
     Allowance,
     Asking,
     Grammars,
@@ -33,7 +34,7 @@ from sealring.node.engine import (
     TokenLogprobs,
     Transfer,
     asking_of,
-    device,
+    compute_in_batches,
     params,
     support,
 )
@@ -129,11 +130,11 @@ def compute_thread(rank: int) -> ThreadPoolExecutor:
 
 
 def _as_in_an_engine() -> None:
-    device.compute_in_batches()
+    compute_in_batches()
     mx.set_default_device(mx.cpu)
 
 
-class Carrying(device.Accelerator):
+class Carrying(Accelerator):
     """A device whose records go by a transfer of the test's."""
 
     def __init__(self, made: Transfer) -> None:

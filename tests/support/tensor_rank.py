@@ -34,7 +34,7 @@ from stagering import (
 )
 
 from sealring.mesh.errors import EpochEnded
-from sealring.node.engine import Allowance, RowParameters, StageEpoch, device, params
+from sealring.node.engine import Allowance, RowParameters, StageEpoch, compute_in_batches, params
 from sealring.node.engine.staging import Shard, random_model
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.wire.channel import RecordHeader
@@ -122,7 +122,7 @@ def answers(family: str, rank: int, ranks: int, group: Any, channel: SocketChann
 def main() -> None:
     mx.disable_compile()  # as in the tests beside it
     rank, ranks, incoming, outgoing = map(int, sys.argv[1:5])
-    device.compute_in_batches()
+    compute_in_batches()
     mx.distributed.init()  # of one, as in an engine that loads before its group is formed
     group = mx.distributed.init(strict=True, backend="ring")
     links = [socket.socket(fileno=each) for each in (incoming, outgoing)]

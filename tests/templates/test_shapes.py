@@ -12,8 +12,18 @@ from hypothesis import given
 from markedchats import conversations, missing, rendering
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text import Shape, kinds_of, shape_of, with_images
-from sealring.node.engine.text.marked import CALLS, DETAILS, LAST, MESSAGES, THOUGHTS, TOOLS
+from sealring.node.engine.text import (
+    CALLS,
+    DETAILS,
+    LAST,
+    MESSAGES,
+    THOUGHTS,
+    TOOLS,
+    Shape,
+    kinds_of,
+    shape_of,
+    with_images,
+)
 from sealring.v1 import inference_pb2 as inference
 
 pytestmark = pytest.mark.sweep

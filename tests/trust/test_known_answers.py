@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from sealring.mesh.crypto import (
     Ed25519Signer,
+    Group,
     Label,
     Suite,
     encode_public_key,
@@ -22,7 +23,6 @@ from sealring.mesh.crypto import (
     pack_fields,
     signing_input,
 )
-from sealring.mesh.crypto.suites import Group
 from sealring.mesh.member import (
     Connection,
     JoinToken,
@@ -33,12 +33,11 @@ from sealring.mesh.member import (
     transcript,
 )
 from sealring.mesh.member.proof import Side
-from sealring.mesh.pki import root as rootmeta
-from sealring.mesh.pki import root_fingerprint
+from sealring.mesh.pki import MAX_CHAIN_BYTES, MAX_CHAIN_LENGTH, MAX_PAYLOAD_BYTES, root_fingerprint
 from sealring.mesh.prompt import sealed as envelope
 from sealring.mesh.prompt.sealed import ReplayGuard, ReplyOpener, RequestInfo, SealingKey, seal_request
+from sealring.mesh.roster import MAX_VERSION_JUMP
 from sealring.mesh.roster import codec as roster_codec
-from sealring.mesh.roster import reader as roster_reader
 from sealring.mesh.rpc import own_release
 from sealring.mesh.trust.apple import device_nonce
 from sealring.mesh.trust.attestation import sign_sealing_key, verify_sealing_key
@@ -200,7 +199,7 @@ def test_codes_and_bounds() -> None:
     assert [kind.value for kind in Kind] == [1, 2, 3, 4, 5]
     assert (sigma.MAX_FRAME_BYTES, sigma.DEADLINE_SECONDS, sigma.HELLO_NONCE_BYTES) == (16384, 10.0, 32)
     assert (MAX_RECORD_BYTES, records.CONFIRMATION_BYTES) == (16777216, 48)
-    assert (rootmeta.MAX_PAYLOAD_BYTES, rootmeta.MAX_CHAIN_BYTES, rootmeta.MAX_CHAIN_LENGTH) == (
+    assert (MAX_PAYLOAD_BYTES, MAX_CHAIN_BYTES, MAX_CHAIN_LENGTH) == (
         32768,
         65536,
         16,
@@ -209,7 +208,7 @@ def test_codes_and_bounds() -> None:
     assert (envelope.MAX_ENVELOPE_BYTES, envelope.MAX_CHUNK_BYTES) == (33554432, 1048576)
     assert envelope.MAX_LIFETIME_SECONDS == 300
     assert (roster_codec.MAX_MEMBERS, roster_codec.BYTES_PER_HUNDRED) == (1000, 65536)
-    assert roster_reader.MAX_VERSION_JUMP == 2**40
+    assert MAX_VERSION_JUMP == 2**40
 
 
 def test_what_both_ends_of_a_stream_sign() -> None:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from sealring.mesh.crypto import Suite, agree_x25519, dsse, identity
+from sealring.mesh.crypto import Ed25519Signer, Suite, agree_x25519, verify_ecdsa, verify_ed25519
 from sealring.mesh.errors import HandshakeError, Unauthenticated
 from sealring.mesh.prompt import sealed as envelope
 from sealring.node.link.keys import extract
@@ -92,9 +92,9 @@ def test_ed25519_donna(vectors: Path) -> None:
     for line in (vectors / "asymmetric/Ed25519/sign.input").read_text().splitlines()[:256]:
         secret, public, message, signed, *_ = line.split(":")
         key, content, signature = (bytes.fromhex(part) for part in (public, message, signed[:128]))
-        assert dsse.Ed25519Signer(bytes.fromhex(secret[:64])).sign(content) == signature
-        assert dsse.verify_ed25519(key, content, signature)
-        assert not dsse.verify_ed25519(key, content + b"x", signature)
+        assert Ed25519Signer(bytes.fromhex(secret[:64])).sign(content) == signature
+        assert verify_ed25519(key, content, signature)
+        assert not verify_ed25519(key, content + b"x", signature)
 
 
 def test_ecdsa_p256_nist(blocks: Blocks) -> None:
@@ -105,7 +105,7 @@ def test_ecdsa_p256_nist(blocks: Blocks) -> None:
         public = bytes.fromhex("04" + block["qx"].zfill(64) + block["qy"].zfill(64))
         signature = encode_dss_signature(int(block["r"], 16), int(block["s"], 16))
         try:
-            identity.verify_ecdsa(public, bytes.fromhex(block["msg"]), signature)
+            verify_ecdsa(public, bytes.fromhex(block["msg"]), signature)
             results.append(True)
         except Unauthenticated:
             results.append(False)

@@ -13,8 +13,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from sealring.mesh.crypto import InitiatorShare, Suite, agree_x25519, dsse, identity, respond_to_share
-from sealring.mesh.crypto.suites import Group
+from sealring.mesh.crypto import (
+    Group,
+    InitiatorShare,
+    Suite,
+    agree_x25519,
+    respond_to_share,
+    verify_ecdsa,
+    verify_ed25519,
+)
 from sealring.mesh.errors import HandshakeError, InvalidInput, Unauthenticated
 from sealring.mesh.prompt.sealed import RequestInfo, seal_request
 from sealring.node.link import keys as session
@@ -89,7 +96,7 @@ def test_ed25519(wycheproof: Vectors) -> None:
     for group, test in wycheproof("ed25519"):
         public = bytes.fromhex(group["publicKey"]["pk"])
         message, signature = bytes.fromhex(test["msg"]), bytes.fromhex(test["sig"])
-        verified = dsse.verify_ed25519(public, message, signature)
+        verified = verify_ed25519(public, message, signature)
         owned = test["result"] == "acceptable" and "MixedOrderPublicKey" in test["flags"]
         assert verified == (test["result"] == "valid" or owned), test["tcId"]
         results.add((test["result"], verified))
@@ -98,7 +105,7 @@ def test_ed25519(wycheproof: Vectors) -> None:
 
 def verifies(public: str, message: str, signature: bytes) -> bool:
     try:
-        identity.verify_ecdsa(bytes.fromhex(public), bytes.fromhex(message), signature)
+        verify_ecdsa(bytes.fromhex(public), bytes.fromhex(message), signature)
     except Unauthenticated:
         return False
     return True

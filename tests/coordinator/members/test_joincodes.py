@@ -15,11 +15,9 @@ from refusals import refused
 from sealring.coordinator.members.joincodes import MAX_WRONG, WAIT_SECONDS, JoinCodes
 from sealring.coordinator.members.tokens import JoinTokens
 from sealring.coordinator.store import Store
-from sealring.mesh.crypto import Agreed
-from sealring.mesh.crypto.spake2 import Side
+from sealring.mesh.crypto import Agreed, Side
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
-from sealring.mesh.member import JoinToken, open_token
-from sealring.mesh.member.joincode import begin
+from sealring.mesh.member import JoinToken, begin, open_token
 from sealring.mesh.pki import Role
 
 PIN = bytes(range(32))

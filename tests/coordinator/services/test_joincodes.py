@@ -10,10 +10,9 @@ import pytest
 import structlog
 from refusals import refused
 
-from sealring.mesh.crypto.spake2 import M, Side
+from sealring.mesh.crypto import Side
 from sealring.mesh.errors import HandshakeError, InvalidInput, RosterError, SealringError
-from sealring.mesh.member import JoinToken, Offer, seal_token, show_code, token_for
-from sealring.mesh.member.joincode import begin
+from sealring.mesh.member import JoinToken, Offer, begin, seal_token, show_code, token_for
 from sealring.mesh.pki import to_pem
 from sealring.mesh.rpc import from_rpc_error, joining_channel
 from sealring.v1 import admin_pb2, membership_pb2, membership_pb2_grpc
@@ -187,14 +186,15 @@ async def test_a_first_message_that_is_no_share_costs_no_try(
 async def test_what_the_coordinator_says_before_it_is_convinced_is_one_share(cluster: Cluster) -> None:
     """No confirmation of its own: a caller could compare that with its guess, and no try would be counted."""
     await make_code(cluster)
+    first = CodeRequest(share=begin(Side.A, CODE, bytes(32)).share)
     async with stub_of(cluster) as stub:
-        (answer,) = await say(stub, CodeRequest(share=M))
+        (answer,) = await say(stub, first)
         assert answer.WhichOneof("message") == "share"
-        for second in CodeRequest(share=M), CodeRequest():
+        for second in first, CodeRequest():
             with refused("BAD_JOIN"):
-                await say(stub, CodeRequest(share=M), second)
+                await say(stub, first, second)
         with refused("WRONG_CODE"):
-            await say(stub, CodeRequest(share=M), CodeRequest(confirmation=b""))
+            await say(stub, first, CodeRequest(confirmation=b""))
 
 
 class Impostor(membership_pb2_grpc.EnrolmentServicer):

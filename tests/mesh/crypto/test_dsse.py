@@ -22,8 +22,8 @@ from sealring.mesh.crypto import (
     key_id,
     parse_envelope,
     sign_envelope,
+    verify_ed25519,
 )
-from sealring.mesh.crypto.dsse import verify_ed25519
 from sealring.mesh.errors import ConfigError, RosterError
 
 SIGNERS = [Ed25519Signer.generate() for _ in range(3)]

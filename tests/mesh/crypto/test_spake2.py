@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nacl import bindings as sodium
 
-from sealring.mesh.crypto import Exchange
-from sealring.mesh.crypto.spake2 import SHARE_BYTES, M, N, Side, derive
+from sealring.mesh.crypto import Exchange, Side
+from sealring.mesh.crypto.spake2 import SHARE_BYTES, M, N, derive
 from sealring.mesh.errors import HandshakeError, RecordError
 
 Point: TypeAlias = tuple[int, int]

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from sealring.mesh.crypto import DEFAULT_SUITES, InitiatorShare, Suite, parse_suites, respond_to_share, suites
-from sealring.mesh.crypto.suites import Group
+from sealring.mesh.crypto import (
+    DEFAULT_SUITES,
+    Group,
+    InitiatorShare,
+    Suite,
+    parse_suites,
+    respond_to_share,
+    suites,
+)
 from sealring.mesh.errors import HandshakeError, InvalidInput
 
 PRIME = (1 << 255) - 19

@@ -24,6 +24,8 @@ from sealring.mesh.crypto import (
 from sealring.mesh.errors import RosterError
 from sealring.mesh.pki import (
     MAX_CHAIN_BYTES,
+    MAX_CHAIN_LENGTH,
+    MAX_PAYLOAD_BYTES,
     PAYLOAD_TYPE,
     LeafKey,
     PeerIdentity,
@@ -41,7 +43,6 @@ from sealring.mesh.pki import (
     sign_root,
     verify_root_chain,
 )
-from sealring.mesh.pki.root import MAX_CHAIN_LENGTH, MAX_PAYLOAD_BYTES
 
 NOW = 1_800_000_000
 

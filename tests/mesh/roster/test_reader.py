@@ -27,6 +27,7 @@ from sealring.mesh.errors import FailedPrecondition, RosterError
 from sealring.mesh.pki import sign_root
 from sealring.mesh.roster import (
     MAX_PAYLOAD_BYTES,
+    MAX_VERSION_JUMP,
     PAYLOAD_TYPE,
     Equivocation,
     RosterMemory,
@@ -38,7 +39,6 @@ from sealring.mesh.roster import (
     sign_roster,
 )
 from sealring.mesh.roster.memory import RosterState
-from sealring.mesh.roster.reader import MAX_VERSION_JUMP
 
 NOW = 1_800_000_000
 

@@ -17,6 +17,8 @@ from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
 from sealring.mesh.rpc import (
+    Network,
+    Process,
     Server,
     TlsStore,
     channel_options,
@@ -25,7 +27,7 @@ from sealring.mesh.rpc import (
     secure_channel,
     server_credentials,
 )
-from sealring.mesh.rpc.memory import WINDOW_BYTES, Network, Process
+from sealring.mesh.rpc.memory import WINDOW_BYTES
 
 SERVICE = "test.Service"
 SERVER = PeerIdentity("demo", Role.MEMBER, "server")

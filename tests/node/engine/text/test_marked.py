@@ -13,8 +13,18 @@ from hypothesis import given
 from markedchats import call, conversations, message, missing, rendering
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text import Shape, in_short, refuse_lost, shape_of, with_images
-from sealring.node.engine.text.marked import ASKED, DETAILS, MESSAGES, THOUGHTS, TOOLS
+from sealring.node.engine.text import (
+    DETAILS,
+    MESSAGES,
+    THOUGHTS,
+    TOOLS,
+    Shape,
+    in_short,
+    refuse_lost,
+    shape_of,
+    with_images,
+)
+from sealring.node.engine.text.marked import ASKED
 from sealring.v1 import inference_pb2 as inference
 
 TOLD = "{% for tool in tools or [] %}[tool]{{ tool.function | tojson }}{% endfor %}"
