@@ -59,7 +59,7 @@ def test_folders_import_each_other_in_one_direction(package: str) -> None:
     TopologicalSorter(rooms_of(package)).prepare()  # raises CycleError, which names the circle
 
 
-ENGINE = ("caches", "staging", "drafts", "vision", "text", "seats")
+ENGINE = ("caches", "staging", "drafts", "text", "vision", "seats")
 """Folders of the engine, each of which imports only those before it."""
 
 

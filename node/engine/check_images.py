@@ -30,9 +30,9 @@ from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.grid import attends_both_ways, needs_grids
 from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.staging.splicing import embedded
+from sealring.node.engine.text.picture import Picture, grids_of
 from sealring.node.engine.transfer import through_record, transfer
 from sealring.node.engine.vision import mlx_vlm_import
-from sealring.node.engine.vision.picture import Picture, grids_of
 from sealring.node.engine.vision.prefilling import Images
 from sealring.node.engine.vision.sizes import tower_bytes
 from sealring.node.engine.vision.tower import Tower, build, load_tower

@@ -33,6 +33,7 @@ from sealring.node.engine.text.front import Front
 from sealring.node.engine.text.tokenizer import load_tokenizer
 from sealring.node.engine.vision.sizes import can_see
 from sealring.node.engine.vision.tower import Tower, load_tower
+from sealring.node.engine.vision.viewing import FolderSight
 from sealring.node.engine.warm_up import patience, timed, warm_up
 from sealring.node.engine.weights import (
     cut_stage,
@@ -225,7 +226,7 @@ def _readers(
     """The front at the head, grammars there and at the tail, and what waits until they have read the
     tokenizer, which they do meanwhile. `undo` ends their threads."""
     if _is_head(command):
-        front = Front(path, command.context, words, emit, sees=_sees(command))
+        front = Front(path, command.context, words, emit, FolderSight(path, sees=_sees(command)))
         undo.callback(front.inputs.grammars.close)
         undo.callback(front.stop)
         return front, front.inputs.grammars, front.reader.wait_loaded

@@ -17,9 +17,9 @@ from sealring.node.engine import records
 from sealring.node.engine.drafts.source import Rows
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, unpack
 from sealring.node.engine.receipts import Places, Sampled, bring
+from sealring.node.engine.text.picture import Picture
 from sealring.node.engine.threads import DeviceWaits, Outbox, StepTimes
 from sealring.node.engine.transfer import SendBuffer, SharedSendBuffer
-from sealring.node.engine.vision.picture import Picture
 from sealring.node.wire.channel import EngineChannel, RecordHeader
 
 

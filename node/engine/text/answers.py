@@ -19,9 +19,9 @@ from sealring.node.engine.grammar import Follower, left_its_grammar
 from sealring.node.engine.logprobs import TokenLogprobs
 from sealring.node.engine.receipts import Delivered
 from sealring.node.engine.text.detokenizer import Detokenizer, StopStrings
+from sealring.node.engine.text.picture import Picture
 from sealring.node.engine.text.sections import Sections
 from sealring.node.engine.text.tokenlog import TokenLog
-from sealring.node.engine.vision.picture import Picture
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference

@@ -25,7 +25,7 @@ from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, PrefixNa
 from sealring.node.engine.drafts.source import RowSource, Source
 from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
 from sealring.node.engine.text.answers import OpenRow, Tokens, parts_of, rates, refusal
-from sealring.node.engine.vision.picture import Picture
+from sealring.node.engine.text.picture import Picture
 from sealring.node.stored.policy import Sights
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine

@@ -11,9 +11,9 @@ from sealring.mesh.prompt.tools import parse_json_object
 from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.marked import refuse_lost
 from sealring.node.engine.text.sections import Sections, no_tool_calls
+from sealring.node.engine.text.showing import Shown
 from sealring.node.engine.text.thinking import Budget
 from sealring.node.engine.text.tokenizer import Tokenizer, cannot_continue
-from sealring.node.engine.vision.showing import Shown
 from sealring.v1 import inference_pb2 as inference
 
 

@@ -15,8 +15,8 @@ from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.node.engine.drafts.source import Source
 from sealring.node.engine.text.book import Book, Emit
 from sealring.node.engine.text.inputs import InputProcessor
+from sealring.node.engine.text.picture import MAX_WAITING_BYTES, Sight
 from sealring.node.engine.text.reading import Reader
-from sealring.node.engine.vision.sizes import MAX_WAITING_BYTES
 
 
 class Front:
@@ -28,16 +28,16 @@ class Front:
         context: int,
         vocabulary: int,
         emit: Emit,
+        sight: Sight,
         clock: Clock = monotonic_clock,
         *,
-        sees: bool = False,
         picture_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         """`vocabulary` is the number of tokens that the model may sample. `emit` may be called from any
-        thread. `sees`: the model's vision tower is loaded, too, and prompts may have images unless
-        `inputs.blind` is called. `picture_bytes` bounds the images of prompts that are not prefilled."""
+        thread. `sight` reads images, unless `inputs.blind` is called. `picture_bytes` bounds the images of
+        prompts that are not prefilled."""
         self.book = Book(emit)
-        self.inputs = InputProcessor(path, context, vocabulary, self.book, sees=sees)
+        self.inputs = InputProcessor(path, context, vocabulary, self.book, sight)
         self.reader = Reader(self.inputs, self.book, emit, clock, picture_bytes=picture_bytes)
 
     def stop(self) -> None:

@@ -43,14 +43,12 @@ from sealring.node.engine.text.chat import budget_of, encode_chat, sections_of
 from sealring.node.engine.text.constraints import grammar_of, may_be_held
 from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.marked import TOOLS
+from sealring.node.engine.text.picture import Picture, Reading, Sight, grids_of, text_of, with_digests
 from sealring.node.engine.text.plaintext import too_long
 from sealring.node.engine.text.thinking import FREE
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.trial import bad_grammar
-from sealring.node.engine.vision.picture import Picture, grids_of, text_of, with_digests
-from sealring.node.engine.vision.sizes import lacks_vision
-from sealring.node.engine.vision.viewing import Reading, Viewer, no_viewer, viewer_of
 from sealring.node.engine.weights import read_config
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
@@ -92,15 +90,14 @@ class _Prompt:
 class InputProcessor:
     """Makes rows for `book`, once it has loaded the model's tokenizer."""
 
-    def __init__(self, path: Path, context: int, vocabulary: int, book: Book, *, sees: bool) -> None:
+    def __init__(self, path: Path, context: int, vocabulary: int, book: Book, sight: Sight) -> None:
         """As `Front`."""
         self._path = path
         self._context = context
         self._vocabulary = vocabulary
         self._book = book
-        self._sees = sees
+        self._sight = sight
         self._tokenizer: Tokenizer | None = None
-        self._viewer: Viewer | None = None
         self._placed = False  # whether all stages need to know where images are
         self._sources: Collection[Source] = ()
         self._tail_reads = False
@@ -112,13 +109,13 @@ class InputProcessor:
         """Loads the tokenizer, and starts processes for images where the model sees. Raises ModelError."""
         self._tokenizer = load_tokenizer(self._path, context=self._context)
         self.grammars.prepare()
-        self._viewer = viewer_of(self._path, self._tokenizer) if self._sees else None
-        self._placed = self._viewer is not None and needs_grids(read_config(self._path))
+        self._sight.open(self._tokenizer)
+        self._placed = self._sight.sees and needs_grids(read_config(self._path))
 
     def close(self) -> None:
         """Ends the processes of a loaded processor."""
         self.tokenizer().close()
-        self.blind()
+        self._sight.close()
         self.grammars.close()
 
     @property
@@ -128,19 +125,17 @@ class InputProcessor:
         return (
             ["tools"] * (form.call is not None and TOOLS not in shape.lost)
             + ["thinking"] * (form.thinking is not None)
-            + [VISION] * (self._viewer is not None)
+            + [VISION] * self._sight.sees
         )
 
     @property
     def vision_not_installed(self) -> bool:
-        """Whether the model would see if `sealring[vision]` were installed here."""
-        return self._viewer is None and lacks_vision(self._path)
+        """As `Sight.not_installed`."""
+        return self._sight.not_installed
 
     def blind(self) -> None:
         """Refuses images from now on; the model's tower cannot be used."""
-        viewer, self._viewer = self._viewer, None
-        if viewer is not None:
-            viewer.close()
+        self._sight.close()
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, once it is loaded."""
@@ -205,7 +200,7 @@ class InputProcessor:
             raise FailedPrecondition("a row of this number is open already", reason="ROW_EXISTS")
         images, pictures = None, list[Picture]()
         if has_images(asked):
-            images = self._read_images(command)
+            images = self._sight.read(asked.chat.messages, command.prefix_scope, self._longest)
             reading.callback(images.close)
             for _ in images.add_all():
                 yield images
@@ -316,12 +311,6 @@ class InputProcessor:
 
         copies = [copy() for _ in row.copies]
         return [row, *copies]
-
-    def _read_images(self, command: engine.OpenEngineRow) -> Reading:
-        """The images of a prompt. Raises as `Viewer.read`, and FailedPrecondition (VISION_NOT_INSTALLED)."""
-        if self._viewer is None:
-            raise no_viewer(self._path, sees=self._sees)
-        return self._viewer.read(command.prompt.chat.messages, command.prefix_scope, self._longest)
 
     def _encode_chat(
         self, tokenizer: Tokenizer, chat: inference.Chat, images: Reading | None

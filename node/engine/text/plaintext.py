@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.vision.showing import Write
+from sealring.node.engine.text.showing import Write
 
 _MARKS = range(0xE000, 0xF900)
 """Characters for private use."""

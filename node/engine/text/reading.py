@@ -20,8 +20,8 @@ from sealring.mesh.prompt.images import has_images
 from sealring.node.engine.text.answers import OpenRow, refusal
 from sealring.node.engine.text.book import MAX_UNSTARTED, Book, Emit
 from sealring.node.engine.text.inputs import InputProcessor, client_of
+from sealring.node.engine.text.picture import Reading
 from sealring.node.engine.text.turns import Turn, Turns
-from sealring.node.engine.vision.viewing import Reading
 from sealring.v1 import engine_pb2 as engine
 
 MAX_UNREAD_BYTES = 256 << 20

@@ -34,8 +34,8 @@ from sealring.node.engine.text.plaintext import PlainText
 from sealring.node.engine.text.rendering import refused
 from sealring.node.engine.text.sections import Format, SpeltDetokenizer, format_of
 from sealring.node.engine.text.shapes import Shape
+from sealring.node.engine.text.showing import Shown, Write, placeholder
 from sealring.node.engine.text.thinking import Thinking, thinking_of_template
-from sealring.node.engine.vision.showing import Shown, Write, placeholder
 
 if TYPE_CHECKING:
     from sealring.node.engine.text.rendering import Messages, RenderingProcess, Tools

@@ -9,8 +9,8 @@ import numpy as np
 import structlog
 
 from sealring.mesh.errors import SealringError
+from sealring.node.engine.text.picture import Picture
 
-from .picture import Picture
 from .tower import Rows, Tower
 
 log = structlog.get_logger()

@@ -11,6 +11,7 @@ from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.mesh.system.extras import vision_installed
 from sealring.node.engine.staging.pictured import SHOWN, UNFIT
 from sealring.node.engine.staging.text_part import OF_TOWERS
+from sealring.node.engine.text.picture import MAX_WAITING_BYTES
 from sealring.node.engine.weights import read_config, read_header, weight_files
 
 from . import mlx_vlm_import
@@ -27,9 +28,6 @@ PROCESSOR_BYTES = 512 << 20
 
 MAX_ARRAY_BYTES = 128 << 20
 """The arrays of one image: Qwen's of 2,048 x 2,048 are 100 MB."""
-
-MAX_WAITING_BYTES = 384 << 20
-"""The images of all prompts that are not prefilled, as files, pixels or arrays."""
 
 READING_BYTES = DECODER_BYTES + PROCESSOR_BYTES + MAX_WAITING_BYTES
 """What a head takes besides to read images."""

@@ -22,10 +22,10 @@ from mlx.utils import tree_flatten
 
 from sealring.mesh.errors import Internal, ModelError
 from sealring.node.engine.configuration import with_parts
+from sealring.node.engine.text.picture import Picture
 from sealring.node.engine.weights import read_config, weight_files
 
 from . import mlx_vlm_import
-from .picture import Picture
 
 _PIXELS = "pixel_values"
 _LANGUAGE = "language_model"

@@ -16,19 +16,19 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import structlog
 
 from sealring.mesh.clock import Clock, monotonic_clock
-from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, Unavailable
 from sealring.mesh.prompt.images import cannot_see, vision_not_installed
 from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.node.engine.answers import list_in, text_in, whole
 from sealring.node.engine.helper import Helpers, OverLimitsError
-from sealring.node.engine.vision.picture import Arrays, Picture
-from sealring.node.engine.vision.showing import Shown
+from sealring.node.engine.text.picture import Arrays, Names, Picture
+from sealring.node.engine.text.showing import Shown
 from sealring.node.engine.vision.sizes import (
     DECODER_BYTES,
     HIGH_SIDE,
@@ -333,14 +333,6 @@ class ViewerError(Exception):
     """No processor can be made of a model's folder. Its text says why."""
 
 
-class Names(Protocol):
-    """What a viewer needs of a tokenizer, as node.engine.text.tokenizer has it."""
-
-    special: Mapping[int, str]
-
-    def placeholder(self, known: Sequence[str]) -> str: ...
-
-
 def viewer_of(folder: Path, tokenizer: Names) -> Viewer | None:
     """The viewer of a model; None if no processor can be made of its folder, or if its chat template knows no
     images, so that prompts without images are served all the same."""
@@ -357,11 +349,38 @@ def viewer_of(folder: Path, tokenizer: Names) -> Viewer | None:
     return None
 
 
-def no_viewer(folder: Path, *, sees: bool) -> SealringError:
-    """The error for an image where there is no viewer. `sees`: the model's tower was to be loaded."""
-    if lacks_vision(folder):
-        return vision_not_installed()
-    return cannot_see("", why="the log of the ring's head says why" if sees else "")
+class FolderSight:
+    """A `Sight` by the files of a model's folder. `sees`: the model's tower is going to be loaded."""
+
+    def __init__(self, folder: Path, *, sees: bool) -> None:
+        self._folder, self._may_see = folder, sees
+        self._viewer: Viewer | None = None
+
+    @property
+    def sees(self) -> bool:
+        return self._viewer is not None
+
+    @property
+    def not_installed(self) -> bool:
+        return self._viewer is None and lacks_vision(self._folder)
+
+    def open(self, names: Names) -> None:
+        self._viewer = viewer_of(self._folder, names) if self._may_see else None
+
+    def read(
+        self, messages: Iterable[inference.ChatMessage], scope: bytes = b"", longest: int = MAX_PREFILL_CHUNK
+    ) -> Reading:
+        viewer = self._viewer
+        if viewer is not None:
+            return viewer.read(messages, scope, longest)
+        if lacks_vision(self._folder):
+            raise vision_not_installed()
+        raise cannot_see("", why="the log of the ring's head says why" if self._may_see else "")
+
+    def close(self) -> None:
+        viewer, self._viewer = self._viewer, None
+        if viewer is not None:
+            viewer.close()
 
 
 def _too_many(why: str, param: str) -> InvalidInput:

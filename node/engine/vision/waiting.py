@@ -17,7 +17,7 @@ from sealring.mesh.errors import Internal, InvalidInput
 from sealring.mesh.prompt.images import bad_image
 from sealring.node.engine.answers import list_in, number_in, text_in, whole
 from sealring.node.engine.helper import LINE_BYTES, Helpers, OverLimitsError
-from sealring.node.engine.vision.picture import Arrays, patches_in
+from sealring.node.engine.text.picture import Arrays, patches_in
 from sealring.node.engine.vision.sizes import HIGH_SIDE, LOW_SIDE
 from sealring.v1 import inference_pb2 as inference
 
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
     """As node.engine.vision.processor.Prepared."""
 
     patches: tuple[int, ...]
-    """As node.engine.vision.picture.patches_in."""
+    """As node.engine.text.picture.patches_in."""
 
     nbytes: int
     """Bytes of the arrays."""

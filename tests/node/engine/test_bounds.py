@@ -13,6 +13,7 @@ from sealring.node.engine import Allowance, Prefixes, StageEpoch, params
 from sealring.node.engine.epoch import MAX_STEPS_AHEAD
 from sealring.node.engine.staging import random_stage
 from sealring.node.engine.text import STUCK_SECONDS, FileTokenizer, Front, LoadedTokenizer
+from sealring.node.engine.vision.viewing import FolderSight
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -68,7 +69,9 @@ def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
 
 def test_a_front_that_does_not_come_back_from_a_prompt_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    front = Front(MODEL, 64, 512, lambda event: answered.set(), clock=lambda: now[0])
+    front = Front(
+        MODEL, 64, 512, lambda event: answered.set(), FolderSight(MODEL, sees=False), clock=lambda: now[0]
+    )
     front.reader.wait_loaded()
     busy, done, answered = threading.Event(), threading.Event(), threading.Event()
 

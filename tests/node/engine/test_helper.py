@@ -24,8 +24,8 @@ from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.system.starting import Starts
 from sealring.node.engine import helper
 from sealring.node.engine.text import RenderingProcess
+from sealring.node.engine.text.picture import Arrays
 from sealring.node.engine.trial import Trial
-from sealring.node.engine.vision.picture import Arrays
 from sealring.node.engine.vision.viewing import Viewer, ViewerError, decoder_of
 from sealring.node.engine.vision.waiting import Shape, Size, Waiting, arrays_of
 from sealring.v1 import inference_pb2 as inference

@@ -43,6 +43,7 @@ from sealring.node.engine.text.detokenizer import BytesDetokenizer
 from sealring.node.engine.text.thinking import FREE
 from sealring.node.engine.text.tokenlog import TokenLog
 from sealring.node.engine.trial import bad_grammar
+from sealring.node.engine.vision.viewing import FolderSight
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -87,7 +88,8 @@ class Desk:
 
     def __init__(self, folder: Path, context: int = 0, vocabulary: int = 0) -> None:
         self.events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
-        self.front = Front(folder, context or CONTEXT, vocabulary or VOCABULARY, self.events.put)
+        sight = FolderSight(folder, sees=False)
+        self.front = Front(folder, context or CONTEXT, vocabulary or VOCABULARY, self.events.put, sight)
         self.front.reader.wait_loaded()
         self._step = 0
 
@@ -153,7 +155,7 @@ def test_an_answer_is_signed_though_its_row_is_forgotten_at_once(folder: Path) -
         if event.HasField("done"):
             front.book.forget(1)
 
-    front = Front(folder, CONTEXT, VOCABULARY, emit)
+    front = Front(folder, CONTEXT, VOCABULARY, emit, FolderSight(folder, sees=False))
     front.reader.wait_loaded()
     try:
         front.reader.open(
@@ -337,7 +339,7 @@ def test_a_text_is_refused_if_its_tokens_are_not_the_models(folder: Path) -> Non
 
 def test_a_folder_without_a_tokenizer_fails_the_load(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    front = Front(tmp_path, CONTEXT, VOCABULARY, lambda event: None)
+    front = Front(tmp_path, CONTEXT, VOCABULARY, lambda event: None, FolderSight(tmp_path, sees=False))
     with pytest.raises(ModelError) as caught:
         front.reader.wait_loaded()
     assert caught.value.reason == "TOKENIZER_CORRUPT"

@@ -26,6 +26,7 @@ from sealring.mesh.ring import (
 )
 from sealring.node.engine import params
 from sealring.node.engine.text import Front, StoredNames
+from sealring.node.engine.vision.viewing import FolderSight
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -38,9 +39,10 @@ ONE, OTHER = saved(picture(), "PNG"), saved(picture().rotate(180), "JPEG")
 class Desk:
     """A front and what it says."""
 
-    def __init__(self, folder: Path, **options: int) -> None:
+    def __init__(self, folder: Path, *, sees: bool = True, **options: int) -> None:
         self.events: SimpleQueue[engine.EngineEvent] = SimpleQueue()
-        self.front = Front(folder, 4096, 1000, self.events.put, **{"sees": True} | options)
+        sight = FolderSight(folder, sees=sees)
+        self.front = Front(folder, 4096, 1000, self.events.put, sight, **options)
         self.front.reader.wait_loaded()
         self._rows = 0
 

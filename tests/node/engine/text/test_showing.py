@@ -14,7 +14,7 @@ from visionmodels import FAMILIES, tokenizer, write_folder
 
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine.text import Tokenizer, load_tokenizer
-from sealring.node.engine.vision.showing import Shown
+from sealring.node.engine.text.showing import Shown
 
 NAME = "<start_of_image>"
 SPECIAL = FAMILIES["gemma3"].special

@@ -1,16 +1,25 @@
-"""An image of a prompt, from the processor that prepares it to the vision tower that computes its rows."""
+"""An image of a prompt, from the processor that prepares it to the vision tower that computes its rows.
+
+`node.engine.vision` reads images and computes their rows. What texts need of it is a `Sight`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.node.engine.staging.grid import Grid
+from sealring.node.engine.text.showing import Shown
+from sealring.v1 import inference_pb2 as inference
+
+MAX_WAITING_BYTES = 384 << 20
+"""The images of all prompts that are not prefilled, as files, pixels or arrays."""
 
 _NO_TOKEN = 1 << 31
 """No vocabulary has as many tokens."""
@@ -90,6 +99,70 @@ class Picture:
     def nbytes(self) -> int:
         """Bytes that are held for it until its rows are computed."""
         return self.places.nbytes + self.source.nbytes
+
+
+class Reading(Protocol):
+    """The images of one prompt, while it is read.
+
+    An iterator reads an image with each step. It raises InvalidInput, whose `param` names the image, and
+    Unavailable.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its images hold now."""
+
+    @property
+    def shown(self) -> Shown:
+        """What the chat's template writes for each image, and what stands for it in the prompt."""
+
+    def add_all(self) -> Iterator[None]:
+        """Finds out what becomes of each image."""
+
+    def pictures_in(self, ids: Sequence[int]) -> list[Picture]:
+        """The images with their places in a prompt of these tokens. Raises InvalidInput."""
+
+    def make_ready(self, first: int) -> Iterator[None]:
+        """Decodes the images from index `first` on, since their rows are going to be computed."""
+
+    def close(self) -> None:
+        """Ends what was started for these images."""
+
+
+class Names(Protocol):
+    """What a `Sight` needs of a tokenizer, as node.engine.text.tokenizer has it."""
+
+    special: Mapping[int, str]
+
+    def placeholder(self, known: Sequence[str]) -> str: ...
+
+
+class Sight(Protocol):
+    """Reads the images of prompts for one model. Any thread."""
+
+    @property
+    def sees(self) -> bool:
+        """Whether prompts may have images: since `open`, and until `close`."""
+
+    @property
+    def not_installed(self) -> bool:
+        """Whether the model would see if `sealring[vision]` were installed here."""
+
+    def open(self, names: Names) -> None:
+        """Starts what reads images, if the model can see."""
+
+    def read(
+        self, messages: Iterable[inference.ChatMessage], scope: bytes = b"", longest: int = MAX_PREFILL_CHUNK
+    ) -> Reading:
+        """Begins to read the images of a chat, in the order in which they stand there.
+
+        In a `scope`, that of prefixes, images that were shown there before are not decoded. An image of more
+        than `longest` tokens is made smaller. Raises FailedPrecondition and InvalidInput where it `sees`
+        nothing.
+        """
+
+    def close(self) -> None:
+        """Refuses images from now on. Idempotent."""
 
 
 def with_digests(tokens: npt.NDArray[np.uint32], pictures: Sequence[Picture]) -> npt.NDArray[np.uint32]:
