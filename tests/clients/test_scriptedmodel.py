@@ -17,8 +17,7 @@ from shownpictures import SEEN
 from sealring.node.engine import load_lazily
 from sealring.node.engine.staging.anatomy import full_cache
 from sealring.node.engine.staging.splicing import embedded, embedding_of
-from sealring.node.engine.text import Tokenizer, load_tokenizer
-from sealring.node.engine.text.picture import Picture
+from sealring.node.engine.text import Picture, Tokenizer, load_tokenizer
 from sealring.node.engine.vision.tower import load_tower
 
 SAID = "I have drawn the plan, and look at it now."

@@ -40,7 +40,7 @@ from sealring.node.engine import (
 )
 from sealring.node.engine.drafts import Drafter, GuessesAhead, ModelAtHead, Proposed, Sources, TailDrafter
 from sealring.node.engine.staging import Stage, random_model, random_stage
-from sealring.node.engine.text.picture import Picture
+from sealring.node.engine.text import Picture
 from sealring.node.engine.vision.tower import Tower
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.wire.channel import RecordHeader

@@ -13,6 +13,7 @@ __all__, __getattr__ = face(
     families="THINK family_of thinking_of",
     front="Front",
     marked="CALLS DETAILS LAST MESSAGES THOUGHTS TOOLS in_short kinds_of refuse_lost shape_of with_images",
+    picture="Arrays Picture grids_of with_digests",
     piecewise="as_json",
     plaintext="too_long",
     reading="STUCK_SECONDS",

@@ -9,7 +9,7 @@ import pytest
 
 from sealring.mesh.ring import MAX_CONTEXT, MAX_UNBROKEN
 from sealring.node.engine.staging.grid import Grid, needs_grids, possible
-from sealring.node.engine.text.picture import Picture, grids_of
+from sealring.node.engine.text import Picture, grids_of
 
 
 def shown(begin: int, *patches: int, merge: int) -> Picture:

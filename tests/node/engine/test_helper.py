@@ -23,8 +23,7 @@ from visionmodels import FAMILIES, write_folder
 from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.system.starting import Starts
 from sealring.node.engine import helper
-from sealring.node.engine.text import RenderingProcess
-from sealring.node.engine.text.picture import Arrays
+from sealring.node.engine.text import Arrays, RenderingProcess
 from sealring.node.engine.trial import Trial
 from sealring.node.engine.vision.viewing import Viewer, ViewerError, decoder_of
 from sealring.node.engine.vision.waiting import Shape, Size, Waiting, arrays_of

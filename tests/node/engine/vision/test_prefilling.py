@@ -28,7 +28,7 @@ from sealring.node.engine import (
 )
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.splicing import embedded
-from sealring.node.engine.text.picture import Picture, grids_of
+from sealring.node.engine.text import Picture, grids_of
 from sealring.node.engine.vision.tower import Rows, Tower, load_tower
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference

@@ -15,7 +15,7 @@ from visionmodels import FAMILIES, write_folder
 
 from sealring.node.engine import random_whole, save
 from sealring.node.engine.configuration import with_parts
-from sealring.node.engine.text.picture import Picture
+from sealring.node.engine.text import Picture
 from sealring.node.engine.vision.tower import load_tower
 from sealring.node.engine.vision.viewing import Viewer
 from sealring.v1 import inference_pb2 as inference

@@ -18,7 +18,7 @@ from visionmodels import FAMILIES, tokenizer, write_folder
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring import MAX_PREFILL_CHUNK
-from sealring.node.engine.text.picture import with_digests
+from sealring.node.engine.text import with_digests
 from sealring.node.engine.vision.viewing import Reading, Seen, Viewer, ViewerError
 from sealring.v1 import inference_pb2 as inference
 
