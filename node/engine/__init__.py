@@ -26,6 +26,7 @@ __all__, __getattr__ = face(
     profile="digest",
     ranges="needed",
     receipts="Delivered Sampled bring",
+    seats="seat_of",
     transfer="SharedSendBuffer Transfer",
     weights="load_lazily load_stage read_config read_header weight_files",
 )

@@ -45,28 +45,21 @@ from sealring.node.engine.allowance import Account, Allowance
 from sealring.node.engine.caches import Cache
 from sealring.node.engine.caches.undo import UndoLog
 from sealring.node.engine.drafts.sources import Sources
-from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Lanes, Row
 from sealring.node.engine.params import grids_in
 from sealring.node.engine.prefixes import Prefixes
-from sealring.node.engine.receipts import Sampled
-from sealring.node.engine.seats import Prompts, seat_of
+from sealring.node.engine.seats import Seat
 from sealring.node.engine.seats.results import StageCall, behind, launch, states
 from sealring.node.engine.seats.sources import Input, no_drafts
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.threads import LAUNCHES, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
-from sealring.node.engine.vision.tower import Tower
-from sealring.node.wire.channel import EngineChannel
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import trace_pb2
 
 log = structlog.get_logger()
-
-RECORD_DEADLINE = 120.0
-"""Seconds that a member waits for a record whose step was announced."""
 
 MAX_STEPS_AHEAD = 1024
 """Steps that may be announced and not computed yet; a gateway announces two for each lane."""
@@ -97,43 +90,37 @@ class Part(Protocol):
 class StageEpoch:
     """One life of a ring, on one member: its rows, its lanes and its place on the links.
 
-    `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail, `tower`
-    at a head that takes images. Without `sources` of drafts the deployment does not speculate: steps
-    with drafts are refused, because drafts reveal what repeats. `runs` is the number of runs of drafts that
-    the stage can take back, as `caches.undo.runs_of` says. `times` are those of the stage's steps. `on_fault`
-    is called once, by any thread, when the epoch cannot go on, and never after `end`.
+    `seat` takes the member's seat, with a function to call when the epoch cannot go on (`fail`). Without
+    `sources` of drafts the deployment does not speculate: steps with drafts are refused, because drafts
+    reveal what repeats. `runs` is the number of runs of drafts that the stage can take back, as
+    `caches.undo.runs_of` says. `times` are those of the stage's steps. `on_fault` is called once, by any
+    thread, when the epoch cannot go on, and never after `end`.
     """
 
     def __init__(
         self,
         number: int,
+        composition: Composition,
         stage: Stage,
+        seat: Callable[[Callable[[BaseException], None]], Seat],
         *,
-        prefill_chunk: int,
-        max_rows: int,
         allowance: Allowance,
-        channel: EngineChannel | None,
-        prompts: Prompts | None,
         prefixes: Prefixes,
-        grammars: Grammars | None = None,
+        sources: Sources | None = None,
         runs: int = 0,
         times: Sequence[control.StepTime] = (),
-        sources: Sources | None = None,
-        tower: Tower | None = None,
         on_fault: Callable[[BaseException], None],
-        deadline: float = RECORD_DEADLINE,
     ) -> None:
         self.number = number
         self.steps = 0
         self.is_head = stage.spec.is_head
         self._stage = stage
-        self._channel = channel
         self._on_fault = on_fault
         self._account = Account(allowance, *prefixes.earlier)
         self._sources = sources
         self._tail_drafter = sources.tail if sources is not None else None
         self._runs = runs
-        self._composition = Composition(epoch=number, max_rows=max_rows, prefill_chunk=prefill_chunk)
+        self._composition = composition
         decoding = [one for one in times if one.tokens == 1 and not one.context]
         by_rows = tuple(sorted((one.rows, one.microseconds) for one in decoding))
         self._lanes = Lanes(by_rows, lambda: self._account.spare)
@@ -142,23 +129,12 @@ class StageEpoch:
         self._over = False
         self._over_lock = threading.Lock()
         self._waits_for_ranks = isinstance(stage.spec, ShardSpec)
-        self._sampled = Sampled()
-        seat = seat_of(
-            stage,
-            channel=channel,
-            prompts=prompts,
-            grammars=grammars,
-            sources=sources,
-            tower=tower,
-            sampled=self._sampled,
-            deadline=deadline,
-            fail=self.fail,
-        )
-        self._source, self._exit, self._results = seat.source, seat.exit, seat.results
+        taken = seat(self.fail)
+        self._source, self._exit, self._results = taken.source, taken.exit, taken.results
+        self._sampled, self._channel, self._transfer = taken.sampled, taken.channel, taken.transfer
         self._parts: list[Part] = [self._source, self._sampled]
         if self._tail_drafter is not None:
             self._parts.append(self._tail_drafter)
-        self._transfer = seat.transfer
 
     @property
     def over(self) -> bool:
@@ -480,12 +456,11 @@ class StageEpoch:
         """The chunk's row; its first chunk brings its parameters."""
         if not chunk.first:
             return self._lanes.prefilling(chunk.row)
-        self._source.begin(chunk)
+        record = self._source.begin(chunk)
         row = Row(chunk.row, self._prefixes.start(chunk) if chunk.prefix else self._stage.make_cache())
         if chunk.takes:
             self._prefixes.drop(chunk.prefix)
         self._lanes.start(row)
-        record = self._source.parameters(chunk)
         if grids := grids_in(record):
             row.positions = Positions.of(grids)
         self._results.begin(step, chunk, row, record)

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 
 from sealring.mesh.errors import Conflict, FailedPrecondition, Internal, InvalidInput, ResourceExhausted
+from sealring.mesh.ring.composition import Composition
 from sealring.mesh.ring.prefix_names import Chain, names_key
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system import logging
@@ -40,6 +41,7 @@ from sealring.node.engine.allowance import Allowance
 from sealring.node.engine.epoch import StageEpoch
 from sealring.node.engine.folder import Loaded, draft_message, load, profile_message, ranges_message
 from sealring.node.engine.group import form
+from sealring.node.engine.seats import seat_of
 from sealring.node.engine.staging import Shard
 from sealring.node.engine.text.answers import refusal
 from sealring.node.engine.text.book import StoredNames
@@ -292,18 +294,22 @@ class Engine:
             )
         self._epoch = StageEpoch(
             command.epoch,
+            Composition(epoch=command.epoch, max_rows=command.max_rows, prefill_chunk=command.prefill_chunk),
             loaded.stage,
-            prefill_chunk=command.prefill_chunk,
-            max_rows=command.max_rows,
+            partial(
+                seat_of,
+                loaded.stage,
+                channel=channel,
+                prompts=front.book if front is not None else None,
+                grammars=loaded.grammars,
+                sources=sources,
+                tower=loaded.tower,
+            ),
             allowance=Allowance(*loaded.kv_bytes, max(0, command.kv_budget - draft_bytes), loaded.mark_bytes),
-            channel=channel,
-            prompts=front.book if front is not None else None,
             prefixes=loaded.prefixes,
-            grammars=loaded.grammars,
+            sources=sources,
             runs=runs,
             times=loaded.times,
-            sources=sources,
-            tower=loaded.tower,
             on_fault=partial(self._fault, command.epoch),
         )
         kept = []

@@ -36,6 +36,7 @@ from sealring.node.engine import (
     asking_of,
     compute_in_batches,
     params,
+    seat_of,
     support,
 )
 from sealring.node.engine.drafts import Drafter, GuessesAhead, ModelAtHead, Proposed, Sources, TailDrafter
@@ -338,23 +339,30 @@ class Ring:
             compute_thread(rank).submit(prefixes_of, stage).result(PATIENCE_SECONDS)
             for rank, stage in enumerate(stages)
         ]
+        sources = [
+            sources_of(rank, size, drafter, tail_drafter) if speculate else None for rank in range(size)
+        ]
         self.epochs = [
             StageEpoch(
                 number,
+                Composition(epoch=number, max_rows=MAX_ROWS, prefill_chunk=CHUNK),
                 stage,
-                prefill_chunk=CHUNK,
-                max_rows=MAX_ROWS,
+                partial(
+                    seat_of,
+                    stage,
+                    channel=MemoryChannel(links[rank], links[rank - 1]) if size > 1 else None,
+                    prompts=prompts if rank == 0 else None,
+                    grammars=grammars,
+                    sources=sources[rank],
+                    tower=tower if rank == 0 else None,
+                    deadline=deadline,
+                ),
                 allowance=allowance,
-                channel=MemoryChannel(links[rank], links[rank - 1]) if size > 1 else None,
-                prompts=prompts if rank == 0 else None,
                 prefixes=self.prefixes[rank],
-                grammars=grammars,
+                sources=sources[rank],
                 runs=compute_thread(rank).submit(runs_in, stage, size).result(PATIENCE_SECONDS),
                 times=FREE_PLACES if rank % 2 else (),
-                sources=sources_of(rank, size, drafter, tail_drafter) if speculate else None,
-                tower=tower if rank == 0 else None,
                 on_fault=self._fault,
-                deadline=deadline,
             )
             for rank, stage in enumerate(stages)
         ]

@@ -19,6 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from functools import partial
+
 import mlx.core as mx
 from patience import PATIENCE_SECONDS
 from schedules import make_steps
@@ -34,7 +36,8 @@ from stagering import (
 )
 
 from sealring.mesh.errors import EpochEnded
-from sealring.node.engine import Allowance, RowParameters, StageEpoch, compute_in_batches, params
+from sealring.mesh.ring import Composition
+from sealring.node.engine import Allowance, RowParameters, StageEpoch, compute_in_batches, params, seat_of
 from sealring.node.engine.staging import Shard, random_model
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.wire.channel import RecordHeader
@@ -98,12 +101,15 @@ def answers(family: str, rank: int, ranks: int, group: Any, channel: SocketChann
     faults: list[BaseException] = []
     epoch = StageEpoch(
         1,
+        Composition(epoch=1, max_rows=MAX_ROWS, prefill_chunk=CHUNK),
         stage,
-        prefill_chunk=CHUNK,
-        max_rows=MAX_ROWS,
+        partial(
+            seat_of,
+            stage,
+            channel=channel,  # type: ignore[arg-type]
+            prompts=prompts if rank == 0 else None,
+        ),
         allowance=Allowance(1, 1, 1 << 40),
-        channel=channel,  # type: ignore[arg-type]
-        prompts=prompts if rank == 0 else None,
         prefixes=prefixes_of(stage),
         on_fault=faults.append,
     )

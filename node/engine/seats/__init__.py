@@ -32,6 +32,10 @@ from .sources import Alone, Head, Neighbour, ShardHead, ShardNeighbour, ShardTai
 __all__ = ["Prompts", "Seat", "seat_of"]
 
 
+RECORD_DEADLINE = 120.0
+"""Seconds that a member waits for a record whose step was announced."""
+
+
 @dataclass(frozen=True)
 class Seat:
     """The parts of a member's role in one epoch."""
@@ -40,28 +44,35 @@ class Seat:
     exit: Exit
     results: Results
     transfer: Transfer
+    sampled: Sampled
+    channel: EngineChannel | None
 
 
 def seat_of(
     stage: Stage,
+    fail: Callable[[BaseException], None],
     *,
     channel: EngineChannel | None,
     prompts: Prompts | None,
-    grammars: Grammars | None,
+    grammars: Grammars | None = None,
     sources: Sources | None = None,
     tower: Tower | None = None,
-    sampled: Sampled | None = None,
-    deadline: float,
-    fail: Callable[[BaseException], None],
+    deadline: float = RECORD_DEADLINE,
 ) -> Seat:
-    """The seat of the member that has this stage; arguments as `StageEpoch` has them."""
+    """The seat of the member that has this stage.
+
+    `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail, `tower`
+    at a head that takes images, `sources` where drafts may be made. `fail` is called when the epoch cannot go
+    on.
+    """
+    sampled = Sampled()
     spec, moves = stage.spec, transfer()
     images = Images(tower) if tower is not None else None
     if channel is None:
         assert prompts is not None
         source: Source = Alone(prompts, images)
         alone = OwnExit(prompts, fail)
-        return Seat(source, alone, Sampling(stage, source, alone, moves, grammars), moves)
+        return Seat(source, alone, Sampling(stage, source, alone, moves, grammars), moves, sampled, None)
     link = LinkExit(channel, fail, sampled)
     if isinstance(spec, ShardSpec):
         if spec.is_head:
@@ -83,4 +94,4 @@ def seat_of(
         results = Alike(stage, source, link, moves)
     else:
         results = HandingOn(stage, source, link, moves)
-    return Seat(source, link, results, moves)
+    return Seat(source, link, results, moves, sampled, channel)

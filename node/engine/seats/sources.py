@@ -62,23 +62,20 @@ class Source(ABC):
 
     guesses = False
     """Whether steps with drafts are possible."""
+    copied: TimeLog | None = None
+    """Step, begin and end, nanoseconds, of each record that was taken in."""
+    runs: Runs | None = None
+    """The runs of drafts, at the head."""
 
     def announce(self, step: ResolvedStep) -> None:  # noqa: B027
         """Announces the records that the step brings to the channel."""
 
-    @property
-    def copied(self) -> TimeLog | None:
-        """Step, begin and end, nanoseconds, of each record that was taken in."""
-        return None
-
-    @property
-    def runs(self) -> Runs | None:
-        """The runs of drafts, at the head."""
-        return None
-
     @abstractmethod
-    def parameters(self, chunk: Chunk) -> bytes:
-        """The parameter record of the chunk's row, b"" if it has none."""
+    def begin(self, chunk: Chunk) -> bytes:
+        """A row begins with its first chunk: its parameter record, b"" if it has none.
+
+        Raises InvalidInput (BAD_STEP) if the chunk does not fit the row that was opened.
+        """
 
     @abstractmethod
     def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
@@ -105,9 +102,6 @@ class Source(ABC):
     def executed(self, step: ResolvedStep) -> None:  # noqa: B027
         """Notes the end of a step that samples no tokens."""
 
-    def begin(self, chunk: Chunk) -> None:  # noqa: B027
-        """As `Prompts.begin`."""
-
     def change(self, change: Change) -> None:  # noqa: B027
         """Follows a change, before the caches do.
 
@@ -127,13 +121,10 @@ class _Opened(Source):
     def __init__(self, prompts: Prompts, images: Images | None = None) -> None:
         self._prompts = prompts
         self._images = images
-        self._runs = Runs()
+        self.runs = self._runs = Runs()
 
-    @property
-    def runs(self) -> Runs:
-        return self._runs
-
-    def parameters(self, chunk: Chunk) -> bytes:
+    def begin(self, chunk: Chunk) -> bytes:
+        self._prompts.begin(chunk)
         record = self._prompts.parameters(chunk.row)
         if len(record) != chunk.params_bytes:
             raise bad_chunk(chunk)
@@ -155,9 +146,6 @@ class _Opened(Source):
 
     def executed(self, step: ResolvedStep) -> None:
         self._prompts.deliver(step, [], {})  # no token would tell the gateway to go on
-
-    def begin(self, chunk: Chunk) -> None:
-        self._prompts.begin(chunk)
 
     def change(self, change: Change) -> None:
         if isinstance(change, Settling):
@@ -215,6 +203,7 @@ class Head(_Opened):
         self._transfer = moves
         self._feedback = RingFeedback(deadline, self.work)
         self._inbox = Inbox(channel, self._unpack, fail)
+        self.copied = self._inbox.copied
         self._rounds: deque[float] = deque(maxlen=_ROUNDS)
         self._launched: dict[int, float] = {}  # step under way that samples -> when it was launched
 
@@ -223,10 +212,6 @@ class Head(_Opened):
             raise no_source(step.source)
         asking = self._prompts.asking(step.sampled, first=not step.rows)
         self._inbox.announce(records.incoming(step, self._spec, asking))
-
-    @property
-    def copied(self) -> TimeLog:
-        return self._inbox.copied
 
     def decode(self, step: ResolvedStep) -> Input:
         self._before(step, step.rows)
@@ -341,15 +326,12 @@ class Neighbour(Source):
         self._spec = spec
         self._transfer = moves
         self._intake = Intake(channel, deadline)
+        self.copied = self._intake.copied
 
     def announce(self, step: ResolvedStep) -> None:
         self._intake.announce(records.incoming(step, self._spec))
 
-    @property
-    def copied(self) -> TimeLog:
-        return self._intake.copied
-
-    def parameters(self, chunk: Chunk) -> bytes:
+    def begin(self, chunk: Chunk) -> bytes:
         return self._intake.take(Kind.SAMPLING, bytes) if chunk.params_bytes else b""
 
     def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,17 @@ from patience import PATIENCE_SECONDS
 from stagering import Carrying, Prompts, Ring, compute_thread, config_of, prompt_of, stages_of
 
 from sealring.mesh.errors import EpochEnded, InvalidInput, StageFailed
-from sealring.node.engine import Allowance, Prefixes, RowParameters, StageEpoch, device, params, threads
+from sealring.mesh.ring import Composition
+from sealring.node.engine import (
+    Allowance,
+    Prefixes,
+    RowParameters,
+    StageEpoch,
+    device,
+    params,
+    seat_of,
+    threads,
+)
 from sealring.node.engine.staging import Stage, random_stage
 from sealring.node.engine.warm_up import warm_up
 from sealring.v1 import control_pb2 as control
@@ -44,12 +55,10 @@ def stage() -> Stage:
 def epoch_of(stage: Stage, faults: list[BaseException]) -> StageEpoch:
     return StageEpoch(
         1,
+        Composition(epoch=1, max_rows=4, prefill_chunk=8),
         stage,
-        prefill_chunk=8,
-        max_rows=4,
+        partial(seat_of, stage, channel=None, prompts=Prompts({})),
         allowance=Allowance(1, 1, 1 << 20),
-        channel=None,
-        prompts=Prompts({}),
         prefixes=Prefixes(control.PREFIX_SUPPORT_UNSPECIFIED),
         on_fault=faults.append,
     )

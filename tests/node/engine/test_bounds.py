@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sealring.mesh.errors import ResourceExhausted
-from sealring.node.engine import Allowance, Prefixes, StageEpoch, params
+from sealring.mesh.ring import Composition
+from sealring.node.engine import Allowance, Prefixes, StageEpoch, params, seat_of
 from sealring.node.engine.epoch import MAX_STEPS_AHEAD
 from sealring.node.engine.staging import random_stage
 from sealring.node.engine.text import STUCK_SECONDS, FileTokenizer, Front, LoadedTokenizer
@@ -40,14 +42,13 @@ def test_a_gateway_that_does_not_wait_for_answers_ends_the_epoch(
 ) -> None:
     faults: list[BaseException] = []
     channel: Any = Channel()
+    stage = random_stage(llama, 3, 5, seed=0)
     epoch = StageEpoch(
         1,
-        random_stage(llama, 3, 5, seed=0),
-        prefill_chunk=8,
-        max_rows=4,
+        Composition(epoch=1, max_rows=4, prefill_chunk=8),
+        stage,
+        partial(seat_of, stage, channel=channel, prompts=None),
         allowance=Allowance(1, 1, 1 << 30),
-        channel=channel,
-        prompts=None,
         prefixes=Prefixes(control.PREFIX_SUPPORT_UNSPECIFIED),
         on_fault=faults.append,
     )
