@@ -96,7 +96,6 @@ class Viewer:
         special: Mapping[int, str],
         clock: Clock = monotonic_clock,
         *,
-        seconds: int = SECONDS,
         memory: int | None = None,
         most: int = MAX_PROMPT_BYTES,
         ready: int = READY_BYTES,
@@ -105,12 +104,12 @@ class Viewer:
         of each process."""
         self.clock = clock
         self.most, self.ready = most, ready
-        self._seconds, self._memory = seconds, memory
+        self.memory = memory
         self._described: Mapping[str, Any] = {}
         names = {name: number for number, name in special.items()}
         self._processes = Helpers(
             "sealring.node.engine.vision.processor",
-            str(seconds),
+            str(SECONDS),
             str(ADDRESS_BYTES),
             first={"folder": str(folder), "special": names},
             most=1,
@@ -156,7 +155,7 @@ class Viewer:
         In a `scope`, that of prefixes, images that were shown there before are not decoded. An image of more
         than `longest` tokens is made smaller.
         """
-        decoder = decoder_of(self._seconds, self._memory or DECODER_BYTES)
+        decoder = decoder_of(self.memory or DECODER_BYTES)
         images = [
             Waiting(image, f"messages[{number}].images[{index}]", decoder, self)
             for number, message in enumerate(messages)
@@ -184,11 +183,11 @@ class Viewer:
         }
 
 
-def decoder_of(seconds: int = SECONDS, memory: int = DECODER_BYTES) -> Helpers:
+def decoder_of(memory: int = DECODER_BYTES) -> Helpers:
     """A process for the images of one prompt, which is started with the first of them."""
     return Helpers(
         "sealring.node.engine.vision.decoding",
-        str(seconds),
+        str(SECONDS),
         str(ADDRESS_BYTES),
         first={},
         most=1,
