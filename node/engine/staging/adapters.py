@@ -7,7 +7,6 @@ model around a text model, say) uses that of its text model.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,44 +18,6 @@ import mlx.nn as nn
 
 from . import sparse_index, splicing, together
 from .layout import Arguments, Place, get_argument, set_argument
-
-_SHOWN = """
-    afmoe apertus baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 cohere
-    cohere2 dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone
-    exaone4 exaone_moe falcon_h1 gear gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt2
-    gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium hunyuan_v1_dense internlm2
-    internlm3 jamba kimi_linear Klear laguna lfm2 lfm2_moe lille_130m llama llama4_text
-    mamba mamba2 mellum mimo mimo_v2_flash minicpm minicpm3 minimax ministral3
-    mistral4 mixtral nanbeige nanochat nemotron nemotron_h nemotron_nas olmo2 olmo3 olmo_hybrid
-    olmoe openelm phi phi3 phimoe phixtral plamo plamo2 plamo3 qwen qwen2 qwen2_moe qwen3 qwen3_5
-    qwen3_moe qwen3_next recurrent_gemma seed_oss spark2_5 stablelm starcoder2 step3p5 telechat3
-    youtu_llm
-"""
-BATCHING = frozenset(_SHOWN.split())
-"""mlx-lm modules that define the layers, with underscores, whose rows mlx-lm computes in a batch as it
-computes them alone: `make sweep` has shown it of each. Of any other it is not known, or known to be wrong,
-and its rows are computed one after the other, slower and right, unless `together` has a function for it."""
-
-
-GPU_CODE = frozenset(
-    [
-        "bailing_moe_v3",
-        "deepseek_v41",
-        "falcon_h1",
-        "granitemoehybrid",
-        "kimi_k3",
-        "kimi_linear",
-        "mamba2",
-        "nemotron_h",
-        "olmo_hybrid",
-        "plamo2",
-        "qwen3_5",
-        "qwen3_next",
-        "rwkv7",
-    ]
-)
-"""Architectures for which mlx-lm has code that only a GPU runs. No CPU has shown that it batches, so a stage
-is tried when it is loaded on a GPU (`node/engine/warm_up.py`)."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +50,8 @@ class Adapter:
     """Whether `check` has shown that a row has the same results in a batch as alone."""
 
     gpu_code: bool = False
-    """Whether a GPU runs other code than the CPU on which `check` has shown it."""
+    """Whether mlx-lm has code for it that only a GPU runs. No CPU has shown that this batches, so a stage is
+    tried when it is loaded on a GPU (`node/engine/warm_up.py`)."""
 
     steps_alike: bool = True
     """Whether a pass of several tokens behind a full window computes what as many single steps do. Otherwise
@@ -259,31 +221,51 @@ class _Rwkv7(Adapter):
         return arguments[0][0], arguments[0][1]
 
 
-_NAMED = {
+_PLAIN = """
+    afmoe apertus baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear cohere cohere2 dbrx
+    deepseek deepseek_v2 deepseek_v3 deepseek_v32 dots1 ernie4_5 ernie4_5_moe exaone exaone4
+    exaone_moe gear gemma gemma2 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_neox gpt_oss
+    gptj granite granitemoe helium hunyuan_v1_dense internlm2 internlm3 jamba Klear laguna lfm2
+    lfm2_moe lille_130m llama llama4_text mamba mellum mimo mimo_v2_flash minicpm minicpm3 minimax
+    ministral3 mistral4 mixtral nanbeige nanochat nemotron nemotron_nas olmo2 olmo3 olmoe openelm
+    phi phi3 phimoe phixtral plamo qwen qwen2 qwen2_moe qwen3 qwen3_moe recurrent_gemma seed_oss
+    spark2_5 stablelm starcoder2 step3p5 telechat3 youtu_llm
+"""
+_GPU_CODE = """
+    bailing_moe_v3 falcon_h1 granitemoehybrid kimi_linear mamba2 nemotron_h olmo_hybrid plamo2
+    qwen3_5 qwen3_next
+"""
+ADAPTERS = {
+    **{name: Adapter() for name in _PLAIN.split()},
+    **{name: Adapter(gpu_code=True) for name in _GPU_CODE.split()},
     "afm7": _Afm7(batches=False),
     "deepseek_v41": _DeepseekV41(
         state=((0,), (1,), *(("shared", name) for name in sparse_index.SHARED)),
         together=together.deepseek_v41,
         needs=("_crossing", "_index_keys", "_collapse", "_apply_rope", "_fake_quant_fp4", "_fake_quant_fp8"),
         rounds=("_fake_quant_fp4", "_fake_quant_fp8"),
+        gpu_code=True,
     ),
     "gemma3n": _Gemma3n(per_layer=(3,), splices=splicing.gemma3n),
     "gemma4_text": _Gemma4(per_layer=("per_layer_input",), mask=(1,), splices=splicing.gemma4),
     "hunyuan": _Hunyuan(state=((0,), (3, 0), (3, 1))),
-    "kimi_k3": _KimiK3(state=((0,), ("blocks", "raw"))),
+    "kimi_k3": _KimiK3(state=((0,), ("blocks", "raw")), gpu_code=True),
     "llama4": Adapter(together=together.llama4),
     "longcat_flash": Adapter(together=together.longcat_flash),
     "minimax_m3_vl": Adapter(together=together.minimax_m3),
     "muse_glimmer": Adapter(splices=splicing.before_layers),
     "muse_spark": _MuseSpark(batches=False, needs=("pre_norm",)),
     "plamo3": Adapter(steps_alike=False),  # its mask shows a token more than its window holds in single steps
-    "rwkv7": _Rwkv7(state=((0,), (1,))),
+    "rwkv7": _Rwkv7(state=((0,), (1,)), gpu_code=True),
     "talkie": Adapter(state=((1,), (0,)), every_layer=((0,),)),  # every layer adds the embeddings, its first
 }
+"""By the mlx-lm module that defines the layers, with underscores. `make sweep` has shown of each whether
+mlx-lm computes rows in a batch as it computes them alone."""
+
+_UNCHECKED = Adapter(batches=False)
+"""Its rows are computed one after the other, slower and right."""
 
 
 def adapter_for(module: str) -> Adapter:
     """The adapter of the mlx-lm module that defines the layers (`mlx_lm.models.gemma3n` -> `gemma3n`)."""
-    name = module.rpartition(".")[2].replace("-", "_")
-    adapter = _NAMED.get(name) or Adapter(batches=name in BATCHING)
-    return dataclasses.replace(adapter, gpu_code=name in GPU_CODE)
+    return ADAPTERS.get(module.rpartition(".")[2].replace("-", "_"), _UNCHECKED)

@@ -57,6 +57,8 @@ class Family:
     """Model types of whose folders some have no chat template."""
     switches: tuple[Switch, ...] = SWITCHES
     """Those of its template's variables that say whether it thinks."""
+    parsers: tuple[str, ...] = ()
+    """mlx-lm's parsers of its notation, where they have other names."""
     remarks: str = ""
 
     def has(self, source: str, vocabulary: Collection[str], kind: str = "") -> bool:
@@ -89,8 +91,14 @@ FAMILIES = (
     Family("function-gemma", "function_gemma", ("<start_function_call>",)),
     Family("longcat", "longcat", ("<longcat_tool_call>",)),
     Family("hy3", "hy3", ("<tool_sep", "<arg_key"), thinking=("<think:opensource>", "</think:opensource>")),
-    Family("glm", "glm47", ("<arg_key>",), remarks="Laguna, Ling 3 and Spark 2.5 write calls like it"),
-    Family("lfm2.5", "pythonic_raw", ("<|tool_call_start|>", "format_arg_value")),
+    Family(
+        "glm",
+        "glm47",
+        ("<arg_key>",),
+        parsers=("laguna",),
+        remarks="Laguna, Ling 3 and Spark 2.5 write calls like it",
+    ),
+    Family("lfm2.5", "pythonic_raw", ("<|tool_call_start|>", "format_arg_value"), parsers=("pythonic",)),
     Family("lfm2", "pythonic", ("<|tool_list_start|>",)),
     Family("lfm2", "pythonic", ("<|tool_call_start|>",)),
     Family("seed-oss", "seed", ("<seed:tool_call>",)),
@@ -100,9 +108,9 @@ FAMILIES = (
     Family("qwen3-coder", "qwen3_coder", ("<tool_call>\n<function=",)),
     Family("kimi-k2", "kimi_k2", ("<|tool_calls_section_begin|>",)),
     Family("minicpm5", "minicpm5", ('<function name="', '<param name="')),
-    Family("mistral-small-3.2", "mistral_id", ("[TOOL_CALLS]", "[CALL_ID]")),
+    Family("mistral-small-3.2", "mistral_id", ("[TOOL_CALLS]", "[CALL_ID]"), parsers=("mistral",)),
     Family("mistral", "mistral", ("[TOOL_CALLS]", "[ARGS]"), remarks="Devstral, Ministral 3, Magistral"),
-    Family("mistral-nemo", "mistral_list", ("[TOOL_CALLS]",)),
+    Family("mistral-nemo", "mistral_list", ("[TOOL_CALLS]",), parsers=("mistral",)),
     Family(
         "muse",
         "muse_spark",
@@ -149,16 +157,6 @@ FAMILIES = (
     Family("gemma4", tokens=("<|channel>", "<channel|>"), thinking=("<|channel>thought", "<channel|>")),
 )
 
-_PARSERS = {
-    "mistral_id": "mistral",
-    "mistral_list": "mistral",
-    "pythonic_raw": "pythonic",
-}
-"""Notations for which mlx-lm has one parser under this name."""
-
-_NOTATIONS = {"laguna": "glm47"}
-"""Parsers of mlx-lm that read a notation under another name."""
-
 
 def family_of(source: str, vocabulary: Collection[str], parser: str = "", kind: str = "") -> Family:
     """The family of a model with this chat template and these tokens, without a name if it is of none.
@@ -166,10 +164,10 @@ def family_of(source: str, vocabulary: Collection[str], parser: str = "", kind: 
     `parser` is the name of mlx-lm's parser, where the folder has one, and `kind` the model's type.
     """
     family = next((row for row in FAMILIES if row.has(source, vocabulary, kind)), Family(""))
-    notation = _NOTATIONS.get(parser, parser)
-    if not notation or _PARSERS.get(family.notation, family.notation) == notation:
+    if not parser or parser in (family.notation, *family.parsers):
         return family
-    return next((row for row in FAMILIES if row.notation == notation), family)
+    named = [row for row in FAMILIES if row.notation == parser]
+    return next(iter(named or [row for row in FAMILIES if parser in row.parsers]), family)
 
 
 def thinking_of(family: Family, vocabulary: Collection[str]) -> Pair | None:
