@@ -152,7 +152,6 @@ class Daemon:
             self._awake,
         )
         handler = CoordinatorHandler(
-            own_id,
             self._send,
             self._remove,
             status=NodeStatus(
@@ -167,7 +166,6 @@ class Daemon:
                 fetcher=self._fetcher,
                 measures=settings.measure_links,
             ),
-            rosters=self._rosters,
             intake=intake,
             seats=self.seats,
             models=self._models,

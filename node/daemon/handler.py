@@ -10,12 +10,10 @@ from typing import Any
 import structlog
 
 from sealring.mesh.errors import NotFound, SealringError
-from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.rpc.problem import to_problem
 from sealring.node.daemon.diagnosis import Diagnosis
 from sealring.node.daemon.measuring import Measuring
 from sealring.node.daemon.model_keeper import ModelKeeper
-from sealring.node.daemon.plan import plan_epoch
 from sealring.node.daemon.roster_intake import RosterIntake
 from sealring.node.daemon.seats import Background, Seats
 from sealring.node.daemon.status import NodeStatus
@@ -33,12 +31,10 @@ class CoordinatorHandler:
 
     def __init__(
         self,
-        own_id: str,
         send: Callable[[membership_pb2.MemberMessage], None],
         on_removed: Callable[[], None],
         *,
         status: NodeStatus,
-        rosters: RosterKeeper,
         intake: RosterIntake,
         seats: Seats,
         models: ModelKeeper,
@@ -48,11 +44,9 @@ class CoordinatorHandler:
         background: Background,
     ) -> None:
         """`send` queues an answer; `on_removed` is called when the coordinator does not know this node."""
-        self._own_id = own_id
         self._send = send
         self._on_removed = on_removed
         self._status = status
-        self._rosters = rosters
         self._intake = intake
         self._seats = seats
         self._models = models
@@ -157,10 +151,7 @@ class CoordinatorHandler:
 
     def _prepare(self, prepare: membership_pb2.PrepareEpoch) -> None:
         try:
-            if self._intake.error is not None:
-                raise self._intake.error
-            plan = plan_epoch(prepare, self._rosters.current, self._own_id)
-            self._seats.prepare(plan, prepare)
+            self._seats.prepare(self._intake.plan(prepare), prepare)
         except SealringError as error:
             self._refuse(prepare.ring, prepare.epoch, error)
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.roster_keeper import MAY_PASS, RosterKeeper
 from sealring.node.daemon.awake import Awake
+from sealring.node.daemon.plan import EpochPlan, plan_epoch
 from sealring.node.daemon.sealed_rows import Unsealer
 from sealring.node.daemon.seats import Seats
 from sealring.node.link.exchange import Handshakes
@@ -58,6 +59,12 @@ class RosterIntake:
         """The error that keeps the newest roster from use, if it could not be remembered."""
         error = self._waiting[1] if self._waiting is not None else None
         return error if error is not None and error.reason == _UNWRITABLE else None
+
+    def plan(self, prepare: membership_pb2.PrepareEpoch) -> EpochPlan:
+        """As `plan_epoch`, by the newest roster. Raises the `error`, if there is one."""
+        if self.error is not None:
+            raise self.error
+        return plan_epoch(prepare, self._rosters.current, self._own_id)
 
     async def accept(self, envelope: bytes) -> None:
         """Verifies a roster and applies it.

@@ -21,6 +21,8 @@ class Window(Sliding):
 
     several = WindowRows
 
+    # mlx-lm has no public name for the slot of the next token, `_idx`, nor for the order of slots.
+
     def knows(self, cache: Any) -> bool:
         return not cache.keep
 

@@ -49,7 +49,8 @@ def _nothing() -> None: ...
 
 
 class Input(NamedTuple):
-    """Arrays to call a stage on. `arrive` waits for the content of `buffer`, if any, and fills it."""
+    """Arrays to call a stage on. `arrive` waits for the content of `buffer`, if any, and puts it
+    there."""
 
     arrays: list[mx.array]
     buffer: ReceiveBuffer | None = None

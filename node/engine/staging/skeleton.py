@@ -65,7 +65,7 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
             hint="use a model of an architecture that mlx-lm ships",
         )
     said = io.StringIO()
-    try:
+    try:  # mlx-lm has no public way from a configuration to its classes without weights
         with contextlib.redirect_stdout(said):
             classes: tuple[Any, Any] = mlx_lm_import.import_utils()._get_classes(config)
     except SystemExit as error:  # some of mlx-lm's modules exit when a package is missing

@@ -249,6 +249,7 @@ class LoadedTokenizer(Tokenizer):
         self.thinking = thinking_of_template(source, names, parser, _kind(path))
         self.special = {token: self._wrapper.decode([token]) for token in self._wrapper.all_special_ids}
 
+        # Whether a class's own code writes chats, and how thoughts are asked for: only these names say it.
         if default and chats and self._wrapper._chat_template is None:
             named = self._wrapper.special_tokens_map.items()
             variables = {name: value for name, value in named if isinstance(value, str)}

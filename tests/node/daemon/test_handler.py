@@ -12,9 +12,9 @@ from sealring.v1 import membership_pb2
 def make_handler(sent: list[membership_pb2.MemberMessage], background: Background, **parts: Any) -> Any:
     """A handler whose parts are those that a test gives."""
     missing: Any = SimpleNamespace()
-    names = ("status", "rosters", "intake", "seats", "models", "prover", "diagnosis", "measuring")
+    names = ("status", "intake", "seats", "models", "prover", "diagnosis", "measuring")
     given = {name: parts.get(name, missing) for name in names}
-    return CoordinatorHandler("me", sent.append, lambda: None, background=background, **given)
+    return CoordinatorHandler(sent.append, lambda: None, background=background, **given)
 
 
 async def test_a_diagnosis_is_answered_also_without_a_report() -> None:
@@ -43,8 +43,11 @@ async def test_a_diagnosis_is_answered_also_without_a_report() -> None:
 
 async def test_no_epoch_is_prepared_while_the_roster_cannot_be_remembered() -> None:
     sent: list[Any] = []
-    error = RosterError("no space", reason="ROSTER_STATE_UNWRITABLE")
-    handler = make_handler(sent, Background(), intake=SimpleNamespace(error=error))
+
+    def plan(_: membership_pb2.PrepareEpoch) -> None:
+        raise RosterError("no space", reason="ROSTER_STATE_UNWRITABLE")
+
+    handler = make_handler(sent, Background(), intake=SimpleNamespace(plan=plan))
     prepare = membership_pb2.PrepareEpoch(ring="demo-0", epoch=3)
     await handler.from_coordinator(membership_pb2.CoordinatorMessage(prepare=prepare))
     (message,) = sent

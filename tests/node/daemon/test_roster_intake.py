@@ -97,6 +97,8 @@ async def test_a_roster_waits_for_room_on_the_disk(
     assert f"{tmp_path}/" in error.message
     assert "No space left on device" in error.message
     assert "free space" in error.hint
+    with pytest.raises(RosterError, match="No space left"):
+        world.intake.plan(membership_pb2.PrepareEpoch())
     assert world.done == world.sent == []
 
     await world.intake.retry()
