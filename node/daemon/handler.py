@@ -151,7 +151,8 @@ class CoordinatorHandler:
 
     def _prepare(self, prepare: membership_pb2.PrepareEpoch) -> None:
         try:
-            self._seats.prepare(self._intake.plan(prepare), prepare)
+            plan = self._intake.plan(prepare)
+            self._seats.prepare(plan, prepare)
         except SealringError as error:
             self._refuse(prepare.ring, prepare.epoch, error)
 
