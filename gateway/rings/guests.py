@@ -14,7 +14,7 @@ from typing import Any
 
 from sealring.edge.inference.answer import EVENT_BYTES
 from sealring.edge.inference.timings import Timings
-from sealring.gateway.scheduler.queue import place
+from sealring.gateway.scheduler.queue import due_time
 from sealring.gateway.scheduler.request import ChoiceProgress, Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.mesh.errors import InvalidInput, SealringError, StageFailed, forget_frames
@@ -49,7 +49,7 @@ class Sent:
 
     def add(self, request: Request, now: float, *, again: bool = False) -> control.Forward:
         """The request as it goes out `now`, with what is left of its deadline; `again` after a fault."""
-        place(request, now)
+        due_time(request, now)
         progress = request.progress
         left = progress.deadline - now
         self._last += 1

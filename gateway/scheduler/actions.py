@@ -43,7 +43,7 @@ class AnnounceStep(NamedTuple):
 class SignRow(NamedTuple):
     """Have the members sign for a row that has ended, before it is evicted.
 
-    `tokens` are those of its answer; 0: the gateway has ended it by itself, and the head does not know that.
+    Its answer has `tokens` tokens; 0: the gateway has ended it by itself, which the head does not know.
     """
 
     row: int

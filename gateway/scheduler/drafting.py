@@ -38,10 +38,10 @@ from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import MAX_DRAFTED, MAX_UNSETTLED
 from sealring.v1 import control_pb2 as control
 
-DEPTHS = (1, 3, 7, 15)
+LENGTHS = (1, 3, 7, 15)
 """Drafts of a step: few lengths, because a GPU plans anew for each."""
 
-TOGETHER = (1, 2, 3, 7)
+BATCH_LENGTHS = (1, 2, 3, 7)
 """Drafts of each row in a ring of several rows: more pay on no table that we know."""
 
 LOSS, AT_ONCE = 0.01, 4.0
@@ -58,33 +58,35 @@ _PROBE = 16
 would. There are twice as many after each."""
 
 
-Likely: TypeAlias = Mapping[Source, float]
-"""The probabilities that the next guess is right, by its source."""
+AcceptanceRates: TypeAlias = Mapping[Source, float]
+"""The probabilities that the next guess is accepted, by its source."""
 
 
-def likely_by(rates: Sequence[control.DraftRate]) -> Likely:
+def acceptance_rates(told: Sequence[control.DraftRate]) -> AcceptanceRates:
     """The rates that the head told, of no more sources than a ring may have."""
-    return {each.source: min(100, each.right) / 100 for each in rates[:MAX_SOURCES]}
+    return {each.source: min(100, each.right) / 100 for each in told[:MAX_SOURCES]}
 
 
-class Way(NamedTuple):
-    """Drafts of a run, runs under way behind each other, and the source of the drafts."""
+class DraftPlan(NamedTuple):
+    """Drafts of a run, runs under way behind each other, and the source of the drafts: what a lane's next
+    steps are to have."""
 
     drafts: int = 0
     runs: int = 0
     source: Source = LOOKUP
 
 
-_PLAIN = Way()
+_NO_DRAFTS = DraftPlan()
 
 
-class Depth:
-    """The number of drafts that pays, of runs under way behind each other, and the source of the drafts.
+class RowPolicy:
+    """The draft plan of a row that is alone: the number of drafts that pays, that of runs under way behind
+    each other, and the source of the drafts.
 
     A first run of d drafts takes a step without drafts and, by the table, d more tokens in all stages. With n
-    runs under way another is done after the n-th part of that, and no sooner than the slowest stage is. A
-    source takes its own time before the first run, and the head has to guess and compute each further one.
-    The measured chains of n correct it, by their median. The way with most tokens a second is best.
+    runs under way, one ends every max(its seconds / n, slowest stage) seconds. A source takes its own time
+    before the first run, and the head has to guess and compute each further one. The measured chains of n
+    correct it, by their median. The plan with most tokens a second is best.
 
     A credit, in steps without drafts, falls by the time that runs take longer than such steps for as many
     tokens, and rises by the time that they take less. Each step without drafts behind another pays back LOSS.
@@ -104,8 +106,8 @@ class Depth:
         `head`: the head's own cost table."""
         self._stages, self._sources, self._most_runs = stages, sources, runs or stages
         self._costs, self._head = costs, head or costs
-        depths = range(1 + DEPTHS[-1])  # of chains that began beside other lanes, too
-        self._more = {depth: stages * (costs.chunk(1 + depth) - costs.chunk(1)) for depth in depths}
+        lengths = range(1 + LENGTHS[-1])  # of chains that began beside other lanes, too
+        self._more = {length: stages * (costs.chunk(1 + length) - costs.chunk(1)) for length in lengths}
         kinds = [(runs + 1, source) for runs in range(stages) for source in self._sources]
         self._took = {kind: deque([1.0] * _DOUBT, maxlen=_SEEN) for kind in kinds}
         self._times = dict.fromkeys(kinds, 1.0)  # what the table says chains take, by runs under way
@@ -114,8 +116,8 @@ class Depth:
         self._plains: deque[float] = deque(maxlen=_SEEN)
         self._plain = 0.0
         self._credit = 0.0
-        # of the last one: seconds expected, seconds seen, and its way with the most runs that were under way
-        self._chain: tuple[float, float, Way] | None = None
+        # of the last one: seconds expected, seconds seen, and its plan with the most runs that were under way
+        self._chain: tuple[float, float, DraftPlan] | None = None
 
     def begin(self) -> None:
         """Begins another answer. If the last one had no chain, the measured chains are doubted."""
@@ -130,23 +132,25 @@ class Depth:
         """Whether it is known how long a step without drafts takes."""
         return self._plain > 0
 
-    def best(self, most: int, likely: Likely, own: Source | None = None, guessed: int = MAX_UNSETTLED) -> Way:
-        """The way that brings most tokens a second, with at most `most` drafts in a run; `Way()` for none.
-        A chain goes on with its `own` source of drafts. `guessed` tokens that were guessed ahead are
+    def best(
+        self, most: int, rates: AcceptanceRates, own: Source | None = None, guessed: int = MAX_UNSETTLED
+    ) -> DraftPlan:
+        """The plan that brings most tokens a second, with at most `most` drafts in a run; `DraftPlan()` for
+        none. A chain goes on with its `own` source of drafts. `guessed` tokens that were guessed ahead are
         there."""
-        best, gain = Way(), 1.0
+        best, gain = DraftPlan(), 1.0
         lost = self._credit + AT_ONCE
         for source, facts in self._sources.items():
-            right = likely.get(source, 0.0)
+            right = rates.get(source, 0.0)
             if not (self._plain and right) or own not in (None, source):
                 continue
-            for depth in DEPTHS:
-                if facts.ahead and depth > guessed:
+            for length in LENGTHS:
+                if facts.ahead and length > guessed:
                     break
                 for runs in range(1, 2 if facts.ahead else 1 + self._most_runs):
-                    way = Way(depth, runs, source)
-                    if depth <= most and self._loss(way) <= lost and self._gain(right, way) > gain:
-                        best, gain = way, self._gain(right, way)
+                    plan = DraftPlan(length, runs, source)
+                    if length <= most and self._loss(plan) <= lost and self._gain(right, plan) > gain:
+                        best, gain = plan, self._gain(right, plan)
         return best
 
     def plain(self, seconds: float) -> None:
@@ -156,25 +160,25 @@ class Depth:
         self._plain = fmean(min(each, most) for each in self._plains)
         self._credit = max(self._credit, min(0.0, self._credit + LOSS))
 
-    def took(self, way: Way, tokens: int, seconds: float, *, first: bool = True) -> None:
-        """Records a run that brought `tokens` tokens, with `way.runs` under way, or a step without drafts
+    def took(self, plan: DraftPlan, tokens: int, seconds: float, *, first: bool = True) -> None:
+        """Records a run that brought `tokens` tokens, with `plan.runs` under way, or a step without drafts
         that was not announced behind another. Behind a chain both wait for its runs in vain, so both measure
         it."""
         if not self._plain or seconds <= 0:
             return
-        alone = self._first(way)
-        expected, spent, ahead = self._chain or (0.0, 0.0, way)
-        runs = max(way.runs, ahead.runs, 1)
-        expected, spent = expected + (alone if first else self._next(way)), spent + seconds
+        alone = self._first(plan)
+        expected, spent, ahead = self._chain or (0.0, 0.0, plan)
+        runs = max(plan.runs, ahead.runs, 1)
+        expected, spent = expected + (alone if first else self._next(plan)), spent + seconds
         if first and self._chain:
             self._see(ahead.runs, ahead.source, spent / expected)
             self._unseen = False
-        slow = seconds > _FURTHEST * expected * self._times[runs, way.source]
+        slow = seconds > _FURTHEST * expected * self._times[runs, plan.source]
         self._credit += tokens - (alone if slow and not self._slow else seconds) / self._plain
-        self._slow = slow if way.drafts else self._slow
-        longest = way._replace(runs=runs)
+        self._slow = slow if plan.drafts else self._slow
+        longest = plan._replace(runs=runs)
         if first:
-            self._chain = (alone + self._vain(longest), seconds, longest) if way.drafts else None
+            self._chain = (alone + self._vain(longest), seconds, longest) if plan.drafts else None
         else:
             self._chain = expected, spent, longest
 
@@ -182,41 +186,41 @@ class Depth:
         self._took[runs, source].append(times)
         self._times[runs, source] = median(self._took[runs, source])
 
-    def _gain(self, right: float, way: Way) -> float:
+    def _gain(self, right: float, plan: DraftPlan) -> float:
         """Times as fast as without drafts."""
         right = min(right, _SUREST)
-        whole = right ** (1 + way.drafts)
-        takes = self._first(way) + self._next(way) * whole / (1 - whole) + self._vain(way)
-        return self._plain / takes / (1 - right) / self._times[way.runs, way.source]
+        whole = right ** (1 + plan.drafts)
+        takes = self._first(plan) + self._next(plan) * whole / (1 - whole) + self._vain(plan)
+        return self._plain / takes / (1 - right) / self._times[plan.runs, plan.source]
 
-    def _loss(self, way: Way) -> float:
+    def _loss(self, plan: DraftPlan) -> float:
         """Steps that are lost at most if no draft is right."""
-        return max(1.0, self._times[1, way.source]) * way.runs * self._first(way) / self._plain - 1
+        return max(1.0, self._times[1, plan.source]) * plan.runs * self._first(plan) / self._plain - 1
 
-    def _first(self, way: Way) -> float:
+    def _first(self, plan: DraftPlan) -> float:
         """Seconds of a chain's first run, or of a step without drafts."""
-        return self._plain + self._more[way.drafts] + way.drafts * self._sources[way.source].seconds
+        return self._plain + self._more[plan.drafts] + plan.drafts * self._sources[plan.source].seconds
 
-    def _next(self, way: Way) -> float:
+    def _next(self, plan: DraftPlan) -> float:
         """Seconds from a run of a chain to the next one."""
-        tokens = 1 + way.drafts
-        head = self._head.chunk(tokens) + tokens * self._sources[way.source].seconds
-        back = (self._plain + self._more[way.drafts]) / max(1, way.runs)
+        tokens = 1 + plan.drafts
+        head = self._head.chunk(tokens) + tokens * self._sources[plan.source].seconds
+        back = (self._plain + self._more[plan.drafts]) / max(1, plan.runs)
         return max(back, head, self._costs.chunk(tokens))
 
-    def _vain(self, way: Way) -> float:
+    def _vain(self, plan: DraftPlan) -> float:
         """Seconds that the step behind a chain waits in stages for runs in vain."""
-        return self._more[way.drafts] * max(0, way.runs - 1) / self._stages
+        return self._more[plan.drafts] * max(0, plan.runs - 1) / self._stages
 
 
-class Together:
-    """The number of drafts that pays in the lanes of several rows. Each lane has one run at a time, because
-    the others keep the stages busy.
+class LanesPolicy:
+    """The draft plans of several rows: the number of drafts that pays in each lane. A lane has one run at a
+    time, because the others keep the stages busy.
 
     By the table a round takes what a stage computes of all lanes, and as long as the longest step takes from
     stage to stage. The head guesses besides, for all rows of a lane at once. Lanes decide in turn, by what
     the others did last. Rounds with drafts are measured against rounds without, in times of what the table
-    says. A credit as in `Depth` bounds what wrong drafts cost.
+    says. A credit as in `RowPolicy` bounds what wrong drafts cost.
     """
 
     def __init__(self, ring: RingFacts) -> None:
@@ -236,7 +240,9 @@ class Together:
         """Seconds from a row's tokens to its next ones, with these steps of all lanes."""
         stage = [_seconds(self._costs, step) for step in steps]
         guessing = [
-            step.way.drafts * self._sources[step.way.source].guessing(step.rows) if step.way.drafts else 0.0
+            step.plan.drafts * self._sources[step.plan.source].guessing(step.rows)
+            if step.plan.drafts
+            else 0.0
             for step in steps
         ]
         head = [_seconds(self._head, step) + more for step, more in zip(steps, guessing, strict=True)]
@@ -246,45 +252,53 @@ class Together:
         )
         return max(sum(stage), sum(head), longest)
 
-    def best(self, rows: int, most: int, likely: Likely, others: Sequence[Step], credit: float) -> Way:
-        """The way of a lane of `rows` rows that brings most tokens a second in all lanes together."""
-        return self._best(rows, most, likely, others, credit, self._slower)
+    def best(
+        self, rows: int, most: int, rates: AcceptanceRates, others: Sequence[Step], credit: float
+    ) -> DraftPlan:
+        """The plan of a lane of `rows` rows that brings most tokens a second in all lanes together."""
+        return self._best(rows, most, rates, others, credit, self._slower)
 
     def pays(self, rows: int, others: Sequence[int]) -> bool:
         """Whether any drafts of a lane of `rows` rows would pay beside lanes of `others` if nearly all were
         right."""
         key = (rows, tuple(sorted(others)))
         if key not in self._pays:
-            likely = dict.fromkeys(self._sources, _GOOD)
-            plain = [Step(size, Way(), 0.0) for size in others]
-            self._pays[key] = self._best(rows, TOGETHER[-1], likely, plain, 0.0, 1.0) != Way()
+            rates = dict.fromkeys(self._sources, _GOOD)
+            plain = [Step(size, DraftPlan(), 0.0) for size in others]
+            self._pays[key] = self._best(rows, BATCH_LENGTHS[-1], rates, plain, 0.0, 1.0) != DraftPlan()
         return self._pays[key]
 
     def _best(
-        self, rows: int, most: int, likely: Likely, others: Sequence[Step], credit: float, slower: float
-    ) -> Way:
-        plain = Step(rows, Way(), 0.0)
+        self,
+        rows: int,
+        most: int,
+        rates: AcceptanceRates,
+        others: Sequence[Step],
+        credit: float,
+        slower: float,
+    ) -> DraftPlan:
+        plain = Step(rows, DraftPlan(), 0.0)
         alone = self.round([plain, *others])
-        best, gain = Way(), 1.0
+        best, gain = DraftPlan(), 1.0
         all_rows = rows + sum(one.rows for one in others)
         for source, facts in self._sources.items():
-            right = likely.get(source, 0.0) if facts.serves(all_rows) else 0.0
-            for depth in TOGETHER if right else ():
-                if depth > most or rows * (1 + depth) > MAX_DRAFTED:
+            right = rates.get(source, 0.0) if facts.serves(all_rows) else 0.0
+            for length in BATCH_LENGTHS if right else ():
+                if length > most or rows * (1 + length) > MAX_DRAFTED:
                     continue
-                step = Step(rows, Way(depth, 1, source), min(right, _SUREST))
+                step = Step(rows, DraftPlan(length, 1, source), min(right, _SUREST))
                 takes = self.round([step, *others])
                 more = sum(one.tokens for one in (step, *others)) / sum(
                     one.tokens for one in (plain, *others)
                 )
                 if takes / alone - 1 <= credit + AT_ONCE and more * alone / takes / slower > gain:
-                    best, gain = step.way, more * alone / takes / slower
+                    best, gain = step.plan, more * alone / takes / slower
         return best
 
     def took(self, steps: Sequence[Step], seconds: float) -> None:
         """Records a round with these steps."""
         times = seconds / self.round(steps)
-        if any(step.way.drafts for step in steps):
+        if any(step.plan.drafts for step in steps):
             self._drafted.append(times)
             self._since = 0
         else:
@@ -299,20 +313,20 @@ class Together:
 
 
 class Step(NamedTuple):
-    """A step of a lane: its rows, its way, and the probability that a draft is right."""
+    """A step of a lane: its rows, its plan, and the probability that a draft is right."""
 
     rows: int
-    way: Way
+    plan: DraftPlan
     right: float
 
     @property
     def tokens(self) -> float:
         """Tokens that it brings in the mean."""
-        return self.rows * (1 - self.right ** (1 + self.way.drafts)) / (1 - self.right)
+        return self.rows * (1 - self.right ** (1 + self.plan.drafts)) / (1 - self.right)
 
 
 def _seconds(costs: StepCosts, step: Step) -> float:
-    tokens = 1 + step.way.drafts
+    tokens = 1 + step.plan.drafts
     return costs.chunk(tokens) if step.rows == 1 and tokens > 1 else costs.decode(step.rows * tokens)
 
 
@@ -349,16 +363,16 @@ class _Chain:
 
 
 @dataclass(slots=True, eq=False)
-class _Seen:
-    """What is known of a lane with these rows: when its last step was done, what that was, and how likely
-    further guesses are right. Behind a chain it `waits`: steps are announced one by one, because the next may
-    have drafts."""
+class _History:
+    """What is known of a lane with these rows: when its last step was done, what that was, and the rates at
+    which further guesses are right. Behind a chain it `waits`: steps are announced one by one, because the
+    next may have drafts."""
 
     rows: tuple[int, ...]
-    likely: Likely = field(default_factory=dict)
+    rates: AcceptanceRates = field(default_factory=dict)
     at: float | None = None
     waits: bool = False
-    way: Way = _PLAIN
+    plan: DraftPlan = _NO_DRAFTS
     credit: float = 0.0
     guessed: int = 0  # tokens that were guessed ahead and came with those of the last step
     pause: int = 1  # steps from one guess ahead to the next, while none pays
@@ -366,8 +380,8 @@ class _Seen:
 
     @property
     def step(self) -> Step:
-        right = self.likely.get(self.way.source, 0.0) if self.way.drafts else 0.0
-        return Step(len(self.rows), self.way, min(right, _SUREST))
+        right = self.rates.get(self.plan.source, 0.0) if self.plan.drafts else 0.0
+        return Step(len(self.rows), self.plan, min(right, _SUREST))
 
 
 class Drafting:
@@ -380,40 +394,48 @@ class Drafting:
         ahead = (source for source, facts in ring.sources.items() if facts.ahead)
         self.ahead = next(ahead, control.DRAFT_SOURCE_UNSPECIFIED)
         """The source that guesses ahead, if any."""
-        self._depth = Depth(ring.costs, ring.stages, runs=ring.runs, sources=ring.sources, head=ring.head)
-        self._rounds = Together(ring)
-        self._seen: dict[int, _Seen] = {}
+        self._row_policy = RowPolicy(
+            ring.costs, ring.stages, runs=ring.runs, sources=ring.sources, head=ring.head
+        )
+        self._lanes_policy = LanesPolicy(ring)
+        self._histories: dict[int, _History] = {}
         self._chains: dict[int, _Chain] = {}
         self._runs: deque[_Run] = deque()
 
-    def wanted(self, lane: Lane, lanes: Sequence[Lane], rows: int) -> Way | None:
-        """The way of the lane's next step; None if it has to wait for those under way. `lanes` are those that
-        run, and `rows` those of the ring and all that wait for it."""
+    def wanted(self, lane: Lane, lanes: Sequence[Lane], rows: int) -> DraftPlan | None:
+        """The plan of the lane's next step; None if it has to wait for steps under way. `lanes` run, and
+        `rows` are in the ring or wait for it."""
         may, chain = self.asks(lane, lanes, rows) and not lane.ready, self._chains.get(lane.number)
         if chain is not None and chain.live and chain.open:
             if len(chain.rows) > 1 or rows > 1:
                 return None
-            way, seen = Way(), self._of(lane)
+            plan, history = DraftPlan(), self._history(lane)
             if may:
-                way = self._depth.best(chain.most(self._board), seen.likely, chain.source, seen.guessed)
-            return way if len(chain.live) < way.runs else None
+                plan = self._row_policy.best(
+                    chain.most(self._board), history.rates, chain.source, history.guessed
+                )
+            return plan if len(chain.live) < plan.runs else None
         if not may or any(row.closed for row in lane.rows.values()):
-            return Way()
-        seen = self._of(lane)
+            return DraftPlan()
+        history = self._history(lane)
         most = _Chain(lane, tuple(lane.rows.values())).most(self._board)
         if rows == 1:
-            way = self._depth.best(most, seen.likely, guessed=seen.guessed)
+            plan = self._row_policy.best(most, history.rates, guessed=history.guessed)
         elif len(self._chains) >= self._most_runs:
-            way = Way()
+            plan = DraftPlan()
         else:
-            others = [self._of(other).step for other in lanes if other is not lane]
-            way = self._rounds.best(len(lane.rows), most, seen.likely, others, seen.credit)
+            others = [self._history(other).step for other in lanes if other is not lane]
+            plan = self._lanes_policy.best(len(lane.rows), most, history.rates, others, history.credit)
         # The first run of a chain waits until no other step can bring a token of the rows. For that run the
         # head calls `Lookup.drafts` in its compute loop, for tokens that come `heard` and `right` in
         # its receiving thread: by this rule never at once, so node.engine.drafts.lookup has no lock.
         # While another lane has drafts no step is announced ahead either: the head computes steps in order,
         # and would wait for this lane's tokens while others are there.
-        return None if lane.outstanding and (way.drafts or seen.waits or (rows > 1 and self._chains)) else way
+        return (
+            None
+            if lane.outstanding and (plan.drafts or history.waits or (rows > 1 and self._chains))
+            else plan
+        )
 
     def asks(self, lane: Lane, lanes: Sequence[Lane], rows: int) -> bool:
         """Whether the head reports the probability of a right draft: only rows that may get drafts need it.
@@ -426,42 +448,42 @@ class Drafting:
             and all(row.drafts for row in there)
             and (
                 rows == 1
-                or self._rounds.pays(len(there), [len(one.rows) for one in lanes if one is not lane])
+                or self._lanes_policy.pays(len(there), [len(one.rows) for one in lanes if one is not lane])
             )
         )
 
-    def guesses(self, lane: Lane, lanes: Sequence[Lane], rows: int, way: Way) -> int:
-        """The number of tokens that are to be guessed ahead, behind those of the lane's next step, which goes
-        that way; the other arguments are those of `wanted`. The tail cannot tell behind which to guess if the
-        head's looked-up drafts may be wrong."""
-        able = self.ahead and rows == 1 and self._depth.ready and self.asks(lane, lanes, rows)
-        if not able or (way.drafts and way.source != self.ahead):
+    def guesses(self, lane: Lane, lanes: Sequence[Lane], rows: int, plan: DraftPlan) -> int:
+        """The number of tokens that are to be guessed ahead, behind the tokens of the lane's next step, which
+        has this plan; the other arguments are as in `wanted`. The tail cannot tell behind which token to
+        guess if the head's looked-up drafts may be wrong."""
+        able = self.ahead and rows == 1 and self._row_policy.ready and self.asks(lane, lanes, rows)
+        if not able or (plan.drafts and plan.source != self.ahead):
             return 0
         (row,) = lane.rows.values()
-        most = 0 if row.closed else min(row.drafts, self._board.left(row) - way.drafts - 3)
+        most = 0 if row.closed else min(row.drafts, self._board.left(row) - plan.drafts - 3)
         if most <= 0:
             return 0
-        seen = self._of(lane)
-        best = self._depth.best(most, seen.likely)
+        history = self._history(lane)
+        best = self._row_policy.best(most, history.rates)
         if best.drafts and best.source == self.ahead:
-            seen.pause = 1
+            history.pause = 1
             return best.drafts
-        if best.drafts or seen.unguessed < seen.pause:
-            seen.unguessed += 1
+        if best.drafts or history.unguessed < history.pause:
+            history.unguessed += 1
             return 0
-        seen.pause, seen.unguessed = min(2 * seen.pause, _PROBE), 1
+        history.pause, history.unguessed = min(2 * history.pause, _PROBE), 1
         return 1
 
-    def announced(self, lane: Lane, way: Way, guesses: int = 0) -> None:
+    def announced(self, lane: Lane, plan: DraftPlan, guesses: int = 0) -> None:
         first = lane.number not in self._chains
         if first:
-            self._chains[lane.number] = _Chain(lane, tuple(lane.rows.values()), way.source)
+            self._chains[lane.number] = _Chain(lane, tuple(lane.rows.values()), plan.source)
         chain = self._chains[lane.number]
-        run = _Run(chain, way.drafts, first, guesses)
+        run = _Run(chain, plan.drafts, first, guesses)
         self._runs.append(run)
         chain.live.append(run)
         for row in chain.rows:
-            row.request.progress.drafted += way.drafts + (not first)
+            row.request.progress.drafted += plan.drafts + (not first)
 
     def plain(
         self,
@@ -470,23 +492,23 @@ class Drafting:
         now: float,
         *,
         follows: bool,
-        likely: Likely,
+        rates: AcceptanceRates,
         guesses: int = 0,
     ) -> None:
         """A step without drafts is done. `follows`: only one other step of the ring's one lane was under way
         with it, or of this lane. `guesses` that were made ahead came with it."""
         if not self._possible or not lane.rows:
             return
-        seen = self._of(lane)
-        if seen.at is not None:
+        history = self._history(lane)
+        if history.at is not None:
             if len(lane.rows) > 1 or len(lanes) > 1:
-                self._round(lane, lanes, Way(), 1.0, now)
+                self._round(lane, lanes, DraftPlan(), 1.0, now)
             elif follows and not guesses:
-                self._depth.plain(now - seen.at)
+                self._row_policy.plain(now - history.at)
             else:
-                self._depth.took(Way(), 1, now - seen.at)
-        seen.at, seen.likely, seen.waits, seen.way = now, likely, False, Way()
-        seen.guessed = guesses
+                self._row_policy.took(DraftPlan(), 1, now - history.at)
+        history.at, history.rates, history.waits, history.plan = now, rates, False, DraftPlan()
+        history.guessed = guesses
 
     def done(
         self,
@@ -494,7 +516,7 @@ class Drafting:
         lanes: Sequence[Lane],
         now: float,
         *,
-        likely: Likely,
+        rates: AcceptanceRates,
         refuted: bool = False,
     ) -> None:
         """The first run under way `brought` these numbers of tokens by row, and the draft behind them is
@@ -518,34 +540,39 @@ class Drafting:
             tokens = brought.get(row.number, 0)
             self._board.bring(row.number, tokens)
             row.request.progress.accepted += tokens - run.first
-        seen = self._of(lane)
-        way = Way(run.drafts, under_way, chain.source)
+        history = self._history(lane)
+        plan = DraftPlan(run.drafts, under_way, chain.source)
         if len(chain.rows) > 1 or len(lanes) > 1:
             mean = fmean(brought.get(row.number, 0) for row in chain.open)
-            if seen.at is not None:
-                self._round(lane, lanes, way, mean, now)
+            if history.at is not None:
+                self._round(lane, lanes, plan, mean, now)
         else:
-            seconds = 0.0 if seen.at is None else now - seen.at
-            self._depth.took(way, least, seconds, first=run.first)
-        seen.at, seen.waits, seen.way = now, True, way
-        seen.guessed = run.guesses
-        seen.likely = likely if least else seen.likely
+            seconds = 0.0 if history.at is None else now - history.at
+            self._row_policy.took(plan, least, seconds, first=run.first)
+        history.at, history.waits, history.plan = now, True, plan
+        history.guessed = run.guesses
+        history.rates = rates if least else history.rates
 
-    def _round(self, lane: Lane, lanes: Sequence[Lane], way: Way, tokens: float, now: float) -> None:
+    def _round(self, lane: Lane, lanes: Sequence[Lane], plan: DraftPlan, tokens: float, now: float) -> None:
         """Records a lane's step, which brought `tokens` tokens of each row."""
-        seen = self._of(lane)
-        steps = [self._of(other).step for other in lanes if other is not lane]
-        right = seen.likely.get(way.source, 0.0) if way.drafts else 0.0
-        plain, own = Step(len(seen.rows), Way(), 0.0), Step(len(seen.rows), way, min(right, _SUREST))
-        seconds, without = now - (seen.at or now), self._rounds.round([plain, *steps])
+        history = self._history(lane)
+        steps = [self._history(other).step for other in lanes if other is not lane]
+        right = history.rates.get(plan.source, 0.0) if plan.drafts else 0.0
+        plain, own = (
+            Step(len(history.rows), DraftPlan(), 0.0),
+            Step(len(history.rows), plan, min(right, _SUREST)),
+        )
+        seconds, without = now - (history.at or now), self._lanes_policy.round([plain, *steps])
         if seconds <= 0:
             return
-        if bool(way.drafts) == bool(seen.way.drafts):
-            self._rounds.took([own, *steps], seconds)
-        if way.drafts:
-            seen.credit += tokens - min(seconds, _FURTHEST * self._rounds.round([own, *steps])) / without
+        if bool(plan.drafts) == bool(history.plan.drafts):
+            self._lanes_policy.took([own, *steps], seconds)
+        if plan.drafts:
+            history.credit += (
+                tokens - min(seconds, _FURTHEST * self._lanes_policy.round([own, *steps])) / without
+            )
         else:
-            seen.credit = max(seen.credit, min(0.0, seen.credit + LOSS))
+            history.credit = max(history.credit, min(0.0, history.credit + LOSS))
 
     def settle(self, keeps: Callable[[Row], bool] = lambda row: False) -> None:
         """Plans the settles of the next step. A row that leaves is not settled, unless its windows and states
@@ -557,12 +584,12 @@ class Drafting:
             for row in chain.open or [row for row in chain.rows if keeps(row)]:
                 self._board.settle(row.number)
 
-    def _of(self, lane: Lane) -> _Seen:
+    def _history(self, lane: Lane) -> _History:
         """What is known of a lane as it is now."""
-        rows, found = tuple(lane.rows), self._seen.get(lane.number)
+        rows, found = tuple(lane.rows), self._histories.get(lane.number)
         if found is None or found.rows != rows:
-            found = self._seen[lane.number] = _Seen(rows)
+            found = self._histories[lane.number] = _History(rows)
             if len(rows) == 1:
-                self._depth.begin()
-            self._rounds.begin()
+                self._row_policy.begin()
+            self._lanes_policy.begin()
         return found

@@ -74,7 +74,7 @@ class Ledger:
         used = [(_bytes(each, self.tokens, self.rows), each.kv_budget) for each in self._distinct]
         return max((part / budget for part, budget in used if budget), default=0.0)
 
-    def place(self, tokens: int, coming: int = 1) -> int | None:
+    def choose_lane(self, tokens: int, coming: int = 1) -> int | None:
         """The lane in which a new row has the shortest rounds among those where it fits, and first of all
         those that ought to be larger; None when it must wait. A lane without rows has the next free number.
 
@@ -124,7 +124,7 @@ class Ledger:
         if self.rows + len(rows) > self._ring.max_rows:
             return False
         for done, row in enumerate(rows):
-            lane = self.place(tokens, coming + len(rows) - done - 1)
+            lane = self.choose_lane(tokens, coming + len(rows) - done - 1)
             if lane is None:
                 for other in rows[:done]:
                     self.release(other.number)

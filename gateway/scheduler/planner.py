@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.budget import MANY, PrefillBudget
-from sealring.gateway.scheduler.drafting import Drafting, Likely
+from sealring.gateway.scheduler.drafting import AcceptanceRates, Drafting
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
 from sealring.gateway.scheduler.memory import Ledger
@@ -126,9 +126,11 @@ class StepPlanner:
             return step
         return next((each for each in self._under_way.values() if each.sampled), step)
 
-    def done(self, number: int, now: float, *, likely: Likely, refuted: bool = False) -> Announced | None:
+    def done(
+        self, number: int, now: float, *, rates: AcceptanceRates, refuted: bool = False
+    ) -> Announced | None:
         """Takes a step as done, and with it all earlier ones that sample nothing; `now` is in seconds.
-        `likely` are the probabilities that the next guess is right; `refuted`: as in StepDone.
+        `rates` are the probabilities that the next guess is right; `refuted`: as in StepDone.
 
         Returns None for a step that was done already. Raises InvalidInput (BAD_STEP) for one that was never
         announced, or is out of order.
@@ -146,21 +148,21 @@ class StepPlanner:
         if step.lane is not None:
             running = self._running()
             if step.drafts:
-                self._drafting.done(step.brought, running, now, likely=likely, refuted=refuted)
+                self._drafting.done(step.brought, running, now, rates=rates, refuted=refuted)
             else:
-                self._plain(step, step.lane, running, now, likely)
+                self._plain(step, step.lane, running, now, rates)
             step.lane.done_at, step.lane.before = now, step.before
         return step
 
     def _plain(
-        self, step: Announced, lane: Lane, running: Sequence[Lane], now: float, likely: Likely
+        self, step: Announced, lane: Lane, running: Sequence[Lane], now: float, rates: AcceptanceRates
     ) -> None:
         """Learns from a decode step without drafts that is done."""
         prefills, seconds = step.before[0] - lane.before[0], step.before[1] - lane.before[1]
         lane.outstanding -= 1
         alone = step.follows and not prefills and self.ledger.rows == 1
         guesses = step.guesses
-        self._drafting.plain(lane, running, now, follows=alone, likely=likely, guesses=guesses)
+        self._drafting.plain(lane, running, now, follows=alone, rates=rates, guesses=guesses)
         if step.follows:
             self._budget.measure(max(0.0, now - lane.done_at), prefills, seconds, _sizes(running))
 
@@ -287,32 +289,32 @@ class StepPlanner:
         self, lane: Lane, running: Sequence[Lane], waiting: int, pressed: bool
     ) -> control.Step | None:
         rows = self.ledger.rows + waiting
-        way = self._drafting.wanted(lane, running, rows)
-        if way is None:
+        plan = self._drafting.wanted(lane, running, rows)
+        if plan is None:
             return None
         leaving, joining = lane.leaving(), lane.ready
-        if lane.must_change(leaving, pressed or self.prefixes.waits):
+        if lane.must_change(leaving, pressed or self.prefixes.has_pending):
             lane.ready = []
             lane.changed()
         else:
             leaving, joining = [], []
         step = self._step(leaving, joining)
-        step.decode.lane, step.decode.drafts = lane.number, way.drafts
+        step.decode.lane, step.decode.drafts = lane.number, plan.drafts
         step.decode.asks = self._drafting.asks(lane, running, rows)
-        step.decode.guesses = guesses = self._drafting.guesses(lane, running, rows, way)
-        if way.drafts or guesses:
-            step.decode.source = way.source if way.drafts else self._drafting.ahead
+        step.decode.guesses = guesses = self._drafting.guesses(lane, running, rows, plan)
+        if plan.drafts or guesses:
+            step.decode.source = plan.source if plan.drafts else self._drafting.ahead
         self._under_way[step.number] = Announced(
             step.number,
             lane,
-            dict.fromkeys(lane.rows, 1 + way.drafts),
+            dict.fromkeys(lane.rows, 1 + plan.drafts),
             follows=lane.outstanding > 0,
-            drafts=way.drafts,
+            drafts=plan.drafts,
             guesses=guesses,
             before=self._before,
         )
-        if way.drafts:
-            self._drafting.announced(lane, way, guesses)
+        if plan.drafts:
+            self._drafting.announced(lane, plan, guesses)
         else:
             lane.outstanding += 1
         return self._announce(step)
@@ -320,7 +322,7 @@ class StepPlanner:
     def _step(self, leaving: list[Row], joining: Sequence[Row] = ()) -> control.Step:
         """The next step, to be given work, once the changes that are due are planned: settles, evictions,
         prefixes, admissions."""
-        self._drafting.settle(self.prefixes.cuts)
+        self._drafting.settle(self.prefixes.keeps_end)
         for row in leaving:
             self._drop(row)  # first: what is kept of it takes its place
         self.prefixes.make_room()

@@ -55,7 +55,7 @@ class _Kept:
     of its names that the board has marks of.
 
     Its first `prompt` tokens were a prompt. A row continues the prefix if it shares these but for the last
-    OPENING, or all up to the user's last question, where `turn` is (0 tokens: unknown). `continues` is
+    OPENING, or all up to the user's last question, where `question` is (0 tokens: unknown). `continues` is
     whether the row that made it continued another prefix. It is `spent` once what continues it is kept, or
     is in a row that runs.
     """
@@ -64,7 +64,7 @@ class _Kept:
     prompt: int
     continues: bool = False
     spent: bool = False
-    turn: tuple[int, bytes] = (0, b"")
+    question: tuple[int, bytes] = (0, b"")
 
     @property
     def tokens(self) -> int:
@@ -73,7 +73,7 @@ class _Kept:
     @property
     def begin(self) -> int:
         """The length from which on a row continues it."""
-        return min(self.prompt - OPENING, self.turn[0] or self.prompt)
+        return min(self.prompt - OPENING, self.question[0] or self.prompt)
 
 
 class PrefixCache:
@@ -144,7 +144,7 @@ class PrefixCache:
         return length if stays else 0
 
     @property
-    def waits(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether an answer is kept only once its row leaves."""
         return bool(self._pending)
 
@@ -228,10 +228,10 @@ class PrefixCache:
         kept no longer."""
         self._see(_lasting(row))
         kept = self._kept.get(row.prefix)
-        if row.request.asks:
-            row.turn = next(reversed(_lasting(row)), row.turn)
-        elif kept is not None and kept.turn[0] <= row.reused:
-            row.turn = kept.turn
+        if row.request.by_user:
+            row.question = next(reversed(_lasting(row)), row.question)
+        elif kept is not None and kept.question[0] <= row.reused:
+            row.question = kept.question
         if kept is None:
             return False
         expected = row.number in self._expected.get(row.prefix, ())
@@ -262,7 +262,7 @@ class PrefixCache:
             row.names = names
             self._keep(row, names[-1:])
 
-    def cuts(self, row: Row) -> bool:
+    def keeps_end(self, row: Row) -> bool:
         """Whether a row that has ended is to be kept, which goes on behind its end and cannot be cut
         there."""
         return self._exact and row.number in self._pending
@@ -284,9 +284,9 @@ class PrefixCache:
         if not names or names[-1][0] != chain.tokens:
             return False
         if len(self._kept) >= MAX_KEPT:
-            if not (worst := self._worst()):
+            if not (victim := self._victim()):
                 return False
-            self._drop(worst)
+            self._drop(victim)
         number = self._add(_Kept(names if self._any else names[-1:], chain.tokens))
         restore = control.Restore(prefix=number, recall=recall, tokens=chain.tokens, name=chain.names[-1])
         self._board.plan(control.Change(restore=restore))
@@ -376,11 +376,11 @@ class PrefixCache:
             return
         if self._exact:
             marks = self._marks_of(row)
-            names = _thinned({*marks, *names}, MOST, row.turn)
+            names = _thinned({*marks, *names}, MOST, row.question)
         if (before := self._kept.get(row.prefix)) is not None and row.continues:
             before.spent = True
         prompt = row.prompt_tokens if self._exact else min(length, row.prompt_tokens)
-        number = self._add(_Kept(names, prompt, row.continues, turn=row.turn))
+        number = self._add(_Kept(names, prompt, row.continues, question=row.question))
         keep = control.Keep(prefix=number, row=row.number, tokens=length)
         if self._exact:
             keep.marks.extend(other for other, _ in names[:-1])
@@ -392,7 +392,7 @@ class PrefixCache:
     def _mark(self, row: Row, pair: tuple[int, bytes]) -> None:
         """Marks a row where its last chunk ends, in place of what is worth less."""
         marks = self._marks_of(row)
-        names = _thinned({*marks, pair}, MOST, row.turn)
+        names = _thinned({*marks, pair}, MOST, row.question)
         if pair in marks or pair not in names:
             return
         self._unmark(row, names)
@@ -434,7 +434,7 @@ class PrefixCache:
     def _free(self, tokens: int, marks: int = 0) -> bool:
         """Gives up prefixes and marks for a prefix of this number of tokens, with `marks` new marks."""
         while len(self._kept) >= MAX_KEPT or not self.has_room(tokens, marks):
-            if len(self._kept) >= MAX_KEPT and (number := self._worst()):
+            if len(self._kept) >= MAX_KEPT and (number := self._victim()):
                 self._drop(number)
             elif not self._give_up_least():
                 return False
@@ -451,16 +451,16 @@ class PrefixCache:
             return True
         if any(self._give_up_marks_of(row, 0 if row is marking else 1) for row in rows):
             return True
-        if self._give_up_marks(turns=True):
+        if self._give_up_marks(questions=True):
             return True
-        if number := self._worst():
+        if number := self._victim():
             self._drop(number)
             return True
         return marking is None and any(self._give_up_marks_of(row, 0) for row in rows)
 
     def _give_up_spent(self) -> bool:
         """Gives up a prefix that is spent; False without one."""
-        number = self._worst()
+        number = self._victim()
         if spent := bool(number and self._kept[number].spent):
             self._drop(number)
         return spent
@@ -469,23 +469,23 @@ class PrefixCache:
         """Gives up half of a row's marks, so that `least` are left; False if it has no more."""
         marks = self._marks_of(row)
         left = max(least, len(marks) // 2)
-        if row.turn in marks[:-1]:
+        if row.question in marks[:-1]:
             left = max(left, least + 1)
-        return self._unmark(row, _thinned(marks, left, row.turn))
+        return self._unmark(row, _thinned(marks, left, row.question))
 
-    def _give_up_marks(self, *, turns: bool = False) -> bool:
+    def _give_up_marks(self, *, questions: bool = False) -> bool:
         """Gives up half of the marks of the prefix that is longest unused; False if no prefix has any. Its
         end stays, and where a row that waits begins. So does that behind what the user asked, but for
-        `turns`."""
+        `questions`."""
         for number, kept in self._kept.items() if self._exact else ():
             alone = set(self._board.marks_alone(number))
             stays = {kept.tokens, *self._expected.get(number, {}).values()}
             names = self._names(number)
-            if kept.turn in names and not turns:
-                stays.add(kept.turn[0])
+            if kept.question in names and not questions:
+                stays.add(kept.question[0])
             if not alone - stays:
                 continue
-            left = _thinned(names, max(len(stays), (1 + len(names)) // 2), kept.turn)
+            left = _thinned(names, max(len(stays), (1 + len(names)) // 2), kept.question)
             gone = [length for length, _ in names if length not in {*stays, *dict(left)}]
             if not gone:
                 continue
@@ -493,7 +493,7 @@ class PrefixCache:
             return True
         return False
 
-    def _worst(self) -> int:
+    def _victim(self) -> int:
         """The prefix that goes first; 0 where each is expected by a row."""
         candidates = [number for number in self._kept if number not in self._expected]
         spent = next((number for number in candidates if self._kept[number].spent), 0)
@@ -536,10 +536,10 @@ def _lasting(row: Row) -> Names:
     return tuple(pair for pair in row.names if pair[0] <= row.prompt_tokens - OPENING)
 
 
-def _thinned(names: Iterable[tuple[int, bytes]], most: int, turn: tuple[int, bytes] = (0, b"")) -> Names:
-    """At most `most` of these, as `prefix_marks.thinned`; `turn` is among several, if it is one."""
+def _thinned(names: Iterable[tuple[int, bytes]], most: int, question: tuple[int, bytes] = (0, b"")) -> Names:
+    """At most `most` of these, as `prefix_marks.thinned`; `question` is among several, if it is one."""
     rising = sorted(names) if most else []
-    left = {turn[0]} if most > 1 and turn in rising else set()
+    left = {question[0]} if most > 1 and question in rising else set()
     if rising and rising[-1][0] in left:
         left.clear()
     left.update(thinned((length for length, _ in rising if length not in left), most - len(left)))

@@ -62,7 +62,7 @@ class FairQueue:
 
     def push(self, request: Request, now: float) -> None:
         """Adds a request that comes `now`, or came before; a key that was not waiting gets the last turn."""
-        self._add(request, place(request, now), next(self._number))
+        self._add(request, due_time(request, now), next(self._number))
 
     def push_front(self, request: Request) -> None:
         """Puts a request that was taken back in front; the queue's length does not matter."""
@@ -195,7 +195,7 @@ def retry_after(seconds: float) -> int:
     return round(min(max(1.0, seconds), _LONGEST))
 
 
-def place(request: Request, now: float) -> float:
+def due_time(request: Request, now: float) -> float:
     """The time at which a request is due; sets its deadline on its arrival, which is `now` or was before."""
     progress = request.progress
     if progress.due is None:

@@ -189,7 +189,7 @@ class Request:
         )
 
     @property
-    def asks(self) -> bool:
+    def by_user(self) -> bool:
         """Whether a user asks, as far as is known: the prompt does not end with a tool's result."""
         messages = self.envelope.clear.chat.messages
         return not messages or messages[-1].role != "tool"
@@ -232,7 +232,7 @@ class Row:
     closed: bool = False
     prompt_tokens: int = 0
     answered: int = 0
-    earlier: int = 0  # those of them that only the client of a sealed prompt knows
+    earlier: int = 0  # answered tokens that only the client of a sealed prompt knows
     drafts: int = 0
     params_bytes: int = 0
     begun: bool = False
@@ -244,8 +244,8 @@ class Row:
     cuts: tuple[int, ...] = ()
     common: int = 0  # the cut up to which an earlier prompt was the same
     stored: int = 0  # tokens of its prompt that the head has on disk
-    chain: Chain = NO_CHAIN  # those of them that members are still to be asked for
-    turn: tuple[int, bytes] = (0, b"")  # of its names, that behind what the user has asked last
+    chain: Chain = NO_CHAIN  # of the stored tokens that members are still to be asked for
+    question: tuple[int, bytes] = (0, b"")  # length and name behind what the user has asked last
     recalling: int = 0  # the number under which members read its beginning from disk, which it waits for
     limit: int = 0
     ceiling: int = 0

@@ -32,7 +32,7 @@ from sealring.gateway.scheduler.actions import (
 )
 from sealring.gateway.scheduler.admission import EXTENSION, Admission, alone
 from sealring.gateway.scheduler.board import PlanError
-from sealring.gateway.scheduler.drafting import likely_by
+from sealring.gateway.scheduler.drafting import acceptance_rates
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.planner import Announced, StepPlanner
 from sealring.gateway.scheduler.queue import FairQueue, Pace, retry_after
@@ -251,7 +251,7 @@ class Scheduler:
             return self._take()
         if done.outputs:
             epoch.planner.due(done.step).bring(done.outputs)
-        step = epoch.planner.done(done.step, now, likely=likely_by(done.rates), refuted=done.refuted)
+        step = epoch.planner.done(done.step, now, rates=acceptance_rates(done.rates), refuted=done.refuted)
         if step is None:
             return self._take()
         self._outputs(epoch.admission.rows, done, step)

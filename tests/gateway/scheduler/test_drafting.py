@@ -24,14 +24,14 @@ from sealring.gateway.scheduler import (
 )
 from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.drafting import (
-    DEPTHS,
-    TOGETHER,
-    Depth,
+    BATCH_LENGTHS,
+    LENGTHS,
     Drafting,
+    DraftPlan,
+    LanesPolicy,
+    RowPolicy,
     Step,
-    Together,
-    Way,
-    likely_by,
+    acceptance_rates,
 )
 from sealring.gateway.scheduler.facts import HOP, Source
 from sealring.gateway.scheduler.lane import Lane
@@ -62,22 +62,27 @@ PLAIN = float(STAGES)
 
 
 def spent(
-    depth: Depth, tokens: int, right: int, dear: float = 1.0, costs: StepCosts = COSTS, likely: float = 0.9
+    policy: RowPolicy,
+    tokens: int,
+    right: int,
+    dear: float = 1.0,
+    costs: StepCosts = COSTS,
+    rate: float = 0.9,
 ) -> float:
     """Speed of an answer with one run at a time, against one without drafts. `right` drafts are right, then
-    one is wrong; the head reports `likely` always. Runs take `dear` times the table's seconds."""
+    one is wrong; the head reports `rate` always. Runs take `dear` times the table's seconds."""
     seconds, said, late = 0.0, 0, False
-    depth.begin()
+    policy.begin()
     while said < tokens:
-        drafts = depth.best(tokens - said - 2, {LOOKUP: likely}).drafts
+        drafts = policy.best(tokens - said - 2, {LOOKUP: rate}).drafts
         took, brought = PLAIN, 1
         if drafts:
             brought = 1 + min(right, drafts)
             took = dear * (PLAIN + STAGES * (costs.chunk(1 + drafts) - costs.chunk(1)))
         if drafts or late:
-            depth.took(Way(drafts, 1), brought, took)
+            policy.took(DraftPlan(drafts, 1), brought, took)
         else:
-            depth.plain(took)
+            policy.plain(took)
         seconds, said, late = seconds + took, said + brought, drafts > 0
     return said * PLAIN / seconds
 
@@ -86,100 +91,100 @@ def spent(
 @pytest.mark.parametrize("dear", [0.5, 1.0, 3.0])
 def test_wrong_drafts_cost_next_to_nothing(costs: StepCosts, dear: float) -> None:
     """Also where they take longer than was timed, once it is known."""
-    depth = Depth(costs, STAGES)
-    spent(depth, 400, right=0, dear=dear, costs=costs)
-    gains = [spent(depth, 400, right=0, dear=dear, costs=costs) for _ in range(20)]
+    policy = RowPolicy(costs, STAGES)
+    spent(policy, 400, right=0, dear=dear, costs=costs)
+    gains = [spent(policy, 400, right=0, dear=dear, costs=costs) for _ in range(20)]
     assert fmean(gains) > 0.97
     assert min(gains) > 0.96
 
 
 def test_right_drafts_go_as_deep_as_it_pays() -> None:
-    depth = Depth(COSTS, STAGES)
-    assert spent(depth, 400, right=1000, likely=0.99) > 4
-    assert depth.best(15, {LOOKUP: 0.99}).drafts > depth.best(15, {LOOKUP: 0.6}).drafts > 0
-    assert depth.best(15, {LOOKUP: 0.05}) == Way()
-    assert depth.best(15, {LOOKUP: 0.05, control.DRAFT_SOURCE_MODEL: 0.99}) == Way(), (
+    policy = RowPolicy(COSTS, STAGES)
+    assert spent(policy, 400, right=1000, rate=0.99) > 4
+    assert policy.best(15, {LOOKUP: 0.99}).drafts > policy.best(15, {LOOKUP: 0.6}).drafts > 0
+    assert policy.best(15, {LOOKUP: 0.05}) == DraftPlan()
+    assert policy.best(15, {LOOKUP: 0.05, control.DRAFT_SOURCE_MODEL: 0.99}) == DraftPlan(), (
         "no member has that source"
     )
 
 
 def test_runs_go_ahead_where_processors_are_there_for_them() -> None:
     """A token of a step takes as long as a step: only stages that would be idle gain."""
-    depth = Depth(DEAR, STAGES)
-    depth.plain(PLAIN)
+    policy = RowPolicy(DEAR, STAGES)
+    policy.plain(PLAIN)
     for _ in range(9):  # all right, and gains enough for what runs ahead may lose
-        depth.took(Way(1, 1), 2, 1.5 * PLAIN)
-    way = depth.best(15, {LOOKUP: 0.95})
-    assert way.drafts
-    assert way.runs == STAGES
+        policy.took(DraftPlan(1, 1), 2, 1.5 * PLAIN)
+    plan = policy.best(15, {LOOKUP: 0.95})
+    assert plan.drafts
+    assert plan.runs == STAGES
     for _ in range(9):
-        depth.took(way, 1 + way.drafts, 4 * (PLAIN + STAGES * way.drafts))
-        depth.took(Way(), 1, PLAIN)
-    assert depth.best(15, {LOOKUP: 0.95}).runs < STAGES
+        policy.took(plan, 1 + plan.drafts, 4 * (PLAIN + STAGES * plan.drafts))
+        policy.took(DraftPlan(), 1, PLAIN)
+    assert policy.best(15, {LOOKUP: 0.95}).runs < STAGES
 
 
 @pytest.mark.parametrize(("right", "runs"), [(0.5, 2), (0.9, 3)])
 def test_a_run_goes_ahead_where_it_saves_more_than_is_waited_for_it_in_vain(right: float, runs: int) -> None:
     """In vain each run keeps each stage for 0.3 s. With a third one under way the next run is done 0.65 s
     earlier, of which there are 0.33 and 4.3 in the mean."""
-    depth = Depth(RISING, STAGES)
-    depth.plain(PLAIN)
-    assert depth.best(1, {LOOKUP: right}) == Way(1, runs)
+    policy = RowPolicy(RISING, STAGES)
+    policy.plain(PLAIN)
+    assert policy.best(1, {LOOKUP: right}) == DraftPlan(1, runs)
 
 
 def test_the_step_behind_a_chain_is_expected_to_wait_for_runs_in_vain() -> None:
     """Otherwise chains of many runs would pass for slower than the table says."""
-    depth = Depth(RISING, STAGES)
-    depth.plain(PLAIN)
+    policy = RowPolicy(RISING, STAGES)
+    policy.plain(PLAIN)
     for _ in range(9):
-        depth.took(Way(1, 3), 2, 1.3 * PLAIN)
-        depth.took(Way(), 1, PLAIN + 2 * 0.3)
-    assert depth.best(1, {LOOKUP: 0.7}) == Way(1, 3)
+        policy.took(DraftPlan(1, 3), 2, 1.3 * PLAIN)
+        policy.took(DraftPlan(), 1, PLAIN + 2 * 0.3)
+    assert policy.best(1, {LOOKUP: 0.7}) == DraftPlan(1, 3)
 
 
-@pytest.mark.parametrize("drafts", TOGETHER)
+@pytest.mark.parametrize("drafts", BATCH_LENGTHS)
 def test_a_chain_that_began_beside_others_counts_where_its_row_is_the_last_one(drafts: int) -> None:
     """Rows together have depths that a row alone never has."""
-    depth = Depth(COSTS, STAGES)
-    depth.plain(PLAIN)
-    depth.took(Way(drafts, 1), 1 + drafts, PLAIN)
-    assert depth.best(15, {LOOKUP: 0.9}).drafts
+    policy = RowPolicy(COSTS, STAGES)
+    policy.plain(PLAIN)
+    policy.took(DraftPlan(drafts, 1), 1 + drafts, PLAIN)
+    assert policy.best(15, {LOOKUP: 0.9}).drafts
 
 
 def test_an_answer_that_stops_repeating_goes_on_without() -> None:
-    depth = Depth(COSTS, STAGES)
-    spent(depth, 200, right=9)
-    assert spent(depth, 400, right=0) > 0.97
-    assert spent(depth, 400, right=9) > 1.5
+    policy = RowPolicy(COSTS, STAGES)
+    spent(policy, 200, right=9)
+    assert spent(policy, 400, right=0) > 0.97
+    assert spent(policy, 400, right=9) > 1.5
 
 
 def test_a_ring_that_was_slow_for_a_while_is_tried_again() -> None:
     """After enough answers without a run the measured chains are doubted, however bad they were."""
-    depth = Depth(COSTS, STAGES)
+    policy = RowPolicy(COSTS, STAGES)
     for _ in range(9):
-        spent(depth, 30, right=0, dear=9.0)
+        spent(policy, 30, right=0, dear=9.0)
         for runs in range(2, 1 + STAGES):
-            depth.took(Way(7, runs), 8, 99 * PLAIN)
-            depth.took(Way(), 1, PLAIN)
+            policy.took(DraftPlan(7, runs), 8, 99 * PLAIN)
+            policy.took(DraftPlan(), 1, PLAIN)
     tried = []
     for _ in range(9):
-        depth.begin()
-        depth.plain(PLAIN)
-        tried.append(depth.best(15, {LOOKUP: 0.9}) != Way())
+        policy.begin()
+        policy.plain(PLAIN)
+        tried.append(policy.best(15, {LOOKUP: 0.9}) != DraftPlan())
     assert not tried[0]
     assert tried[-1]
 
 
 @pytest.mark.parametrize("most", [-5, 0, 1, 2, 3, 6, 7, 14])
 def test_no_more_is_wanted_than_may_be(most: int) -> None:
-    depth = Depth(COSTS, STAGES)
-    likely = {LOOKUP: 0.9}
-    assert depth.best(15, likely) == Way()  # before a step without has been timed
-    spent(depth, 100, right=1000)
-    assert depth.best(15, likely).drafts in DEPTHS
-    way = depth.best(most, likely)
-    assert (way.drafts in DEPTHS and way.runs in (1, 2, 3)) or way == Way()
-    assert way.drafts <= max(most, 0)
+    policy = RowPolicy(COSTS, STAGES)
+    rates = {LOOKUP: 0.9}
+    assert policy.best(15, rates) == DraftPlan()  # before a step without has been timed
+    spent(policy, 100, right=1000)
+    assert policy.best(15, rates).drafts in LENGTHS
+    plan = policy.best(most, rates)
+    assert (plan.drafts in LENGTHS and plan.runs in (1, 2, 3)) or plan == DraftPlan()
+    assert plan.drafts <= max(most, 0)
 
 
 def turns(tokens: int, right: float, source: random.Random) -> list[int]:
@@ -267,20 +272,20 @@ class OneRow:
         self.board.admit(self.row, lane=0)
         self.board.announce(control.Step(decode=control.Decode(lane=0)))
 
-    def announce(self, way: Way) -> None:
-        self.drafting.announced(self.lane, way)
-        work = control.Decode(lane=0, drafts=way.drafts, source=way.source)
+    def announce(self, plan: DraftPlan) -> None:
+        self.drafting.announced(self.lane, plan)
+        work = control.Decode(lane=0, drafts=plan.drafts, source=plan.source)
         self.board.announce(control.Step(decode=work))
 
     def bring(self, tokens: int, now: float = 0.0, right: float = 0.9, *, refuted: bool = False) -> None:
-        self.drafting.done({1: tokens}, [self.lane], now, likely={LOOKUP: right}, refuted=refuted)
+        self.drafting.done({1: tokens}, [self.lane], now, rates={LOOKUP: right}, refuted=refuted)
 
 
 def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
     for brought in (0, 1):
         one = OneRow()
         for _ in range(3):
-            one.announce(Way(2, 3))
+            one.announce(DraftPlan(2, 3))
         for tokens in (3, 1):  # as many as there can be, and a wrong draft
             one.bring(tokens)
         with pytest.raises(InvalidInput) if brought else nullcontext():
@@ -295,22 +300,22 @@ def test_what_follows_a_wrong_draft_in_its_chain_brings_nothing() -> None:
 def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() -> None:
     one, now = OneRow(), 0.0
     drafting, lane = one.drafting, one.lane
-    for likely in (0.0, 0.0, 0.9, 0.0, 0.9):
+    for rate in (0.0, 0.0, 0.9, 0.0, 0.9):
         drafting.wanted(lane, [lane], 1)
         now += PLAIN
-        drafting.plain(lane, [lane], now, follows=True, likely={LOOKUP: likely})
-        way = drafting.wanted(lane, [lane], 1)
-        assert way is not None
-        assert (way.drafts in DEPTHS) == (likely > 0)
+        drafting.plain(lane, [lane], now, follows=True, rates={LOOKUP: rate})
+        plan = drafting.wanted(lane, [lane], 1)
+        assert plan is not None
+        assert (plan.drafts in LENGTHS) == (rate > 0)
         lane.outstanding = 1
-        assert (drafting.wanted(lane, [lane], 1) is None) == (likely > 0)
+        assert (drafting.wanted(lane, [lane], 1) is None) == (rate > 0)
         lane.outstanding = 0
-    way = drafting.wanted(lane, [lane], 1)
-    assert way is not None
-    one.announce(way)
-    assert drafting.wanted(lane, [lane], 1) == way
-    one.announce(way)
-    one.bring(1 + way.drafts, now + PLAIN, 0.95)
+    plan = drafting.wanted(lane, [lane], 1)
+    assert plan is not None
+    one.announce(plan)
+    assert drafting.wanted(lane, [lane], 1) == plan
+    one.announce(plan)
+    one.bring(1 + plan.drafts, now + PLAIN, 0.95)
     assert drafting.wanted(lane, [lane], 1)
     drafting.settle()
     assert not one.board.changes
@@ -318,15 +323,15 @@ def test_a_second_run_is_announced_behind_the_first_where_the_head_knows_more() 
     drafting.settle()
     assert one.board.changes
     progress = one.row.request.progress
-    assert (progress.drafted, progress.accepted) == (2 * way.drafts + 1, way.drafts)
-    assert drafting.wanted(lane, [lane], 1) != Way()
+    assert (progress.drafted, progress.accepted) == (2 * plan.drafts + 1, plan.drafts)
+    assert drafting.wanted(lane, [lane], 1) != DraftPlan()
 
 
 def test_a_chain_ends_as_soon_as_the_head_knows_that_what_follows_is_wrong() -> None:
     """Also where all drafts of the run were right: the runs behind it bring nothing."""
     one = OneRow()
     for _ in range(2):
-        one.announce(Way(2, 2))
+        one.announce(DraftPlan(2, 2))
     one.bring(3, refuted=True)
     one.drafting.settle()
     assert one.board.changes
@@ -379,16 +384,18 @@ def gain(machine: Machine, right: float, answers: int = 4, tokens: int = 200) ->
     return fmean(found)
 
 
-@pytest.mark.parametrize("way", every_second((way,) for way in MEASURED))
-def test_a_simulated_ring_gains_what_a_gpu_did(way: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("plan", every_second((plan,) for plan in MEASURED))
+def test_a_simulated_ring_gains_what_a_gpu_did(
+    plan: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the messages, the graphs and the turns of processes it would be 1.3 to 1.7."""
-    kept = Way(*way, control.DRAFT_SOURCE_MODEL)
+    kept = DraftPlan(*plan, control.DRAFT_SOURCE_MODEL)
 
-    def keep(self: Depth, most: int, *_: Any, **__: Any) -> Way:
-        return kept if self.ready and kept.drafts <= most else Way()
+    def keep(self: RowPolicy, most: int, *_: Any, **__: Any) -> DraftPlan:
+        return kept if self.ready and kept.drafts <= most else DraftPlan()
 
-    monkeypatch.setattr(Depth, "best", keep)
-    assert gain(SHARED_GPU, 0.7) == pytest.approx(MEASURED[way], abs=0.2)
+    monkeypatch.setattr(RowPolicy, "best", keep)
+    assert gain(SHARED_GPU, 0.7) == pytest.approx(MEASURED[plan], abs=0.2)
 
 
 def test_a_simulated_ring_gains_what_two_gpus_did() -> None:
@@ -429,34 +436,34 @@ def test_rows_at_once_gain_on_a_simulated_ring(stages: int, rows: int, draft: fl
 def test_a_round_takes_as_long_as_the_busiest_stage_or_the_longest_way(
     lanes: int, source: Source, seconds: float
 ) -> None:
-    """The busiest is any stage but the head, or the head, which guesses a token for each of 2 rows. The way
+    """The busiest is any stage but the head, or the head, which guesses a token for each of 2 rows. The plan
     leads through 2 stages."""
     costs, head = (StepCosts(rows=((1, each),), tokens=((1, each),)) for each in (1.0, 0.5))
     sources = {**NO_MODEL, control.DRAFT_SOURCE_MODEL: SourceFacts(0.4)}
-    together = Together(replace(ring(2, costs), head=head, sources=sources))
-    assert together.round([Step(2, Way(1, 1, source), 0.9)] * lanes) == pytest.approx(seconds)
+    together = LanesPolicy(replace(ring(2, costs), head=head, sources=sources))
+    assert together.round([Step(2, DraftPlan(1, 1, source), 0.9)] * lanes) == pytest.approx(seconds)
 
 
 def test_what_takes_longer_than_the_table_says_is_given_up() -> None:
     """And tried again once other rows are there."""
-    together = Together(ring(2, StepCosts(STAIRS, STAIRS)))
-    plain, likely = Step(2, Way(), 0.0), {LOOKUP: 0.9}
-    way = together.best(2, 15, likely, [plain], 0.0)
-    assert way.drafts
+    together = LanesPolicy(ring(2, StepCosts(STAIRS, STAIRS)))
+    plain, rates = Step(2, DraftPlan(), 0.0), {LOOKUP: 0.9}
+    plan = together.best(2, 15, rates, [plain], 0.0)
+    assert plan.drafts
     for _ in range(9):
-        together.took([Step(2, way, 0.9), plain], 9 * together.round([Step(2, way, 0.9), plain]))
-    assert together.best(2, 15, likely, [plain], 0.0) == Way()
+        together.took([Step(2, plan, 0.9), plain], 9 * together.round([Step(2, plan, 0.9), plain]))
+    assert together.best(2, 15, rates, [plain], 0.0) == DraftPlan()
     for _ in range(9):
         together.begin()
-    assert together.best(2, 15, likely, [plain], 0.0) == way
-    assert together.best(2, 15, likely, [plain], -4.0) == Way(), "what was lost is paid back first"
-    assert together.best(2, 0, likely, [plain], 0.0) == Way()
-    assert together.best(16, 15, likely, [], 0.0) == Way(), "a step has 16 tokens at most"
+    assert together.best(2, 15, rates, [plain], 0.0) == plan
+    assert together.best(2, 15, rates, [plain], -4.0) == DraftPlan(), "what was lost is paid back first"
+    assert together.best(2, 0, rates, [plain], 0.0) == DraftPlan()
+    assert together.best(16, 15, rates, [], 0.0) == DraftPlan(), "a step has 16 tokens at most"
     assert together.pays(2, [2])
     dear = StepCosts(DEAR.tokens, DEAR.tokens)
-    assert not Together(ring(2, dear)).pays(2, [2]), "a token more costs as much as a step"
+    assert not LanesPolicy(ring(2, dear)).pays(2, [2]), "a token more costs as much as a step"
     sources = {**NO_MODEL, control.DRAFT_SOURCE_MODEL: SourceFacts(1e-6, 4, 1e-6)}
-    guessed = Together(replace(ring(2, StepCosts(STAIRS, STAIRS)), sources=sources))
+    guessed = LanesPolicy(replace(ring(2, StepCosts(STAIRS, STAIRS)), sources=sources))
     assert guessed.pays(2, [2])
 
 
@@ -489,5 +496,5 @@ def test_a_head_tells_rates_of_few_sources() -> None:
     """Each step brings them, and the gateway goes through all."""
     told = [control.DraftRate(source=LOOKUP, right=250)]
     told += [control.DraftRate(source=number) for number in range(10, 1000)]  # type: ignore[arg-type]
-    assert likely_by(told)[LOOKUP] == 1
-    assert len(likely_by(told)) == MAX_SOURCES
+    assert acceptance_rates(told)[LOOKUP] == 1
+    assert len(acceptance_rates(told)) == MAX_SOURCES

@@ -54,7 +54,7 @@ def test_the_ledger_never_promises_what_is_not_there(
     for row, (operation, tokens) in enumerate(work):
         oldest = next(iter(held), None)
         if operation == "reserve":
-            lane = ledger.place(tokens)
+            lane = ledger.choose_lane(tokens)
             if lane is None:
                 assert held or tokens > ledger.capacity
             else:
@@ -81,29 +81,29 @@ def test_what_fits_alone_is_what_capacity_says(figures: list[control.Attached]) 
     ledger = Ledger(ring_of(*figures, rows=100))
     capacity = ledger.capacity
     assert capacity % BLOCK == 0
-    assert capacity == 0 or ledger.place(capacity) is not None
-    assert capacity >= 1 << 40 or ledger.place(capacity + 1) is None
+    assert capacity == 0 or ledger.choose_lane(capacity) is not None
+    assert capacity >= 1 << 40 or ledger.choose_lane(capacity + 1) is None
 
 
 def test_rows_go_to_the_emptiest_lane_where_they_fit() -> None:
     ledger = Ledger(ring_of(*[member_with(16 * BLOCK)] * 2, rows=100))
     for row in range(5):
-        lane = ledger.place(BLOCK)
+        lane = ledger.choose_lane(BLOCK)
         assert lane == row % 2
         ledger.reserve(row, lane, BLOCK)
-    assert ledger.place(4 * BLOCK) == 1
+    assert ledger.choose_lane(4 * BLOCK) == 1
     ledger.reserve(9, 1, 4 * BLOCK)
-    assert ledger.place(2 * BLOCK) is None
-    assert ledger.place(BLOCK) == 0
+    assert ledger.choose_lane(2 * BLOCK) is None
+    assert ledger.choose_lane(BLOCK) == 0
 
 
 def test_a_single_lane_has_another_beside_it_for_rows_that_would_make_its_own_too_long() -> None:
     ledger = Ledger(ring_of(member_with(16 * BLOCK), rows=100))
     for row in range(5):
-        assert ledger.place(BLOCK) == 0
+        assert ledger.choose_lane(BLOCK) == 0
         ledger.reserve(row, 0, BLOCK)
-    assert ledger.place(4 * BLOCK) == 1
-    assert ledger.place(2 * BLOCK) == 0
+    assert ledger.choose_lane(4 * BLOCK) == 1
+    assert ledger.choose_lane(2 * BLOCK) == 0
 
 
 STAIRS = StepCosts(
@@ -127,7 +127,7 @@ def rows_in(places: dict[int, int]) -> list[int]:
 def come(ledger: Ledger, rows: Sequence[int]) -> dict[int, int]:
     places = {}
     for place, row in enumerate(rows):
-        lane = ledger.place(BLOCK, len(rows) - place)
+        lane = ledger.choose_lane(BLOCK, len(rows) - place)
         assert lane is not None
         ledger.reserve(row, lane, BLOCK)
         places[row] = lane
@@ -159,14 +159,14 @@ def test_a_lane_that_is_empty_ends_and_its_number_is_used_again() -> None:
     ledger = ledger_of(STAIRS, 2)
     come(ledger, range(2))
     assert [ledger.release(0)[0], ledger.release(1)[0]] == [0, 1]
-    assert ledger.place(BLOCK) == 0
+    assert ledger.choose_lane(BLOCK) == 0
 
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_memory_makes_no_more_lanes_than_two_or_than_wanted(stages: int) -> None:
     ledger = ledger_of(StepCosts(), stages, room=40)
     come(ledger, range(16))
-    ledger.reserve(99, ledger.place(8 * BLOCK) or 0, 8 * BLOCK)
+    ledger.reserve(99, ledger.choose_lane(8 * BLOCK) or 0, 8 * BLOCK)
     lanes = {ledger.lane_of(row) for row in (*range(16), 99)}
     assert lanes <= {0, 1}
 

@@ -223,13 +223,13 @@ def test_rows_come_first_and_the_least_recently_used_goes() -> None:
         desk.prefill(letter * 200)
     again, _ = desk.prefill("a" * 200)  # uses the first
     desk.left(again)
-    lane = desk.ledger.place(512)
+    lane = desk.ledger.choose_lane(512)
     assert lane is not None
     desk.ledger.reserve(99, lane, 512)
     assert desk.changes() == ["drop 2"]
     assert desk.row("b" * 200).prefix == 0
     assert desk.row("a" * 200).prefix == 1
-    lane = desk.ledger.place(512)
+    lane = desk.ledger.choose_lane(512)
     assert lane is not None, "what is kept takes nothing from rows"
     desk.ledger.reserve(98, lane, 512)
     assert sorted(desk.changes()) == ["drop 1", "drop 3"]
@@ -326,7 +326,7 @@ def test_a_prefix_is_in_use_from_the_first_chunk_of_a_row_that_begins_with_it() 
     desk.chunk(row, 250)
     assert desk.changes() == []
     desk.chunk(row, 300)
-    lane = desk.ledger.place(512)
+    lane = desk.ledger.choose_lane(512)
     assert lane is not None
     desk.ledger.reserve(99, lane, 512)
     assert desk.changes() == ["drop 2"]
@@ -341,7 +341,7 @@ def test_a_prompt_that_two_rows_had_at_once_is_used_by_both() -> None:
         desk.prefill(letter * 200)
     desk.chunk(second, 200)
     assert desk.changes() == []
-    lane = desk.ledger.place(512)
+    lane = desk.ledger.choose_lane(512)
     assert lane is not None
     desk.ledger.reserve(99, lane, 512)
     assert desk.changes() == ["drop 2"]
@@ -426,14 +426,14 @@ def test_a_row_waits_for_the_answer_that_it_continues() -> None:
     desk = Desk(tokens=1280)
     row = desk.start("a" * 600)
     desk.begin(row)
-    assert not desk.cache.waits
+    assert not desk.cache.has_pending
     desk.finish(row, "b" * 20)
     follow = desk.row("a" * 600 + "b" * 20 + "c" * 100)
-    assert desk.cache.waits
+    assert desk.cache.has_pending
     assert desk.cache.waits_for(follow)
     assert not desk.cache.waits_for(desk.row("d" * 500))
     desk.leave(row)
-    assert not desk.cache.waits
+    assert not desk.cache.has_pending
     assert not desk.cache.waits_for(follow)
     assert desk.start("a" * 600 + "b" * 20 + "c" * 100).reused == 619
 
