@@ -1,13 +1,14 @@
-"""Cost tables of earlier starts: the least time that each step of a stage took, on this machine.
+"""Cost tables of earlier starts: the least time that each step and guess of a stage took, on this machine.
 
 Whatever else the machine does makes some steps slow in the table that a start has timed, and the scheduler
-divides rows into lanes by it. The least time of several starts is that of the device alone, so later starts
-serve alike.
+divides rows into lanes and has tokens guessed by it. The least time of several starts is that of the device
+alone, so later starts serve alike.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.files import read_bounded, write_atomic
+from sealring.mesh.system.sysctl import sysctl
 from sealring.node.daemon.engine_process import StageKey
 from sealring.v1 import control_pb2, engine_pb2
 
@@ -43,18 +45,30 @@ class CostTables:
         no table, and a disk that takes none is left alone.
         """
         file = self._folder / _name(stage, memory_limit)
-        kept = engine_pb2.StageLoaded()
-        with suppress(OSError, SealringError, DecodeError):
-            kept.ParseFromString(read_bounded(file))
+        kept = _read(file)
         times = least([*kept.times, *loaded.times])
         del loaded.times[:]
         loaded.times.extend(times)
+        earlier = {one.source: one for one in kept.sources}
+        for one in loaded.sources:
+            before = earlier.get(one.source, one)
+            one.microseconds = min(one.microseconds, before.microseconds or one.microseconds)
+            together = before.rows_microseconds or one.rows_microseconds
+            one.rows_microseconds = min(one.rows_microseconds, together)
         try:
-            write_atomic(file, engine_pb2.StageLoaded(times=times).SerializeToString())
+            found = engine_pb2.StageLoaded(times=times, sources=loaded.sources)
+            write_atomic(file, found.SerializeToString())
             for old in sorted(self._folder.iterdir(), key=lambda one: one.stat().st_mtime_ns)[:-_MOST]:
                 old.unlink()
         except OSError as error:
             log.warning("cost_table_not_kept", why=error.strerror)
+
+
+def _read(file: Path) -> engine_pb2.StageLoaded:
+    try:
+        return engine_pb2.StageLoaded.FromString(read_bounded(file))
+    except (OSError, SealringError, DecodeError):
+        return engine_pb2.StageLoaded()
 
 
 def least(times: Iterable[control_pb2.StepTime]) -> list[control_pb2.StepTime]:
@@ -74,5 +88,6 @@ def _name(stage: StageKey, memory_limit: int) -> str:
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
             versions.append(version(package))
-    computed_by = platform.version(), platform.machine(), memory_limit, versions
+    chip = sysctl("machdep.cpu.brand_string") or (platform.machine(), os.cpu_count())
+    computed_by = platform.version(), chip, memory_limit, versions
     return hashlib.sha256(repr((stage, computed_by)).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
 
@@ -51,6 +52,23 @@ def test_a_table_is_of_one_stage_one_device_and_one_system(
     assert started(tables, slower, StageKey("/models/demo", "ab" * 32, 0, 4, 2048, max_rows=8)) == slower
     monkeypatch.setattr(cost_tables.platform, "version", lambda: "the system's next version")
     assert started(tables, slower) == slower
+    assert started(tables, QUIET) == QUIET
+    monkeypatch.setattr(cost_tables, "sysctl", lambda name: b"the chip of a Mac to which all was moved")
+    assert started(tables, slower) == slower
+
+
+def test_guesses_have_the_least_times_too(tmp_path: Path) -> None:
+    def told(takes: int, together: int) -> control_pb2.DraftFacts:
+        return control_pb2.DraftFacts(
+            source=control_pb2.DRAFT_SOURCE_MODEL, microseconds=takes, rows=4, rows_microseconds=together
+        )
+
+    found = []
+    for one in (told(0, 0), told(900, 1000), told(700, 1200), told(800, 900)):
+        loaded = engine_pb2.StageLoaded(sources=[one])
+        CostTables(tmp_path).take(STAGE, 0, loaded)
+        found += loaded.sources
+    assert found == [told(0, 0), told(900, 1000), told(700, 1000), told(700, 900)]
 
 
 def test_steps_behind_a_context_are_those_behind_the_longest() -> None:
@@ -58,12 +76,12 @@ def test_steps_behind_a_context_are_those_behind_the_longest() -> None:
     assert [(one.rows, one.context) for one in found] == [(1, 0), (1, 256)]
 
 
-@pytest.mark.parametrize("content", [b"\xff" * 100, b"\x00" * (2 << 20)])
-def test_a_file_that_is_no_table_is_replaced(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("damage", [lambda _: b"\x00" * (2 << 20), lambda table: table + b"\x52\x7f"])
+def test_a_file_that_is_no_table_is_replaced(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     tables = CostTables(tmp_path)
     started(tables, QUIET)
     (file,) = tmp_path.iterdir()
-    file.write_bytes(content)
+    file.write_bytes(damage(file.read_bytes()))
     assert started(tables, BUSY_AT_FIRST) == BUSY_AT_FIRST
     assert started(tables, QUIET) == QUIET
 
