@@ -6,14 +6,13 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from enginekeeping import keeper_of
 from patience import until
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, NotFound
 from sealring.node.daemon import engines as daemon_engines
 from sealring.node.daemon import seat as daemon_seat
-from sealring.node.daemon.cost_tables import CostTables
 from sealring.node.daemon.engines import USABLE_SHARE, EngineKeeper, MemoryMeter
-from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.seat import Seat
 from sealring.v1 import control_pb2, engine_pb2, model_pb2
 
@@ -75,8 +74,7 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineKeeper:
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    fetcher = Fetcher([tmp_path], tmp_path / "fetched", None, allowed=False)
-    return EngineKeeper([tmp_path], MemoryMeter(None), fetcher, CostTables(tmp_path / "tables"))
+    return keeper_of(tmp_path, [tmp_path])
 
 
 async def test_a_model_is_measured_by_an_engine_that_serves_nothing(keeper: EngineKeeper) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 from closed import make_sick
+from enginekeeping import keeper_of
 from localhub import COMMIT, LocalHub, local_hub
 from patience import until
 
@@ -25,8 +26,7 @@ from sealring.mesh.errors import (
     Unavailable,
 )
 from sealring.node.daemon import fetching
-from sealring.node.daemon.cost_tables import CostTables
-from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
+from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.models.folders import NOTE
 from sealring.node.models.giving import ModelGiver
@@ -99,9 +99,8 @@ async def test_what_members_have_and_do_not_give_comes_from_the_hub(hub: LocalHu
         assert (raised.value.message, raised.value.reason) == (f"all are busy{also}", "MODEL_NOT_GIVEN")
 
 
-def keeper_of(folder: Path, fetcher: Fetcher) -> EngineKeeper:
-    folders = [folder / "own", folder / "fetched"]
-    return EngineKeeper(folders, MemoryMeter(None), fetcher, CostTables(folder / "tables"))
+def keeper_beside(folder: Path, fetcher: Fetcher) -> EngineKeeper:
+    return keeper_of(folder, [folder / "own", folder / "fetched"], fetcher)
 
 
 async def test_a_whole_model_of_another_commit_than_is_deployed_is_refused(
@@ -110,7 +109,7 @@ async def test_a_whole_model_of_another_commit_than_is_deployed_is_refused(
     """Fetched, or in the Hugging Face cache; nobody knows the commit of a copy made by hand."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     fetcher = make(tmp_path, Members())
-    keeper = keeper_of(tmp_path, fetcher)
+    keeper = keeper_beside(tmp_path, fetcher)
     places = [await fetcher.fetch("org/model", commit=COMMIT)]
     cached = tmp_path / "hf" / "models--org--cached"
     places.append(cached / "snapshots" / COMMIT)
@@ -135,7 +134,7 @@ async def test_another_commit_with_the_same_files_is_the_same_model(
     """As where only a README has changed: fetched, or in the Hugging Face cache by the blobs linked to."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
     fetcher = make(tmp_path, Members())
-    keeper = keeper_of(tmp_path, fetcher)
+    keeper = keeper_beside(tmp_path, fetcher)
     fetched = await fetcher.fetch("org/model", commit=COMMIT)
     note = note_of(fetched)
     assert note is not None
@@ -299,7 +298,7 @@ async def test_nothing_in_use_is_removed_and_what_is_being_removed_is_not_found(
     """In use by whatever path leads there: "Demo" and "demo" are one folder on most Macs."""
     members = Members("model")
     fetcher = make(tmp_path, members)
-    keeper = keeper_of(tmp_path, fetcher)
+    keeper = keeper_beside(tmp_path, fetcher)
     place = await fetcher.fetch("model")
     (tmp_path / "fetched" / "Model").symlink_to(place)
     with pytest.raises(Conflict) as used:
@@ -407,7 +406,7 @@ async def test_folders_are_read_again_only_when_files_came_or_went(tmp_path: Pat
 async def test_a_model_is_measured_only_where_it_is_and_fetched_to_be_served(tmp_path: Path) -> None:
     members = Members("model")
     fetcher = make(tmp_path, members)
-    keeper = keeper_of(tmp_path, fetcher)
+    keeper = keeper_beside(tmp_path, fetcher)
     with pytest.raises(NotFound) as raised:
         await keeper.profile("model")
     assert raised.value.metadata["fetchable"] == "yes"
@@ -442,8 +441,7 @@ async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(tmp_path: Path)
     fetcher = make(tmp_path, members)
     await fetcher.look()
     assert [(one.size, one.done, one.fetched) for one in fetcher.messages()] == [(18, 10, True)]
-    tables = CostTables(tmp_path / "tables")
-    keeper = Measured([home], MemoryMeter(None), fetcher, tables)
+    keeper = keeper_of(tmp_path, [home], fetcher, Measured)
     assert await keeper.for_stage("model", (0, 8)) == home / "model"
     assert not members.asked
     for layers in ((4, 9), None):
@@ -458,7 +456,7 @@ async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(tmp_path: Path)
     source.rename(later / "model")  # behind the part, as what is fetched lies behind the owner's
     fetcher = Fetcher([home, later], later, members, allowed=True)  # type: ignore[arg-type]
     members.asked.clear()
-    keeper = Measured([home, later], MemoryMeter(None), fetcher, tables)
+    keeper = keeper_of(tmp_path, [home, later], fetcher, Measured)
     for layers in ((4, 9), None):
         assert await keeper.for_stage("model", layers) == later / "model"
     assert await fetcher.fetch("model") == later / "model"

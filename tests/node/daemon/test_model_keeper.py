@@ -5,11 +5,9 @@ from unittest.mock import AsyncMock
 
 import pytest
 from closed import make_sick
+from enginekeeping import keeper_of
 
-from sealring.node.daemon.cost_tables import CostTables
-from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.epoch import Phase
-from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.model_keeper import ModelKeeper
 
 
@@ -37,8 +35,7 @@ async def test_a_served_model_whose_volume_is_sick_is_not_stated_as_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeros would state a changed model, and the node would be distrusted until its restart."""
-    fetcher = Fetcher((), tmp_path / "fetched", None, allowed=False)
-    engines = EngineKeeper((), MemoryMeter(None), fetcher, CostTables(tmp_path / "tables"))
+    engines = keeper_of(tmp_path, ())
     (tmp_path / "sick").mkdir()
     models = keeper(engines, *(seat(str(tmp_path / name)) for name in ("sick", "gone")))
     with monkeypatch.context() as volume:
