@@ -33,6 +33,7 @@ from sealring.node.engine.text import (
     Front,
     StopStrings,
     StoredNames,
+    Tokenizer,
     answers,
     inputs,
     load_tokenizer,
@@ -75,6 +76,28 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "config.json").write_text("{}")
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Iterator[dict[Any, Tokenizer]]:
+    made: dict[Any, Tokenizer] = {}
+    yield made
+    for tokenizer in made.values():
+        tokenizer.close()
+
+
+@pytest.fixture(autouse=True)
+def _loads_equal_folders_once(tokenizers: dict[Any, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process for chats takes an eighth of a second of a processor to start."""
+
+    def load(path: Path, *, context: int) -> Tokenizer:
+        key = (context, *(file.read_bytes() for file in sorted(path.glob("*.json"))))
+        if key not in tokenizers:
+            tokenizers[key] = load_tokenizer(path, context=context)
+        monkeypatch.setattr(tokenizers[key], "close", lambda: None)
+        return tokenizers[key]
+
+    monkeypatch.setattr(inputs, "load_tokenizer", load)
 
 
 def spell(character: str) -> int:
