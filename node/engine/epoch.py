@@ -118,7 +118,6 @@ class StageEpoch:
         self._on_fault = on_fault
         self._account = Account(allowance, *prefixes.earlier)
         self._sources = sources
-        self._tail_drafter = sources.tail if sources is not None else None
         self._runs = runs
         self._composition = composition
         decoding = [one for one in times if one.tokens == 1 and not one.context]
@@ -132,9 +131,10 @@ class StageEpoch:
         taken = seat(self.fail)
         self._source, self._exit, self._results = taken.source, taken.exit, taken.results
         self._sampled, self._channel, self._transfer = taken.sampled, taken.channel, taken.transfer
+        self._prompts = taken.prompts
         self._parts: list[Part] = [self._source, self._sampled]
-        if self._tail_drafter is not None:
-            self._parts.append(self._tail_drafter)
+        if sources is not None and sources.tail is not None:
+            self._parts.append(sources.tail)
 
     @property
     def over(self) -> bool:
@@ -305,13 +305,10 @@ class StageEpoch:
     def drop(self) -> None:
         """Frees all rows. Kept prefixes stay, unless computing has failed."""
         self._lanes.clear()
-        self._source.drop()
+        if self._sources is not None:
+            self._sources.drop(failed=self._failed)
         if self._failed:
             self._prefixes.distrust()
-        if self._tail_drafter is not None:
-            if self._failed:
-                self._tail_drafter.distrust()
-            self._tail_drafter.end_epoch()
         self._prefixes.end_epoch()
         if self._failed and not self._waits_for_ranks:  # sums wait for other ranks, maybe for ever
             self._forget_errors()
@@ -347,8 +344,8 @@ class StageEpoch:
             elif step.chunks:
                 self._prefill(step)
             self.steps = step.number
-            if not step.sampled:
-                self._source.executed(step)
+            if not step.sampled and self._prompts is not None:
+                self._prompts.deliver(step, [], {})  # no token would tell the gateway to go on
         except BaseException as error:
             self.fail(error)
             self.drop()

@@ -44,6 +44,15 @@ class Sources:
         """The sources of which the head of the ring has guesses, and may be asked for drafts."""
         return {*(one.source for one in FREE), *self.workers} | ({self.ahead} if self.ahead else set())
 
+    def drop(self, *, failed: bool) -> None:
+        """All rows of the epoch are gone, since computing `failed` or since the epoch is over."""
+        for worker in self.workers.values():
+            worker.drop()
+        if self.tail is not None:
+            if failed:
+                self.tail.distrust()
+            self.tail.end_epoch()
+
 
 def of_row(text: RowText, sources: Collection[Source]) -> dict[Source, RowSource]:
     """What guesses of a row, by source."""

@@ -46,6 +46,7 @@ class Seat:
     transfer: Transfer
     sampled: Sampled
     channel: EngineChannel | None
+    prompts: Prompts | None
 
 
 def seat_of(
@@ -72,7 +73,9 @@ def seat_of(
         assert prompts is not None
         source: Source = Alone(prompts, images)
         alone = OwnExit(prompts, fail)
-        return Seat(source, alone, Sampling(stage, source, alone, moves, grammars), moves, sampled, None)
+        return Seat(
+            source, alone, Sampling(stage, source, alone, moves, grammars), moves, sampled, None, prompts
+        )
     link = LinkExit(channel, fail, sampled)
     if isinstance(spec, ShardSpec):
         if spec.is_head:
@@ -94,4 +97,4 @@ def seat_of(
         results = Alike(stage, source, link, moves)
     else:
         results = HandingOn(stage, source, link, moves)
-    return Seat(source, link, results, moves, sampled, channel)
+    return Seat(source, link, results, moves, sampled, channel, prompts)

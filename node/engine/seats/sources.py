@@ -97,12 +97,6 @@ class Source(ABC):
         """Does something that can wait; False if there is nothing."""
         return False
 
-    def drop(self) -> None:  # noqa: B027
-        """All rows of the epoch are gone."""
-
-    def executed(self, step: ResolvedStep) -> None:  # noqa: B027
-        """Notes the end of a step that samples no tokens."""
-
     def change(self, change: Change) -> None:  # noqa: B027
         """Follows a change, before the caches do.
 
@@ -145,9 +139,6 @@ class _Opened(Source):
             self._prompts.prefilled(chunk.row)
         return Input(arrays)
 
-    def executed(self, step: ResolvedStep) -> None:
-        self._prompts.deliver(step, [], {})  # no token would tell the gateway to go on
-
     def change(self, change: Change) -> None:
         if isinstance(change, Settling):
             self._runs.settle(change, ended=self._prompts.ended(change.row))
@@ -158,12 +149,10 @@ class _Opened(Source):
         self._prompts.change(change)
 
 
-class Alone(_Opened):
-    """The source of a ring of one; its last tokens never leave the device."""
+class _Sampling(Source):
+    """The source of a member that samples: its rows' last tokens never leave the device."""
 
-    def __init__(self, prompts: Prompts, images: Images | None = None) -> None:
-        super().__init__(prompts, images)
-        self._feedback = LocalFeedback()
+    _feedback: LocalFeedback
 
     def decode(self, step: ResolvedStep) -> Input:
         return Input([self._feedback.inputs(step.rows)])
@@ -177,6 +166,14 @@ class Alone(_Opened):
 
     def end(self) -> None:
         self._feedback.end()
+
+
+class Alone(_Sampling, _Opened):
+    """The source of a ring of one."""
+
+    def __init__(self, prompts: Prompts, images: Images | None = None) -> None:
+        super().__init__(prompts, images)
+        self._feedback = LocalFeedback()
 
 
 class Head(_Opened):
@@ -280,10 +277,6 @@ class Head(_Opened):
         self._feedback.change(change)
         for worker in self._workers:
             worker.change(change)
-
-    def drop(self) -> None:
-        for worker in self._workers:
-            worker.drop()
 
     def end(self) -> None:
         self._inbox.end()
@@ -413,7 +406,7 @@ class ShardNeighbour(Neighbour):
         return tokens
 
 
-class ShardTail(ShardNeighbour):
+class ShardTail(_Sampling, ShardNeighbour):
     """The source of the last rank, which has sampled the last tokens itself."""
 
     def __init__(
@@ -421,18 +414,6 @@ class ShardTail(ShardNeighbour):
     ) -> None:
         super().__init__(spec, channel, moves, deadline, link)
         self._feedback = LocalFeedback()
-
-    def decode(self, step: ResolvedStep) -> Input:
-        return Input([self._feedback.inputs(step.rows)])
-
-    def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:
-        self._feedback.launched(step, tokens)
-
-    def change(self, change: Change) -> None:
-        self._feedback.change(change)
-
-    def end(self) -> None:
-        self._feedback.end()
 
 
 def _pass_prompt_on(link: LinkExit, step: ResolvedStep, chunk: Chunk, tokens: bytes) -> None:
