@@ -47,6 +47,8 @@ from sealring.v1 import inference_pb2 as inference
 
 MOST_ROWS = 64
 CONTEXT = 65_536
+ASKED_ONCE = 4000, 12_000
+"""Tokens of the shortest and the longest prompt that is asked once."""
 
 _OPEN_SECONDS, _ANNOUNCE_SECONDS = 0.002, 0.0003
 _RECORD_RATE = 1.9e9
@@ -455,13 +457,15 @@ def sessions(
     disk: DiskTime | None = None,
     restart: bool = False,
     tools: bool = True,
+    once: int = 0,
 ) -> Result:
     """Agents as those of `bench.agents`, at once, without a pause between their turns.
 
     With `mark` the model has windows or states, which take as much memory as the keys and values of `mark`
     tokens, and its caches cannot be cut. If `rendered`, an answer has other tokens in the next prompt. With
     `restart` every process is started again once each agent has had half of its turns. Without `tools` an
-    agent's first prompt looks like one that is asked once.
+    agent's first prompt looks like one that is asked once. Behind each turn come `once` prompts of others
+    that are.
 
     The ring has memory for `room` rows of CONTEXT tokens, by default for one of each agent. `again` is the
     share of the tokens of each turn's last prompt that were computed again, and `answers` that of answers'
@@ -492,14 +496,25 @@ def sessions(
         returns = tools or (agent, number) not in first
         ring.ask(f"a{agent}.{number}", len(prompt) // 4, answer, said, returns=returns)
 
+    others, asked = random.Random(f"stray {seed}"), itertools.count(1)
+
+    def ask_once() -> None:
+        number, tokens = next(asked), others.randint(*ASKED_ONCE)
+        said = f"{5000 + number % 5000:4}".encode() * (tokens + 200)
+        ring.ask(f"o{number}", tokens, 200, said, returns=False)
+
     def take(begin: int, end: int) -> None:
         for agent in range(count):
             turn(agent, begin)
         left = count * (end - begin)
         while left:
             ring.run(until=lambda: bool(ring.ended))
-            agent, number = map(int, ring.ended.popleft()[1:].split("."))
+            if (name := ring.ended.popleft()).startswith("o"):
+                continue
+            agent, number = map(int, name[1:].split("."))
             left -= 1
+            for _ in range(once):
+                ask_once()
             if number + 1 < end:
                 turn(agent, number + 1)
 
