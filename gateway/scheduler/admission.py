@@ -42,9 +42,11 @@ then count for the request that ends epochs and for no other."""
 
 
 class Admitted(NamedTuple):
-    """The rows to give to the head now, and whether any row lacks memory that rows which leave would free."""
+    """The rows to give to the head now, the number of requests that have not begun, and whether any row lacks
+    memory that rows which leave would free."""
 
     opened: list[OpenRow]
+    waiting: int
     pressed: bool
 
 
@@ -84,9 +86,10 @@ class Admission:
         self._planner.sweep()
         pressed = self._start(now, pressed=self._grow())
         opened = list(self._open(pressed, holding))
-        if not self.waiting:
+        waiting = self.waiting
+        if not waiting:
             self._pace.rest()
-        return Admitted(opened, pressed)
+        return Admitted(opened, waiting, pressed)
 
     def _grow(self) -> bool:
         """Gives rows that run the memory to go on; whether any lacks it."""

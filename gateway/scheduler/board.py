@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
 from sealring.gateway.scheduler.facts import RingFacts
@@ -28,7 +29,7 @@ class Board(Composition):
         self.refused: InvalidInput | None = None
         self._planned: list[tuple[int, control.Change]] = []  # with their ranks
         self._brought: dict[int, int] = {}  # row with open drafts -> tokens since it was settled
-        self._rows_of: dict[int, dict[int, Row]] = {}  # lane -> its rows
+        self._rows_of = defaultdict[int, dict[int, Row]](dict)  # lane -> its rows
 
     @property
     def changes(self) -> bool:
@@ -57,7 +58,7 @@ class Board(Composition):
 
     def admit(self, row: Row, lane: int) -> None:
         """Plans that a prefilled row joins a lane."""
-        self._rows_of.setdefault(lane, {})[row.number] = row
+        self._rows_of[lane][row.number] = row
         self.plan(control.Change(admit=control.Admit(row=row.number, lane=lane)))
 
     def evict(self, row: Row) -> None:
@@ -65,8 +66,8 @@ class Board(Composition):
         self.plan(control.Change(evict=control.Evict(row=row.number)))
 
     def rows_of(self, lane: int) -> Mapping[int, Row]:
-        """The rows of a lane in order, by number; empty for an unknown lane."""
-        return self._rows_of.get(lane, {})
+        """The rows of a lane in order, by number, as they are from now on."""
+        return self._rows_of[lane]
 
     def announce(self, step: control.Step) -> None:
         """Makes a step without changes the next one, with the changes that are planned. Raises PlanError."""

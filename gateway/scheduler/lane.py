@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.request import Row
 
@@ -30,16 +28,12 @@ class Lane:
     def __init__(self, number: int, board: Board) -> None:
         self.number = number
         self._board = board
+        self.rows = board.rows_of(number)
         self.ready: list[Row] = []
         self.outstanding = 0
         self.done_at = 0.0
         self.before = (0, 0.0)
         self._changed_at = 0
-
-    @property
-    def rows(self) -> Mapping[int, Row]:
-        """By number, in order."""
-        return self._board.rows_of(self.number)
 
     @property
     def running(self) -> bool:

@@ -297,8 +297,10 @@ class PrefixCache:
         """Whether rows, and all that is kept, fit on every member with one more prefix of `tokens` tokens (0:
         none) and `marks` new marks."""
         kept = self.counted
-        marks = kept.marks + marks if self._exact else 0
-        return self._ledger.has_room(Kept(kept.prefixes + (tokens > 0), kept.tokens + tokens, marks))
+        if tokens or marks:
+            marks = kept.marks + marks if self._exact else 0
+            kept = Kept(kept.prefixes + (tokens > 0), kept.tokens + tokens, marks)
+        return self._ledger.has_room(kept)
 
     @property
     def counted(self) -> Kept:
@@ -321,9 +323,11 @@ class PrefixCache:
     def make_room(self) -> bool:
         """Gives up what there is no room for beside rows; whether rows that wait would begin with some of
         it."""
+        expected = False
+        if not (self._kept or self._marked):
+            return expected
         while not (room := self.has_room()) and self._give_up_least():
             pass
-        expected = False
         while not room and self._kept:
             self._drop(next(iter(self._kept)))  # rows that wait expect it, and others have its memory
             room, expected = self.has_room(), True

@@ -421,9 +421,9 @@ class Scheduler:
     def _go(self, epoch: _Epoch) -> None:
         """Raises PlanError."""
         epoch.planner.board.check()
-        opened, pressed = epoch.admission.go(self._now, holding=self._holding)
+        opened, waiting, pressed = epoch.admission.go(self._now, holding=self._holding)
         self._actions.extend(opened)
-        for step in epoch.planner.steps(epoch.admission.waiting, pressed=pressed):
+        for step in epoch.planner.steps(waiting, pressed=pressed):
             self._actions.append(AnnounceStep(step))
         self._actions.extend(epoch.planner.recalls.take_due())
         epoch.planner.board.check()  # also where nothing is announced
