@@ -137,15 +137,6 @@ async def test_answers_over_grpc_and_http(cluster: Any) -> None:
     assert cluster.ring.composition.rows == 0
 
 
-async def test_many_at_once(cluster: Any) -> None:
-    async with running(cluster) as gateway:
-        await gateway.ready()
-        texts = [" ".join(f"w{i}" for i in range(1 + 7 * n % 60)) for n in range(40)]
-        answers = await asyncio.gather(*(gateway.ask(text) for text in texts))
-        assert [answer for answer, _, _ in answers] == [f"{text} " for text in texts]
-        assert len(cluster.ring.composition.lanes()) <= 3
-
-
 async def test_errors_of_the_input(cluster: Any) -> None:
     async with running(cluster) as gateway:
         await gateway.ready()
@@ -162,21 +153,6 @@ async def test_errors_of_the_input(cluster: Any) -> None:
             await gateway.ask("w " * 600)
         assert caught.value.reason == "CONTEXT_TOO_LONG"
         assert (await gateway.ask("still here", model=""))[0] == "still here "
-
-
-async def test_cancelling_frees_the_row(cluster: Any) -> None:
-    async with running(cluster) as gateway:
-        await gateway.ready()
-        cluster.ring.hold = True
-        call = gateway.stub.Generate(ask("w " * 100))
-        assert (await call.read()).WhichOneof("event") == "started"
-        call.cancel()
-        late = asyncio.create_task(gateway.ask("late " * 10))
-        await until(lambda: ["late"] * 10 in cluster.ring.answers.values())
-        cluster.ring.hold = False
-        cluster.ring.release()
-        assert (await late)[1].completion_tokens == 10
-        await until(lambda: cluster.ring.composition.rows == 0)
 
 
 async def test_a_lost_epoch_is_a_pause(cluster: Any) -> None:
