@@ -18,9 +18,7 @@ from sealring.v1 import control_pb2, engine_pb2, model_pb2
 
 
 class ScriptedEngine:
-    """An engine's process as its keeper has it, which profiles and loads. `Engine` in test_epoch.py waits at
-    gates for what an epoch does, and `PlayedEngine` belongs to an epoch that is up.
-    """
+    """An engine's process as its keeper has it, which profiles and loads; `PlayedEngine` is an epoch's."""
 
     started: ClassVar[list[ScriptedEngine]] = []
 

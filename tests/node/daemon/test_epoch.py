@@ -1,15 +1,15 @@
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from playedengine import PlayedEngine
 
 from sealring.mesh.errors import Conflict, DeadlineExceeded, EpochEnded, FailedPrecondition
 from sealring.mesh.roster import RingMember
-from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import (
     MAX_GUESTS,
     LinkSecrets,
@@ -30,72 +30,21 @@ class Plan:
         self.members = [RingMember(id, rank, (0, 4)) for rank, id in enumerate(("aaaaa", "bbbbb")[:size])]
 
 
-class Part:
-    """Everything that an epoch waits for waits for the test."""
+class Carrier:
+    """Waits for the test wherever an epoch waits for it."""
 
-    def __init__(self, workshop: "Workshop") -> None:
-        self.workshop = workshop
-        self.log: list[str] = []
-
-    async def _wait(self, name: str) -> None:
-        self.log.append(name)
-        await self.workshop.gate(name)
-
-
-class Engine(Part):
-    figures, loaded = EngineFigures(), engine_pb2.StageLoaded(caches=b"own")
-
-    def __init__(self, workshop: "Workshop") -> None:
-        super().__init__(workshop)
-        self.disks: list[str] = []
-
-    async def open_epoch(
-        self, command: Any, descriptors: tuple[int, ...], sink: Any
-    ) -> engine_pb2.EpochOpened:
-        assert (command.epoch, command.speculate) == (3, True)
-        assert len(descriptors) == (4 if command.size > 1 else 0)
-        await self._wait("open")
-        return engine_pb2.EpochOpened()
-
-    async def close_epoch(self) -> None:
-        self.log.append("close")
-        if self.workshop.close_fails:
-            raise EpochEnded("it hangs")
-
-    async def join_group(self, command: engine_pb2.JoinGroup, seconds: float) -> None:
-        self.log.append(f"join {command.backend} {' '.join([*command.addresses, *command.rdma_devices])}")
-        await self.workshop.gate("join")
-
-    async def stop(self) -> None:
-        self.log.append("stop")
-
-    def use_disk(self, command: engine_pb2.UseDisk) -> None:
-        self.disks.append(command.disk.root)
-
-    def send_work(self, command: bytes) -> None:
-        self.log.append("work")
-
-    async def drained(self) -> None:
-        return
-
-    async def trace(self, since: int) -> trace_pb2.ProcessTrace:
-        return trace_pb2.ProcessTrace(since=since)
-
-    def kill(self) -> None:
-        self.log.append("kill")
-
-
-class Carrier(Part):
-    def __init__(self, workshop: "Workshop") -> None:
-        super().__init__(workshop)
+    def __init__(self, gate: Callable[[str], Awaitable[None]]) -> None:
+        self._gate = gate
         self.start = engine_pb2.StartCarrier()
+        self.log: list[str] = []
 
     def give(self, start: engine_pb2.StartCarrier) -> None:
         self.start.MergeFrom(start)
         self.log.append("give")
 
     async def form(self, seconds: float) -> None:
-        await self._wait("form")
+        self.log.append("form")
+        await self._gate("form")
 
     @property
     def taken(self) -> engine_pb2.CarrierUp:
@@ -128,7 +77,7 @@ class Gateway:
 class Workshop:
     def __init__(self) -> None:
         self.gates: dict[str, asyncio.Future[None]] = {}
-        self.made_engine = Engine(self)
+        self.made_engine = PlayedEngine(self.gate)
         self.made_carrier: Carrier | None = None
         self.reports: list[str] = []
         self.channels: list[Any] = []
@@ -136,7 +85,6 @@ class Workshop:
         self.settlements = 0
         self.rdma: list[str] = []
         self.again: Any = None
-        self.close_fails = False
         self.on_fault: Any = None
 
     async def gate(self, name: str) -> None:
@@ -148,7 +96,7 @@ class Workshop:
             gate.set_exception(error) if error else gate.set_result(None)
             gate.exception()  # whether or not somebody waits
 
-    async def engine(self, plan: Any, progress: Any) -> Engine:
+    async def engine(self, plan: Any, progress: Any) -> PlayedEngine:
         progress(0.5)
         await self.gate("engine")
         return self.made_engine
@@ -163,7 +111,7 @@ class Workshop:
     async def carrier(self, plan: Any, channel: Any, on_fault: Any) -> Carrier:
         self.on_fault = on_fault
         await self.gate("carrier")
-        self.made_carrier = Carrier(self)
+        self.made_carrier = Carrier(self.gate)
         return self.made_carrier
 
     async def handshakes(self, plan: Any, again: Any) -> LinkSecrets:
@@ -213,6 +161,10 @@ async def prepared(plan: Any, rdma: Sequence[str] = ()) -> tuple[Workshop, Membe
         assert epoch.phase is Phase.PREPARING
         shop.open(gate)
         await settle()
+    opened = shop.made_engine.opened
+    assert opened is not None
+    assert (opened.epoch, opened.speculate) == (3, True)
+    assert shop.made_engine.descriptors == (4 if plan.size > 1 else 0)
     return shop, epoch
 
 
@@ -408,7 +360,7 @@ async def test_handshakes_do_not_wait_for_the_epoch_before() -> None:
     blocked = asyncio.get_running_loop().create_future()
 
     class Slow(Workshop):
-        async def engine(self, plan: Any, progress: Any) -> Engine:
+        async def engine(self, plan: Any, progress: Any) -> PlayedEngine:
             try:
                 return await super().engine(plan, progress)
             except asyncio.CancelledError:
@@ -434,7 +386,7 @@ async def test_handshakes_do_not_wait_for_the_epoch_before() -> None:
 
 async def test_an_engine_that_does_not_close_is_killed() -> None:
     shop = Workshop()
-    shop.close_fails = True
+    shop.made_engine.close_fails = True
     epoch = MemberEpoch(Plan(1), shop)
     epoch.prepare()
     shop.open("engine")
@@ -536,7 +488,7 @@ def test_any_order_of_events_leaves_nothing_behind(events: list[str], size: int,
 
 async def run_events(events: list[str], size: int, stubborn: bool) -> None:
     shop = Workshop()
-    shop.close_fails = stubborn
+    shop.made_engine.close_fails = stubborn
     epoch = MemberEpoch(Plan(size), shop)
     gateways: list[Gateway] = []
     ended_at: int | None = None
