@@ -58,11 +58,11 @@ _PROBE = 16
 would. There are twice as many after each."""
 
 
-AcceptanceRates: TypeAlias = Mapping[Source, float]
+Rates: TypeAlias = Mapping[Source, float]
 """The probabilities that the next guess is accepted, by its source."""
 
 
-def acceptance_rates(told: Sequence[control.DraftRate]) -> AcceptanceRates:
+def acceptance_rates(told: Sequence[control.DraftRate]) -> Rates:
     """The rates that the head told, of no more sources than a ring may have."""
     return {each.source: min(100, each.right) / 100 for each in told[:MAX_SOURCES]}
 
@@ -133,7 +133,7 @@ class RowPolicy:
         return self._plain > 0
 
     def best(
-        self, most: int, rates: AcceptanceRates, own: Source | None = None, guessed: int = MAX_UNSETTLED
+        self, most: int, rates: Rates, own: Source | None = None, guessed: int = MAX_UNSETTLED
     ) -> DraftPlan:
         """The plan that brings most tokens a second, with at most `most` drafts in a run; `DraftPlan()` for
         none. A chain goes on with its `own` source of drafts. `guessed` tokens that were guessed ahead are
@@ -252,9 +252,7 @@ class LanesPolicy:
         )
         return max(sum(stage), sum(head), longest)
 
-    def best(
-        self, rows: int, most: int, rates: AcceptanceRates, others: Sequence[Step], credit: float
-    ) -> DraftPlan:
+    def best(self, rows: int, most: int, rates: Rates, others: Sequence[Step], credit: float) -> DraftPlan:
         """The plan of a lane of `rows` rows that brings most tokens a second in all lanes together."""
         return self._best(rows, most, rates, others, credit, self._slower)
 
@@ -269,13 +267,7 @@ class LanesPolicy:
         return self._pays[key]
 
     def _best(
-        self,
-        rows: int,
-        most: int,
-        rates: AcceptanceRates,
-        others: Sequence[Step],
-        credit: float,
-        slower: float,
+        self, rows: int, most: int, rates: Rates, others: Sequence[Step], credit: float, slower: float
     ) -> DraftPlan:
         plain = Step(rows, DraftPlan(), 0.0)
         alone = self.round([plain, *others])
@@ -363,13 +355,13 @@ class _Chain:
 
 
 @dataclass(slots=True, eq=False)
-class _History:
+class _Past:
     """What is known of a lane with these rows: when its last step was done, what that was, and the rates at
     which further guesses are right. Behind a chain it `waits`: steps are announced one by one, because the
     next may have drafts."""
 
     rows: tuple[int, ...]
-    rates: AcceptanceRates = field(default_factory=dict)
+    rates: Rates = field(default_factory=dict)
     at: float | None = None
     waits: bool = False
     plan: DraftPlan = _NO_DRAFTS
@@ -394,11 +386,11 @@ class Drafting:
         ahead = (source for source, facts in ring.sources.items() if facts.ahead)
         self.ahead = next(ahead, control.DRAFT_SOURCE_UNSPECIFIED)
         """The source that guesses ahead, if any."""
-        self._row_policy = RowPolicy(
+        self._for_row = RowPolicy(
             ring.costs, ring.stages, runs=ring.runs, sources=ring.sources, head=ring.head
         )
-        self._lanes_policy = LanesPolicy(ring)
-        self._histories: dict[int, _History] = {}
+        self._for_lanes = LanesPolicy(ring)
+        self._pasts: dict[int, _Past] = {}
         self._chains: dict[int, _Chain] = {}
         self._runs: deque[_Run] = deque()
 
@@ -409,32 +401,28 @@ class Drafting:
         if chain is not None and chain.live and chain.open:
             if len(chain.rows) > 1 or rows > 1:
                 return None
-            plan, history = DraftPlan(), self._history(lane)
+            plan, past = DraftPlan(), self._past(lane)
             if may:
-                plan = self._row_policy.best(
-                    chain.most(self._board), history.rates, chain.source, history.guessed
-                )
+                plan = self._for_row.best(chain.most(self._board), past.rates, chain.source, past.guessed)
             return plan if len(chain.live) < plan.runs else None
         if not may or any(row.closed for row in lane.rows.values()):
             return DraftPlan()
-        history = self._history(lane)
+        past = self._past(lane)
         most = _Chain(lane, tuple(lane.rows.values())).most(self._board)
         if rows == 1:
-            plan = self._row_policy.best(most, history.rates, guessed=history.guessed)
+            plan = self._for_row.best(most, past.rates, guessed=past.guessed)
         elif len(self._chains) >= self._most_runs:
             plan = DraftPlan()
         else:
-            others = [self._history(other).step for other in lanes if other is not lane]
-            plan = self._lanes_policy.best(len(lane.rows), most, history.rates, others, history.credit)
+            others = [self._past(other).step for other in lanes if other is not lane]
+            plan = self._for_lanes.best(len(lane.rows), most, past.rates, others, past.credit)
         # The first run of a chain waits until no other step can bring a token of the rows. For that run the
         # head calls `Lookup.drafts` in its compute loop, for tokens that come `heard` and `right` in
         # its receiving thread: by this rule never at once, so node.engine.drafts.lookup has no lock.
         # While another lane has drafts no step is announced ahead either: the head computes steps in order,
         # and would wait for this lane's tokens while others are there.
         return (
-            None
-            if lane.outstanding and (plan.drafts or history.waits or (rows > 1 and self._chains))
-            else plan
+            None if lane.outstanding and (plan.drafts or past.waits or (rows > 1 and self._chains)) else plan
         )
 
     def asks(self, lane: Lane, lanes: Sequence[Lane], rows: int) -> bool:
@@ -448,7 +436,7 @@ class Drafting:
             and all(row.drafts for row in there)
             and (
                 rows == 1
-                or self._lanes_policy.pays(len(there), [len(one.rows) for one in lanes if one is not lane])
+                or self._for_lanes.pays(len(there), [len(one.rows) for one in lanes if one is not lane])
             )
         )
 
@@ -456,22 +444,22 @@ class Drafting:
         """The number of tokens that are to be guessed ahead, behind the tokens of the lane's next step, which
         has this plan; the other arguments are as in `wanted`. The tail cannot tell behind which token to
         guess if the head's looked-up drafts may be wrong."""
-        able = self.ahead and rows == 1 and self._row_policy.ready and self.asks(lane, lanes, rows)
+        able = self.ahead and rows == 1 and self._for_row.ready and self.asks(lane, lanes, rows)
         if not able or (plan.drafts and plan.source != self.ahead):
             return 0
         (row,) = lane.rows.values()
         most = 0 if row.closed else min(row.drafts, self._board.left(row) - plan.drafts - 3)
         if most <= 0:
             return 0
-        history = self._history(lane)
-        best = self._row_policy.best(most, history.rates)
+        past = self._past(lane)
+        best = self._for_row.best(most, past.rates)
         if best.drafts and best.source == self.ahead:
-            history.pause = 1
+            past.pause = 1
             return best.drafts
-        if best.drafts or history.unguessed < history.pause:
-            history.unguessed += 1
+        if best.drafts or past.unguessed < past.pause:
+            past.unguessed += 1
             return 0
-        history.pause, history.unguessed = min(2 * history.pause, _PROBE), 1
+        past.pause, past.unguessed = min(2 * past.pause, _PROBE), 1
         return 1
 
     def announced(self, lane: Lane, plan: DraftPlan, guesses: int = 0) -> None:
@@ -486,29 +474,22 @@ class Drafting:
             row.request.progress.drafted += plan.drafts + (not first)
 
     def plain(
-        self,
-        lane: Lane,
-        lanes: Sequence[Lane],
-        now: float,
-        *,
-        follows: bool,
-        rates: AcceptanceRates,
-        guesses: int = 0,
+        self, lane: Lane, lanes: Sequence[Lane], now: float, *, follows: bool, rates: Rates, guesses: int = 0
     ) -> None:
         """A step without drafts is done. `follows`: only one other step of the ring's one lane was under way
         with it, or of this lane. `guesses` that were made ahead came with it."""
         if not self._possible or not lane.rows:
             return
-        history = self._history(lane)
-        if history.at is not None:
+        past = self._past(lane)
+        if past.at is not None:
             if len(lane.rows) > 1 or len(lanes) > 1:
                 self._round(lane, lanes, DraftPlan(), 1.0, now)
             elif follows and not guesses:
-                self._row_policy.plain(now - history.at)
+                self._for_row.plain(now - past.at)
             else:
-                self._row_policy.took(DraftPlan(), 1, now - history.at)
-        history.at, history.rates, history.waits, history.plan = now, rates, False, DraftPlan()
-        history.guessed = guesses
+                self._for_row.took(DraftPlan(), 1, now - past.at)
+        past.at, past.rates, past.waits, past.plan = now, rates, False, DraftPlan()
+        past.guessed = guesses
 
     def done(
         self,
@@ -516,7 +497,7 @@ class Drafting:
         lanes: Sequence[Lane],
         now: float,
         *,
-        rates: AcceptanceRates,
+        rates: Rates,
         refuted: bool = False,
     ) -> None:
         """The first run under way `brought` these numbers of tokens by row, and the draft behind them is
@@ -540,39 +521,34 @@ class Drafting:
             tokens = brought.get(row.number, 0)
             self._board.bring(row.number, tokens)
             row.request.progress.accepted += tokens - run.first
-        history = self._history(lane)
+        past = self._past(lane)
         plan = DraftPlan(run.drafts, under_way, chain.source)
         if len(chain.rows) > 1 or len(lanes) > 1:
             mean = fmean(brought.get(row.number, 0) for row in chain.open)
-            if history.at is not None:
+            if past.at is not None:
                 self._round(lane, lanes, plan, mean, now)
         else:
-            seconds = 0.0 if history.at is None else now - history.at
-            self._row_policy.took(plan, least, seconds, first=run.first)
-        history.at, history.waits, history.plan = now, True, plan
-        history.guessed = run.guesses
-        history.rates = rates if least else history.rates
+            seconds = 0.0 if past.at is None else now - past.at
+            self._for_row.took(plan, least, seconds, first=run.first)
+        past.at, past.waits, past.plan = now, True, plan
+        past.guessed = run.guesses
+        past.rates = rates if least else past.rates
 
     def _round(self, lane: Lane, lanes: Sequence[Lane], plan: DraftPlan, tokens: float, now: float) -> None:
         """Records a lane's step, which brought `tokens` tokens of each row."""
-        history = self._history(lane)
-        steps = [self._history(other).step for other in lanes if other is not lane]
-        right = history.rates.get(plan.source, 0.0) if plan.drafts else 0.0
-        plain, own = (
-            Step(len(history.rows), DraftPlan(), 0.0),
-            Step(len(history.rows), plan, min(right, _SUREST)),
-        )
-        seconds, without = now - (history.at or now), self._lanes_policy.round([plain, *steps])
+        past = self._past(lane)
+        steps = [self._past(other).step for other in lanes if other is not lane]
+        right = past.rates.get(plan.source, 0.0) if plan.drafts else 0.0
+        plain, own = (Step(len(past.rows), DraftPlan(), 0.0), Step(len(past.rows), plan, min(right, _SUREST)))
+        seconds, without = now - (past.at or now), self._for_lanes.round([plain, *steps])
         if seconds <= 0:
             return
-        if bool(plan.drafts) == bool(history.plan.drafts):
-            self._lanes_policy.took([own, *steps], seconds)
+        if bool(plan.drafts) == bool(past.plan.drafts):
+            self._for_lanes.took([own, *steps], seconds)
         if plan.drafts:
-            history.credit += (
-                tokens - min(seconds, _FURTHEST * self._lanes_policy.round([own, *steps])) / without
-            )
+            past.credit += tokens - min(seconds, _FURTHEST * self._for_lanes.round([own, *steps])) / without
         else:
-            history.credit = max(history.credit, min(0.0, history.credit + LOSS))
+            past.credit = max(past.credit, min(0.0, past.credit + LOSS))
 
     def settle(self, keeps: Callable[[Row], bool] = lambda row: False) -> None:
         """Plans the settles of the next step. A row that leaves is not settled, unless its windows and states
@@ -584,12 +560,12 @@ class Drafting:
             for row in chain.open or [row for row in chain.rows if keeps(row)]:
                 self._board.settle(row.number)
 
-    def _history(self, lane: Lane) -> _History:
+    def _past(self, lane: Lane) -> _Past:
         """What is known of a lane as it is now."""
-        rows, found = tuple(lane.rows), self._histories.get(lane.number)
+        rows, found = tuple(lane.rows), self._pasts.get(lane.number)
         if found is None or found.rows != rows:
-            found = self._histories[lane.number] = _History(rows)
+            found = self._pasts[lane.number] = _Past(rows)
             if len(rows) == 1:
-                self._row_policy.begin()
-            self._lanes_policy.begin()
+                self._for_row.begin()
+            self._for_lanes.begin()
         return found

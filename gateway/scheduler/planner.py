@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.budget import MANY, PrefillBudget
-from sealring.gateway.scheduler.drafting import AcceptanceRates, Drafting
+from sealring.gateway.scheduler.drafting import Drafting, Rates
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.lane import ANNOUNCED, Lane
 from sealring.gateway.scheduler.memory import Ledger
@@ -126,9 +126,7 @@ class StepPlanner:
             return step
         return next((each for each in self._under_way.values() if each.sampled), step)
 
-    def done(
-        self, number: int, now: float, *, rates: AcceptanceRates, refuted: bool = False
-    ) -> Announced | None:
+    def done(self, number: int, now: float, *, rates: Rates, refuted: bool = False) -> Announced | None:
         """Takes a step as done, and with it all earlier ones that sample nothing; `now` is in seconds.
         `rates` are the probabilities that the next guess is right; `refuted`: as in StepDone.
 
@@ -154,9 +152,7 @@ class StepPlanner:
             step.lane.done_at, step.lane.before = now, step.before
         return step
 
-    def _plain(
-        self, step: Announced, lane: Lane, running: Sequence[Lane], now: float, rates: AcceptanceRates
-    ) -> None:
+    def _plain(self, step: Announced, lane: Lane, running: Sequence[Lane], now: float, rates: Rates) -> None:
         """Learns from a decode step without drafts that is done."""
         prefills, seconds = step.before[0] - lane.before[0], step.before[1] - lane.before[1]
         lane.outstanding -= 1
