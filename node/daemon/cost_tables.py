@@ -29,6 +29,9 @@ log = structlog.get_logger()
 _MOST = 64
 """Files, each of one stage; the oldest go first."""
 
+_LONGEST = 64
+"""Times of a table at most; a start times fewer. Gateways and the coordinator look at as many."""
+
 _PACKAGES = ("sealring", "mlx", "mlx-lm")
 
 
@@ -66,9 +69,12 @@ class CostTables:
 
 def _read(file: Path) -> engine_pb2.StageLoaded:
     try:
-        return engine_pb2.StageLoaded.FromString(read_bounded(file))
+        found = engine_pb2.StageLoaded.FromString(read_bounded(file))
     except (OSError, SealringError, DecodeError):
         return engine_pb2.StageLoaded()
+    # Nothing is less than 0: a step that took no time would be in all later tables, and count in none.
+    possible = len(found.times) <= _LONGEST and all(one.microseconds for one in found.times)
+    return found if possible else engine_pb2.StageLoaded()
 
 
 def least(times: Iterable[control_pb2.StepTime]) -> list[control_pb2.StepTime]:

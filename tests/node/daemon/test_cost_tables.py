@@ -76,7 +76,19 @@ def test_steps_behind_a_context_are_those_behind_the_longest() -> None:
     assert [(one.rows, one.context) for one in found] == [(1, 0), (1, 256)]
 
 
-@pytest.mark.parametrize("damage", [lambda _: b"\x00" * (2 << 20), lambda table: table + b"\x52\x7f"])
+def _more(*times: control_pb2.StepTime) -> Callable[[bytes], bytes]:
+    return lambda table: table + engine_pb2.StageLoaded(times=times).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: b"\x00" * (2 << 20),
+        lambda table: table + b"\x52\x7f",
+        _more(_time(1, 1, 0, 0)),
+        _more(*(_time(size, 1, 0, 1) for size in range(1000))),
+    ],
+)
 def test_a_file_that_is_no_table_is_replaced(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     tables = CostTables(tmp_path)
     started(tables, QUIET)
