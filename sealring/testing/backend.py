@@ -65,6 +65,7 @@ class ScriptedBackend:
     """Ids of requests whose answers are over, whole or not."""
     loads: list[tuple[str, int | None, str]] = field(default_factory=list)
     """Models, with `keep_alive` in seconds and the tenant."""
+    roster: bytes = b""
 
     async def generate(
         self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
@@ -126,7 +127,7 @@ class ScriptedBackend:
         return await self.get_model(name)
 
     async def get_roster(self) -> inference.GetRosterResponse:
-        return inference.GetRosterResponse()
+        return inference.GetRosterResponse(roster=self.roster)
 
 
 @contextlib.asynccontextmanager

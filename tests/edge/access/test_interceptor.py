@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,42 +24,16 @@ from sealring.edge.access.keys import Scope
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc import ErrorInterceptor, Server, from_rpc_error
+from sealring.testing import ScriptedBackend
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
 ASK = inference.GenerateRequest(model="demo", envelope=inference.Envelope(clear=inference.Prompt(text="x")))
 
 
-class Backend:
-    """Tells who asked."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-
-    async def generate(
-        self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
-    ) -> AsyncGenerator[inference.GenerateResponse, None]:
-        self.keys.append(key)
-        yield inference.GenerateResponse(started=inference.Started(model=request.model))
-        yield inference.GenerateResponse(finished=inference.Finished())
-
-    async def list_models(self) -> list[inference.Model]:
-        return [inference.Model(name="demo")]
-
-    async def get_model(self, name: str) -> inference.Model:
-        return inference.Model(name=name)
-
-    async def load_model(self, name: str, keep_alive: int | None, *, tenant: str = "") -> inference.Model:
-        self.keys.append(tenant)
-        return inference.Model(name=name)
-
-    async def get_roster(self) -> inference.GetRosterResponse:
-        return inference.GetRosterResponse(roster=b"roster")
-
-
 @pytest.fixture
-def backend() -> Backend:
-    return Backend()
+def backend() -> ScriptedBackend:
+    return ScriptedBackend(texts=[], roster=b"roster")
 
 
 @pytest.fixture
@@ -69,7 +43,7 @@ def keys(tmp_path: Path) -> KeyFile:
 
 @contextlib.asynccontextmanager
 async def serving(
-    backend: Backend, keys: KeyFile, limits: Limits | None = None, credentials: Any = None
+    backend: ScriptedBackend, keys: KeyFile, limits: Limits | None = None, credentials: Any = None
 ) -> AsyncIterator[str]:
     add = inference_grpc.add_InferenceServicer_to_server
     server = Server(
@@ -97,7 +71,7 @@ async def problem(call: Any) -> SealringError:
     return from_rpc_error(caught.value)
 
 
-async def test_without_keys(backend: Backend, keys: KeyFile) -> None:
+async def test_without_keys(backend: ScriptedBackend, keys: KeyFile) -> None:
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
         stub = inference_grpc.InferenceStub(channel)
         assert len([event async for event in stub.Generate(ASK, timeout=200)]) == 2
@@ -107,7 +81,9 @@ async def test_without_keys(backend: Backend, keys: KeyFile) -> None:
         assert backend.keys[1] == "me"
 
 
-async def test_a_caller_with_a_key_is_let_in_by_its_key_and_no_other(backend: Backend, keys: KeyFile) -> None:
+async def test_a_caller_with_a_key_is_let_in_by_its_key_and_no_other(
+    backend: ScriptedBackend, keys: KeyFile
+) -> None:
     key, record = keys.create([Scope.INFERENCE])
     inside: list[tuple[str, str]] = []
 
@@ -137,7 +113,7 @@ async def test_a_caller_with_a_key_is_let_in_by_its_key_and_no_other(backend: Ba
     assert all(peer.startswith("ipv4:127.0.0.1:") for peer, _ in inside)
 
 
-async def test_keys_and_scopes(backend: Backend, keys: KeyFile) -> None:
+async def test_keys_and_scopes(backend: ScriptedBackend, keys: KeyFile) -> None:
     inference_key, record = keys.create([Scope.INFERENCE])
     read_key = keys.create([Scope.READ])[0]
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
@@ -159,7 +135,7 @@ async def test_keys_and_scopes(backend: Backend, keys: KeyFile) -> None:
         assert backend.keys == [record.id]
         load = inference.LoadModelRequest(model="demo")
         await stub.LoadModel(load, timeout=200, metadata=bearer(inference_key))
-        assert backend.keys == [record.id] * 2
+        assert [tenant for *_, tenant in backend.loads] == [record.id]
         denied = await problem(stub.Generate(ASK, timeout=200, metadata=bearer(read_key)))
         assert (denied.code, denied.reason) == ("PERMISSION_DENIED", "SCOPE_DENIED")
         answer = await stub.GetRoster(inference.GetRosterRequest(), timeout=200, metadata=bearer(read_key))
@@ -169,7 +145,7 @@ async def test_keys_and_scopes(backend: Backend, keys: KeyFile) -> None:
         assert gone.reason == "INVALID_API_KEY"
 
 
-async def test_all_answers_of_a_call_count_for_its_key(backend: Backend, keys: KeyFile) -> None:
+async def test_all_answers_of_a_call_count_for_its_key(backend: ScriptedBackend, keys: KeyFile) -> None:
     metadata = bearer(keys.create([Scope.INFERENCE])[0])
     async with (
         serving(backend, keys, Limits(key_at_once=2)) as address,
@@ -186,7 +162,7 @@ async def test_all_answers_of_a_call_count_for_its_key(backend: Backend, keys: K
                 assert len([event async for event in call]) == 2
 
 
-async def test_health_is_open_and_the_rest_is_not(backend: Backend, keys: KeyFile) -> None:
+async def test_health_is_open_and_the_rest_is_not(backend: ScriptedBackend, keys: KeyFile) -> None:
     read_key = keys.create([Scope.READ])[0]
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -204,7 +180,9 @@ async def test_health_is_open_and_the_rest_is_not(backend: Backend, keys: KeyFil
         assert SERVICE in str(await listed.read())
 
 
-async def test_a_call_without_a_key_is_refused_before_its_message(backend: Backend, keys: KeyFile) -> None:
+async def test_a_call_without_a_key_is_refused_before_its_message(
+    backend: ScriptedBackend, keys: KeyFile
+) -> None:
     keys.create([Scope.INFERENCE])
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
         method: Any = channel.stream_stream("/sealring.v1.Inference/Generate")
@@ -214,7 +192,7 @@ async def test_a_call_without_a_key_is_refused_before_its_message(backend: Backe
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_call_without_a_message(backend: Backend, keys: KeyFile) -> None:
+async def test_a_call_without_a_message(backend: ScriptedBackend, keys: KeyFile) -> None:
     async with serving(backend, keys) as address, grpc.aio.insecure_channel(address) as channel:
         for method_name in ("Generate", "ListModels"):
             method: Any = channel.stream_stream(f"/sealring.v1.Inference/{method_name}")
@@ -225,7 +203,7 @@ async def test_a_call_without_a_message(backend: Backend, keys: KeyFile) -> None
 
 
 async def test_a_message_that_does_not_come_is_not_waited_for(
-    backend: Backend, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+    backend: ScriptedBackend, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where no key is needed: strangers would keep any number of calls."""
     monkeypatch.setattr(interceptor, "MESSAGE_SECONDS", 0.01)
@@ -235,7 +213,7 @@ async def test_a_message_that_does_not_come_is_not_waited_for(
             assert (await problem(method(timeout=100))).reason == "BODY_TOO_SLOW"
 
 
-async def test_tls_follows_its_files(backend: Backend, keys: KeyFile, tmp_path: Path) -> None:
+async def test_tls_follows_its_files(backend: ScriptedBackend, keys: KeyFile, tmp_path: Path) -> None:
     certificate, key = write_edge_certificate(tmp_path)
     text = keys.create([Scope.INFERENCE])[0]
     tls = EdgeTls(certificate, key)
