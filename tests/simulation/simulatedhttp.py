@@ -206,7 +206,7 @@ async def events_of(messages: AsyncIterator[Object]) -> AsyncIterator[Object]:
 
 
 def _error(told: Object | str, status: int) -> SealringError:
-    """Anthropic's errors have a kind, and Ollama's a text."""
-    kind = f"HTTP_{status}" if isinstance(told, str) else told.get("code") or told["type"]
-    reason = str(kind).upper().replace("CONTEXT_LENGTH_EXCEEDED", "TOO_LARGE_FOR_RING")
+    """Only OpenAI's errors have a code. A stream that has begun has status 200."""
+    code = told.get("code") if isinstance(told, dict) else None
+    reason = (code or f"HTTP_{status}").upper().replace("CONTEXT_LENGTH_EXCEEDED", "TOO_LARGE_FOR_RING")
     return SealringError(f"{status}: {told}", reason=reason)
