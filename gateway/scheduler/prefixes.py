@@ -258,7 +258,7 @@ class PrefixCache:
         names = row.names + tuple(pair for pair in more if pair[0] <= held)
         if self._any and len(names) > len(row.names):
             self._keep(row, names)
-        elif self._exact and more and names[-1][0] == held:
+        elif self._exact and more and names and names[-1][0] == held:
             row.names = names
             self._keep(row, names[-1:])
 

@@ -312,6 +312,21 @@ def test_the_end_of_an_answer_is_a_mark_like_that_of_a_prompt(ahead: int) -> Non
     assert desk.row("a" * 100 + "d" * 60).reused == 84, "a template may render the answer otherwise"
 
 
+@pytest.mark.parametrize("support", [ANY, EXACT])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_prompt_too_short_for_a_name_ends_with_an_answer_of_any_length(
+    support: control.PrefixSupport.ValueType, ahead: int
+) -> None:
+    """The first name may be behind a last token that no step has computed."""
+    for whole in range(62, 83):
+        desk = Desk(support, marks=10)
+        row, _ = desk.prefill("a" * 30)
+        assert not row.names
+        held = whole - 1 + ahead
+        kept = [f"keep 1: {held} of 1"] if held >= 64 else []
+        assert desk.finish(row, "b" * (whole - 31) + ".", ahead) == kept
+
+
 def test_an_answer_that_is_not_where_its_names_are_is_not_kept() -> None:
     desk = Desk(EXACT)
     row, _ = desk.prefill("a" * 100)
