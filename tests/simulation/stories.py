@@ -337,13 +337,13 @@ class Story:
         which pass while the head has their prompts. Some go on."""
         if self.cluster.memory == LARGE_MEMORY:
             return
-        ask = functools.partial(self._ask_for, 8, "first", api="clear", gateway=self.gateways[0])
-        asked = [ask(words=600) for _ in range(8)]
+        ask = functools.partial(self._ask_for, 3, "first", api="clear", gateway=self.gateways[0])
+        asked = [ask(words=400) for _ in range(8)]
         await asyncio.sleep(0.5)
-        late = [ask(words=600, deadline=2.0) for _ in range(3)]
+        late = [ask(words=400, deadline=2.0) for _ in range(3)]
         await asyncio.sleep(0.5)
-        asked += [ask(words=600) for _ in range(4)]
-        other = ask(words=600, tenant=TENANTS[1])
+        asked += [ask(words=400) for _ in range(4)]
+        other = ask(words=400, tenant=TENANTS[1])
         await self._answers(SETTLED_SECONDS)
         order = [text for text in self.cluster.wires.begun if text in {one.text for one in (*asked, other)}]
         if other.text in order[-3:]:

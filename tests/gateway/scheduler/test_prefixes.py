@@ -333,14 +333,6 @@ def test_an_answer_that_is_not_where_its_names_are_is_not_kept() -> None:
     assert desk.finish(row, "b" * 41, ahead=2) == []
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_the_first_name_may_be_that_of_the_whole_answer(ahead: int) -> None:
-    """The prompt is too short for a name, and the answer's last token makes the first block."""
-    desk = Desk(EXACT)
-    row, _ = desk.prefill("a" * 10)
-    assert desk.finish(row, "b" * 54, ahead) == [f"keep 1: 64 of {row.number}"] * ahead
-
-
 def test_a_prefix_is_in_use_from_the_first_chunk_of_a_row_that_begins_with_it() -> None:
     desk = Desk(tokens=1024)
     for letter in "abc":
