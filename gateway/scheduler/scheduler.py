@@ -339,12 +339,13 @@ class Scheduler:
             if row is None:
                 continue
             tokens, progress = output.tokens, row.progress
-            progress.tokens.append(output.token)
-            if tokens != len(progress.tokens) + row.earlier:
+            if tokens != len(progress.tokens) + 1 + row.earlier:
                 raise InvalidInput(f"the head counts {tokens} tokens of row {row.number}", reason="BAD_STEP")
-            self._content(row, output, pieces, large=large)
-            if finish := output.finish:
+            if finish := output.finish:  # it may raise: an answer is not resumed behind its last token
                 self._running_epoch().planner.finished(row, tokens - row.answered, output)
+            progress.tokens.append(output.token)
+            self._content(row, output, pieces, large=large)
+            if finish:
                 self._sign(row, tokens)
                 self._finish(row, finish, tokens)
             elif tokens - row.answered >= row.limit:

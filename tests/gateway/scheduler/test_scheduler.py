@@ -772,6 +772,21 @@ def test_a_head_that_tells_of_too_few_tokens_ends_the_epoch(limit: int, silent: 
     assert caught.value.reason == "BAD_STEP"
 
 
+def test_an_end_with_names_that_cannot_be_is_no_part_of_what_is_resumed() -> None:
+    """Else the answer would go on behind its end."""
+    driver = Driver(1)
+    driver.ask("a", max_tokens=20)
+    driver.done(2)
+    (request,) = driver.rows.values()
+    heard = len(request.progress.choices[0].tokens)
+    step = driver.under_way.popleft()
+    last = output(1, heard + 1, finish=inference.FINISH_REASON_STOP, prefixes=b"x")
+    with pytest.raises(InvalidInput) as caught:
+        driver.scheduler.step_done(control.StepDone(step=step.number, outputs=[last]), 0.0)
+    assert caught.value.reason == "BAD_PREFIXES"
+    assert len(request.progress.choices[0].tokens) == heard
+
+
 def output(row: int, tokens: int, **fields: object) -> control.RowOutput:
     return control.RowOutput(row=row, tokens=tokens, **fields)  # type: ignore[arg-type]
 
