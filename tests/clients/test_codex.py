@@ -302,7 +302,10 @@ async def compaction_replay(edge: Edge) -> None:
 CASES = [
     each
     for name, each in dict(globals()).items()
-    if callable(each) and getattr(each, "__code__", None) and name not in ("edge", "call")
+    if callable(each)
+    and each.__module__ == __name__
+    and getattr(each, "__code__", None)
+    and name not in ("edge", "call")
 ]
 
 

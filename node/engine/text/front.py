@@ -15,8 +15,9 @@ from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.node.engine.drafts.source import Source
 from sealring.node.engine.text.book import Book, Emit
 from sealring.node.engine.text.inputs import InputProcessor
-from sealring.node.engine.text.picture import MAX_WAITING_BYTES, Sight
+from sealring.node.engine.text.picture import Sight
 from sealring.node.engine.text.reading import Reader
+from sealring.node.engine.text.showing import MAX_WAITING_BYTES
 
 
 class Front:

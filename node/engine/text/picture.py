@@ -18,9 +18,6 @@ from sealring.node.engine.staging.grid import Grid
 from sealring.node.engine.text.showing import Shown
 from sealring.v1 import inference_pb2 as inference
 
-MAX_WAITING_BYTES = 384 << 20
-"""The images of all prompts that are not prefilled, as files, pixels or arrays."""
-
 _NO_TOKEN = 1 << 31
 """No vocabulary has as many tokens."""
 

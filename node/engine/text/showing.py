@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 from sealring.mesh.errors import InvalidInput
 
+MAX_WAITING_BYTES = 384 << 20
+"""The images of all prompts that are not prefilled, as files, pixels or arrays."""
+
 Write = Callable[[str], str]
 """Changes what the author wrote, wherever it stands in the prompt."""
 

@@ -11,7 +11,7 @@ from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.mesh.system.extras import vision_installed
 from sealring.node.engine.staging.pictured import SHOWN, UNFIT
 from sealring.node.engine.staging.text_part import OF_TOWERS
-from sealring.node.engine.text.picture import MAX_WAITING_BYTES
+from sealring.node.engine.text.showing import MAX_WAITING_BYTES
 from sealring.node.engine.weights import read_config, read_header, weight_files
 
 from . import mlx_vlm_import
