@@ -585,6 +585,9 @@ class MemberEpoch:
             return
         try:
             await engine.close_epoch()
+        except SealringError as error:  # it has ended, or does not answer
+            self._log.warning("engine_epoch_not_closed", why=error.message)
+            engine.kill()
         except Exception as error:
             self._log.warning("engine_epoch_not_closed", exc_info=error)
             engine.kill()

@@ -13,7 +13,9 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -22,8 +24,9 @@ REPEATABLE = {"PYTHONHASHSEED": "0"}
 """Sets of texts have the same order in each run."""
 
 
-def live(seed: int) -> tuple[list[str], list[str], int, int]:
-    """What was wrong in the story of a seed, its history, and the numbers of requests and callbacks."""
+def live(seed: int) -> tuple[list[str], list[str], int, int, int]:
+    """What was wrong in the story of a seed, its history, and the numbers of requests, of rows that went on
+    in a later epoch, and of callbacks."""
     from stories import Story
     from virtualloop import VirtualLoop
 
@@ -32,13 +35,32 @@ def live(seed: int) -> tuple[list[str], list[str], int, int]:
         loop = VirtualLoop()
         asyncio.set_event_loop(loop)
         story = Story(seed, Path(folder), loop)
+        hear(story.wrong)
         try:
             loop.run_until_complete(story.run())
         except Exception as error:
             story.wrong.append(f"the story broke off: {error!r}")
             if "-v" in sys.argv:
                 traceback.print_exc()
-    return story.wrong, story.history, len(story.asked), loop.handled
+    return story.wrong, story.history, len(story.asked), story.cluster.wires.resumed, loop.handled
+
+
+def hear(wrong: list[str]) -> None:
+    """Has logs judged: what no fault of a machine can be the cause of is wrong."""
+
+    def judge(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        ended = event["event"] == "ring_lost" and str(event.get("reason")).startswith("BAD_")
+        if ended or event.get("exc_info"):
+            wrong.append(f"the log has {dict(event)}")
+        if "-v" in sys.argv:
+            return event
+        raise structlog.DropEvent
+
+    level = logging.INFO if "-v" in sys.argv else logging.WARNING
+    structlog.configure(
+        processors=[judge, *structlog.get_config()["processors"]],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+    )
 
 
 def alone(seed: int, *, tell: bool) -> bool:
@@ -50,9 +72,10 @@ def alone(seed: int, *, tell: bool) -> bool:
     gc.freeze()
     gc.set_threshold(20_000)
     began = time.process_time()
-    wrong, history, requests, handled = live(seed)
+    wrong, history, requests, resumed, handled = live(seed)
     seconds = time.process_time() - began
-    print(f"seed {seed}: {requests} requests, {handled} callbacks, {seconds:.2f} s of a processor")
+    work = f"{requests} requests, {resumed} went on, {handled} callbacks"
+    print(f"seed {seed}: {work}, {seconds:.2f} s of a processor")
     if wrong:
         print("\n".join([*(history if tell else []), *(f"WRONG: {one}" for one in wrong)]))
         print(f"again: python tests/simulation/run.py {seed}")
@@ -63,8 +86,6 @@ def alone(seed: int, *, tell: bool) -> bool:
 def main() -> int:
     first, *rest = (int(one) for one in sys.argv[1:] if one != "-v")
     number = rest[0] if rest else 1
-    level = logging.INFO if "-v" in sys.argv else logging.CRITICAL
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
     import stories  # noqa: F401 - once for all seeds
 
     bad = [seed for seed in range(first, first + number) if not alone(seed, tell=number == 1)]

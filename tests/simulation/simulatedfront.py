@@ -175,6 +175,7 @@ class SimulatedFront:
         """The row's parameter record."""
         opened = self._row(chunk.row)
         self._owner.children.wires.begun[opened.text] += 1
+        self._owner.children.wires.resumed += opened.parameters.answered > 0
         record = opened.parameters.encode()
         if len(record) != chunk.params_bytes:
             raise _bad_chunk(chunk)

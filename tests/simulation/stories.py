@@ -64,6 +64,10 @@ NOT_OURS = frozenset({"UNAVAILABLE", "CANCELLED", "PEER_UNREACHABLE"})
 WRONG_CLOCK = frozenset({"ENVELOPE_EXPIRED", "ROOT_NOT_YET_VALID", "ROSTER_NOT_YET_VALID"})
 """Reasons where a machine's clock was wrong when a program there was started, or for more than a minute."""
 
+MANY_FAULTS = 3
+"""A gateway gives up a request that ends epoch after epoch. As many faults that come together may have ended
+them as well."""
+
 REFUSED = frozenset(
     {
         *(
@@ -71,7 +75,6 @@ REFUSED = frozenset(
             "NO_RING",
             "NO_ROSTER",
             "MODEL_NOT_FOUND",
-            "REQUEST_GIVEN_UP",
             "QUEUE_FULL",
             "WAIT_TOO_LONG",
         ),
@@ -165,6 +168,8 @@ class Story:
         self._wrong_clocks: set[str] = set()
         """Machines whose clock was wrong at some time."""
         self._away_gateways: set[str] = set()
+        self._faults: list[float] = []
+        """When they happened."""
 
     def note(self, what: str) -> None:
         """Adds a line to the history."""
@@ -236,6 +241,7 @@ class Story:
             (1, self._hinder_loads),
             (1, self._lag),
             (2, self._several),
+            (3, self._lose_midway),
             (1, self._drain),
             (1, self._crowd),
             (1, self._late_reports),
@@ -243,6 +249,8 @@ class Story:
         weights = [weight for weight, _ in events]
         ((_, happen),) = self.random.choices(events, weights)
         await happen()
+        if happen not in (self._ask, self._crowd):
+            self._faults.append(self.loop.time())
 
     # Events
 
@@ -251,6 +259,7 @@ class Story:
         faults = [self._kill_engine, self._cut, self._lag, self._kill_node, self._kill_carrier, self._stand]
         for fault in self.random.sample(faults, 3):
             await fault()
+            self._faults.append(self.loop.time())
             await asyncio.sleep(self.random.expovariate(4.0))
 
     async def _ask(self) -> None:
@@ -437,6 +446,17 @@ class Story:
     async def _freeze_engine(self) -> None:
         self._stall(60.0)
         await self._to_child("engine", "frozen", lambda child: child.freeze())
+
+    async def _lose_midway(self) -> None:
+        """A part of a ring goes away in the middle of answers."""
+        deployment = self.random.choice(list(self.deployments))
+        apis = self.random.choices(("clear", "sealed", *APIS), k=3)
+        asked = [self._ask_for(60, deployment, api=api) for api in apis]
+        for _ in range(100):
+            if any(one.heard > 5 or one.over for one in asked):
+                break
+            await asyncio.sleep(0.03)
+        await self.random.choice((self._kill_engine, self._kill_carrier, self._kill_node, self._cut))()
 
     async def _hinder_loads(self) -> None:
         """A node loads slowly, without an end, or with an error, and has to load anew."""
@@ -913,6 +933,8 @@ class Story:
             return False
         if error.reason in REFUSED or (asked.deadline and error.reason in LATE):
             return True
+        if error.reason == "REQUEST_GIVEN_UP":
+            return sum(at > asked.begun for at in self._faults) >= MANY_FAULTS
         if asked.choices > 1 and error.reason == "TOO_LARGE_FOR_RING":
             return self.cluster.memory < LARGE_MEMORY
         if error.reason in WRONG_CLOCK and self._wrong_clocks:

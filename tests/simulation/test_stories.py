@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,9 @@ def live(first: int, number: int) -> None:
         [sys.executable, RUN, str(first), str(number)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    resumed = re.findall(r"(\d+) went on", done.stdout)
+    assert len(resumed) == number
+    assert any(map(int, resumed)), "no answer went on in a later epoch"
 
 
 @pytest.mark.parametrize("first", range(1, 13, 6))

@@ -50,6 +50,8 @@ class Wires:
         self.served: list[Served] = []
         self.begun: Counter[str] = Counter()
         """How often a head has begun a prompt."""
+        self.resumed = 0
+        """Rows that went on behind tokens of an earlier epoch."""
         self.computed: dict[str, float] = {}
         """When a head last had a token for a prompt."""
         self.listeners: dict[tuple[str, int], Any] = {}
