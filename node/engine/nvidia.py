@@ -2,10 +2,10 @@
 
 **Attention without a plan for each length.** On these GPUs MLX leaves attention of more than one new token to
 cuDNN. It makes a plan for every pair of new tokens and tokens held: 32 to 42 ms on the host of an H200, the
-time of 4,000 prompt tokens. Prompts seldom have a length that was seen before. So other than regular lengths
-are computed in three operations, as MLX does without cuDNN. 16 layers of an 8B model take 4.7 ms instead of
-4.1 for 126 tokens, and 13 instead of 8 for the last 512 of 4,096. Few tokens have a kernel of their own
-(`nvidia_attention`).
+time of 4,000 prompt tokens. Prompts seldom have a length that was seen before. So lengths that
+are not regular are computed in three operations, as MLX does without cuDNN. For 126 tokens, 16 layers of an
+8B model take 4.7 ms instead of 4.1. For the last 512 tokens of 4,096 they take 13 ms instead of 8. Few
+tokens have a kernel of their own (`nvidia_attention`).
 
 **Records through pinned memory.** When the CPU reads an array, MLX moves that array to managed memory. Its
 pages then fault back and forth whenever the buffer is used again. So own kernels copy from and to pinned

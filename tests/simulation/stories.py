@@ -249,7 +249,7 @@ class Story:
         weights = [weight for weight, _ in events]
         ((_, happen),) = self.random.choices(events, weights)
         await happen()
-        if happen not in (self._ask, self._crowd):
+        if happen not in (self._ask, self._crowd, self._several):
             self._faults.append(self.loop.time())
 
     # Events
