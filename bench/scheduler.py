@@ -20,6 +20,7 @@ import numpy as np
 
 from bench.frame import Result, Table, numbers, progress
 from bench.paced import virtual
+from bench.paced.ring import Head
 from bench.verdict import Check
 from sealring.gateway.scheduler import (
     Action,
@@ -45,7 +46,7 @@ class Ring:
 
     def __init__(self) -> None:
         self.opening: deque[OpenRow] = deque()
-        self._head = virtual.Head()
+        self._head = Head()
         self.done = self._head.done
 
     def take(self, actions: list[Action]) -> None:

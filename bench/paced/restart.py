@@ -78,7 +78,7 @@ def _prompt(text: str, model: str, disk: DiskTime) -> Result:
     for name in ("cold", "again"):
         ring.ask(name, PROMPT, 2, same + name[:4].encode() * 3)
         ring.run()
-        ring.restart()
+        ring.attach()
     return {"cold_s": round(ring.first("cold"), 2), "again_s": round(ring.first("again"), 2)}
 
 

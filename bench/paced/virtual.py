@@ -1,17 +1,14 @@
-"""The real scheduler over Macs of `bench/macs.toml`, in virtual time: an hour of them takes some seconds.
+"""The real scheduler over Macs of `bench/macs.toml`, in virtual time (`bench.paced.ring`).
 
-Nothing but the scheduler is the product's. A stage's steps take what `StageTime` says, a hop what the link
-needs, and the head answers at once. Stages time every size that `node.engine.warm_up` knows, whereas a real
-one leaves out sizes for which its seconds do not suffice.
+A stage's steps take what `StageTime` says, a hop what the link needs. Stages time every size that
+`node.engine.warm_up` knows, whereas a real one leaves out sizes for which its seconds do not suffice.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import random
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from statistics import mean
@@ -23,18 +20,13 @@ from bench.paced.alone import Alone, alone, together
 from bench.paced.disk import DiskTime, VirtualDisk
 from bench.paced.figures import StageTime, cluster, figures
 from bench.paced.least import Turn, least_again
+from bench.paced.ring import VirtualRing, Work
 from bench.summaries import percentile
 from sealring.gateway.scheduler import (
     Action,
-    AnnounceStep,
-    Deliver,
-    Finish,
     MemberMemory,
-    OpenRow,
     RecallBlocks,
-    Request,
     RingFacts,
-    Scheduler,
     StepCosts,
     Timed,
 )
@@ -43,14 +35,12 @@ from sealring.node.engine.device import CHUNK, METAL_EDGES
 from sealring.node.engine.warm_up import LONG_ON_GPU, LONG_ROWS, TIMED_ROWS, TIMED_TOKENS
 from sealring.node.stored.policy import Sights
 from sealring.v1 import control_pb2 as control
-from sealring.v1 import inference_pb2 as inference
 
 MOST_ROWS = 64
 CONTEXT = 65_536
 ASKED_ONCE = 4000, 12_000
 """Tokens of the shortest and the longest prompt that is asked once."""
 
-_OPEN_SECONDS, _ANNOUNCE_SECONDS = 0.002, 0.0003
 _RECORD_RATE = 1.9e9
 """Bytes a second that a processor seals and copies."""
 
@@ -70,40 +60,8 @@ class Agents:
     turns: int = 10
 
 
-class Head:
-    """Knows which rows a step samples, as a head does, without the cost of a digest."""
-
-    def __init__(self) -> None:
-        self.lanes: dict[int, list[int]] = {}
-        self._under_way: deque[tuple[int, list[int], bool]] = deque()
-        self.generated: dict[int, int] = {}
-
-    def take(self, step: control.Step) -> None:
-        for change in step.changes:
-            if change.HasField("admit"):
-                self.lanes.setdefault(change.admit.lane, []).append(change.admit.row)
-            elif change.HasField("evict"):
-                for rows in self.lanes.values():
-                    for row in {change.evict.row}.intersection(rows):
-                        rows.remove(row)
-        if step.HasField("decode"):
-            self._under_way.append((step.number, list(self.lanes[step.decode.lane]), True))
-        elif step.HasField("prefill"):
-            ended = [chunk.row for chunk in step.prefill.chunks if chunk.end == chunk.prompt_tokens]
-            self._under_way.append((step.number, ended, False))
-
-    def done(self) -> tuple[control.StepDone, bool]:
-        """The next step, and whether it decoded."""
-        number, rows, decoded = self._under_way.popleft()
-        done = control.StepDone(step=number)
-        for row in rows:
-            self.generated[row] = self.generated.get(row, 0) + 1
-            done.outputs.add(row=row, text=" word", tokens=self.generated[row])
-        return done, decoded
-
-
-class VirtualMacs:
-    """A ring of one request list. `arrivals` are the moments of each request's tokens."""
+class VirtualMacs(VirtualRing):
+    """A ring of one request list."""
 
     def __init__(
         self,
@@ -120,188 +78,89 @@ class VirtualMacs:
         """`memory`: tokens of which each stage has the caches. A mark takes as much as `mark` tokens. `disk`:
         the members store prefixes."""
         known, names = figures(), cluster(text)
-        self.now = 0.0
-        self.asked: dict[str, float] = {}
-        self.arrivals: dict[str, list[float]] = {}
-        self.ended: deque[str] = deque()
-        self.cached: dict[str, int] = {}
-        self.begun: dict[str, float] = {}
         self._model, many = known.models[model], len(names)
         self._stages = [
             StageTime(known.machines[name], self._model, 1 / many, place == many - 1)
             for place, name in enumerate(names)
         ]
         way = known.links[link]
-        self._hop = way.seconds + way.wakeups + known.completion if many > 1 else 0.0
-        self._byte_seconds = 1 / way.bytes_per_second + 1 / _RECORD_RATE if many > 1 else 0.0
-        self._free, self._lane_ready = [0.0] * many, dict[int, float]()
-        self._head, self._context = Head(), dict[int, int]()
-        self._prompts: dict[str, tuple[int, bytes]] = {}
+        self._byte_seconds = 1 / way.bytes_per_second + 1 / _RECORD_RATE
+        self._said: dict[str, bytes] = {}
         self._names: dict[int, PrefixNames] = {}
-        self._ends = Ends()
-        self._rows: dict[int, Request] = {}
-        self._events: list[tuple[float, int, Callable[[], list[Action]]]] = []
-        self._sequence = itertools.count()
         self._chains: dict[int, Chain] = {}
         self._once: set[str] = set()
-        self._sights = Sights()
         self._disk = VirtualDisk(disk, lambda: self.now) if disk else None
         costs = StepCosts.of([list(_timed(stage)) for stage in self._stages])
         member = MemberMemory(1024, 1024 * mark, 1024 * memory, 1024 * mark)
-        self._facts = RingFacts((member,) * many, rows, CHUNK, support, costs=costs, recalls=disk is not None)
-        self._scheduler = Scheduler(queue_limit=1000)
-        self._do(self._scheduler.attach(self._facts))
+        facts = RingFacts((member,) * many, rows, CHUNK, support, costs=costs, recalls=disk is not None)
+        super().__init__(facts, many, way.seconds + way.wakeups + known.completion)
 
-    def restart(self) -> None:
-        """Every process is ended and started again, between two turns: what is on disk is left."""
-        self._head, self._ends, self._sights = Head(), Ends(), Sights()
+    def attach(self) -> None:
+        """Every process is started, or ended and started again between two turns: what is on disk is left."""
+        self._ends, self._sights = Ends(), Sights()
         if self._disk:
             self._disk.end_epoch()
-        self._events.clear()
-        self._lane_ready.clear()
-        self._scheduler = Scheduler(queue_limit=1000)
-        self._do(self._scheduler.attach(self._facts))
+        super().attach()
 
     def ask(self, name: str, prompt: int, answer: int, tokens: bytes = b"", *, returns: bool = True) -> None:
         """Sends a request. `tokens`, 4 bytes each, are of prompt and answer, which are then kept. `returns`:
         by its shape, the next prompt begins with this one."""
         if not returns:
             self._once.add(name)
-        self.asked[name], self._prompts[name] = self.now, (prompt, tokens)
-        self._do(self._scheduler.submit(Request(name, name, answer, inference.Envelope()), self.now))
-
-    def at(self, when: float, event: Callable[[], None]) -> None:
-        def run() -> list[Action]:
-            event()
-            return []
-
-        self._at(when, run)
-
-    def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Runs until nothing is left to do, or `until` holds."""
-        while self._events and not until():
-            self.now, _, event = heapq.heappop(self._events)
-            self._do(event())
-
-    def first(self, name: str) -> float:
-        """Seconds to the first token."""
-        return self.arrivals[name][0] - self.asked[name]
-
-    def whole(self, name: str) -> float:
-        """Seconds to the last token."""
-        return self.arrivals[name][-1] - self.asked[name]
+        self._said[name] = tokens
+        super().ask(name, prompt, answer)
 
     def alone(self, new: int, cached: int) -> Alone:
         """What `new` tokens behind `cached` ones take by figures."""
-        return alone(self._stages, len(self._stages) * self._hop, new, cached)
+        return alone(self._stages, self.stages * self.hop, new, cached)
 
-    def firsts(self, names: str) -> list[float]:
-        """Seconds to the first token of requests whose names begin so."""
-        return [self.first(name) for name in self.arrivals if name.startswith(names)]
+    def takes(self, stage: int, work: Work) -> float:
+        return self._stages[stage].step(work.rows, work.tokens, work.past)
 
-    def gaps(self, names: str, begin: float = 0.0, end: float = float("inf")) -> list[float]:
-        """Seconds between tokens of requests whose names begin so, in a time."""
-        found = []
-        for name, times in self.arrivals.items():
-            if name.startswith(names):
-                inside = [moment for moment in times if begin <= moment <= end]
-                found += [after - before for before, after in itertools.pairwise(inside)]
-        return found
+    def travels(self, work: Work) -> float:
+        return work.rows * work.tokens * self._model.hidden * 2 * self._byte_seconds
 
-    def tokens(self, begin: float, end: float) -> int:
-        return sum(begin < moment <= end for times in self.arrivals.values() for moment in times)
+    def act(self, action: Action) -> None:
+        if isinstance(action, RecallBlocks) and action.chain.names and self._disk:
+            when = self._disk.read(action.chain)
+            for rank in range(self.stages):
+                recalled = control.Recalled(number=action.number, tokens=action.chain.tokens, rank=rank)
+                self.at(when, partial(self.scheduler.recalled, recalled))
+        super().act(action)
 
-    def _do(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            if isinstance(action, AnnounceStep):
-                self._announce(action.step)
-            elif isinstance(action, OpenRow):
-                self._rows[action.row] = action.request
-                self._at(self.now + _OPEN_SECONDS, partial(self._opened, action.row))
-            elif isinstance(action, Deliver):
-                for request, *_ in action.pieces:
-                    self.arrivals.setdefault(request.id, []).append(self.now)
-            elif isinstance(action, Finish):
-                self.ended.append(action.request.id)
-                self.cached[action.request.id] = action.finished.cached_tokens
-            elif isinstance(action, RecallBlocks) and action.chain.names and self._disk:
-                when = self._disk.read(action.chain)
-                for rank in range(len(self._stages)):
-                    recalled = control.Recalled(number=action.number, tokens=action.chain.tokens, rank=rank)
-                    self._at(when, partial(self._scheduler.recalled, recalled))
-
-    def _opened(self, row: int) -> list[Action]:
-        request = self._rows[row]
-        prompt, tokens = self._prompts[request.id]
-        self._context[row] = prompt
-        opened = control.RowOpened(
-            row=row, prompt_tokens=prompt, params_bytes=64, max_tokens=request.max_tokens
-        )
+    def opened(self, row: int) -> control.RowOpened:
+        opened, request = super().opened(row), self.rows[row]
+        tokens = self._said[request.id][: 4 * opened.prompt_tokens]
         if tokens:
             names = self._names[row] = PrefixNames(bytes(KEY_BYTES), b"c")
-            opened.prefixes, opened.ends = self._ends.extend(names, tokens[: 4 * prompt])
+            opened.prefixes, opened.ends = self._ends.extend(names, tokens)
         if tokens and self._disk:
-            chain = chain_of(bytes(KEY_BYTES), b"c", tokens[: 4 * prompt])
+            chain = chain_of(bytes(KEY_BYTES), b"c", tokens)
             self._chains[row] = self._sights.worth(chain, returns=request.id not in self._once)
             opened.stored = self._disk.held(chain).packed()
-        return self._scheduler.row_opened(opened)
+        return opened
 
-    def _announce(self, step: control.Step) -> None:
-        self._head.take(step)
-        self._store(step)
-        at, work = self.now + _ANNOUNCE_SECONDS, None
-        if step.HasField("decode"):
-            lane = self._head.lanes[step.decode.lane]
-            at = max(at, self._lane_ready.get(step.decode.lane, 0.0))
-            for row in lane:
-                self._context[row] += 1
-            work = len(lane), 1, sum(self._context[row] for row in lane) // max(1, len(lane))
-        elif step.HasField("prefill"):
-            (chunk,) = step.prefill.chunks
-            self.begun.setdefault(self._rows[chunk.row].id, self.now)
-            work = 1, chunk.end - chunk.start, chunk.start
-        launched = max(at, self._free[0])
-        if work is None:
-            self._at(launched, lambda: self._scheduler.steps_executed(step.number))
-            return
-        record = work[0] * work[1] * self._model.hidden * 2 * self._byte_seconds
-        for place, stage in enumerate(self._stages):
-            at = self._free[place] = max(at, self._free[place]) + stage.step(*work)
-            at += self._hop + record * (place < len(self._stages) - 1)
-        if step.HasField("decode"):
-            self._lane_ready[step.decode.lane] = at
-        done, _ = self._head.done()
-        for output in done.outputs:
-            self._end(output)
-        when = at if done.outputs else launched  # without outputs the head says so when it has launched it
-        self._at(when + _ANNOUNCE_SECONDS, lambda: self._scheduler.step_done(done, self.now))
-
-    def _store(self, step: control.Step) -> None:
+    def announce(self, step: control.Step) -> None:
         """Members write what is computed behind the steps."""
-        if self._disk is None:
-            return
-        for change in step.changes:
+        for change in step.changes if self._disk else ():
             for place in (change.keep, change.mark):
                 chain = self._chains.get(place.row, NO_CHAIN)
                 if place.tokens and chain.first(place.tokens).tokens == place.tokens:
                     self._disk.marked(chain.first(place.tokens))
-        for chunk in step.prefill.chunks:
+        for chunk in step.prefill.chunks if self._disk else ():
             self._disk.computed(chunk.row, self._chains.get(chunk.row, NO_CHAIN).first(chunk.end))
+        super().announce(step)
 
-    def _end(self, output: control.RowOutput) -> None:
-        request = self._rows[output.row]
-        if output.tokens == request.max_tokens:
-            output.finish = inference.FINISH_REASON_LENGTH
-            if (names := self._names.pop(output.row, None)) is not None:
-                prompt, tokens = self._prompts[request.id]
-                whole = 4 * (prompt + output.tokens)
-                for said in (tokens[4 * prompt : whole - 4], tokens[whole - 4 : whole]):
-                    prefixes, ends = self._ends.extend(names, said)
-                    output.prefixes += prefixes
-                    output.ends += ends
-
-    def _at(self, when: float, event: Callable[[], list[Action]]) -> None:
-        heapq.heappush(self._events, (when, next(self._sequence), event))
+    def sampled(self, output: control.RowOutput) -> None:
+        super().sampled(output)
+        if output.finish and (names := self._names.pop(output.row, None)) is not None:
+            name = self.rows[output.row].id
+            prompt, tokens = 4 * self.prompts[name], self._said[name]
+            whole = prompt + 4 * output.tokens
+            for said in (tokens[prompt : whole - 4], tokens[whole - 4 : whole]):
+                prefixes, ends = self._ends.extend(names, said)
+                output.prefixes += prefixes
+                output.ends += ends
 
 
 def _timed(stage: StageTime) -> Iterable[Timed]:
@@ -522,7 +381,7 @@ def sessions(
     if restart:
         take(0, middle)
         ring.run()
-        ring.restart()
+        ring.attach()
     take(middle, turns)
     again = dropped = whole = said = answers = longest = lost = had = 0
     ran, firsts = [], []

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from requestkit import request_of
 from ringfacts import member_with, ring_of
 
+from bench.paced.ring import VirtualGateway
 from sealring.gateway.scheduler import (
     NO_MODEL,
     Action,
-    AnnounceStep,
-    OpenRow,
     RingFacts,
-    Scheduler,
     SourceFacts,
     StepCosts,
 )
@@ -118,7 +113,7 @@ class _Job:
     since: float = 0.0
 
 
-class DraftedRing:
+class DraftedRing(VirtualGateway):
     """`slower(tokens)` is the factor of a stage's time for that many tokens. A head that `claims`
     says that its guesses are right with that probability; else it tells what it found. The draft model's
     guesses behind right ones are right with probability `right`.
@@ -126,6 +121,8 @@ class DraftedRing:
     Stages take what is ready in its order, each on a processor until it is through. The head's draft model
     guesses when its stage has nothing to do, and for a run that waits for its drafts.
     """
+
+    OPEN_SECONDS = 0.0
 
     def __init__(
         self,
@@ -137,17 +134,13 @@ class DraftedRing:
     ) -> None:
         self._machine, self._slower, self._claims = machine, slower, claims
         self._right, self._chance = right, random.Random(seed)
-        self._now = 0.0
-        self._count = itertools.count()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._scheduler = Scheduler(queue_limit=1)
         self._composition = Composition(epoch=1, max_rows=4, prefill_chunk=4096)
         self._runs = Runs()
         self._model = Tally.of_all_rows()
         self._waiting: deque[tuple[ResolvedStep, float]] = deque()
         self._queues: list[deque[_Job]] = [deque() for _ in range(machine.stages)]
         self._busy: set[int] = set()
-        self._do(self._scheduler.attach(machine.facts))
+        super().__init__(machine.facts)
 
     def answer(self, prompt: Sequence[int], answer: Sequence[int], drafts: int = MAX_DRAFTS) -> float:
         """How long an answer takes from its first token to its last."""
@@ -157,36 +150,26 @@ class DraftedRing:
         self._guesses.feed(len(prompt))
         self._said = self._at = self._under_way = 0
         self._arrived: list[float] = []
-        self._do(self._scheduler.submit(request_of("a", len(answer)), self._now))
-        while self._events:
-            self._now, _, event = heapq.heappop(self._events)
-            event()
+        self.ask("a", len(prompt), len(answer))
+        self.run()
         assert self._said == len(answer)
         return self._arrived[-1] - self._arrived[0]
 
-    def _later(self, seconds: float, event: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self._now + seconds, next(self._count), event))
+    def opened(self, row: int) -> control.RowOpened:
+        self._row = row
+        opened = super().opened(row)
+        opened.drafts = self._drafts
+        return opened
 
-    def _do(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, OpenRow):
-                self._row = action.row
-                more = self._scheduler.row_opened(
-                    control.RowOpened(
-                        row=action.row,
-                        prompt_tokens=len(self._prompt),
-                        params_bytes=64,
-                        max_tokens=len(self._answer),
-                        drafts=self._drafts,
-                    )
-                )
-                self._do(more)
-            elif isinstance(action, AnnounceStep):
-                step = self._composition.apply(action.step)
-                self._later(self._machine.message, lambda step=step: self._announced(step))  # type: ignore[misc]
+    def announce(self, step: control.Step) -> None:
+        resolved = self._composition.apply(step)
+        self._later(self._machine.message, lambda: self._announced(resolved))
+
+    def _later(self, seconds: float, event: Callable[[], Iterable[Action] | None]) -> None:
+        self.at(self.now + seconds, event)
 
     def _announced(self, step: ResolvedStep) -> None:
-        self._waiting.append((step, self._now))
+        self._waiting.append((step, self.now))
         self._feed()
 
     def _feed(self) -> None:
@@ -209,7 +192,7 @@ class DraftedRing:
                 self._begin(step)
             if step.rows or step.chunks:
                 late = step.drafts > 0 or since >= max(self._arrived, default=0.0)
-                self._queues[0].append(_Job(step, self._at, late, self._now))
+                self._queues[0].append(_Job(step, self._at, late, self.now))
                 self._at += len(step.sampled)
                 self._under_way += 1
                 self._work()
@@ -286,7 +269,7 @@ class DraftedRing:
 
     def _worked(self, stage: int, job: _Job) -> None:
         self._busy.discard(stage)
-        job.since = self._now
+        job.since = self.now
         if stage + 1 < len(self._queues):
             self._queues[stage + 1].append(job)
         else:
@@ -309,7 +292,7 @@ class DraftedRing:
             self._said += 1
             self._lookup.heard(token)
             self._guesses.heard(token)
-            self._arrived.append(self._now)
+            self._arrived.append(self.now)
             done.outputs.add(row=self._row, text="x", tokens=self._said)
         if job.step.asks:
             looked_up = self._claims or self._lookup.right()
@@ -317,4 +300,4 @@ class DraftedRing:
             if self._machine.draft:
                 done.rates.add(source=self._machine.source, right=round(100 * self._guesses.right()))
         self._feed()
-        self._later(self._machine.message, lambda: self._do(self._scheduler.step_done(done, self._now)))
+        self._later(self._machine.message, lambda: self.scheduler.step_done(done, self.now))

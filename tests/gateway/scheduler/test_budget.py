@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulatedring import BETWEEN, FAST, LINEAR, SLOW, Costs, WatchedRing
+from simulatedring import BETWEEN, FAST, LINEAR, SLOW, Costs, SimulatedRing
 
 from bench.summaries import percentile
 from sealring.gateway.scheduler import StepCosts
@@ -28,22 +28,22 @@ MACS = Costs(
 (docs/decisions/0046-chunks-by-device-and-table.md)."""
 
 
-def beside(ring: WatchedRing, rows: int, prompts: list[int]) -> tuple[list[float], list[float], float]:
+def beside(ring: SimulatedRing, rows: int, prompts: list[int]) -> tuple[list[float], list[float], float]:
     """Gaps of `rows` streams without the prompts and beside them, and the seconds until all are prefilled."""
     ring.stream(rows)
     begun = ring.now
     for number, prompt in enumerate(prompts):
         ring.ask(f"long{number}", prompt, 2)
     ring.run(until=lambda: all(f"long{number}" in ring.arrivals for number in range(len(prompts))))
-    return ring.gaps(begun / 2, begun), ring.gaps(begun, ring.now), ring.now - begun
+    return ring.gaps("stream", begun / 2, begun), ring.gaps("stream", begun, ring.now), ring.now - begun
 
 
 def alone(stages: int, costs: Costs, prompts: list[int]) -> float:
-    ring = WatchedRing(stages, costs)
+    ring = SimulatedRing(stages, costs)
     for number, prompt in enumerate(prompts):
         ring.ask(f"long{number}", prompt, 2)
     ring.run()
-    return max(ring.first_tokens())
+    return max(ring.firsts("long"))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_streams_keep_their_pace_beside_prompts_that_get_on(
     """How much at most the 95th percentile of gaps grows, and how many times as long as alone prompts take.
 
     A chunk's fixed cost is why not all of it comes within one and a half and three."""
-    quiet, busy, seconds = beside(WatchedRing(stages, costs), rows, prompts)
+    quiet, busy, seconds = beside(SimulatedRing(stages, costs), rows, prompts)
     assert percentile(busy, 0.95) <= most * percentile(quiet, 0.95)
     assert percentile(busy, 0.99) <= 3.0 * percentile(quiet, 0.99)
     assert seconds <= times * alone(stages, costs, prompts)
@@ -74,35 +74,35 @@ def test_streams_keep_their_pace_beside_prompts_that_get_on(
 
 @pytest.mark.parametrize("costs", [GPU, MACS, BETWEEN])
 def test_a_short_prompt_has_pauses_of_a_second_and_is_there_as_soon_as_alone(costs: Costs) -> None:
-    ring = WatchedRing(2, costs)
+    ring = SimulatedRing(2, costs)
     quiet, busy, seconds = beside(ring, 4, [300])
-    assert seconds <= 1.4 * alone(2, costs, [300]) + 2 * quiet[-1]
-    assert busy[-1] <= 1.3 + quiet[-1]
-    assert sum(gap > 1.5 * quiet[-1] for gap in busy) <= 2 * 4, "one or two tokens of each row are late"
+    assert seconds <= 1.4 * alone(2, costs, [300]) + 2 * max(quiet)
+    assert max(busy) <= 1.3 + max(quiet)
+    assert sum(gap > 1.5 * max(quiet) for gap in busy) <= 2 * 4, "one or two tokens of each row are late"
 
 
 def test_prompts_that_come_all_the_time_go_by_plans() -> None:
     """As soon as no pauses are left, rounds keep their length but for one in SELDOM."""
-    ring = WatchedRing(2, GPU)
+    ring = SimulatedRing(2, GPU)
     ring.stream(4)
-    quiet = ring.gaps(ring.now / 2, ring.now)[-1]
+    quiet = max(ring.gaps("stream", ring.now / 2, ring.now))
     begun = 0.0
     for number in range(200):
         until = len(ring.arrivals["stream0"]) + 8
         ring.ask(f"short{number}", 3000, 1)
         ring.run(until=lambda until=until: len(ring.arrivals["stream0"]) >= until)  # type: ignore[misc]
         begun = ring.now if number == 99 else begun
-    gaps = ring.gaps(begun, ring.now)
+    gaps = ring.gaps("stream", begun, ring.now)
     assert percentile(gaps, 0.95) <= 2.4 * quiet
-    assert len(ring.first_tokens()) > 190
+    assert len(ring.firsts("short")) > 190
 
 
 def test_a_short_prompt_passes_a_long_one() -> None:
     """It comes while 20,000 tokens are prefilled beside four rows, and they do not hold it up."""
-    ring = WatchedRing(2, MACS)
+    ring = SimulatedRing(2, MACS)
     ring.stream(4)
     ring.ask("long", 20_000, 1)
-    ring.run(until=lambda: sum(map(sum, ring.chunks)) > 4000)
+    ring.run(until=lambda: sum(ring.chunks) > 4000)
     asked = ring.now
     ring.ask("short", 300, 1)
     ring.run(until=lambda: "short" in ring.arrivals)
@@ -114,10 +114,10 @@ def test_a_short_prompt_passes_a_long_one() -> None:
 @pytest.mark.parametrize("wrong", [0.5, 2.0])
 def test_a_wrong_table_and_noise_are_made_up_for(costs: Costs, wrong: float) -> None:
     noise = random.Random(1)
-    ring = WatchedRing(2, costs)
-    exact = ring.cost
-    ring.cost = lambda step: (  # type: ignore[method-assign]
-        exact(step) * noise.lognormvariate(0, 0.15) * (wrong if step.prefill.chunks else 1.0)
+    ring = SimulatedRing(2, costs)
+    exact = ring.takes
+    ring.takes = lambda stage, work: (  # type: ignore[method-assign]
+        exact(stage, work) * noise.lognormvariate(0, 0.15) * (wrong if work.step.prefill.chunks else 1.0)
     )
     quiet, busy, seconds = beside(ring, 4, [1500])
     assert percentile(busy, 0.95) <= 3.2 * percentile(quiet, 0.95)
@@ -134,13 +134,13 @@ def test_a_crowd_is_not_held_up_by_one_stream() -> None:
     """Sixteen prompts beside one row take little longer than without it."""
     times = []
     for streams in (0, 1):
-        ring = WatchedRing(1, LINEAR)
+        ring = SimulatedRing(1, LINEAR)
         if streams:
             ring.stream(1, tokens=20)
         begun = ring.now
         for number in range(16):
             ring.ask(f"prompt{number}", 30, 1)
-        ring.run(until=lambda ring=ring: len(ring.first_tokens()) == 16)
+        ring.run(until=lambda ring=ring: len(ring.firsts("prompt")) == 16)
         times.append(ring.now - begun)
     assert times[1] < 2.0 * times[0]
 
@@ -287,14 +287,14 @@ def test_on_stairs_chunks_have_lengths_that_were_timed() -> None:
 
 def test_a_prompt_that_comes_waits_for_few_chunks_and_its_answer_for_short_ones() -> None:
     """A short prompt beside one of 50,000 tokens that has two Macs to itself."""
-    ring = WatchedRing(2, MACS)
+    ring = SimulatedRing(2, MACS)
     ring.ask("long", 50_000, 2)
     ring.run(until=lambda: len(ring.chunks) > 8)
-    longest = MACS.chunk(50_000, max(size for chunk in ring.chunks for size in chunk)) / 2
+    longest = MACS.chunk(50_000, max(ring.chunks)) / 2
     ring.ask("short", 200, 16)
-    ring.run(until=lambda: "short" in ring.ends)
-    assert ring.first_tokens()[-1] <= 6 * longest
-    assert ring.gaps(0, ring.now, "short")[-1] <= 2 * longest
+    ring.run(until=lambda: "short" in ring.ended)
+    assert ring.first("short") <= 6 * longest
+    assert max(ring.gaps("short")) <= 2 * longest
 
 
 @pytest.mark.parametrize("stages", [2, 4])

@@ -15,21 +15,23 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from simulatedring import BETWEEN, FAST, LINEAR, SLOW, WatchedRing
+from simulatedring import BETWEEN, FAST, LINEAR, SLOW, SimulatedRing
 
 from sealring.v1 import control_pb2 as control
 
 WRITTEN = Path(__file__).with_name("transcripts.txt")
 
 
-class Told(WatchedRing):
+class Told(SimulatedRing):
     """Writes down every step."""
 
-    words: list[str]
+    def attach(self) -> None:
+        self.words: list[str] = []
+        super().attach()
 
-    def _announce(self, step: control.Step) -> None:
-        self.__dict__.setdefault("words", []).extend(_words(step))
-        super()._announce(step)
+    def announce(self, step: control.Step) -> None:
+        self.words += _words(step)
+        super().announce(step)
 
     def transcript(self) -> str:
         parts = ([str(len(list(same)))] if word == "d" else list(same) for word, same in groupby(self.words))
@@ -59,7 +61,7 @@ def _beside(ring: Told, streams: int, prompts: list[int]) -> Told:
         ring.ask(f"long{number}", prompt, 2)
     ring.run(until=lambda: all(f"long{number}" in ring.arrivals for number in range(len(prompts))))
     ring.ask("more", 300, 40)
-    ring.run(until=lambda: "more" in ring.ends)
+    ring.run(until=lambda: "more" in ring.ended)
     return ring
 
 
@@ -82,7 +84,7 @@ def _slower(ring: Told, streams: int, prompt: int) -> Told:
     """Prefill costs four times as much from the middle of a prompt on, and half as much for the next."""
     ring.stream(streams, tokens=20)
     ring.ask("long", prompt, 2)
-    ring.run(until=lambda: sum(map(sum, ring.chunks[streams:])) > prompt // 2)
+    ring.run(until=lambda: sum(ring.chunks[streams:]) > prompt // 2)
     ring.chunk_factor = 4
     ring.run(until=lambda: "long" in ring.arrivals)
     ring.chunk_factor = 0.5
@@ -100,7 +102,7 @@ def _rushes(ring: Told, streams: int) -> Told:
         ring.run(until=lambda until=until: len(ring.arrivals["stream0"]) >= until)  # type: ignore[misc]
         for number in range(4):
             ring.ask(f"short{wave}-{number}", 24 + number, 6)
-    ring.run(until=lambda: "long" in ring.ends and "short2-3" in ring.ends)
+    ring.run(until=lambda: "long" in ring.ended and "short2-3" in ring.ended)
     return ring
 
 
