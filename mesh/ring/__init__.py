@@ -17,7 +17,7 @@ __all__, __getattr__ = face(
     prefix_marks="thinned",
     prefix_names=(
         "Chain KEY_BYTES MAX_CHAIN_BYTES NAME_BYTES NO_CHAIN Names OPENING PrefixNames "
-        "STORED_BLOCK chain_of clear_scope edges ends names_key sealed_scope split"
+        "STORED_BLOCK chain_of clear_scope edges ends is_clear names_key sealed_scope split"
     ),
     routing="choose leeway ranked routing_key",
     spread="Times between round_seconds rounds_with_another spreads",

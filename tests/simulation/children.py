@@ -9,6 +9,7 @@ from pathlib import PurePath
 
 from simulatedcarrier import SimulatedCarrier
 from simulatedchild import SimulatedChild
+from simulateddisk import PrefixDisk
 from simulatedengine import SimulatedEngine
 from simulatedmodel import SimulatedModel
 from wires import Wires
@@ -100,11 +101,13 @@ class Children:
         *,
         memory: int = 1 << 34,
         rekey_records: int = 1 << 30,
+        disk: PrefixDisk | None = None,
     ) -> None:
         """`memory` is what the machine's device holds, in bytes. A carrier wants new keys after this number
-        of records."""
+        of records. Without a disk no prefixes are stored."""
         self.host, self.wires, self.memory, self.rekey_records = host, wires, memory, rekey_records
         self.models: Mapping[str, SimulatedModel] = {model.name: model for model in models}
+        self.disk = disk
         self.load = LoadFault()
         self.step_error: SealringError | None = None
         self.slowness = 1.0

@@ -17,6 +17,7 @@ import grpc.aio
 from children import Children
 from cryptography.hazmat.primitives.asymmetric import ec
 from nacl.pwhash import argon2id
+from simulateddisk import PrefixDisk
 from simulatedhttp import APIS, EdgeInMemory, events_of
 from simulatedmodel import SimulatedModel
 from virtualloop import VirtualLoop
@@ -125,6 +126,8 @@ class Cluster:
         self.machines: dict[str, Machine] = {}
         self.programs: dict[str, Program] = {}
         self.edges: dict[str, EdgeInMemory] = {}
+        self.disks: dict[str, PrefixDisk] = {}
+        """Of machines that store prefixes."""
         self.memory, self.rekey_records = LARGE_MEMORY, 1 << 30
         """Those of each machine's `Children`."""
         self.coordinator: Coordinator | None = None
@@ -180,6 +183,7 @@ class Cluster:
                 self.models,
                 memory=self.memory,
                 rekey_records=self.rekey_records,
+                disk=self.disks.get(name),
             )
             work = serve_node(self._node_settings(name), stop, spawn=self.children[name].spawn)
         task = self.loop.create_task(work, context=process.context)
@@ -265,7 +269,7 @@ class Cluster:
             listen=f"{host}:7710",
             software_identity_allowed=True,
             models=[self.folder / "models"],
-            prefix_disk=0,
+            prefix_disk=1 << 30 if name in self.disks else 0,
         )
 
     # What an operator does

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from simulatedchild import SimulatedChild
+from simulateddisk import StoredPrefixes
 from simulatedfront import SimulatedFront
 from simulatedmodel import EMPTY, END, OVERHEAD, SimulatedModel, after, packed, unpacked
 from simulatedrows import Parameters, parameters_in
@@ -33,6 +35,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.ring import (
     Admission,
     Adopting,
+    Chain,
     Chunk,
     Composition,
     Dropping,
@@ -103,6 +106,11 @@ class SimulatedEngine:
         held = self._epoch.kv_bytes if self._epoch is not None else 0
         return stage.weight_bytes + held + stage.per_token * sum(one.tokens for one in self._kept)
 
+    @property
+    def disk(self) -> StoredPrefixes | None:
+        """Where the open epoch stores prefixes."""
+        return self._epoch.disk if self._epoch is not None else None
+
     # Commands
 
     def take(self, body: bytes) -> None:
@@ -120,8 +128,11 @@ class SimulatedEngine:
             if self._front is not None and epoch is not None:
                 self._front.discard(command.discard.row)
         elif kind == "recall":
-            if epoch is not None and command.recall.chain:
-                self.says(recalled=control.Recalled(number=command.recall.number))
+            if epoch is not None:
+                epoch.recall(command.recall)
+        elif kind == "use_disk":
+            if epoch is not None and command.use_disk.HasField("disk"):
+                epoch.use_disk(command.use_disk.disk.key)
         elif kind == "sign":
             if epoch is not None and self.children.signs:
                 digests = epoch.sampled.digests(command.sign.row, command.sign.tokens)
@@ -210,7 +221,8 @@ class SimulatedEngine:
             self._stage = stage
             if stage.is_head:
                 self._front = SimulatedFront(stage.model, stage.asked.context, self)
-            self.says(loaded=stage.message())
+            caches = hashlib.sha256(stage.asked.digest.encode()).digest() if self.children.disk else b""
+            self.says(loaded=stage.message(caches))
 
     def _open_epoch(self, asked: engine.OpenEngineEpoch) -> None:
         if self._epoch is not None:
@@ -322,7 +334,7 @@ class Stage:
     def per_mark(self) -> int:
         return (self.asked.hi - self.asked.lo) * self.model.mark_bytes
 
-    def message(self) -> engine.StageLoaded:
+    def message(self, caches: bytes) -> engine.StageLoaded:
         return engine.StageLoaded(
             id=self.asked.id,
             weight_bytes=self.weight_bytes,
@@ -331,6 +343,7 @@ class Stage:
             mark_bytes=self.per_mark,
             prefixes=control.PREFIX_SUPPORT_EXACT if self.per_mark else control.PREFIX_SUPPORT_ANY,
             times=self.model.times(self.share, self.asked.max_rows, self.asked.prefill_chunk),
+            caches=caches,
         )
 
 
@@ -388,6 +401,8 @@ class Epoch:
         self._awaited: deque[ResolvedStep] = deque()  # head: steps whose tokens have not come round
         self._outstanding: set[int] = set()
         self._since = 0.0
+        self.disk: StoredPrefixes | None = None
+        self._reads: list[tuple[int, Callable[[], None]]] = []  # behind steps, whose memory they take
 
     @property
     def kv_bytes(self) -> int:
@@ -395,6 +410,7 @@ class Epoch:
         rows = sum(len(row.states) - 1 for row in self._rows.values())
         kept = sum(origin.tokens for origin in self._earlier)
         kept += sum(origin.tokens for origin, _ in self._prefixes.values())
+        kept += self.disk.recalled[0] if self.disk is not None else 0
         return self._stage.per_token * (rows + kept) + self._stage.per_row * len(self._rows)
 
     def leave(self) -> dict[Origin, Kept]:
@@ -403,6 +419,8 @@ class Epoch:
         self.over = True
         self._rows.clear()
         self._prefixes.clear()
+        if self.disk is not None:
+            self.disk.end_epoch()
         self._tell()
         self.served.open = False
         if self.channel is not None:
@@ -429,6 +447,42 @@ class Epoch:
 
     def _tell(self) -> None:
         self.served.rows, self.served.kv_bytes = len(self._rows), self.kv_bytes
+
+    # Prefixes on disk
+
+    def use_disk(self, key: bytes) -> None:
+        """Stores and recalls prefixes from now on."""
+        disk, later = self.owner.children.disk, self.owner.child.later
+        assert disk is not None
+        self.disk = StoredPrefixes(disk, key, later, exact=bool(self._stage.per_mark))
+
+    def recall(self, asked: control.Recall) -> None:
+        """Reads blocks of a prompt, or gives up what was read."""
+        number, disk = asked.number, self.disk
+        if not asked.chain:
+            self._account.give_up(number)
+            if disk is not None:
+                disk.cancel(number)
+        elif disk is None or self.over or (self._front is not None and not self._front.recalls(asked)):
+            self._recalled(number, 0)
+        else:
+            chain = Chain.unpack(asked.chain)
+            begin = disk.recall(number, chain, partial(self._recalled, number))
+            if begin is None:
+                return
+            try:
+                now = self._account.recall(number, chain.tokens, disk.recalled, idle=not self._steps)
+            except ResourceExhausted as error:
+                self.fail(error)
+                return
+            if now:
+                begin()
+            else:  # the memory that it is to have is in use until the announced steps are computed
+                self._reads.append((self._steps[-1].number, begin))
+
+    def _recalled(self, number: int, tokens: int) -> None:
+        if not self.over:
+            self.owner.says(recalled=control.Recalled(number=number, tokens=tokens))
 
     # Announced steps
 
@@ -520,6 +574,8 @@ class Epoch:
                         f"marks row {change.row} at {change.tokens}, which has {len(row.states) - 1}"
                     )
                 row.marks |= {change.tokens}
+                if self.disk is not None:
+                    self.disk.marked(change.row, row.states)
             elif isinstance(change, Unmarking):
                 self._unmark(change)
             elif isinstance(change, Adopting):
@@ -527,7 +583,7 @@ class Epoch:
             elif isinstance(change, Dropping):
                 self._drop(change.prefix)
             elif isinstance(change, Restoring):
-                raise InvalidInput(f"prefix {change.prefix} was not recalled", reason="BAD_STEP")
+                self._restore(change)
             elif isinstance(change, Admission):
                 self._lanes.setdefault(change.lane, []).append(change.row)
             elif isinstance(change, Eviction):
@@ -537,6 +593,8 @@ class Epoch:
                 self._last.pop(change.row, None)
                 self._outstanding.discard(change.row)
                 self.runs.forget(change.row)
+                if self.disk is not None:
+                    self.disk.forget(change.row)
                 if self._front is not None:
                     self._front.forget(change.row)
         if step.number == 1:
@@ -554,6 +612,8 @@ class Epoch:
                     f"cannot cut row {change.row} of {len(row.states) - 1} tokens to {sorted(marks)}"
                 )
             row.marks = marks if whole else row.marks
+            if self.disk is not None and whole and change.lane is None:
+                self.disk.marked(change.row, row.states)
         if self._front is not None:
             self._front.keep(change)
         self._prefixes[change.prefix] = change.origin, Kept(row.states[: tokens + 1], marks)
@@ -574,6 +634,14 @@ class Epoch:
         if kept is None or (self._stage.per_mark and not marks <= kept.marks):
             raise InvalidInput(f"prefix {change.prefix} was not kept here", reason="BAD_STEP")
         self._prefixes[change.prefix] = change.origin, replace(kept, marks=marks)
+
+    def _restore(self, change: Restoring) -> None:
+        if self.disk is None:
+            raise InvalidInput(f"prefix {change.prefix} cannot have been recalled", reason="BAD_STEP")
+        if self._front is not None:
+            self._front.restore(change)
+        kept = Kept(self.disk.restored(change), frozenset({change.tokens}))
+        self._prefixes[change.prefix] = change.origin, kept
 
     def _settle(self, change: Settling) -> None:
         row = self._row(change.row)
@@ -608,6 +676,8 @@ class Epoch:
             return
         self._busy = self._begun = False
         self._steps.popleft()
+        while self._reads and self._reads[0][0] <= step.number:
+            self._reads.pop(0)[1]()
         self.owner.children.wires.executed(self.served, step.number, step.digest)
         self._tell()
         if tokens:
@@ -666,6 +736,8 @@ class Epoch:
                 self._broken(f"row {chunk.row} has {len(row.states) - 1} tokens before {chunk.start}")
             for token in tokens:
                 row.states.append(after(row.states[-1], token))
+            if self.disk is not None:
+                self.disk.computed(chunk.row, row.states)
             if not self._stage.is_tail:
                 assert self.channel is not None
                 if chunk.params_bytes:
@@ -696,6 +768,8 @@ class Epoch:
         row = self._rows[chunk.row] = _Row(kept.states[: chunk.start + 1 if chunk.prefix else 1], marks=marks)
         record = self._front.parameters(chunk) if self._front is not None else self._take(Kind.SAMPLING)
         row.parameters = parameters_in(record)
+        if self.disk is not None:
+            self.disk.began(chunk.row, row.parameters.stored)
         if self._stage.is_tail and row.parameters.receipt:
             self.sampled.begin(chunk.row, chunk.choices, row.parameters.receipt, row.parameters.answered)
         return row, record

@@ -15,22 +15,30 @@ from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
 from sealring.mesh.ring import (
     KEY_BYTES,
     MAX_DRAFTS,
+    NO_CHAIN,
     Adopting,
+    Chain,
     Chunk,
     Ends,
     Keeping,
     Origin,
     PrefixNames,
     ResolvedStep,
+    Restoring,
+    chain_of,
+    is_clear,
+    names_key,
 )
 from sealring.mesh.rpc import to_problem
 from sealring.node.engine import Delivered
 from sealring.node.engine.text import too_long
+from sealring.node.stored.policy import Sights
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
 
 if TYPE_CHECKING:
+    from simulateddisk import StoredPrefixes
     from simulatedengine import SimulatedEngine
 
 
@@ -51,6 +59,7 @@ class _Opened:
     finish: int = inference.FINISH_REASON_UNSPECIFIED
     receipt: Delivered | None = None
     copies: list[int] = field(default_factory=list)
+    chain: Chain = NO_CHAIN
 
 
 class SimulatedFront:
@@ -67,6 +76,8 @@ class SimulatedFront:
         self._free_at = 0.0
         self._generation = 0
         self._speculate = False
+        self._sights = Sights()
+        self._recalled: dict[int, tuple[PrefixNames, Chain]] = {}
 
     def begin_epoch(self, origins: Sequence[Origin], *, speculate: bool) -> dict[Origin, tuple[bytes, bytes]]:
         """Names are made under another key from now on; the new names of what is kept."""
@@ -79,6 +90,7 @@ class SimulatedFront:
             origin: earlier[origin].first(origin.tokens, self._key) for origin in origins if origin in earlier
         }
         self._ends.clear()
+        self._recalled.clear()
         for names in self._earlier.values():
             self._ends.remember(names)
         return {origin: names.told() for origin, names in self._earlier.items()}
@@ -133,7 +145,9 @@ class SimulatedFront:
         if len(answered) >= most or (asked.prompt.HasField("resume") and len(numbers) > 1):
             raise InvalidInput("the answer cannot go on", reason="BAD_RESUME", param="resume")
         lengths = tuple(self._model.length(text, resume.choice + at) for at in range(len(numbers)))
-        parameters = Parameters(resume.choice, len(prompt), len(answered), lengths, asked.receipt)
+        chain = self._chain(asked, tokens)
+        worth = self._sights.worth(chain, returns=_returns(asked.prompt)) if chain.names else NO_CHAIN
+        parameters = Parameters(resume.choice, len(prompt), len(answered), lengths, asked.receipt, worth)
         cache = EMPTY
         for at, token in enumerate(tokens):
             if at >= len(prompt) and token != self._model.sample(cache, resume.choice):
@@ -157,6 +171,7 @@ class SimulatedFront:
                 receipt=receipt,
             )
             self._rows[number] = row
+        self._rows[asked.row].chain = chain
         self._rows[asked.row].copies = list(numbers[1:])
         return control.RowOpened(
             row=asked.row,
@@ -167,7 +182,37 @@ class SimulatedFront:
             drafts=_drafts(asked.prompt.sampling) * self._speculate,
             prefixes=prefixes,
             ends=ends,
+            stored=self._stored.held(chain).packed() if self._stored is not None else b"",
         )
+
+    @property
+    def _stored(self) -> StoredPrefixes | None:
+        return self._owner.disk
+
+    def _chain(self, asked: engine.OpenEngineRow, tokens: Sequence[int]) -> Chain:
+        """The names on disk of a prompt's blocks, where it may be stored."""
+        if self._stored is None or not is_clear(asked.prefix_scope):
+            return NO_CHAIN
+        return chain_of(names_key(self._stored.key), asked.prefix_scope, packed(tokens))
+
+    # Prefixes on disk
+
+    def recalls(self, asked: control.Recall) -> bool:
+        """As `Book.recalls`."""
+        opened, chain = self._rows.get(asked.row), Chain.unpack(asked.chain)
+        if opened is None:
+            return False
+        if opened.chain.first(chain.tokens) != chain or asked.number in self._recalled:
+            self._note(f"recalls what is not row {asked.row}'s")
+        assert opened.names is not None
+        self._recalled[asked.number] = opened.names, chain
+        return True
+
+    def restore(self, change: Restoring) -> None:
+        names, chain = self._recalled.pop(change.recall, (None, NO_CHAIN))
+        if names is None or chain.first(change.tokens).names[-1:] != (change.name,):
+            raise _not_kept(change.prefix)
+        self._kept[change.prefix] = change.origin, names.first(change.tokens)
 
     # The epoch
 
@@ -290,6 +335,11 @@ class SimulatedFront:
 
     def _note(self, what: str) -> None:
         self._owner.children.wires.note(f"{self._owner.host}: {what}")
+
+
+def _returns(prompt: inference.Prompt) -> bool:
+    """Whether a next prompt will begin with this one, by its shape."""
+    return any(message.role == "assistant" for message in prompt.chat.messages)
 
 
 def _drafts(sampling: inference.Sampling) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,11 @@ class Api:
 
 
 def _chat(text: str) -> Object:
-    return {"messages": [{"role": "user", "content": text}], "stream": True}
+    """A text may have further messages, as `simulatedmodel.prompt_text` writes them."""
+    first, *more = re.split(r"\n<(user|assistant)> ", text)
+    messages = [{"role": "user", "content": first}]
+    messages += [{"role": role, "content": said} for role, said in zip(more[::2], more[1::2], strict=True)]
+    return {"messages": messages, "stream": True}
 
 
 def _choices(event: Object, says: Callable[[Object], Any]) -> Iterator[tuple[int, Any]]:

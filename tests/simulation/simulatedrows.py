@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
-from sealring.mesh.ring import MAX_CHOICES
+from sealring.mesh.ring import MAX_CHOICES, NO_CHAIN, Chain
 
 _RECORD = struct.Struct(f">III{MAX_CHOICES}I?32s")
 
@@ -19,6 +19,8 @@ class Parameters:
     answered: int
     lengths: tuple[int, ...]
     receipt: bytes = b""
+    stored: Chain = NO_CHAIN
+    """What may be stored of its prompt."""
 
     @property
     def length(self) -> int:
@@ -31,10 +33,14 @@ class Parameters:
     def encode(self) -> bytes:
         lengths = (*self.lengths, *[0] * MAX_CHOICES)[:MAX_CHOICES]
         receipt = bool(self.receipt), self.receipt.ljust(32, b"\0")
-        return _RECORD.pack(self.choice, self.prompt_tokens, self.answered, *lengths, *receipt)
+        fixed = _RECORD.pack(self.choice, self.prompt_tokens, self.answered, *lengths, *receipt)
+        return fixed + self.stored.packed()
 
 
 def parameters_in(record: bytes) -> Parameters:
     """The inverse of `encode`."""
-    choice, prompt_tokens, answered, *lengths, has_receipt, receipt = _RECORD.unpack(record)
-    return Parameters(choice, prompt_tokens, answered, tuple(lengths), receipt if has_receipt else b"")
+    choice, prompt_tokens, answered, *lengths, has_receipt, receipt = _RECORD.unpack_from(record)
+    stored = Chain.unpack(record[_RECORD.size :])
+    return Parameters(
+        choice, prompt_tokens, answered, tuple(lengths), receipt if has_receipt else b"", stored
+    )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from children import LoadFault
+from diskstories import DiskStories
 from simulatedcluster import LARGE_MEMORY, TURN_SECONDS, Answer, Cluster
 from simulatedhttp import APIS
 from simulatedmodel import SimulatedModel
@@ -168,6 +169,7 @@ class Story:
         self._wrong_clocks: set[str] = set()
         """Machines whose clock was wrong at some time."""
         self._away_gateways: set[str] = set()
+        self._disks = DiskStories(self)
         self._faults: list[float] = []
         """When they happened."""
 
@@ -184,6 +186,7 @@ class Story:
         for _ in range(self.events):
             await asyncio.sleep(self._pause())
             await self._event()
+            await self._disks.event()
         await self._end_faults()
         await self._judge()
 
@@ -197,6 +200,7 @@ class Story:
             cluster.memory = self.model.memory(1, tokens=5 * MODEL.context // 2)
         elif small:
             cluster.memory = self.model.memory(stages, tokens=pick.choice((3000, 6000)))
+        self._disks.begin()
         cluster.rekey_records = pick.choice((1 << 30, 1 << 30, 50))
         await cluster.begin()
         self.gateways = [f"gateway-{number}" for number in range(pick.choice((1, 2)))]
@@ -305,7 +309,7 @@ class Story:
             asked.api = "clear"
         self._begin_to_ask(asked)
         if leaves and pick.random() < 0.15:
-            self._later(pick.choice((0.01, 0.1, 1.0)) * pick.random(), lambda: self._leave(asked))
+            self.later(pick.choice((0.01, 0.1, 1.0)) * pick.random(), lambda: self._leave(asked))
         return asked
 
     def _begin_to_ask(self, asked: Asked) -> None:
@@ -316,7 +320,7 @@ class Story:
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
         if asked.deadline:
-            self._later(asked.deadline + PUNCTUAL_SECONDS, lambda: self._deadline_passed(asked))
+            self.later(asked.deadline + PUNCTUAL_SECONDS, lambda: self._deadline_passed(asked))
 
     def _ask_for(
         self,
@@ -329,13 +333,15 @@ class Story:
         before: Asked | None = None,
         tenant: str = TENANTS[0],
         deadline: float = 0.0,
+        content: str = "",
     ) -> Asked:
-        """Asks for an answer of `length` tokens, or goes on with a conversation. What is sealed is lost with
-        its epoch, and takes all memory that the longest answer would."""
+        """Asks for an answer of `length` tokens, or this, or goes on with a conversation. What is sealed is
+        lost with its epoch, and takes all memory that the longest answer would."""
         number, gateway = len(self.asked), gateway or self.random.choice(self.gateways)
         origin, said = number, f"r{number} s{number**2} {words * 'w '}say:{length} x"
         if before is not None:
             origin, said = before.origin, f"{before.text} {MODEL.answer(before.text)[0]}{words * 'w '}"
+        said = content or said
         most, now = 64 * (api != "sealed"), self.loop.time()
         asked = Asked(number, gateway, deployment, tenant, said, origin, api, most, 1, deadline, now, [[]])
         self._begin_to_ask(asked)
@@ -414,7 +420,7 @@ class Story:
         asked.over = True
         self._look_at(asked)
 
-    def _later(self, seconds: float, do: Callable[[], None]) -> None:
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
         async def wait() -> None:
             await asyncio.sleep(seconds)
             do()
@@ -435,7 +441,7 @@ class Story:
             self._away.discard(name)
             back()
 
-        self._later(seconds, again)
+        self.later(seconds, again)
 
     async def _kill_engine(self) -> None:
         await self._to_child("engine", "killed", lambda child: child.crash())
@@ -478,7 +484,7 @@ class Story:
             for child in children.named("engine") if fault.factor > 1.0 else ():
                 child.crash()
 
-        self._later(seconds, over)
+        self.later(seconds, over)
 
     async def _drain(self) -> None:
         """An operator drains a node for a while."""
@@ -493,7 +499,7 @@ class Story:
             task.add_done_callback(self._ending.discard)
 
         begin(False)
-        self._later(seconds, lambda: begin(True))
+        self.later(seconds, lambda: begin(True))
 
     async def _drain_it(self, name: str, undo: bool) -> None:
         while True:
@@ -535,7 +541,7 @@ class Story:
             self.cluster.network.lag(0.0)
             children[late].load = LoadFault()
 
-        self._later(20.0, over)
+        self.later(20.0, over)
 
     async def _lag(self) -> None:
         """The messages of one connection are late, while others are as fast as ever."""
@@ -544,7 +550,7 @@ class Story:
         if what is not None:
             self.note(f"{what} has messages that are {late:g} s late, for {seconds:g} s")
             self._stall(seconds + late)
-            self._later(seconds, lambda: self.cluster.network.lag(0.0))
+            self.later(seconds, lambda: self.cluster.network.lag(0.0))
 
     def _stall(self, seconds: float) -> None:
         self._stalled = max(self._stalled, self.loop.time() + seconds + PUNCTUAL_SECONDS)
@@ -625,7 +631,7 @@ class Story:
             self.note(f"the ways between {one} and {other} are there again")
             self.cluster.network.mend(*hosts)
 
-        self._later(seconds, mend)
+        self.later(seconds, mend)
 
     async def _step_clock(self) -> None:
         machine = self.random.choice(list(self.cluster.machines.values()))
@@ -640,9 +646,9 @@ class Story:
             self.note(f"the clock of {machine.name} is right")
             machine.wrong = 0.0
 
-        self._later(seconds, right)
+        self.later(seconds, right)
         # A program that was started meanwhile takes the right time for a step, and waits before it believes.
-        self._later(seconds + BELIEVED_SECONDS + PUNCTUAL_SECONDS, lambda: None)
+        self.later(seconds + BELIEVED_SECONDS + PUNCTUAL_SECONDS, lambda: None)
 
     # The end
 
@@ -724,6 +730,7 @@ class Story:
         """An operator's work without a fault: no answer is lost by it. Returns the requests meanwhile."""
         await self._leaves_are_heard()
         await self._fill_memory()
+        await self._disks.at_rest()
         if "third" in self.deployments:
             return await self._by_turns()
         before = await self.cluster.members("first")
