@@ -21,7 +21,7 @@ OFTEN = 0.1
 """How often something befalls a disk, beside the other events of a story."""
 
 SLOW_SECONDS = 3.0
-"""In which a slow disk reads a file: longer than it takes to compute what is in it."""
+"""A slow disk reads a file in this time, which is longer than it takes to compute what is in it."""
 
 _WORDS = 1100
 """More than the least that is stored where caches cannot be cut."""

@@ -127,7 +127,7 @@ class Cluster:
         self.programs: dict[str, Program] = {}
         self.edges: dict[str, EdgeInMemory] = {}
         self.disks: dict[str, PrefixDisk] = {}
-        """Of machines that store prefixes."""
+        """The disks of machines that store prefixes."""
         self.memory, self.rekey_records = LARGE_MEMORY, 1 << 30
         """Those of each machine's `Children`."""
         self.coordinator: Coordinator | None = None

@@ -19,8 +19,9 @@ _STANDS_SECONDS = 0.5
 
 @dataclass
 class PrefixDisk:
-    """What the engines of one machine have stored: it stays when they end. `seconds` is how long a file takes
-    to be read. While it is `full` nothing is written, and while it `stands` nothing is read either."""
+    """The prefixes that one machine has stored, which stay when its engines end. A file is read in `seconds`.
+
+    While it is `full` nothing is written, and while it `stands` nothing is read either."""
 
     seconds: float = 0.005
     full: bool = False

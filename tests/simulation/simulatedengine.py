@@ -108,7 +108,7 @@ class SimulatedEngine:
 
     @property
     def disk(self) -> StoredPrefixes | None:
-        """Where the open epoch stores prefixes."""
+        """The open epoch's way to stored prefixes."""
         return self._epoch.disk if self._epoch is not None else None
 
     # Commands
