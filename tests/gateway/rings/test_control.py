@@ -154,7 +154,8 @@ async def test_a_gateway_that_was_held_up_calls_nobody_silent(
     opened: Any, monkeypatch: pytest.MonkeyPatch, counted: float, silent: bool
 ) -> None:
     """Whenever it looks, a hundred seconds have passed; they count only if it was awake for them."""
-    monkeypatch.setattr(control, "PING_SECONDS", 0.01)
+    for pause in ("PING_SECONDS", "REST_SECONDS"):
+        monkeypatch.setattr(control, pause, 0.01)
     clock = AwakeClock(itertools.count(1e9, 100.0).__next__, step=counted)
     bed = await opened(2, clock=clock)
     await bed.streams.attach()
@@ -197,7 +198,8 @@ async def test_members_attach_to_what_they_were_asked_for(opened: Any, wrong: di
 
 
 class Call:
-    """A stream whose other end this test plays: it says `said`, then nothing, and notes what it is sent."""
+    """A stream whose other end this test plays: it says `said`, then nothing until the gateway leaves, and
+    notes what it is sent."""
 
     def __init__(self, *said: Any) -> None:
         self.says: asyncio.Queue[Any] = asyncio.Queue()
@@ -214,6 +216,7 @@ class Call:
 
     async def done_writing(self) -> None:
         self.events.append("done")
+        self.says.put_nowait(GOODBYE)
 
     def cancel(self) -> None:
         self.events.append("cancelled")
@@ -318,16 +321,9 @@ def told(reason: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(status.code, grpc.aio.Metadata(), trailing, details=status.details)
 
 
-class Parting(Call):
-    """It leaves when the gateway does."""
-
-    async def done_writing(self) -> None:
-        self.says.put_nowait(GOODBYE)
-
-
 @pytest.mark.parametrize("early", [True, False])
 async def test_a_fault_of_the_gateway_ends_streams_that_run_and_those_that_would(early: bool) -> None:
-    call, fault = Parting(), RuntimeError("a fault")
+    call, fault = Call(), RuntimeError("a fault")
     streams, _ = played(call)
     if early:
         streams.fail(fault)
