@@ -85,7 +85,7 @@ class EngineKeeper:
         self._fetcher = fetcher
         self._tables = tables
         self._spawn = spawn
-        self._seats: weakref.WeakSet[SeatEngine] = weakref.WeakSet()
+        self._seats: weakref.WeakKeyDictionary[SeatEngine, None] = weakref.WeakKeyDictionary()
         self._spare = _Place()
         self._turn = asyncio.Lock()
         self._profiling = asyncio.Lock()
@@ -100,7 +100,7 @@ class EngineKeeper:
     def seat(self) -> SeatEngine:
         """An engine slot for one more seat."""
         made = SeatEngine(self)
-        self._seats.add(made)
+        self._seats[made] = None
         return made
 
     @property

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import grpc.aio
 from children import Children
-from cryptography.hazmat.primitives.asymmetric import ec
 from nacl.pwhash import argon2id
+from onesource import BEGINNING
 from simulateddisk import PrefixDisk
 from simulatedhttp import APIS, EdgeInMemory, events_of
 from simulatedmodel import SimulatedModel
@@ -34,7 +34,7 @@ from sealring.edge.access.keys import Scope
 from sealring.gateway.main import serve as serve_gateway
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import MachineClocks, machine_clocks
-from sealring.mesh.crypto import SoftwareSigner, private_pem
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import SealringError, Unavailable
 from sealring.mesh.member import IDENTITY_KEY, NodeEvidence, discovery, enrol, load_machine_state
 from sealring.mesh.pki import Role, role_server_name
@@ -47,7 +47,6 @@ from sealring.mesh.rpc import (
     secure_channel,
 )
 from sealring.mesh.rpc.transport import transport
-from sealring.mesh.system.files import create_exclusive
 from sealring.node.identity import challenge
 from sealring.node.main import serve as serve_node
 from sealring.node.settings import NodeSettings
@@ -57,10 +56,6 @@ T = TypeVar("T")
 
 RESTART_SECONDS = 10.0
 """launchd's pause before it starts a program again."""
-
-BEGINNING = 1_790_000_000.0
-"""What the machines' clocks show first, in seconds since 1970."""
-
 
 LARGE_MEMORY = 1 << 34
 
@@ -293,14 +288,10 @@ class Cluster:
         evidence = NodeEvidence(
             sealing_key=secrets.token_bytes(32), manifest_hash=bytes(32), addresses=(f"{host}:7710",)
         )
-        if not (state / IDENTITY_KEY).exists():  # an identity orders members: the seed makes it too
-            state.mkdir(mode=0o700)
-            key = ec.derive_private_key(self.random.randrange(1, 1 << 255), ec.SECP256R1())
-            create_exclusive(state / IDENTITY_KEY, private_pem(key))
         joining = enrol(
             token=token,
             role=role,
-            signer=SoftwareSigner.load(state / IDENTITY_KEY),
+            signer=SoftwareSigner.load_or_create(state / IDENTITY_KEY),
             state_dir=state,
             name=name,
             evidence=evidence if role is Role.MEMBER else None,

@@ -10,17 +10,22 @@ blocks run.
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
+import zlib
 from collections.abc import AsyncGenerator, Callable
 from contextvars import Context
 from itertools import count
-from typing import Any
+from typing import Any, TextIO
 from weakref import WeakKeyDictionary
 
 from sealring.mesh.rpc import Process, process
 
 MOST_AT_ONCE = 1_000_000
 """Callbacks without progress of time: code that spins."""
+
+COLLECTED = 10_000
+"""After as many callbacks garbage is collected, and never else: what ends with it ends at the same moment."""
 
 _LATE = 1e-6
 
@@ -34,6 +39,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._since_progress = 0
         self.handled = 0
         """Callbacks that have run."""
+        self.digest = 0
+        """The digest of all callbacks in their order."""
+        self.trace: TextIO | None = None
+        """Has a line for each of them."""
         self._timers: list[tuple[float, int, Process, asyncio.TimerHandle]] = []
         """A heap of what is due, by time and number, with the process by whose clock it is."""
         self._numbers = count()
@@ -92,7 +101,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._kept.pop(one, None)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        made = super().create_task(coro, **options)
+        made = _Task(next(self._numbers), coro, loop=self, **options)
         context = options.get("context")
         owner = process.get(_NOBODY) if context is None else context.get(process, _NOBODY)
         self._owners[made] = owner  # a task's own context is known only since Python 3.12
@@ -122,13 +131,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self._kept.setdefault(owner, []).append(handle)
                 continue
             self.handled += 1
+            self._tell(handle, owner)
             self._since_progress += 1
             try:
                 handle._context.run(handle._callback, *handle._args)  # as `_run`, which asks more
             except Exception as error:
                 self.call_exception_handler({"message": f"a callback failed: {handle}", "exception": error})
+            if self.handled % COLLECTED == 0:
+                gc.collect()
         if self._since_progress > MOST_AT_ONCE:
             raise RuntimeError("something spins: a million callbacks while no time passes")
+
+    def _tell(self, handle: asyncio.Handle, owner: Process | None) -> None:
+        callback: Any = handle._callback
+        of = getattr(callback, "__self__", None)
+        if isinstance(of, asyncio.Task):
+            callback = of.get_coro()
+        name = getattr(callback, "__qualname__", "")
+        line = f"{self._now!r} {owner.name if owner is not None else '-'} {name}"
+        self.digest = zlib.crc32(line.encode(), self.digest)
+        if self.trace is not None:
+            self.trace.write(f"{line}\n")
 
     def _write_to_self(self) -> None:
         pass
@@ -160,6 +183,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._buried.clear()
         self._kept.clear()
         self._timers.clear()
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose number decides its place in a set: a group cancels its tasks in the order of a set."""
+
+    def __init__(self, number: int, coro: Any, **options: Any) -> None:
+        self.number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self.number
 
 
 class _Nobody(Process):
