@@ -296,7 +296,11 @@ class AsyncClient(Asks[AsyncReply]):
                     return
                 pause = 0.0
             except grpc.RpcError as error:
-                pause = attempts.pause_after(self._failed(error, gateway), attempt)
+                failed = self._failed(error, gateway)
+                if attempt.complete:  # nothing is left to ask for but receipts, of an epoch that is over
+                    state.completion = attempt.completion()
+                    return
+                pause = attempts.pause_after(failed, attempt)
             finally:
                 call.cancel()
                 attempts.ended()

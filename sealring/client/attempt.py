@@ -201,6 +201,11 @@ class Attempt:
             raise _out_of_order()
         return None
 
+    @property
+    def complete(self) -> bool:
+        """Whether all answers have ended. Their receipts may be missing."""
+        return all(answer.reason is not None for answer in self._answers)
+
     def completion(self) -> Completion | None:
         """The whole answer, once the stream is over; None where there are others to go on with.
 
@@ -208,7 +213,7 @@ class Attempt:
         """
         if self._usage is None:
             raise _cut_off()
-        if any(answer.reason is None for answer in self._answers):
+        if not self.complete:
             return None
         choices = tuple(answer.told() for answer in self._answers)
         return Completion(

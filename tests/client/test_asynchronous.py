@@ -441,6 +441,18 @@ async def test_an_answer_that_has_begun_goes_on(gateway: ScriptedGateway) -> Non
     assert len(gateway.requests) == 3
 
 
+async def test_an_answer_whose_stream_breaks_behind_its_last_token_is_whole_and_unsigned(
+    gateway: ScriptedGateway,
+) -> None:
+    gateway.script = failing(EpochEnded("gone"), after=len(PIECES) + 2)
+    async with gateway.client() as client:
+        done = await client.chat(QUESTION)
+    assert (done.text, done.finish_reason) == ("".join(PIECES), "stop")
+    assert done.usage == Usage(7, len(PIECES) + 1)
+    assert [one.head.missing for one in done.receipts] == ["NOT_SIGNED"]
+    assert len(gateway.requests) == 1
+
+
 @pytest.mark.parametrize(
     "error",
     [Unavailable("no", reason="QUEUE"), PermissionDenied("no", reason="EPOCH_ENDED"), InvalidInput("no")],
