@@ -35,6 +35,7 @@ DIGEST = bytes(range(32))
 class Party:
     """One identity of the cluster."""
 
+    peer: PeerIdentity
     key: ec.EllipticCurvePrivateKey
     signer: SoftwareSigner
     material: TlsMaterial
@@ -42,7 +43,7 @@ class Party:
 
     @property
     def id(self) -> str:
-        return member_id(self.signer.public_key)
+        return self.peer.id
 
     def store(self) -> TlsStore:
         return TlsStore(self.material)
@@ -57,10 +58,16 @@ class Cluster:
     previous: bytes = NO_PREVIOUS
     nodes: list[Party] = field(default_factory=list)
 
+    @property
+    def coordinator(self) -> TlsMaterial:
+        """What a coordinator has."""
+        return self.material(PeerIdentity(CLUSTER, Role.COORDINATOR, "coordinator"))
+
     def party(self, role: Role = Role.MEMBER) -> Party:
         key = ec.generate_private_key(ec.SECP256R1())
         signer = SoftwareSigner(key)
-        return Party(key, signer, self.material(PeerIdentity(CLUSTER, role, member_id(signer.public_key))))
+        peer = PeerIdentity(CLUSTER, role, member_id(signer.public_key))
+        return Party(peer, key, signer, self.material(peer))
 
     def material(self, peer: PeerIdentity, *, age: float = 0) -> TlsMaterial:
         """A certificate for an hour, made `age` seconds ago."""
@@ -108,12 +115,11 @@ class Cluster:
 
     def enrol(self, party: Party, folder: Path, coordinator: str, envelope: bytes) -> MachineState:
         """Writes what a join leaves behind."""
-        peer = PeerIdentity(CLUSTER, Role.MEMBER, party.id)
         folder.mkdir(parents=True, exist_ok=True)
         RosterStateFile(folder / ROSTER_STATE).create(CLUSTER)
         write_atomic(folder / ROSTER, envelope)
         write_atomic(folder / IDENTITY_KEY, private_pem(party.key))
-        return self.authority.enrol(folder, peer, party.material, name="node", coordinator=coordinator)
+        return self.authority.enrol(folder, party.peer, party.material, name="node", coordinator=coordinator)
 
 
 def _member(party: Party) -> RosterMember:

@@ -136,7 +136,7 @@ async def connect(cluster):
         server = Server([(add_control_to_server, ControlService(desk, **limits), SERVICE)])
         port = server.listen("127.0.0.1:0", server_credentials(member.store()))
         await server.start()
-        name = PeerIdentity("testbed", Role.MEMBER, member.id).server_name
+        name = member.peer.server_name
         channel = PeerChannel(f"127.0.0.1:{port}", gateway.store(), name)
         stream = Stream(channel.get().stream_stream("/sealring.v1.Control/Schedule")())
         stream.channel, stream.party, stream.material = channel, gateway, gateway.material
@@ -518,7 +518,7 @@ async def test_a_stream_outlives_its_callers_certificate_once_it_has_shown_the_n
 ) -> None:
     desk, stream = await connect()
     gateway = stream.party
-    later = cluster.material(PeerIdentity("testbed", Role.GATEWAY, gateway.id), age=-50).certificate
+    later = cluster.material(gateway.peer, age=-50).certificate
     own = identity(gateway.signer, "testbed")
     await stream.send(renewal=await stream.proof.renew(later, own.sign))
     await stream.send(ping=control_pb2.Ping(sequence=1))
@@ -534,7 +534,7 @@ async def test_what_does_not_prove_the_next_certificate_ends_the_epoch(
     desk, stream = await connect()
     _, other = await connect()
     gateway, proof = stream.party, stream.proof
-    later = cluster.material(PeerIdentity("testbed", Role.GATEWAY, gateway.id), age=-50).certificate
+    later = cluster.material(gateway.peer, age=-50).certificate
     sign = identity(gateway.signer, "testbed").sign
     if how == "another key":
         sign = identity(SoftwareSigner.generate(), "testbed").sign
@@ -589,7 +589,7 @@ class Caller:
 
     def __init__(self, cluster: Any, role: Role) -> None:
         self.party = cluster.party(role)
-        self.peer = PeerIdentity("testbed", role, self.party.id)
+        self.peer = self.party.peer
         self.written: list[bytes] = []
 
     def auth_context(self) -> dict[str, list[bytes]]:

@@ -19,7 +19,7 @@ from prooftest import identity, introduce
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member import Purpose
-from sealring.mesh.pki import PeerIdentity, Role
+from sealring.mesh.pki import Role
 from sealring.mesh.rpc import PROTOCOL_VERSION, PeerChannel, Server, TlsStore, server_credentials
 from sealring.mesh.system.addresses import free_port
 from sealring.node.main import serve
@@ -36,8 +36,7 @@ class Coordinator(ActedCoordinator):
 
     def __init__(self, cluster: Any) -> None:
         super().__init__(cluster.authority)
-        peer = PeerIdentity("testbed", Role.COORDINATOR, "coordinator")
-        self.store = TlsStore(cluster.material(peer))
+        self.store = TlsStore(cluster.coordinator)
         self.server: Server | None = None
         self.address = f"127.0.0.1:{free_port()}"
 
@@ -144,7 +143,7 @@ class Gateway:
     async def attach(self, nodes: list[Node], epoch: int) -> list[control_pb2.Attached]:
         attached = []
         for node in nodes:
-            name = PeerIdentity("testbed", Role.MEMBER, node.id).server_name
+            name = node.party.peer.server_name
             channel = PeerChannel(node.party.address, self.store, name)
             self.channels.append(channel)
             call = control_pb2_grpc.ControlStub(channel.get()).Schedule()

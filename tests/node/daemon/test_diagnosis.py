@@ -15,7 +15,6 @@ import grpc.aio
 import pytest
 
 from sealring.mesh.errors import Unavailable
-from sealring.mesh.pki import PeerIdentity, Role
 from sealring.mesh.roster import Roster
 from sealring.mesh.rpc import Server, channel_options, from_rpc_error, secure_channel, server_credentials
 from sealring.node.daemon import diagnosis as module
@@ -172,11 +171,11 @@ async def test_a_child_that_fails_is_an_error(program: str, tmp_path: Path) -> N
 
 async def test_only_the_node_itself_may_ask(cluster: Any, make: Make) -> None:
     own, other = cluster.party(), cluster.party()
-    service = DiagnosisService(make(None), PeerIdentity("testbed", Role.MEMBER, own.id))
+    service = DiagnosisService(make(None), own.peer)
     server = Server([(diagnosis_pb2_grpc.add_DiagnosisServicer_to_server, service, SERVICE)])
     port = server.listen("127.0.0.1:0", server_credentials(own.store()))
     await server.start()
-    options = channel_options(PeerIdentity("testbed", Role.MEMBER, own.id).server_name)
+    options = channel_options(own.peer.server_name)
     reasons = []
     try:
         for party in (own, other):

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.pki import PeerIdentity, Role
+from sealring.mesh.pki import Role
 from sealring.mesh.rpc import PeerChannel, Server, server_credentials
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.carrier.ways import TAG_BYTES
@@ -102,7 +102,7 @@ async def test_only_members_of_the_roster_are_given_a_port(
     cluster: Any, two: tuple[Daemon, Daemon], role: Role
 ) -> None:
     stranger = cluster.party(role)
-    name = PeerIdentity("testbed", Role.MEMBER, two[1].party.id).server_name
+    name = two[1].party.peer.server_name
     channel = PeerChannel(two[1].party.address, stranger.store(), name)
     call = links_pb2_grpc.WaysStub(channel.get()).Measure(links_pb2.MeasureRequest(), timeout=PATIENCE)
     with pytest.raises(grpc.RpcError) as caught:

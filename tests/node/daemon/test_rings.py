@@ -5,7 +5,6 @@ import pytest
 
 from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.member import load_machine_state, save_tls
-from sealring.mesh.pki import PeerIdentity, Role
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -68,7 +67,7 @@ async def test_a_certificate_is_renewed_at_half_life(make_bed: Any, eventually: 
     ring = await make_bed(1)
     node = ring.nodes[0]
     await node.end()
-    aged = cluster.material(PeerIdentity("testbed", Role.MEMBER, node.id), age=2000)
+    aged = cluster.material(node.party.peer, age=2000)
     save_tls(node.folder, aged)
     before = (node.folder / "tls.pem").read_bytes()
     node.start(ring.coordinator, b"")

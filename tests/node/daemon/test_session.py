@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 from sealring.mesh.crypto import Ed25519Signer, sign_envelope
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
 from sealring.mesh.member import Coordinators, Introduction, Purpose, of_identity
-from sealring.mesh.pki import PeerIdentity, Role
 from sealring.mesh.roster import PAYLOAD_TYPE, roster_update
 from sealring.mesh.rpc import Backoff, Server, TlsStore, server_credentials, silence
 from sealring.mesh.system.addresses import free_port
@@ -67,7 +66,7 @@ class Talk:
 
 @pytest.fixture
 async def talk(cluster: Any) -> AsyncIterator[Talk]:
-    store = TlsStore(cluster.material(PeerIdentity("testbed", Role.COORDINATOR, "coordinator")))
+    store = TlsStore(cluster.coordinator)
     party = cluster.party()
     coordinator = ActedCoordinator(cluster.authority, {party.id: party.signer.public_key})
     own_store = party.store()
@@ -221,16 +220,12 @@ async def test_goodbye_is_said_last(talk: Talk, time_for_goodbyes: None) -> None
     assert (await talk.told.hears("goodbye")).reason == "stopping"
 
 
-def peer(talk: Talk) -> PeerIdentity:
-    return PeerIdentity("testbed", Role.MEMBER, talk.party.id)
-
-
 async def test_a_session_outlives_the_certificate_that_it_was_opened_with(talk: Talk, cluster: Any) -> None:
     """Whenever there is a newer one it says so, on the same stream, with a proof of its own."""
     await talk.told.hears("hello")
     proof = talk.told.proof
     for _ in range(2):
-        newer = cluster.material(peer(talk))
+        newer = cluster.material(talk.party.peer)
         talk.store.replace(newer)
         renewal = await talk.told.hears("renewal")
         assert renewal.certificate == newer.certificate
@@ -241,9 +236,9 @@ async def test_a_session_outlives_the_certificate_that_it_was_opened_with(talk: 
 async def test_a_new_stream_does_not_begin_with_a_renewal_of_the_last(talk: Talk, cluster: Any) -> None:
     await talk.told.hears("hello")
     talk.told.say.put_nowait(None)
-    talk.store.replace(cluster.material(peer(talk)))
+    talk.store.replace(cluster.material(talk.party.peer))
     await talk.told.hears("hello")
-    talk.store.replace(newest := cluster.material(peer(talk)))
+    talk.store.replace(newest := cluster.material(talk.party.peer))
     renewal = await talk.told.hears("renewal")
     while renewal.certificate != newest.certificate:
         renewal = await talk.told.hears("renewal")

@@ -13,7 +13,7 @@ from onpath import ATTACKS, Proxy
 from patience import until
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.pki import PeerIdentity, Role
+from sealring.mesh.pki import Role
 from sealring.mesh.roster import MAX_RINGS_OF_MEMBER, Roster
 from sealring.mesh.rpc import PROTOCOL_VERSION, PeerChannel, Server, own_release, server_credentials
 from sealring.mesh.system.addresses import parse_address
@@ -305,7 +305,7 @@ async def test_keys_are_renewed_past_a_first_address_that_is_dead(
 
 
 async def call(cluster, target: Daemon, caller, frames) -> grpc.StatusCode:
-    name = PeerIdentity("testbed", Role.MEMBER, target.party.id).server_name
+    name = target.party.peer.server_name
     channel = PeerChannel(target.party.address, caller.store(), name)
     try:
         stub = links_pb2_grpc.LinksStub(channel.get())

@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from sealring.mesh.errors import ModelError, ResourceExhausted, SealringError, Unavailable
-from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial
+from sealring.mesh.pki import Role, TlsMaterial
 from sealring.mesh.rpc import PeerChannel, Server, TlsStore, from_rpc_error, server_credentials
 from sealring.node.models import giving, kept, manifest
 from sealring.node.models.asking import ModelAsker
@@ -143,7 +143,7 @@ class World:
 
     @asynccontextmanager
     async def stub(self, member: Member, party: Any = None) -> AsyncIterator[Any]:
-        name = PeerIdentity("testbed", Role.MEMBER, member.party.id).server_name
+        name = member.party.peer.server_name
         channel = PeerChannel(member.party.address, (party or self.own).store(), name)
         try:
             yield models_pb2_grpc.ModelsStub(channel.get())
