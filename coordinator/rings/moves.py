@@ -193,11 +193,14 @@ class Moves:
 
     def _over(self, member: str) -> None:
         """Marks a drain as over, so that the next run of the coordinator does not resume it."""
-        known = self._store.members.find(member)
-        if known is not None and known.draining:
-            self._store.members.save(dataclasses.replace(known, draining=_LONG_AGO))
         self._rings.keep_serving(member, False)
         self._rings.sync()
+        known = self._store.members.find(member)
+        if known is not None and known.draining:
+            try:
+                self._store.members.save(dataclasses.replace(known, draining=_LONG_AGO))
+            except SealringError as error:  # the next run resumes it, and finds that it is over
+                log.warning("drain_not_marked", member=member, reason=error.reason, why=error.message)
 
     def _idle(self, member: str) -> bool:
         session = self._sessions.find(member)

@@ -34,7 +34,7 @@ from sealring.coordinator.streams.outbox import Outbox
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock, awake_clock
-from sealring.mesh.errors import Conflict, NotFound, SealringError
+from sealring.mesh.errors import Conflict, NotFound, RosterError, SealringError, Unavailable
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.ring.wishes import Wishes
 from sealring.mesh.rpc.problem import to_problem
@@ -345,7 +345,7 @@ class OnDemand:
         try:
             await self._deployments.load(spec, answers, freed)
         except SealringError as error:
-            if not freed:
+            if not freed or isinstance(error, RosterError | Unavailable):  # no room would help
                 raise
             log.info("room_not_enough", deployment=name, reason=error.reason)  # it is looked for anew
             self.loads.keep_all(name, self._awake())
@@ -372,9 +372,9 @@ class OnDemand:
     def _refuse(self, name: str, error: SealringError, changes: int) -> None:
         """Fails what waits for a model, unless nodes are awaited, or came or changed after the first
         `changes`: such nodes may not have been asked for the model, so all are asked again."""
+        if self._changes > changes:
+            return
         if self._waits(name):
-            if self._changes > changes:
-                return
             asked = self.loads.models[name].asked_since
             if awaited := self._away(asked - self.absent_seconds):
                 self.loads.awaits(name, awaited, self._awake())

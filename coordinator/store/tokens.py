@@ -29,8 +29,10 @@ class Tokens:
         self._database = database
 
     def add(self, token: StoredToken, secret: bytes) -> None:
-        """Remember a token."""
-        self._database.write("tokens", vars(token) | {"secret_hash": _hash(secret)}, verb="INSERT")
+        """Remember a token, and drop those that have expired when it is made."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM tokens WHERE expires <= ?", (token.created,))
+            self._database.write("tokens", vars(token) | {"secret_hash": _hash(secret)}, verb="INSERT")
 
     def spend(self, identifier: str, secret: bytes, role: Role, *, now: float) -> bool:
         """Whether this token was good; it has one use less afterwards. Of many callers, as many get True."""
@@ -72,11 +74,11 @@ class Tokens:
             connection.execute("DELETE FROM tokens")
 
     def open(self, *, now: float) -> list[StoredToken]:
-        """The tokens that are still good; the expired ones are dropped."""
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM tokens WHERE expires <= ?", (now,))
+        """The tokens that are still good. Nothing is written, which a full disk would refuse."""
         rows = self._database.rows(
-            "SELECT id, role, created, expires, note, uses FROM tokens ORDER BY created, id"
+            "SELECT id, role, created, expires, note, uses FROM tokens WHERE expires > ?"
+            " ORDER BY created, id",
+            now,
         )
         return [StoredToken(**columns(row) | {"role": Role(row["role"])}) for row in rows]
 

@@ -142,6 +142,18 @@ def test_a_full_disk_is_one_clear_error_and_changes_nothing(store: Store) -> Non
     store.tokens.add(token(), b"secret")
 
 
+def test_tokens_are_listed_while_nothing_can_be_written(store: Store) -> None:
+    store.tokens.add(token(expires=NOW + 5), b"secret")
+    with store.transaction() as connection:
+        pass
+    connection.execute("PRAGMA query_only = ON")
+    assert len(store.tokens.open(now=NOW)) == 1
+    assert store.tokens.open(now=NOW + 5) == []
+    connection.execute("PRAGMA query_only = OFF")
+    store.tokens.add(dataclasses.replace(token(), id="t2", created=NOW + 5), b"secret")
+    assert not store.tokens.is_open("t1"), "it is dropped with the next change"
+
+
 def test_a_token_is_spent_once(store: Store) -> None:
     store.tokens.add(token(), b"secret")
     assert not store.tokens.spend("t1", b"wrong", Role.MEMBER, now=NOW)

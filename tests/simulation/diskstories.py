@@ -9,16 +9,22 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fulldisks import FULL, TRIED
 from simulateddisk import PrefixDisk
 from simulatedengine import SimulatedEngine
 
+from sealring.mesh.errors import SealringError
 from sealring.mesh.ring import STORED_BLOCK
+from sealring.v1.membership_pb2 import ROLE_NODE
 
 if TYPE_CHECKING:
     from stories import Asked, Story
 
 OFTEN = 0.1
 """How often something befalls a disk, beside the other events of a story."""
+
+MOST_TRIES = 2.0
+"""How often a program tries to write to a full disk, in a second."""
 
 SLOW_SECONDS = 3.0
 """A slow disk reads a file in this time, which is longer than it takes to compute what is in it."""
@@ -34,6 +40,11 @@ class DiskStories:
 
     def __init__(self, story: Story) -> None:
         self._story, self._random = story, random.Random(f"disks {story.seed}")
+        self._filled: set[str] = set()
+
+    def was_full(self, name: str) -> bool:
+        """Whether the disk of a machine with a program's state was full at some time."""
+        return name in self._filled
 
     def begin(self) -> None:
         """Gives the nodes disks of prefixes, or none."""
@@ -44,6 +55,8 @@ class DiskStories:
         """Something befalls a disk, or nothing does."""
         if self._random.random() < OFTEN and self._story.cluster.disks:
             self._random.choice((self._hinder, self._harm))()
+        if self._random.random() < OFTEN / 2:
+            self._fill()
 
     def _hinder(self) -> None:
         """A disk of prefixes is slow, stands still or is full for a while."""
@@ -60,6 +73,27 @@ class DiskStories:
         begin()
         self._story.later(seconds, lambda: self._right(name, disk))
 
+    def _fill(self) -> None:
+        """The disk with the state of a machine's program is full for a while."""
+        machine = self._random.choice(list(self._story.cluster.machines.values()))
+        seconds = self._random.choice((5.0, 60.0))
+        if machine.host in FULL:
+            return
+        self._story.note(f"the disk of {machine.name} is full for {seconds:g} s")
+        FULL.add(machine.host)
+        self._filled.add(machine.name)
+        before, begun = TRIED[machine.host], self._story.loop.time()
+        self._story._stall(seconds)
+
+        def over() -> None:
+            self._story.note(f"the disk of {machine.name} has room")
+            FULL.discard(machine.host)
+            tried, seconds = TRIED[machine.host] - before, self._story.loop.time() - begun
+            if tried > 10 + MOST_TRIES * seconds:
+                self._story.wrong.append(f"{machine.name} tried {tried} times to write in {seconds:g} s")
+
+        self._story.later(seconds, over)
+
     def _right(self, name: str, disk: PrefixDisk) -> None:
         self._story.note(f"the prefix disk of {name} is as ever")
         disk.seconds, disk.stands, disk.full = PrefixDisk.seconds, False, False
@@ -74,6 +108,52 @@ class DiskStories:
     # At rest
 
     async def at_rest(self) -> None:
+        """Disks do what they are to do, and nothing else befalls the cluster."""
+        await self._prefixes()
+        if self._random.random() < 0.3:
+            await self._full_coordinator()
+
+    async def _full_coordinator(self) -> None:
+        """A coordinator refuses all that it cannot write, leaves nothing of it, and its cluster goes on."""
+        story, cluster = self._story, self._story.cluster
+        host, name = cluster.machines["coordinator"].host, self._random.choice(story.nodes)
+        refused = [
+            cluster.drain(name),
+            cluster.evict(name),
+            cluster.admin("DeleteDeployment", name="first"),
+            cluster.admin("CreateJoinToken", role=ROLE_NODE),
+        ]
+        story.note("the coordinator's disk is full")
+        before = await self._stored()
+        FULL.add(host)
+        for work in refused:
+            try:
+                await work
+            except SealringError as error:
+                if error.reason != "STATE_UNWRITABLE" or not error.hint:
+                    story.wrong.append(f"a full disk is called {error!r}")
+            else:
+                story.wrong.append("a coordinator does what it cannot write down")
+        if (after := await self._stored()) != before:
+            story.wrong.append(f"of what was refused is left: {before} became {after}")
+        asked = story._ask_for(3, "first")
+        await self._answered(asked)
+        if asked.answer is None:
+            story.wrong.append(f"request {asked.number} fails beside a full coordinator: {asked.error!r}")
+        FULL.discard(host)
+
+    async def _stored(self) -> object:
+        cluster = self._story.cluster
+        deployments = (await cluster.admin("ListDeployments")).deployments
+        nodes = (await cluster.admin("ListNodes")).nodes
+        tokens = (await cluster.admin("ListJoinTokens")).tokens
+        return (
+            [one.plan.SerializeToString() for one in deployments],
+            [(one.name, one.state) for one in nodes],
+            len(tokens),
+        )
+
+    async def _prefixes(self) -> None:
         """A prompt that is on disk is read from there once no engine has it, or is computed while a disk
         stands still."""
         story, disks = self._story, self._story.cluster.disks

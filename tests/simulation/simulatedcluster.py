@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import random
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 from children import Children
+from fulldisks import FULL
 from nacl.pwhash import argon2id
 from onesource import BEGINNING
 from simulateddisk import PrefixDisk
@@ -189,10 +189,18 @@ class Cluster:
     def _ended(self, name: str, program: Program) -> None:
         """What has ended by itself is started again, as by launchd."""
         if self.programs.get(name) is program and not program.stop.is_set():
-            self.ends.append(f"{name} has ended by itself: {program.task.exception()!r}")
+            error = program.task.exception()
+            unwritable = isinstance(error, SealringError) and error.reason == "STATE_UNWRITABLE"
+            if not (unwritable and self.machines[name].host in FULL):
+                self.ends.append(f"{name} has ended by itself: {error!r}")
             self.network.end(program.process)
-            again = functools.partial(self.start, name)
-            self.loop.call_later(RESTART_SECONDS, again, context=contextvars.Context())
+            self.loop.call_later(
+                RESTART_SECONDS, lambda: self._again(name, program), context=contextvars.Context()
+            )
+
+    def _again(self, name: str, program: Program) -> None:
+        if self.programs.get(name) is program:  # nobody has started it meanwhile
+            self.start(name)
 
     async def stop(self, name: str) -> None:
         """Stops a program in order. Raises what it ends with."""

@@ -946,6 +946,8 @@ class Story:
             return self.cluster.memory < LARGE_MEMORY
         if error.reason in WRONG_CLOCK and self._wrong_clocks:
             return True
+        if error.reason == "STATE_UNWRITABLE" and self._disks.was_full("coordinator"):
+            return True
         children = self.cluster.children.values()
         if error.reason == "RECEIPT_MISSING" and not all(one.signs for one in children):
             return True

@@ -16,7 +16,7 @@ from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredDeployment, StoredMember
 from sealring.mesh.clock import AwakeClock
 from sealring.mesh.crypto import KeyType
-from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
+from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError, Unavailable
 from sealring.mesh.pki import Role
 from sealring.v1 import admin_pb2, membership_pb2
 from tests.coordinator.conftest import DOWN, SERVING, Cluster, FakeNode, deploy, ring_state
@@ -232,6 +232,7 @@ class Scene:
         self.go.set()
         member = StoredMember("a", Role.MEMBER, "a", b"", KeyType.SOFTWARE, 0, draining=drained)
         self.members = {"a": member}
+        self.unwritable: SealringError | None = None
         part: Any = SimpleNamespace
         rings = part(
             offline=self.offline.append,
@@ -252,7 +253,7 @@ class Scene:
                 members=part(
                     all=lambda role: list(self.members.values()),
                     find=self.members.get,
-                    save=lambda one: self.members.update({one.id: one}),
+                    save=self.save,
                 ),
                 audit=part(append=lambda *said: self.log.append(said[-1])),
             ),
@@ -266,6 +267,11 @@ class Scene:
             clock=lambda: self.now,
             awake=lambda: self.now,
         )
+
+    def save(self, member: StoredMember) -> None:
+        if self.unwritable is not None:
+            raise self.unwritable
+        self.members[member.id] = member
 
     def show(self) -> None:
         """What is planned, as `deployments` has it now."""
@@ -485,6 +491,17 @@ async def test_a_defect_in_one_move_of_a_drain_keeps_no_other_ring() -> None:
         await settle()
     assert [one["log_level"] for one in logs] == ["error"]
     assert (len(scene.asked), len(scene.log)) == (2, 1)
+
+
+async def test_a_drain_ends_though_its_end_cannot_be_written() -> None:
+    scene = Scene(drained=161)
+    scene.unwritable = Unavailable("the disk is full", reason="STATE_UNWRITABLE")
+    with structlog.testing.capture_logs() as logs:
+        scene.moves.draining("a", 161)
+        await settle()
+    assert (scene.told.pop(), len(scene.log)) == (("a", False), 1), "it serves no longer for the drain alone"
+    assert [one["reason"] for one in logs if one["log_level"] == "warning"] == ["STATE_UNWRITABLE"]
+    await scene.moves.close()
 
 
 async def test_a_drain_has_a_time_and_is_taken_back() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+import structlog
 from patience import until
 
 from sealring.coordinator.rings import loads
@@ -346,6 +347,21 @@ async def test_a_model_without_room_fails_what_waits_for_it(cluster: Cluster) ->
     await gateway.close()
 
 
+async def test_a_model_whose_turn_cannot_be_written_down_is_refused(house: Any) -> None:
+    cluster, gateway = house
+    await gateway.want("one", active=1)
+    await gateway.phase("one", LOADED)
+    await gateway.want("two", waiting=1)
+    await gateway.phase("one", YIELDING)
+    with cluster.coordinator.store.transaction() as connection:
+        pass
+    connection.execute("PRAGMA query_only = ON")
+    await gateway.rest("one")
+    assert await gateway.refused("two") == "STATE_UNWRITABLE"
+    await gateway.phase("one", LOADED)
+    connection.execute("PRAGMA query_only = OFF")
+
+
 async def test_what_could_never_fit_is_refused_at_once(cluster: Cluster) -> None:
     await cluster.node("alpha", memory=5_000)
     with pytest.raises(ResourceExhausted):
@@ -551,6 +567,33 @@ async def test_nodes_that_come_while_others_are_asked_for_a_model_are_asked_too(
     await gateway.phase("one", LOADED)
     phases = [phase for _, phase in gateway.seen]
     assert NOT_LOADED not in phases[phases.index(WAITING) :]
+    await gateway.close()
+
+
+async def test_a_refusal_that_nodes_have_overtaken_holds_for_nobody(cluster: Cluster) -> None:
+    """Nobody waits when it is found, and the next to ask would get it."""
+    alpha, beta = [await cluster.node(name) for name in ("alpha", "beta")]
+    await deploy(cluster, "one", stages=2)
+    gateway = await gate(cluster)
+    sessions = cluster.coordinator.sessions
+    await beta.stop()
+    await until(lambda: sessions.find(beta.id) is None)
+    before = (await alpha.wait_for("profile")).id
+    alpha.profiles = False
+    await gateway.want("one", waiting=1)
+    request = await alpha.wait_for("profile", lambda one: one.id > before)
+    await gateway.rest("one")
+    await gateway.phase("one", NOT_LOADED)
+    await cluster.back(beta)
+    await until(lambda: sessions.find(beta.id) is not None)
+    alpha.profiles = True
+    with structlog.testing.capture_logs() as logs:
+        beats = alpha.beats
+        await alpha.tell_profile(request)
+        await until(lambda: alpha.beats >= beats + 10)
+        await gateway.want("one", waiting=1)
+        await gateway.phase("one", LOADED)
+    assert "model_refused" not in [one["event"] for one in logs]
     await gateway.close()
 
 
