@@ -18,7 +18,6 @@ from sealring.coordinator.store import Store
 from sealring.mesh.crypto import Agreed, Side
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.member import JoinToken, begin, open_token
-from sealring.mesh.pki import Role
 
 PIN = bytes(range(32))
 
@@ -53,18 +52,6 @@ def bed(tmp_path: Path) -> Bed:
 
 def other(code: str) -> str:
     return f"{(int(code) + 1) % 10_000_000:07}"
-
-
-def test_a_code_gives_each_node_a_token_of_its_own(bed: Bed) -> None:
-    code = bed.codes.create("me", seconds=600, uses=2).code
-    first, second = bed.attempt(code), bed.attempt(code)
-    assert first.token_id != second.token_id
-    assert (first.root_sha256, first.addresses) == (PIN, ("10.0.0.1:7701",))
-    for token in first, second:
-        assert bed.store.tokens.spend(token.token_id, token.secret, Role.MEMBER, now=bed.now)
-        assert not bed.store.tokens.spend(token.token_id, token.secret, Role.MEMBER, now=bed.now)
-    with refused("NO_CODE"):
-        bed.attempt(code)
 
 
 def test_a_code_ends_with_its_time_its_successor_and_its_revocation(bed: Bed) -> None:

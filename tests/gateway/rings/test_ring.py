@@ -651,9 +651,20 @@ def test_a_ring_that_is_down_is_waited_for_so_long_and_has_nothing_to_do() -> No
     for later, patient in ((0.0, True), (PATIENCE_SECONDS - 1, True), (PATIENCE_SECONDS, False)):
         down.now = 1000.0 + later
         assert down.ring.patient is patient
+    down.ring.awaited()
+    assert down.ring.patient, "its model is being loaded"
     serving = Serving()
     serving.now += PATIENCE_SECONDS
     assert serving.ring.patient
+
+
+def test_a_ring_that_yields_begins_nothing_as_long_as_it_does() -> None:
+    ring = Serving()
+    ring.ring.hold(True)
+    ring.ask("one")
+    assert not ring.members.head
+    ring.ring.hold(False)
+    assert [message.open.request_id for message in ring.members.head] == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -931,9 +942,12 @@ def test_an_idle_ring_prefills_what_the_users_next_question_begins_with() -> Non
     assert ring.counted("idle_prefill_tokens") > 0
 
 
-def test_idle_prefill_waits_while_a_member_saves_power_and_can_be_switched_off() -> None:
+def test_idle_prefill_waits_for_answers_and_for_power_and_can_be_switched_off() -> None:
     ring = Thinking()
     ring.answered()
+    ring.ask("two")
+    assert ring.tick() is None
+    ring.ring.cancel("two")
     ring.members.saves_power = True
     assert ring.tick() is None
     ring.members.saves_power = False
@@ -1009,6 +1023,11 @@ def test_idle_prefill_ends_with_its_epoch() -> None:
     ring.ring.end(ring.members, "LOST")  # type: ignore[arg-type]
     assert not ring.ring.answers
     assert ring.ring.counts() == (0, 0)
+    lost = Thinking()
+    lost.answered()
+    lost.ring.end(lost.members, "LOST")  # type: ignore[arg-type]
+    lost.begin()
+    assert lost.tick() is None, "before it has begun as well: what the prompt begins with is gone"
 
 
 def test_a_guests_prompt_that_is_refused_is_given_back_at_once() -> None:
