@@ -16,20 +16,19 @@ follow that step, and no other is under way with it.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 from typing import NamedTuple, TypeAlias
 
 from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.facts import (
     LOOKUP,
     MAX_SOURCES,
-    NO_MODEL,
     RingFacts,
     Source,
-    SourceFacts,
     StepCosts,
 )
 from sealring.gateway.scheduler.lane import Lane
@@ -44,14 +43,18 @@ LENGTHS = (1, 3, 7, 15)
 BATCH_LENGTHS = (1, 2, 3, 7)
 """Drafts of each row in a ring of several rows: more pay on no table that we know."""
 
-LOSS, AT_ONCE = 0.01, 4.0
-"""The cost that wrong drafts may have: a part of the steps that an answer takes without them, and a number of
-steps at once."""
-
 _SUREST, _GOOD = 0.99, 0.9
-_FURTHEST = 2.0  # times the expected seconds: a longer run is an accident, unless the next one is as long
+_WORTH = 1.03
+"""Least gain of drafts: what reporting their rates costs, and what the seconds of a step vary by."""
+
+_FURTHEST = 2.0  # times the expected seconds: a longer run is an accident
 _DOUBT, _SEEN = 2, 7  # chains that are assumed to take the table's seconds, and chains that count in all
-_AGAIN = 32  # rounds without drafts after which the measured ones are doubted
+
+_FEW, _JUDGED, _SURELY, _REST = 6, 32, 3.0, 64
+"""The guard judges so many runs together, at least and at most. Their mean has to be below 0 by so many of
+its standard errors. Then there are no drafts for so many steps."""
+
+_LONGEST_REST = 1024
 
 _PROBE = 16
 """Most steps from one guess ahead to the next while the source's guesses do not pay: they show whether they
@@ -79,52 +82,72 @@ class DraftPlan(NamedTuple):
 _NO_DRAFTS = DraftPlan()
 
 
+class Guard:
+    """Rules drafts out for a while when they bring tokens slower than steps without drafts.
+
+    Costs and rates choose the drafts. This catches what they cannot tell, as stages that take turns on one
+    processor. A few unlucky runs do not count. Each rest is twice as long as the one before, until drafts
+    have gained.
+    """
+
+    def __init__(self) -> None:
+        self._won: deque[float] = deque(maxlen=_JUDGED)
+        self._pause = _REST
+        self._left = 0
+
+    @property
+    def rules_out(self) -> bool:
+        return self._left > 0
+
+    def drafted(self, won: float) -> None:
+        """Records a run that won so many steps without drafts, or lost them."""
+        self._won.append(won)
+        if len(self._won) < _FEW:
+            return
+        mean = fmean(self._won)
+        if mean < -_SURELY * pstdev(self._won, mean) / math.sqrt(len(self._won)):
+            self._left, self._pause = self._pause, min(2 * self._pause, _LONGEST_REST)
+            self._won.clear()
+        elif mean > 0 and len(self._won) == _JUDGED:
+            self._pause = _REST
+
+    def plain(self) -> None:
+        """Records a step without drafts."""
+        self._left = max(0, self._left - 1)
+
+
 class RowPolicy:
     """The draft plan of a row that is alone: the number of drafts that pays, that of runs under way behind
     each other, and the source of the drafts.
 
-    A first run of d drafts takes a step without drafts and, by the table, d more tokens in all stages. With n
-    runs under way, one ends every max(its seconds / n, slowest stage) seconds. A source takes its own time
-    before the first run, and the head has to guess and compute each further one. The measured chains of n
-    correct it, by their median. The plan with most tokens a second is best.
-
-    A credit, in steps without drafts, falls by the time that runs take longer than such steps for as many
-    tokens, and rises by the time that they take less. Each step without drafts behind another pays back LOSS.
-    No drafts are made that could lose more than AT_ONCE if they are wrong and stages share a processor.
+    By the table a first run of d drafts takes a step of 1 + d tokens in one stage after the other, and no
+    less than a step without drafts, which was announced ahead. With n runs under way, one ends every
+    max(its seconds / n, slowest stage) seconds. A source takes its own time before the first run, and the
+    head has to guess and compute each further one. Runs take longer than that by seconds that hardly depend
+    on their drafts: a step that waits for tokens is announced and built later. The median of the last chains
+    of n tells them. The plan with most tokens a second is best.
     """
 
-    def __init__(
-        self,
-        costs: StepCosts,
-        stages: int,
-        *,
-        runs: int = 0,
-        sources: Mapping[Source, SourceFacts] = NO_MODEL,
-        head: StepCosts | None = None,
-    ) -> None:
-        """`runs`: how many may be under way at once, by default one for each stage. `sources`: of drafts.
-        `head`: the head's own cost table."""
-        self._stages, self._sources, self._most_runs = stages, sources, runs or stages
-        self._costs, self._head = costs, head or costs
-        lengths = range(1 + LENGTHS[-1])  # of chains that began beside other lanes, too
-        self._more = {length: stages * (costs.chunk(1 + length) - costs.chunk(1)) for length in lengths}
-        kinds = [(runs + 1, source) for runs in range(stages) for source in self._sources]
-        self._took = {kind: deque([1.0] * _DOUBT, maxlen=_SEEN) for kind in kinds}
-        self._times = dict.fromkeys(kinds, 1.0)  # what the table says chains take, by runs under way
+    def __init__(self, ring: RingFacts) -> None:
+        self._stages, self._sources, self._most_runs = ring.stages, ring.sources, ring.runs or ring.stages
+        self._costs, self._head = ring.costs, ring.head or ring.costs
+        self._hops = ring.stages * ring.hop
+        each = range(1, 1 + ring.stages)
+        self._excesses = {runs: deque([0.0] * _DOUBT, maxlen=_SEEN) for runs in each}
+        self._excess = dict.fromkeys(each, 0.0)  # seconds of a run beyond the table's, by runs under way
         self._unseen = False
-        self._slow = False
         self._plains: deque[float] = deque(maxlen=_SEEN)
         self._plain = 0.0
-        self._credit = 0.0
-        # of the last one: seconds expected, seconds seen, and its plan with the most runs that were under way
-        self._chain: tuple[float, float, DraftPlan] | None = None
+        self._guard = Guard()
+        # of the last one: its runs, seconds expected, seconds seen, and most runs that were under way
+        self._chain: tuple[int, float, float, int] | None = None
 
     def begin(self) -> None:
         """Begins another answer. If the last one had no chain, the measured chains are doubted."""
-        self._credit, self._chain = 0.0, None
+        self._chain = None
         if self._unseen:
-            for kind in self._took:
-                self._see(*kind, 1.0)
+            for runs in self._excesses:
+                self._see(runs, 0.0)
         self._unseen = True
 
     @property
@@ -138,18 +161,17 @@ class RowPolicy:
         """The plan that brings most tokens a second, with at most `most` drafts in a run; `DraftPlan()` for
         none. A chain goes on with its `own` source of drafts. `guessed` tokens that were guessed ahead are
         there."""
-        best, gain = DraftPlan(), 1.0
-        lost = self._credit + AT_ONCE
+        best, gain = DraftPlan(), _WORTH
         for source, facts in self._sources.items():
             right = rates.get(source, 0.0)
-            if not (self._plain and right) or own not in (None, source):
+            if not (self._plain and right) or own not in (None, source) or self._guard.rules_out:
                 continue
             for length in LENGTHS:
-                if facts.ahead and length > guessed:
+                if length > (min(most, guessed) if facts.ahead else most):
                     break
                 for runs in range(1, 2 if facts.ahead else 1 + self._most_runs):
                     plan = DraftPlan(length, runs, source)
-                    if length <= most and self._loss(plan) <= lost and self._gain(right, plan) > gain:
+                    if self._gain(right, plan) > gain:
                         best, gain = plan, self._gain(right, plan)
         return best
 
@@ -158,7 +180,7 @@ class RowPolicy:
         self._plains.append(seconds)
         most = _FURTHEST * median(self._plains)  # runs count with their own seconds, so this is a mean
         self._plain = fmean(min(each, most) for each in self._plains)
-        self._credit = max(self._credit, min(0.0, self._credit + LOSS))
+        self._guard.plain()
 
     def took(self, plan: DraftPlan, tokens: int, seconds: float, *, first: bool = True) -> None:
         """Records a run that brought `tokens` tokens, with `plan.runs` under way, or a step without drafts
@@ -167,50 +189,55 @@ class RowPolicy:
         if not self._plain or seconds <= 0:
             return
         alone = self._first(plan)
-        expected, spent, ahead = self._chain or (0.0, 0.0, plan)
-        runs = max(plan.runs, ahead.runs, 1)
-        expected, spent = expected + (alone if first else self._next(plan)), spent + seconds
+        behind, expected, spent, most = self._chain or (0, 0.0, 0.0, plan.runs)
+        runs = max(plan.runs, most, 1)
+        behind, expected, spent = (
+            behind + 1,
+            expected + (alone if first else self._next(plan)),
+            spent + seconds,
+        )
         if first and self._chain:
-            self._see(ahead.runs, ahead.source, spent / expected)
+            self._see(most, (spent - expected) / behind)
             self._unseen = False
-        slow = seconds > _FURTHEST * expected * self._times[runs, plan.source]
-        self._credit += tokens - (alone if slow and not self._slow else seconds) / self._plain
-        self._slow = slow if plan.drafts else self._slow
-        longest = plan._replace(runs=runs)
         if first:
-            self._chain = (alone + self._vain(longest), seconds, longest) if plan.drafts else None
+            vain = self._vain(plan._replace(runs=runs))
+            self._chain = (1, alone + vain, seconds, runs) if plan.drafts else None
         else:
-            self._chain = expected, spent, longest
+            self._chain = behind, expected, spent, runs
+        if plan.drafts:
+            usual = alone + self._excess[runs]
+            self._guard.drafted(tokens - min(seconds, _FURTHEST * usual) / self._plain)
 
-    def _see(self, runs: int, source: Source, times: float) -> None:
-        self._took[runs, source].append(times)
-        self._times[runs, source] = median(self._took[runs, source])
+    def _see(self, runs: int, excess: float) -> None:
+        self._excesses[runs].append(excess)
+        self._excess[runs] = median(self._excesses[runs])
 
     def _gain(self, right: float, plan: DraftPlan) -> float:
         """Times as fast as without drafts."""
         right = min(right, _SUREST)
         whole = right ** (1 + plan.drafts)
-        takes = self._first(plan) + self._next(plan) * whole / (1 - whole) + self._vain(plan)
-        return self._plain / takes / (1 - right) / self._times[plan.runs, plan.source]
-
-    def _loss(self, plan: DraftPlan) -> float:
-        """Steps that are lost at most if no draft is right."""
-        return max(1.0, self._times[1, plan.source]) * plan.runs * self._first(plan) / self._plain - 1
+        runs = 1 / (1 - whole)
+        takes = self._first(plan) + self._next(plan) * (runs - 1) + self._vain(plan)
+        return self._plain / (takes + runs * self._excess[plan.runs]) / (1 - right)
 
     def _first(self, plan: DraftPlan) -> float:
         """Seconds of a chain's first run, or of a step without drafts."""
-        return self._plain + self._more[plan.drafts] + plan.drafts * self._sources[plan.source].seconds
+        return self._pass(plan) + plan.drafts * self._sources[plan.source].seconds
+
+    def _pass(self, plan: DraftPlan) -> float:
+        alone = self._stages * self._costs.chunk(1 + plan.drafts) + self._hops
+        return max(self._plain, alone) if plan.drafts else self._plain
 
     def _next(self, plan: DraftPlan) -> float:
         """Seconds from a run of a chain to the next one."""
         tokens = 1 + plan.drafts
         head = self._head.chunk(tokens) + tokens * self._sources[plan.source].seconds
-        back = (self._plain + self._more[plan.drafts]) / max(1, plan.runs)
-        return max(back, head, self._costs.chunk(tokens))
+        return max(self._pass(plan) / max(1, plan.runs), head, self._costs.chunk(tokens))
 
     def _vain(self, plan: DraftPlan) -> float:
         """Seconds that the step behind a chain waits in stages for runs in vain."""
-        return self._more[plan.drafts] * max(0, plan.runs - 1) / self._stages
+        more = self._costs.chunk(1 + plan.drafts) - self._costs.chunk(1)
+        return max(0.0, more) * max(0, plan.runs - 1)
 
 
 class LanesPolicy:
@@ -220,7 +247,7 @@ class LanesPolicy:
     By the table a round takes what a stage computes of all lanes, and as long as the longest step takes from
     stage to stage. The head guesses besides, for all rows of a lane at once. Lanes decide in turn, by what
     the others did last. Rounds with drafts are measured against rounds without, in times of what the table
-    says. A credit as in `RowPolicy` bounds what wrong drafts cost.
+    says.
     """
 
     def __init__(self, ring: RingFacts) -> None:
@@ -228,13 +255,8 @@ class LanesPolicy:
         self._costs, self._head = ring.costs, ring.head or ring.costs
         self._plains = deque([1.0] * _DOUBT, maxlen=_SEEN)
         self._drafted = deque([1.0] * _DOUBT, maxlen=_SEEN)
-        self._slower, self._since = 1.0, 0
-        self._pays: dict[tuple[int, tuple[int, ...]], bool] = {}
-
-    def begin(self) -> None:
-        """Doubts what was measured: other rows are there."""
-        self._drafted.append(1.0)
-        self._measure()
+        self._slower, self._since, self._again = 1.0, 0, _REST
+        self._gains: dict[tuple[int, tuple[int, ...]], float] = {}
 
     def round(self, steps: Sequence[Step]) -> float:
         """Seconds from a row's tokens to its next ones, with these steps of all lanes."""
@@ -252,25 +274,25 @@ class LanesPolicy:
         )
         return max(sum(stage), sum(head), longest)
 
-    def best(self, rows: int, most: int, rates: Rates, others: Sequence[Step], credit: float) -> DraftPlan:
+    def best(self, rows: int, most: int, rates: Rates, others: Sequence[Step]) -> DraftPlan:
         """The plan of a lane of `rows` rows that brings most tokens a second in all lanes together."""
-        return self._best(rows, most, rates, others, credit, self._slower)
+        plan, gain = self._best(rows, most, rates, others)
+        return plan if gain > _WORTH * self._slower else DraftPlan()
 
     def pays(self, rows: int, others: Sequence[int]) -> bool:
         """Whether any drafts of a lane of `rows` rows would pay beside lanes of `others` if nearly all were
         right."""
         key = (rows, tuple(sorted(others)))
-        if key not in self._pays:
-            rates = dict.fromkeys(self._sources, _GOOD)
+        if key not in self._gains:
             plain = [Step(size, DraftPlan(), 0.0) for size in others]
-            self._pays[key] = self._best(rows, BATCH_LENGTHS[-1], rates, plain, 0.0, 1.0) != DraftPlan()
-        return self._pays[key]
+            good = dict.fromkeys(self._sources, _GOOD)
+            self._gains[key] = self._best(rows, BATCH_LENGTHS[-1], good, plain)[1]
+        return self._gains[key] > _WORTH * self._slower
 
-    def _best(
-        self, rows: int, most: int, rates: Rates, others: Sequence[Step], credit: float, slower: float
-    ) -> DraftPlan:
+    def _best(self, rows: int, most: int, rates: Rates, others: Sequence[Step]) -> tuple[DraftPlan, float]:
+        """The best plan by the table, and times as fast as without drafts."""
         plain = Step(rows, DraftPlan(), 0.0)
-        alone = self.round([plain, *others])
+        alone, without = self.round([plain, *others]), sum(one.tokens for one in (plain, *others))
         best, gain = DraftPlan(), 1.0
         all_rows = rows + sum(one.rows for one in others)
         for source, facts in self._sources.items():
@@ -279,13 +301,11 @@ class LanesPolicy:
                 if length > most or rows * (1 + length) > MAX_DRAFTED:
                     continue
                 step = Step(rows, DraftPlan(length, 1, source), min(right, _SUREST))
-                takes = self.round([step, *others])
-                more = sum(one.tokens for one in (step, *others)) / sum(
-                    one.tokens for one in (plain, *others)
-                )
-                if takes / alone - 1 <= credit + AT_ONCE and more * alone / takes / slower > gain:
-                    best, gain = step.plan, more * alone / takes / slower
-        return best
+                more = sum(one.tokens for one in (step, *others)) / without
+                times = more * alone / self.round([step, *others])
+                if times > gain:
+                    best, gain = step.plan, times
+        return best, gain
 
     def took(self, steps: Sequence[Step], seconds: float) -> None:
         """Records a round with these steps."""
@@ -296,11 +316,9 @@ class LanesPolicy:
         else:
             self._plains.append(times)
             self._since += 1
-            if self._since % _AGAIN == 0:
-                self._drafted.append(1.0)
-        self._measure()
-
-    def _measure(self) -> None:
+            if self._since == self._again:
+                self._drafted.extend([1.0] * _SEEN)
+                self._since, self._again = 0, min(2 * self._again, _LONGEST_REST)
         self._slower = median(self._drafted) / median(self._plains)
 
 
@@ -365,7 +383,6 @@ class _Past:
     at: float | None = None
     waits: bool = False
     plan: DraftPlan = _NO_DRAFTS
-    credit: float = 0.0
     guessed: int = 0  # tokens that were guessed ahead and came with those of the last step
     pause: int = 1  # steps from one guess ahead to the next, while none pays
     unguessed: int = 1  # steps since the last
@@ -386,9 +403,7 @@ class Drafting:
         ahead = (source for source, facts in ring.sources.items() if facts.ahead)
         self.ahead = next(ahead, control.DRAFT_SOURCE_UNSPECIFIED)
         """The source that guesses ahead, if any."""
-        self._for_row = RowPolicy(
-            ring.costs, ring.stages, runs=ring.runs, sources=ring.sources, head=ring.head
-        )
+        self._for_row = RowPolicy(ring)
         self._for_lanes = LanesPolicy(ring)
         self._pasts: dict[int, _Past] = {}
         self._chains: dict[int, _Chain] = {}
@@ -415,7 +430,7 @@ class Drafting:
             plan = DraftPlan()
         else:
             others = [self._past(other).step for other in lanes if other is not lane]
-            plan = self._for_lanes.best(len(lane.rows), most, past.rates, others, past.credit)
+            plan = self._for_lanes.best(len(lane.rows), most, past.rates, others)
         # The first run of a chain waits until no other step can bring a token of the rows. For that run the
         # head calls `Lookup.drafts` in its compute loop, for tokens that come `heard` and `right` in
         # its receiving thread: by this rule never at once, so node.engine.drafts.lookup has no lock.
@@ -483,7 +498,7 @@ class Drafting:
         past = self._past(lane)
         if past.at is not None:
             if len(lane.rows) > 1 or len(lanes) > 1:
-                self._round(lane, lanes, DraftPlan(), 1.0, now)
+                self._round(lane, lanes, DraftPlan(), now)
             elif follows and not guesses:
                 self._for_row.plain(now - past.at)
             else:
@@ -524,9 +539,7 @@ class Drafting:
         past = self._past(lane)
         plan = DraftPlan(run.drafts, under_way, chain.source)
         if len(chain.rows) > 1 or len(lanes) > 1:
-            mean = fmean(brought.get(row.number, 0) for row in chain.open)
-            if past.at is not None:
-                self._round(lane, lanes, plan, mean, now)
+            self._round(lane, lanes, plan, now)
         else:
             seconds = 0.0 if past.at is None else now - past.at
             self._for_row.took(plan, least, seconds, first=run.first)
@@ -534,21 +547,15 @@ class Drafting:
         past.guessed = run.guesses
         past.rates = rates if least else past.rates
 
-    def _round(self, lane: Lane, lanes: Sequence[Lane], plan: DraftPlan, tokens: float, now: float) -> None:
-        """Records a lane's step, which brought `tokens` tokens of each row."""
+    def _round(self, lane: Lane, lanes: Sequence[Lane], plan: DraftPlan, now: float) -> None:
+        """Records a step of a lane. The first with drafts, and the first without, tells nothing."""
         past = self._past(lane)
-        steps = [self._past(other).step for other in lanes if other is not lane]
-        right = past.rates.get(plan.source, 0.0) if plan.drafts else 0.0
-        plain, own = (Step(len(past.rows), DraftPlan(), 0.0), Step(len(past.rows), plan, min(right, _SUREST)))
-        seconds, without = now - (past.at or now), self._for_lanes.round([plain, *steps])
-        if seconds <= 0:
+        if past.at is None or now <= past.at or bool(plan.drafts) != bool(past.plan.drafts):
             return
-        if bool(plan.drafts) == bool(past.plan.drafts):
-            self._for_lanes.took([own, *steps], seconds)
-        if plan.drafts:
-            past.credit += tokens - min(seconds, _FURTHEST * self._for_lanes.round([own, *steps])) / without
-        else:
-            past.credit = max(past.credit, min(0.0, past.credit + LOSS))
+        right = past.rates.get(plan.source, 0.0) if plan.drafts else 0.0
+        own = Step(len(past.rows), plan, min(right, _SUREST))
+        others = [self._past(other).step for other in lanes if other is not lane]
+        self._for_lanes.took([own, *others], now - past.at)
 
     def settle(self, keeps: Callable[[Row], bool] = lambda row: False) -> None:
         """Plans the settles of the next step. A row that leaves is not settled, unless its windows and states
@@ -567,5 +574,4 @@ class Drafting:
             found = self._pasts[lane.number] = _Past(rows)
             if len(rows) == 1:
                 self._for_row.begin()
-            self._for_lanes.begin()
         return found

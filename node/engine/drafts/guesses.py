@@ -83,6 +83,11 @@ class Guesses:
         return self.known + len(self._ahead)
 
     @property
+    def ahead(self) -> bool:
+        """Whether anything is guessed."""
+        return bool(self._ahead)
+
+    @property
     def wanting(self) -> bool:
         """Whether to guess another token: there are to be as many as the last run had behind what steps
         compute, so that the next run finds its drafts there. While there are no runs there is to be one now

@@ -219,7 +219,7 @@ class Drafter:
             return False
         if (behind := own.behind) > CAUGHT_UP:
             return self._fill(own, min(behind - 1, self._fitting(min(spare, _UNIT))))
-        return own.guesses.wanting and self.guess(lambda row: row.guesses.wanting)
+        return own.guesses.wanting and self.guess(lambda row: not row.guesses.ahead or row.guesses.wanting)
 
     def keep_up(self) -> None:
         """Guesses once before the row is too far behind: a head that is never idle would else not know how

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 _KEPT = 0.93
 """Weight of a guess after each later one."""
 
-_KEPT_OF_ALL = 0.99
-_LIKENESS = 8.0
+_KEPT_OF_ROW, _KEPT_OF_ALL = 0.98, 0.99
+"""Of a model's guesses. With fewer, chance alone begins and ends drafts at rates where these hardly pay."""
+
+_LIKENESS = 32.0
 """Guesses as which the rate of all rows counts when a row begins. Fewer cost each answer its first runs
 (docs/decisions/0060)."""
 
@@ -42,7 +44,8 @@ class Tally:
 
     def next_row(self) -> Tally:
         """For a row that begins. It is like the rows before it until some guesses of its own are known."""
-        return Tally(_LIKENESS * self.rate, _LIKENESS) if self.tried > UNTRIED else Tally()
+        begun = _LIKENESS if self.tried > UNTRIED else UNTRIED
+        return Tally(begun * self.rate, begun, _KEPT_OF_ROW)
 
 
 def spelt(token: int) -> bytes:
