@@ -44,7 +44,7 @@ BATCH_LENGTHS = (1, 2, 3, 7)
 """Drafts of each row in a ring of several rows: more pay on no table that we know."""
 
 _SUREST, _GOOD = 0.99, 0.9
-_WORTH = 1.03
+_WORTH = 1.06
 """Least gain of drafts: what reporting their rates costs, and what the seconds of a step vary by."""
 
 _FURTHEST = 2.0  # times the expected seconds: a longer run is an accident
@@ -132,23 +132,19 @@ class RowPolicy:
         self._stages, self._sources, self._most_runs = ring.stages, ring.sources, ring.runs or ring.stages
         self._costs, self._head = ring.costs, ring.head or ring.costs
         self._hops = ring.stages * ring.hop
-        each = range(1, 1 + ring.stages)
-        self._excesses = {runs: deque([0.0] * _DOUBT, maxlen=_SEEN) for runs in each}
-        self._excess = dict.fromkeys(each, 0.0)  # seconds of a run beyond the table's, by runs under way
-        self._unseen = False
+        # by drafts of a run and runs under way: seconds of a run beyond the table's, in the last chains
+        self._seen: dict[tuple[int, int], deque[float]] = {}
+        self._excesses: dict[tuple[int, int], float] = {}  # their medians, as far as they were asked for
+        self._since = 0  # steps without drafts since the last chain
         self._plains: deque[float] = deque(maxlen=_SEEN)
         self._plain = 0.0
         self._guard = Guard()
-        # of the last one: its runs, seconds expected, seconds seen, and most runs that were under way
-        self._chain: tuple[int, float, float, int] | None = None
+        # of the last one: its first plan, runs, seconds expected, and seconds seen
+        self._chain: tuple[DraftPlan, int, float, float] | None = None
 
     def begin(self) -> None:
-        """Begins another answer. If the last one had no chain, the measured chains are doubted."""
+        """Begins another answer."""
         self._chain = None
-        if self._unseen:
-            for runs in self._excesses:
-                self._see(runs, 0.0)
-        self._unseen = True
 
     @property
     def ready(self) -> bool:
@@ -181,6 +177,10 @@ class RowPolicy:
         most = _FURTHEST * median(self._plains)  # runs count with their own seconds, so this is a mean
         self._plain = fmean(min(each, most) for each in self._plains)
         self._guard.plain()
+        self._since += 1
+        if self._since % _LONGEST_REST == 0:
+            self._seen.clear()  # what was slow once is tried again
+            self._excesses.clear()
 
     def took(self, plan: DraftPlan, tokens: int, seconds: float, *, first: bool = True) -> None:
         """Records a run that brought `tokens` tokens, with `plan.runs` under way, or a step without drafts
@@ -189,28 +189,33 @@ class RowPolicy:
         if not self._plain or seconds <= 0:
             return
         alone = self._first(plan)
-        behind, expected, spent, most = self._chain or (0, 0.0, 0.0, plan.runs)
-        runs = max(plan.runs, most, 1)
-        behind, expected, spent = (
-            behind + 1,
-            expected + (alone if first else self._next(plan)),
-            spent + seconds,
-        )
-        if first and self._chain:
-            self._see(most, (spent - expected) / behind)
-            self._unseen = False
+        if self._chain:
+            begun, behind, expected, spent = self._chain
+            begun = begun._replace(runs=max(begun.runs, plan.runs))
+            expected, spent = expected + (alone if first else self._next(plan)), spent + seconds
+            self._chain = begun, behind + 1, expected, spent
+            if first:
+                self._see(begun, (spent - expected - self._vain(begun)) / (behind + 1))
         if first:
-            vain = self._vain(plan._replace(runs=runs))
-            self._chain = (1, alone + vain, seconds, runs) if plan.drafts else None
-        else:
-            self._chain = behind, expected, spent, runs
+            self._chain = (plan, 1, alone, seconds) if plan.drafts else None
         if plan.drafts:
-            usual = alone + self._excess[runs]
+            usual = alone + self._excess(plan)
             self._guard.drafted(tokens - min(seconds, _FURTHEST * usual) / self._plain)
 
-    def _see(self, runs: int, excess: float) -> None:
-        self._excesses[runs].append(excess)
-        self._excess[runs] = median(self._excesses[runs])
+    def _see(self, plan: DraftPlan, excess: float) -> None:
+        usual = self._excess(plan)
+        self._seen.setdefault(_kind(plan), deque([usual] * _DOUBT, maxlen=_SEEN)).append(excess)
+        self._excesses.clear()
+        self._since = 0
+
+    def _excess(self, plan: DraftPlan) -> float:
+        """Seconds of a run beyond the table's: as of the longest kind that is no longer, or the shortest."""
+        kind = drafts, runs = _kind(plan)
+        if kind not in self._excesses:
+            known = sorted(length for length, under_way in self._seen if under_way == runs)
+            nearest = max((length for length in known if length <= drafts), default=min(known, default=0))
+            self._excesses[kind] = median(self._seen[nearest, runs]) if known else 0.0
+        return self._excesses[kind]
 
     def _gain(self, right: float, plan: DraftPlan) -> float:
         """Times as fast as without drafts."""
@@ -218,7 +223,7 @@ class RowPolicy:
         whole = right ** (1 + plan.drafts)
         runs = 1 / (1 - whole)
         takes = self._first(plan) + self._next(plan) * (runs - 1) + self._vain(plan)
-        return self._plain / (takes + runs * self._excess[plan.runs]) / (1 - right)
+        return self._plain / (takes + runs * self._excess(plan)) / (1 - right)
 
     def _first(self, plan: DraftPlan) -> float:
         """Seconds of a chain's first run, or of a step without drafts."""
@@ -238,6 +243,10 @@ class RowPolicy:
         """Seconds that the step behind a chain waits in stages for runs in vain."""
         more = self._costs.chunk(1 + plan.drafts) - self._costs.chunk(1)
         return max(0.0, more) * max(0, plan.runs - 1)
+
+
+def _kind(plan: DraftPlan) -> tuple[int, int]:
+    return plan.drafts, max(1, plan.runs)
 
 
 class LanesPolicy:
