@@ -51,8 +51,8 @@ _FURTHEST = 2.0  # times the expected seconds: a longer run is an accident
 _DOUBT, _SEEN = 2, 7  # chains that are assumed to take the table's seconds, and chains that count in all
 
 _FEW, _JUDGED, _SURELY, _REST = 6, 32, 3.0, 64
-"""The guard judges so many runs together, at least and at most. Their mean has to be below 0 by so many of
-its standard errors. Then there are no drafts for so many steps."""
+"""Runs that the guard judges together (least and most), the standard errors by which their mean must be below
+0 to rule drafts out, and the steps for which it then does."""
 
 _LONGEST_REST = 1024
 
@@ -100,7 +100,7 @@ class Guard:
         return self._left > 0
 
     def drafted(self, won: float) -> None:
-        """Records a run that won so many steps without drafts, or lost them."""
+        """Records a run. `won`: the tokens that it brought beyond those of steps without drafts."""
         self._won.append(won)
         if len(self._won) < _FEW:
             return

@@ -9,7 +9,7 @@ _KEPT = 0.93
 """Weight of a guess after each later one."""
 
 _KEPT_OF_ROW, _KEPT_OF_ALL = 0.98, 0.99
-"""Of a model's guesses. With fewer, chance alone begins and ends drafts at rates where these hardly pay."""
+"""Weights of a model's guesses. Lower weights would begin and end drafts by chance where they hardly pay."""
 
 _LIKENESS = 32.0
 """Guesses as which the rate of all rows counts when a row begins. Fewer cost each answer its first runs

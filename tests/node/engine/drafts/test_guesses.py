@@ -73,7 +73,7 @@ def test_how_often_a_draft_model_is_right_is_known_from_guesses_that_came_late_t
     for token in range(40):
         guesses.guess(guesses.feed(8), token)
         guesses.heard(token + 1)
-    assert guesses.right() < 0.1
+    assert guesses.right() < 0.4
 
 
 def test_guesses_are_as_many_as_the_next_run_needs() -> None:

@@ -262,6 +262,32 @@ def test_rows_of_a_lane_have_the_guesses_that_each_would_have_alone(
     in_compute_thread(test)
 
 
+def test_rows_of_a_lane_are_guessed_for_now_and_then_in_one_pass() -> None:
+    """Also rows whose turns would come one after the other."""
+
+    def test() -> None:
+        made = Noting(stage(FAMILY))
+        desks = ModelAtHead(Drafter(made, setting(FAMILY, "vocab_size"), ROOM, TIMES))
+        rows = {number: row(prompt_of(FAMILY, number, 20)) for number in (1, 2, 3)}
+        for number, guesses in rows.items():
+            desks.follow(number, guesses, lambda: params.encode(RowParameters()))
+            for _ in range(5 * number):
+                guesses.heard(1)
+                while desks.work(1.0):
+                    pass
+        desks.in_one_lane(list(rows))
+        made.passes.clear()
+        for _ in range(64):
+            for guesses in rows.values():
+                guesses.heard(1)
+            while desks.work(1.0):
+                pass
+        assert 4 <= len(made.passes) <= 6
+        assert {count for count, _ in made.passes} == {3}
+
+    in_compute_thread(test)
+
+
 def test_a_row_that_shares_caches_goes_on_alone_is_kept_and_has_a_limit() -> None:
     """The rows of a batch are as long as the longest: two that have no room for that are computed one by
     one."""
