@@ -24,12 +24,13 @@ from sealring.gateway.scheduler import (
     AnnounceStep,
     Finish,
     Load,
+    RecallBlocks,
     Request,
 )
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.images import NOTE
 from sealring.mesh.prompt.validate import MAX_TEXT_ENVELOPE_BYTES
-from sealring.mesh.ring import Composition, ResolvedStep
+from sealring.mesh.ring import Chain, Composition, ResolvedStep
 from sealring.mesh.rpc import Backoff, to_problem
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -49,11 +50,16 @@ class Members:
     def __init__(self) -> None:
         self.guest = self.saves_power = False
         self.steps: list[control.Step] = []
+        self.recalls: list[control.Recall] = []
         self.head: list[control.ScheduleRequest] = []
         self.owed = self.heard = 0
 
     def send_all(self, message: bytes) -> None:
-        self.steps.append(control.ScheduleRequest.FromString(message).step)
+        request = control.ScheduleRequest.FromString(message)
+        if request.HasField("recall"):
+            self.recalls.append(request.recall)
+        else:
+            self.steps.append(request.step)
 
     def send_head(self, message: bytes, written: Any = None) -> None:
         self.head.append(control.ScheduleRequest.FromString(message))
@@ -126,8 +132,12 @@ class Serving:
     def hear(self, **message: Any) -> None:
         self.ring.handle(control.ScheduleResponse(**message))
 
-    def opened(self, row: int, prompt: int = 2) -> None:
-        self.hear(opened=control.RowOpened(row=row, prompt_tokens=prompt, max_tokens=5))
+    def opened(self, row: int, prompt: int = 2, answered: int = 0) -> None:
+        self.hear(
+            opened=control.RowOpened(
+                row=row, prompt_tokens=prompt + answered, answered=answered, max_tokens=5
+            )
+        )
 
     def counted(self, name: str) -> float:
         labels = {"model_name": "model"}
@@ -349,6 +359,16 @@ def test_a_step_of_nothing_but_changes_is_owed_an_answer_too() -> None:
     ring = Serving()
     ring.ring.perform([AnnounceStep(control.Step(number=1))])
     assert ([step.number for step in ring.members.steps], ring.members.owed) == ([1], 1)
+
+
+def test_what_a_row_takes_of_a_prefix_is_counted_and_what_it_reads_from_disk_is_asked_of_all() -> None:
+    ring = Serving()
+    chain = Chain(bytes(16), (bytes(16),))
+    ring.ring.perform([RecallBlocks(3, chain, 1)])
+    assert ring.members.recalls == [control.Recall(number=3, chain=chain.packed(), row=1)]
+    chunk = control.Chunk(row=1, start=64, end=100, prompt_tokens=100, prefix=2)
+    ring.ring.perform([AnnounceStep(control.Step(number=1, prefill=control.Prefill(chunks=[chunk])))])
+    assert [ring.counted(f"prefix_cache_{what}") for what in ("queries", "hits")] == [100, 64]
 
 
 def test_a_pong_is_no_answer_and_after_the_end_nothing_is_heard() -> None:
@@ -785,11 +805,16 @@ class Stepped(Serving):
     """A ring whose head brings a token of each row that a step samples."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.composition = Composition(epoch=4, max_rows=8, prefill_chunk=64)
+        super().__init__(None)
+        self.tokens: Counter[int] = Counter()
+        self.next_epoch(4)
+
+    def next_epoch(self, epoch: int) -> None:
+        self.composition = Composition(epoch=epoch, max_rows=8, prefill_chunk=64)
         self.applied = 0
         self.due: deque[ResolvedStep] = deque()
-        self.tokens: Counter[int] = Counter()
+        self.members = Members()
+        self.begin(dataclasses.replace(SERVING, epoch=epoch))
 
     def step(self, text: str = "", **fields: Any) -> None:
         """The next step that samples comes round."""
@@ -806,6 +831,22 @@ class Stepped(Serving):
             for row in resolved.sampled
         ]
         self.hear(done=control.StepDone(step=resolved.number, outputs=outputs))
+
+
+def test_an_answer_with_a_receipt_tells_the_head_which_epochs_brought_it_so_far() -> None:
+    ring = Stepped()
+    clear = inference.Envelope(clear=inference.Prompt(text="ask"))
+    ring.ask("one", envelope=clear, receipt=inference.ReceiptRequest(nonce=bytes(16)))
+    brought = []
+    for epoch, tokens in ((4, 2), (5, 1), (6, 0)):
+        (opened,) = (message.open for message in ring.members.head)
+        assert list(opened.envelope.clear.resume.earlier) == brought
+        ring.opened(opened.row, answered=ring.tokens.total())
+        for _ in range(tokens):
+            ring.step("a", token=7)
+        brought.append(inference.EarlierEpoch(ring="ring-0", epoch=epoch, tokens=ring.tokens.total()))
+        ring.ring.leave()
+        ring.next_epoch(epoch + 1)
 
 
 @pytest.fixture
