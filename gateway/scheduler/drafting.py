@@ -130,7 +130,9 @@ class RowPolicy:
 
     def __init__(self, ring: RingFacts) -> None:
         self._stages, self._sources, self._most_runs = ring.stages, ring.sources, ring.runs or ring.stages
-        self._costs, self._head = ring.costs, ring.head or ring.costs
+        lengths = range(1 + LENGTHS[-1])  # of chains that began beside other lanes, too
+        self._chunks = [ring.costs.chunk(1 + length) for length in lengths]
+        self._at_head = [(ring.head or ring.costs).chunk(1 + length) for length in lengths]
         self._hops = ring.stages * ring.hop
         # by drafts of a run and runs under way: seconds of a run beyond the table's, in the last chains
         self._seen: dict[tuple[int, int], deque[float]] = {}
@@ -167,8 +169,8 @@ class RowPolicy:
                     break
                 for runs in range(1, 2 if facts.ahead else 1 + self._most_runs):
                     plan = DraftPlan(length, runs, source)
-                    if self._gain(right, plan) > gain:
-                        best, gain = plan, self._gain(right, plan)
+                    if (times := self._gain(right, plan)) > gain:
+                        best, gain = plan, times
         return best
 
     def plain(self, seconds: float) -> None:
@@ -220,8 +222,7 @@ class RowPolicy:
     def _gain(self, right: float, plan: DraftPlan) -> float:
         """Times as fast as without drafts."""
         right = min(right, _SUREST)
-        whole = right ** (1 + plan.drafts)
-        runs = 1 / (1 - whole)
+        runs = 1 / (1 - right ** (1 + plan.drafts))
         takes = self._first(plan) + self._next(plan) * (runs - 1) + self._vain(plan)
         return self._plain / (takes + runs * self._excess(plan)) / (1 - right)
 
@@ -230,19 +231,20 @@ class RowPolicy:
         return self._pass(plan) + plan.drafts * self._sources[plan.source].seconds
 
     def _pass(self, plan: DraftPlan) -> float:
-        alone = self._stages * self._costs.chunk(1 + plan.drafts) + self._hops
-        return max(self._plain, alone) if plan.drafts else self._plain
+        return (
+            max(self._plain, self._stages * self._chunks[plan.drafts] + self._hops)
+            if plan.drafts
+            else self._plain
+        )
 
     def _next(self, plan: DraftPlan) -> float:
         """Seconds from a run of a chain to the next one."""
-        tokens = 1 + plan.drafts
-        head = self._head.chunk(tokens) + tokens * self._sources[plan.source].seconds
-        return max(self._pass(plan) / max(1, plan.runs), head, self._costs.chunk(tokens))
+        head = self._at_head[plan.drafts] + (1 + plan.drafts) * self._sources[plan.source].seconds
+        return max(self._pass(plan) / max(1, plan.runs), head, self._chunks[plan.drafts])
 
     def _vain(self, plan: DraftPlan) -> float:
         """Seconds that the step behind a chain waits in stages for runs in vain."""
-        more = self._costs.chunk(1 + plan.drafts) - self._costs.chunk(1)
-        return max(0.0, more) * max(0, plan.runs - 1)
+        return max(0.0, self._chunks[plan.drafts] - self._chunks[0]) * max(0, plan.runs - 1)
 
 
 def _kind(plan: DraftPlan) -> tuple[int, int]:
