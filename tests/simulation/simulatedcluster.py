@@ -454,8 +454,7 @@ class Cluster:
         if edge is None or edge.process.ended:
             raise Unavailable("no gateway runs there")
         body = api.asks(text) | {"model": deployment}
-        if "deadline_ms" in options:
-            body["deadline_ms"] = options["deadline_ms"]
+        body |= {name: options[name] for name in ("deadline_ms", "keep_alive") if name in options}
         if options["choices"] > 1:
             body["n"] = options["choices"]
         if "max_tokens" in options:

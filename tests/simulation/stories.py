@@ -18,6 +18,7 @@ from typing import Any
 
 from children import LoadFault
 from diskstories import DiskStories
+from keepalivestories import KeepAliveStories
 from simulatedcluster import LARGE_MEMORY, TURN_SECONDS, Answer, Cluster
 from simulatedhttp import APIS
 from simulatedmodel import SimulatedModel
@@ -116,6 +117,8 @@ class Asked:
     answer: Answer | None = None
     error: BaseException | None = None
     over: bool = False
+    keep_alive: int | str | None = None
+    """For how long it wants a model on demand to stay."""
     task: asyncio.Task[None] | None = None
 
     @functools.cached_property
@@ -169,7 +172,7 @@ class Story:
         self._wrong_clocks: set[str] = set()
         """Machines whose clock was wrong at some time."""
         self._away_gateways: set[str] = set()
-        self._disks = DiskStories(self)
+        self._disks, self._wishes = DiskStories(self), KeepAliveStories(self)
         self._faults: list[float] = []
         """When they happened."""
 
@@ -307,6 +310,7 @@ class Story:
         )
         if asked.deadline and api == "sealed":
             asked.api = "clear"
+        self._wishes.wish(asked)
         self._begin_to_ask(asked)
         if leaves and pick.random() < 0.15:
             self.later(pick.choice((0.01, 0.1, 1.0)) * pick.random(), lambda: self._leave(asked))
@@ -334,6 +338,7 @@ class Story:
         tenant: str = TENANTS[0],
         deadline: float = 0.0,
         content: str = "",
+        keep_alive: int | str | None = None,
     ) -> Asked:
         """Asks for an answer of `length` tokens, or this, or goes on with a conversation. What is sealed is
         lost with its epoch, and takes all memory that the longest answer would."""
@@ -344,6 +349,7 @@ class Story:
         said = content or said
         most, now = 64 * (api != "sealed"), self.loop.time()
         asked = Asked(number, gateway, deployment, tenant, said, origin, api, most, 1, deadline, now, [[]])
+        asked.keep_alive = keep_alive
         self._begin_to_ask(asked)
         return asked
 
@@ -399,6 +405,8 @@ class Story:
             options["max_tokens"] = asked.max_tokens
         if asked.deadline:
             options["deadline_ms"] = round(1000 * asked.deadline)
+        if asked.keep_alive is not None:
+            options["keep_alive"] = asked.keep_alive
         try:
             asked.answer = await self.cluster.ask(
                 asked.gateway,
@@ -731,6 +739,7 @@ class Story:
         await self._leaves_are_heard()
         await self._fill_memory()
         await self._disks.at_rest()
+        await self._wishes.at_rest()
         if "third" in self.deployments:
             return await self._by_turns()
         before = await self.cluster.members("first")
