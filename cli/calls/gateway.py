@@ -1,4 +1,4 @@
-"""The gateway that a command talks to: its address, its credentials, and the cluster that it belongs to."""
+"""The gateway that a command talks to: its address and its credentials."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.system.addresses import require_loopback
 from sealring.mesh.system.files import read_bounded, read_secret
-from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
     import grpc
 
     from sealring.cli.settings import CliSettings
-    from sealring.mesh.settings.config import Loaded
 
 
 CALL_SECONDS = 10.0
@@ -109,40 +107,6 @@ def read_api_key(file: Path | None) -> str | None:
             reason="BAD_API_KEY_FILE",
         )
     return key
-
-
-def root_pin(named: str | None, loaded: Loaded[CliSettings], root: Path | None = None) -> bytes:
-    """The hash of the cluster's root key: `named` in hex; else that of the operator bundle in the settings;
-    else that of an enrolment below `root`, which is by default this user's state folder.
-
-    Raises InvalidInput (BAD_ROOT_HASH), ConfigError (NO_ROOT_HASH, NO_OPERATOR_BUNDLE, MEMBER_STATE_CORRUPT,
-    SECRET_FILE_UNSAFE), RosterError (ROOT_*).
-    """
-    if named is not None:
-        from sealring.client.trust import parse_root_sha256
-
-        return parse_root_sha256(named)
-    if loaded.origin["operator"] != "default":
-        from sealring.cli.calls.operator import read_bundle
-
-        return read_bundle(loaded.settings.operator).root_sha256
-    from sealring.mesh.member.state import load_machine_state
-
-    root = root or default_state_root()
-    for folder in (root / "coordinator" / "operator", root / "node", root / "gateway"):
-        try:
-            return load_machine_state(folder).root_sha256
-        except PermissionError:
-            continue
-        except ConfigError as error:
-            if error.reason != "NOT_ENROLLED":
-                raise
-    raise ConfigError(
-        "this machine is in no cluster, so the root key to check the gateway against is unknown",
-        hint="make one with `sealring up`, or join one with `sealring join`; for another cluster's gateway "
-        "give the hash of its root key with --root-sha256: `sealring roster show` prints it there",
-        reason="NO_ROOT_HASH",
-    )
 
 
 @contextmanager

@@ -187,7 +187,8 @@ def _target(host: Host, loaded: Loaded[Any], root_sha256: str | None, *, clear: 
     Raises InvalidInput (WHICH_GATEWAY), ConfigError, and what `root_pin` raises.
     """
     from sealring.cli.calls.asking import ASK_CLEAR, Target
-    from sealring.cli.calls.gateway import gateway_access, root_pin
+    from sealring.cli.calls.gateway import gateway_access
+    from sealring.cli.calls.pin import root_pin
     from sealring.client.trust import default_state_file
 
     local = {gateway: folder for folder in running() if (gateway := gateway_of(folder)) is not None}

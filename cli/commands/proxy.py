@@ -45,7 +45,8 @@ def proxy(
     The gateway passes on what it cannot read. Any OpenAI client works: its base URL is http://LISTEN/v1, its
     API key the one that only your own account can read; `sealring connect` sets both.
     """
-    from sealring.cli.calls.gateway import gateway_access, root_pin
+    from sealring.cli.calls.gateway import gateway_access
+    from sealring.cli.calls.pin import root_pin
     from sealring.cli.proxy import serve
     from sealring.client import AsyncClient
     from sealring.client.trust import default_state_file

@@ -30,8 +30,7 @@ from cryptography.exceptions import InvalidSignature
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.pki.certificates import TlsMaterial, to_pem
 from sealring.mesh.rpc.interceptor import arity
-from sealring.mesh.rpc.tls import TlsHandshakes
-from sealring.mesh.rpc.transport import Options, transport
+from sealring.mesh.rpc.transport import Handshakes, Options, transport
 
 WINDOW_BYTES = 64 << 10
 """Unread bytes of one direction of a call, beyond which its writer waits."""
@@ -296,7 +295,7 @@ class _InMemory:
     def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> Any:
         return _Server(self._network, interceptors, dict(options))
 
-    def server_credentials(self, handshakes: TlsHandshakes) -> Any:
+    def server_credentials(self, handshakes: Handshakes) -> Any:
         return handshakes
 
     async def leaf(self, host: str, port: int) -> bytes | None:
@@ -895,7 +894,7 @@ class _Server:
         self.options = options
         self._interceptors = interceptors
         self._handlers: list[grpc.GenericRpcHandler] = []
-        self._credentials: TlsHandshakes | None = None
+        self._credentials: Handshakes | None = None
         self._address = ""
         self._stopped = asyncio.Event()
         self._serves = False
@@ -938,7 +937,7 @@ class _Server:
 
     @property
     def certificate(self) -> bytes | None:
-        return self._credentials.store.current()[1].certificate if self._credentials else None
+        return self._credentials.material.certificate if self._credentials else None
 
     def takes(self, channel: _Channel) -> bool:
         """Whether both ends believe each other's certificates."""
@@ -946,7 +945,7 @@ class _Server:
             return False
         if self._credentials is None:
             return not channel.authorities
-        own = self._credentials.store.current()[1]
+        own = self._credentials.material
         name = channel.options.get("grpc.ssl_target_name_override", "")
         if name not in _names(own.certificate, x509.DNSName):
             return False

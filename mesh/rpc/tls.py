@@ -69,18 +69,22 @@ def server_credentials(store: TlsStore, *, require_client: bool = True) -> grpc.
 
 
 class TlsHandshakes:
-    """The configuration of a server's handshakes; gRPC calls it before each, from a thread of its own."""
+    """`Handshakes` by a store's material."""
 
     def __init__(self, store: TlsStore, *, require_client: bool) -> None:
-        self.store, self.require_client = store, require_client
+        self._store, self.require_client = store, require_client
         self._generation = -1
+
+    @property
+    def material(self) -> TlsMaterial:
+        return self._store.current()[1]
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
         announce()
-        return None if self.store.current()[0] == self._generation else self.newest()
+        return None if self._store.current()[0] == self._generation else self.newest()
 
     def newest(self) -> grpc.ServerCertificateConfiguration:
-        self._generation, material = self.store.current()
+        self._generation, material = self._store.current()
         return _server_configuration(material, self.require_client)
 
 

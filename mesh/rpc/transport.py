@@ -7,17 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
 
 from sealring.mesh.pki.certificates import TlsMaterial, to_pem
 
-if TYPE_CHECKING:
-    from sealring.mesh.rpc.tls import TlsHandshakes
-
 Options: TypeAlias = Sequence[tuple[str, Any]]
+
+
+class Handshakes(Protocol):
+    """The configuration of a server's handshakes; gRPC calls it before each, from a thread of its own."""
+
+    require_client: bool
+
+    @property
+    def material(self) -> TlsMaterial:
+        """The newest certificate, its key and authorities."""
+
+    def newest(self) -> grpc.ServerCertificateConfiguration: ...
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        """As `newest`; None if that has not changed since the last call of either."""
 
 
 class Transport(Protocol):
@@ -41,7 +53,7 @@ class Transport(Protocol):
         self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options
     ) -> grpc.aio.Server: ...
 
-    def server_credentials(self, handshakes: TlsHandshakes) -> grpc.ServerCredentials:
+    def server_credentials(self, handshakes: Handshakes) -> grpc.ServerCredentials:
         """Credentials of a server that shows the newest certificate at each of its handshakes."""
 
     @property
@@ -74,7 +86,7 @@ class _Tcp:
     def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> grpc.aio.Server:
         return grpc.aio.server(interceptors=interceptors, options=options)
 
-    def server_credentials(self, handshakes: TlsHandshakes) -> grpc.ServerCredentials:
+    def server_credentials(self, handshakes: Handshakes) -> grpc.ServerCredentials:
         return grpc.dynamic_ssl_server_credentials(
             handshakes.newest(),
             handshakes,  # type: ignore[arg-type]  # None means unchanged, which the stubs leave out

@@ -1,4 +1,4 @@
-"""Access to a gateway, and the root key of its cluster."""
+"""Access to a gateway."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundles import SigningCluster
 from edgecert import write_edge_certificate
 
-from sealring.cli.calls.gateway import gateway_access, inference, named, root_pin
+from sealring.cli.calls.gateway import gateway_access, inference, named
 from sealring.cli.settings import CliSettings
 from sealring.client import AsyncClient
 from sealring.edge.access.edge_tls import EdgeTls
@@ -17,10 +16,8 @@ from sealring.edge.access.gate import Gate
 from sealring.edge.access.interceptor import GateInterceptor
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
-from sealring.mesh.errors import ConfigError, InvalidInput, RosterError, SealringError, Unavailable
-from sealring.mesh.pki import Role
+from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.rpc import Server
-from sealring.mesh.settings.config import Loaded
 from sealring.v1 import inference_pb2, inference_pb2_grpc
 
 
@@ -86,47 +83,3 @@ def test_only_a_peer_that_was_not_reached_at_all_is_named() -> None:
     assert named(down, "the gateway", "h:1") is down
     nobody = named(Unavailable("x"), "the gateway", "h:1")
     assert (nobody.message, nobody.reason) == ("the gateway at h:1 cannot be reached", "UNREACHABLE")
-
-
-def pin_of(root: Path, operator: Path | None = None, named: str | None = None) -> bytes:
-    given = {} if operator is None else {"operator": operator}
-    origin = {"operator": "flag --operator" if given else "default"}
-    return root_pin(named, Loaded(CliSettings(**given), origin), root)
-
-
-def test_the_first_machine_and_a_joined_one_know_the_root_key(tmp_path: Path) -> None:
-    root = tmp_path / "state"
-    with pytest.raises(ConfigError) as nowhere:
-        pin_of(root)
-    assert nowhere.value.reason == "NO_ROOT_HASH"
-    first, other = (SigningCluster(tmp_path / name) for name in ("first", "other"))
-    other.save(root / "node", Role.MEMBER)
-    assert pin_of(root) == other.authority.root.fingerprint
-    first.save(root / "coordinator" / "operator", Role.OPERATOR)
-    assert pin_of(root) == first.authority.root.fingerprint
-    assert pin_of(root, other.bundle) == other.authority.root.fingerprint
-    assert pin_of(root, named="ab" * 32) == bytes.fromhex("ab" * 32)
-
-
-def test_a_bundle_or_a_hash_that_is_named_is_not_passed_over(tmp_path: Path) -> None:
-    SigningCluster(tmp_path).save(tmp_path / "node", Role.MEMBER)
-    with pytest.raises(ConfigError) as missing:
-        pin_of(tmp_path, tmp_path / "none")
-    assert missing.value.reason == "NO_OPERATOR_BUNDLE"
-    with pytest.raises(InvalidInput) as malformed:
-        pin_of(tmp_path, named="ab")
-    assert malformed.value.reason == "BAD_ROOT_HASH"
-
-
-def test_a_damaged_enrolment_is_an_error(tmp_path: Path) -> None:
-    cluster = SigningCluster(tmp_path)
-    for name in ("node", "gateway"):
-        cluster.save(tmp_path / name, Role.MEMBER)
-    (tmp_path / "node" / "root.dsse").write_bytes(b"")
-    with pytest.raises(RosterError) as caught:
-        pin_of(tmp_path)
-    assert caught.value.reason == "ROOT_CHAIN_LENGTH"
-    (tmp_path / "node" / "member.json").write_text("{")
-    with pytest.raises(ConfigError) as corrupt:
-        pin_of(tmp_path)
-    assert corrupt.value.reason == "MEMBER_STATE_CORRUPT", "and no other enrolment's root key is taken"
