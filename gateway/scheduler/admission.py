@@ -10,7 +10,6 @@ by other keys' rows in their turns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -114,7 +113,6 @@ class Admission:
             if pressed or not self._reserve(row):
                 return True
             self._turns.taken(row.request.key)
-            row.request.progress.deadline = math.inf  # it has begun
             self._begin(row, now)
         return pressed
 

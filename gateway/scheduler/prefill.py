@@ -9,6 +9,7 @@ rows came. A pause is nobody's turn but the shortest prompt's. A prompt that beg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from sealring.gateway.scheduler.budget import MOST
@@ -87,6 +88,7 @@ class PrefillLine:
             self._planned.add(row.number)
         if first:
             self._prepare(row)
+            row.request.progress.deadline = math.inf
         start = self._done(row)
         end = start + self._up_to_second_image(row, start, self._length(row, start, tokens))
         row.begun = True

@@ -173,8 +173,8 @@ class Scheduler:
         self._now = now
         for request in self._queue.expired(now):
             self._actions.append(Fail(request, _too_late(request)))
-        for row in list(self._epoch.admission.opened.values()) if self._epoch else ():
-            if row.request.progress.deadline <= now:
+        for row in self._epoch.admission.unstarted if self._epoch else ():
+            if row.request.progress.deadline <= now and not row.closed:
                 self._fail(row, _too_late(row.request))
         if self._epoch is not None:
             self._actions.extend(self._epoch.planner.recalls.expire(now))

@@ -353,27 +353,50 @@ class Story:
         self._begin_to_ask(asked)
         return asked
 
-    async def _fill_memory(self) -> None:
-        """A tenant has more conversations than memory holds, and another tenant one. Some have deadlines,
-        which pass while the head has their prompts. Some go on."""
-        if self.cluster.memory == LARGE_MEMORY:
-            return
+    async def _beside_each_other(self) -> None:
+        """A tenant has many prompts, and another tenant gets its turns: at memory, or at steps."""
+        await (self._short_memory() if self.cluster.memory < LARGE_MEMORY else self._long_prompts())
+
+    async def _short_memory(self) -> None:
+        """A tenant has more prompts than memory holds, and another tenant two. Some have deadlines, which
+        pass. Some conversations go on."""
         ask = functools.partial(self._ask_for, 3, "first", api="clear", gateway=self.gateways[0])
         asked = [ask(words=400) for _ in range(8)]
         await asyncio.sleep(0.5)
-        late = [ask(words=400, deadline=2.0) for _ in range(3)]
+        late = [ask(words=400, deadline=2.0, tenant=one) for one in (*TENANTS, *TENANTS[:1])]
         await asyncio.sleep(0.5)
         asked += [ask(words=400) for _ in range(4)]
-        other = ask(words=400, tenant=TENANTS[1])
+        others = [ask(words=400, tenant=TENANTS[1]) for _ in range(2)]
         await self._answers(SETTLED_SECONDS)
-        order = [text for text in self.cluster.wires.begun if text in {one.text for one in (*asked, other)}]
-        if other.text in order[-3:]:
-            self.wrong.append(f"request {other.number} waits for all requests of another tenant")
+        self._has_turns(others, asked)
         if not any(one.error for one in late):
             self.wrong.append("no deadline passes")
         for before in self.random.sample(asked, 4):
             ask(words=40, before=before)
         await self._answers(SETTLED_SECONDS)
+
+    async def _long_prompts(self) -> None:
+        """A tenant's long prompts have their memory when one of another tenant comes."""
+        self._slow_down(1.0)
+        ask = functools.partial(self._ask_for, 3, "first", api="clear", gateway=self.gateways[0])
+        asked = [ask(words=1500) for _ in range(6)]
+        await self.cluster.until(lambda: any(one.text in self.cluster.wires.begun for one in asked))
+        other = ask(words=1500, tenant=TENANTS[1])
+        await self._answers(SETTLED_SECONDS)
+        self._has_turns([other], asked)
+        self._slow_down(SLOW)
+
+    def _has_turns(self, some: list[Asked], many: list[Asked]) -> None:
+        """The requests of one tenant are not begun behind the many of another one."""
+        texts = {one.text for one in (*some, *many)}
+        order = [text for text in self.cluster.wires.begun if text in texts]
+        for one in some:
+            if one.text in order[-3:]:
+                self.wrong.append(f"request {one.number} waits for all requests of another tenant")
+
+    def _slow_down(self, factor: float) -> None:
+        for children in self.cluster.children.values():
+            children.slowness = factor
 
     async def _crowd(self) -> None:
         """Long and short prompts have long answers at once."""
@@ -690,10 +713,10 @@ class Story:
             why = [ring.reason for ring in await self.cluster.rings(name)] if name in self.deployments else []
             self.wrong.append(f"{name} does not serve: {why}")
             return
+        self._stalled = 0.0
         last = [self.ask_one(leaves=False) for _ in range(3)]
         await self._answers(SETTLED_SECONDS)
-        for children in self.cluster.children.values():
-            children.slowness = SLOW  # few steps are under way for long
+        self._slow_down(SLOW)  # few steps are under way for long
         undisturbed = await self._at_rest()
         last += undisturbed
         await self._answers(SETTLED_SECONDS)
@@ -737,7 +760,7 @@ class Story:
     async def _at_rest(self) -> list[Asked]:
         """An operator's work without a fault: no answer is lost by it. Returns the requests meanwhile."""
         await self._leaves_are_heard()
-        await self._fill_memory()
+        await self._beside_each_other()
         await self._disks.at_rest()
         await self._wishes.at_rest()
         if "third" in self.deployments:

@@ -1041,6 +1041,22 @@ def test_a_row_that_waits_for_memory_is_given_back_and_one_that_has_begun_goes_o
     assert scheduler.load().running == 1
 
 
+def test_a_row_that_waits_for_its_first_chunk_with_memory_fails_at_its_deadline() -> None:
+    scheduler = Scheduler(queue_limit=100)
+    scheduler.attach(ring_of(member_with(1 << 20)))
+    for name in ("runs", "waits"):
+        actions = scheduler.submit(request_of(name, 5000, "k", patience=1.0), 0.0)
+        (opened,) = [action for action in actions if isinstance(action, OpenRow)]
+        scheduler.row_opened(
+            control.RowOpened(row=opened.row, prompt_tokens=5000, params_bytes=0, max_tokens=200)
+        )
+    discarded, failed = scheduler.expire(1.0)
+    assert discarded == DiscardRow(2)
+    assert isinstance(failed, Fail)
+    assert (failed.request.id, failed.error.reason) == ("waits", "DEADLINE_PASSED")
+    assert scheduler.expire(1e9) == []
+
+
 def test_a_key_whose_prompts_the_head_still_reads_holds_up_itself_alone() -> None:
     """Its prompts take all the room that there is, and another key's is opened and begun all the same."""
     scheduler, opened = Scheduler(queue_limit=1000), dict[str, int]()

@@ -625,6 +625,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.perform(self.scheduler.expire(self.now))
+        late = [one.id for one in self.open_requests.values() if one.progress.deadline <= self.now]
+        assert not late, "a deadline has passed and nothing has failed"
 
     def lose_ring(self) -> None:
         """Its members keep what they kept, and what they had when it came if they were given no step."""
