@@ -39,6 +39,7 @@ async def says(cluster: Cluster, phase: int, *words: str) -> str:
         reason = str((await ring_state(cluster, phase)).reason)
         if all(word in reason for word in words):
             return reason
+        await asyncio.sleep(0.05)
 
 
 async def leave(node: FakeNode) -> None:
@@ -75,7 +76,7 @@ async def test_fewer_nodes_take_over_until_there_are_as_many_again(start_cluster
     for node in nodes:
         node.busy = False
     while await members(cluster) != {"alpha", "beta", "gamma"}:
-        pass
+        await asyncio.sleep(0.05)
     await ring_state(cluster, SERVING, epoch=3)
 
 

@@ -157,6 +157,7 @@ async def test_status_names_the_culprit_and_not_who_noticed_first(cluster: Clust
     await report(beta, EpochEnded("the engine process ended", reason="CHILD_ENDED"))
     status = await ring_state(cluster, membership_pb2.RING_PHASE_FORMING, epoch=2)
     while status.reason.startswith("gamma"):
+        await asyncio.sleep(0.05)
         status = await ring_state(cluster, membership_pb2.RING_PHASE_FORMING, epoch=2)
     assert status.reason == "beta: the engine process ended"
 

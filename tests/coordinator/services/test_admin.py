@@ -138,7 +138,7 @@ async def test_two_nodes_that_come_are_asked_for_their_link_and_it_is_listed(clu
         return list((await cluster.call("ListNodes", admin_pb2.ListNodesRequest())).links)
 
     while not (found := await links()):
-        pass
+        await asyncio.sleep(0.01)
     (link,) = found
     assert (link.caller, link.called, link.host) == (caller.id, called.id, "10.0.0.2")
     await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=called.id))
