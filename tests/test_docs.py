@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TRACKED = set(
     subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 )
-DATED = re.compile(r"docs/(decisions/|performance/\d)")
+DATED = re.compile(r"docs/performance/\d")
 """Pages that say how it was at their time."""
 PAGES = sorted(name for name in TRACKED if name.endswith(".md") and not DATED.match(name))
 TOP = "bench|cli|coordinator|deploy|docs|examples|gateway|mesh|node|protos|sealring|tests"
@@ -39,3 +39,32 @@ def test_links_lead_to_pages_and_headings(name: str) -> None:
 def test_files_that_a_page_names_exist(name: str) -> None:
     named = set(re.findall(rf"`((?:{TOP})/[\w./-]+)`", (ROOT / name).read_text("utf-8")))
     assert {one for one in named if not ((ROOT / one).exists() or (ROOT / "tests" / one).exists())} == set()
+
+
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+SCREEN = 36
+"""Lines of a decision at most: what was decided, because of what, measured how."""
+
+
+def test_the_index_has_each_decision_once_under_its_title() -> None:
+    index = (ROOT / "docs/decisions/README.md").read_text("utf-8")
+    listed = re.findall(r"^\* (\d+): \[(.+)\]\((\S+)\)$", index, re.MULTILINE)
+    titles = {page: page.read_text("utf-8").partition("\n")[0] for page in DECISIONS}
+    assert sorted((f"# {number}. {title}", name) for number, title, name in listed) == sorted(
+        (title, page.name) for page, title in titles.items()
+    )
+    assert {page.name: int(page.name[:4]) for page in DECISIONS} == {name: int(n) for n, _, name in listed}
+
+
+def test_a_decision_fits_a_screen() -> None:
+    assert {page.name for page in DECISIONS if len(page.read_text("utf-8").splitlines()) > SCREEN} == set()
+
+
+def test_decisions_that_files_cite_are_there() -> None:
+    files = [name for name in TRACKED if name.endswith((".py", ".md", ".proto")) and not DATED.match(name)]
+    cited = {
+        number
+        for name in files
+        for number in re.findall(r"decisions?[/ \n]+(?:0*)(\d+)\b", (ROOT / name).read_text("utf-8"))
+    }
+    assert {int(number) for number in cited} <= {int(page.name[:4]) for page in DECISIONS}
