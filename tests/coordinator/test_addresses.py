@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from patience import until
 
+from sealring.coordinator import main
 from sealring.coordinator.init import init
 from sealring.coordinator.main import Coordinator
 from sealring.coordinator.settings import CoordinatorSettings
@@ -34,7 +35,10 @@ def newest(coordinator: Coordinator) -> Roster:
     return check_roster(coordinator.publisher.current.envelope, coordinator.keys.root, now=wall_clock())
 
 
-async def test_members_tokens_and_the_operators_bundle_have_the_addresses_of_now(hosts: Path) -> None:
+async def test_members_tokens_and_the_operators_bundle_have_the_addresses_of_now(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "ADDRESS_SECONDS", 0.05)
     settings = Moving(
         state_dir=hosts.parent / "coordinator",
         cluster="test",

@@ -15,7 +15,7 @@ import pytest
 import structlog
 from patience import until
 
-from sealring.coordinator.rings import loads
+from sealring.coordinator.rings import loads, ondemand
 from sealring.coordinator.rings.ondemand import OnDemand
 from sealring.coordinator.rings.running import RingTable
 from sealring.coordinator.streams.sessions import Sessions
@@ -382,7 +382,10 @@ async def test_a_deleted_model_is_forgotten_whatever_it_waits_for(house: Any) ->
     await gateway.until(lambda: not gateway.models and not gateway.rings)
 
 
-async def test_a_member_that_dies_while_it_loads_is_done_without(cluster: Cluster) -> None:
+async def test_a_member_that_dies_while_it_loads_is_done_without(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ondemand, "_LOST_SECONDS", 0.2)
     first = await cluster.node("alpha", prepare=False)
     await deploy(cluster, "one", members=[first.id])
     await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="one"))
@@ -453,8 +456,11 @@ async def test_names_are_taken_by_names_and_aliases(cluster: Cluster) -> None:
     await gateway.close()
 
 
-async def test_a_node_that_sleeps_while_it_loads_a_model_is_waited_for(cluster: Cluster) -> None:
+async def test_a_node_that_sleeps_while_it_loads_a_model_is_waited_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long it sleeps: it went after the model was asked for."""
+    monkeypatch.setattr(ondemand, "_LOST_SECONDS", 0.2)
     cluster.coordinator.on_demand.absent_seconds = 0.0
     node = await cluster.node("alpha", prepare=False)
     await deploy(cluster, "one")
