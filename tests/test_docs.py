@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,21 @@ def test_decisions_that_files_cite_are_there() -> None:
         for number in re.findall(r"decisions?[/ \n]+(?:0*)(\d+)\b", (ROOT / name).read_text("utf-8"))
     }
     assert {int(number) for number in cited} <= {int(page.name[:4]) for page in DECISIONS}
+
+
+def test_the_table_of_folders_is_what_their_docstrings_say() -> None:
+    checked = subprocess.run(
+        [sys.executable, ".ci/where.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert checked.stdout == ""
+
+
+def test_a_subject_is_found_by_words() -> None:
+    found = subprocess.run(
+        [sys.executable, ".ci/where.py", "spake2", "exchange", "join"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.startswith("coordinator/members/joincodes.py joincodes: ")

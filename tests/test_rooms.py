@@ -1,4 +1,4 @@
-"""The layout of docs/architecture.md: few files beside folders, imports in one direction."""
+"""The layout of docs/where.md: few files beside folders, imports in one direction."""
 
 from __future__ import annotations
 
