@@ -112,6 +112,7 @@ class EdgeProtocol(H11Protocol, InPieces):
         super().__init__(*arguments, **options)
         self.conn = _Connection(h11.SERVER, MAX_HEADER_BYTES)
         self.logger = _LOGGER
+        self._application, self.app = self.app, self._answer
         self._header_timer: asyncio.TimerHandle | None = None
         self._refused = False
 
@@ -180,6 +181,15 @@ class EdgeProtocol(H11Protocol, InPieces):
         if self.transport.can_write_eof():  # TLS cannot
             self.transport.write_eof()
         self._watch_headers()
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Has the application answer. A connection whose answer it gives up is cut off: to close it would
+        wait until the client reads."""
+        cycle = self.cycle
+        await self._application(scope, receive, send)
+        if cycle.response_started and not (cycle.response_complete or cycle.disconnected):
+            cycle.disconnected = True
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

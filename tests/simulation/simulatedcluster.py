@@ -18,8 +18,9 @@ from fulldisks import FULL
 from nacl.pwhash import argon2id
 from onesource import BEGINNING
 from simulateddisk import PrefixDisk
-from simulatedhttp import APIS, EdgeInMemory, events_of
+from simulatedhttp import APIS, events_of
 from simulatedmodel import SimulatedModel
+from simulatedsockets import EdgeInMemory
 from virtualloop import VirtualLoop
 from wires import Wires
 

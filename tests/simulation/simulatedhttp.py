@@ -1,73 +1,16 @@
-"""The HTTP edge and its clients in memory: its application is called, and no socket is opened."""
+"""Clients of the APIs of HTTP: how they ask, and how they read answers."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sealring.mesh.errors import SealringError, Unavailable
-from sealring.mesh.rpc import Network, process
+from sealring.mesh.errors import SealringError
 
 Object = dict[str, Any]
-
-_LOOK_SECONDS = 5.0
-"""How long a client takes to find that its gateway has ended."""
-
-
-class EdgeInMemory:
-    """In the place of the HTTP server."""
-
-    def __init__(self, app: Any, *, tls: object = None) -> None:
-        del tls
-        self.app, self.process = app, process.get()
-
-    def listen(self, address: str) -> int:
-        return int(address.rpartition(":")[2])
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    async def post(self, network: Network, path: str, key: str, body: Object) -> AsyncIterator[Object]:
-        """The messages of an answer, as in ASGI. Raises Unavailable when the gateway has ended."""
-        here, there = process.get(), self.process
-        told, said = asyncio.Queue[Object](), asyncio.Queue[Object]()
-        content = json.dumps(body).encode()
-        said.put_nowait({"type": "http.request", "body": content, "more_body": False})
-        headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
-        scope = {
-            **{"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http"},
-            **{"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": ""},
-            **{"client": (here.host, 50_000), "server": (there.host, 8000), "asgi": {"version": "3.0"}},
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        }
-
-        async def send(message: Object) -> None:
-            network.send(there.host, here.host, lambda: told.put_nowait(message), here.context, told)
-
-        def to_edge(do: Callable[[], object]) -> None:
-            network.send(here.host, there.host, do, there.context, said)
-
-        loop = asyncio.get_running_loop()
-        to_edge(lambda: loop.create_task(self.app(scope, said.get, send), context=there.context))
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(_LOOK_SECONDS):
-                        message = await told.get()
-                except TimeoutError:
-                    if there.ended:
-                        raise Unavailable("the gateway has ended") from None
-                    continue
-                yield message
-                if message["type"] == "http.response.body" and not message.get("more_body"):
-                    return
-        finally:
-            to_edge(lambda: said.put_nowait({"type": "http.disconnect"}))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from keepalivestories import KeepAliveStories
 from simulatedcluster import LARGE_MEMORY, TURN_SECONDS, Answer, Cluster
 from simulatedhttp import APIS
 from simulatedmodel import SimulatedModel
+from socketstories import SocketStories
 from virtualloop import VirtualLoop
 
 from sealring.coordinator.settings import MIN_CERTIFICATE_LIFETIME
@@ -173,6 +174,7 @@ class Story:
         """Machines whose clock was wrong at some time."""
         self._away_gateways: set[str] = set()
         self._disks, self._wishes = DiskStories(self), KeepAliveStories(self)
+        self._sockets = SocketStories(self)
         self._faults: list[float] = []
         """When they happened."""
 
@@ -763,6 +765,7 @@ class Story:
         await self._beside_each_other()
         await self._disks.at_rest()
         await self._wishes.at_rest()
+        await self._sockets.at_rest()
         if "third" in self.deployments:
             return await self._by_turns()
         before = await self.cluster.members("first")

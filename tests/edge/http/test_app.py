@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import jsonschema
 import openai
+import psutil
 import pytest
 from patience import until
 from starlette.routing import Route
@@ -414,6 +415,9 @@ async def test_a_client_that_does_not_read_is_given_up(
     )
     await reader.readline()
     await until(lambda: backend.closed)
+    client = writer.get_extra_info("sockname")
+    served = psutil.CONN_ESTABLISHED, client
+    await until(lambda: served not in [(one.status, one.raddr) for one in psutil.Process().net_connections()])
     writer.transport.abort()
 
 
