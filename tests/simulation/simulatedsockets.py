@@ -15,8 +15,7 @@ import h11
 from sealring.edge.http.pieces import TURN_BYTES
 from sealring.edge.http.server import HttpServer
 from sealring.mesh.errors import Unavailable
-from sealring.mesh.rpc import Network, process
-from sealring.mesh.rpc.crowd import Crowd, Place
+from sealring.mesh.rpc import Crowd, Network, process
 
 Object = dict[str, Any]
 
@@ -36,7 +35,7 @@ class EdgeInMemory(HttpServer):
         del tls
         super().__init__(app)
         self.process = process.get()
-        self.places: dict[Any, Place] = {}
+        self.places: dict[Any, Any] = {}
         self.crowd = Crowd(sys.maxsize)
         config = self._server.config
         config.load()
@@ -57,7 +56,7 @@ class EdgeInMemory(HttpServer):
         return len(self._server.server_state.connections)
 
     def protocol(self) -> Any:
-        """That of a new connection."""
+        """The protocol of a new connection."""
         return self._server._protocol(self.places)  # noqa: SLF001 - what its listener would call
 
     async def post(self, network: Network, path: str, key: str, body: Object) -> AsyncIterator[Object]:

@@ -84,7 +84,7 @@ class SocketStories:
     async def _ends(
         self, edge: EdgeInMemory, connection: Connection, seconds: float, more: float = 0.0
     ) -> None:
-        """The server ends the connection after `seconds`, or by so much `more`."""
+        """The server ends the connection after `seconds`, and after `more` seconds beyond these at most."""
         loop = self._story.loop
         begun = loop.time()
         await asyncio.sleep(0.1)  # it has arrived
