@@ -1,36 +1,33 @@
-"""How fast a ring would be in each of its shapes: pipeline, tensor, or groups of tensor ranks in a pipeline.
+"""How fast a ring would be as a pipeline, or as a tensor ring, whose ranks compute parts of all layers.
 
-One model for all three, because the first two are borders of the third. A shape is a row of groups: `G` of
-them, of `k` machines each, every machine of a group with a part of each of the group's layers. A pipeline has
-groups of one machine, a tensor ring is one group. Seconds of a decode step of `b` rows:
+Seconds of a decode step of `b` rows, on `k` machines:
 
-    compute(g, b) = max over the group's machines of
-                        L*f + R/s * t(b) + b*K/v
-    sums(g, b)    = 2*L * (F + 2*(k - 1) * (l + b*A/(k*w)))      two sums a layer, each round a ring of k
+    compute(m, b) = L*f + R/s * t(b) + b*K/v                    of one machine
+    sums(b)       = 2*L * (F + 2*(k - 1) * (l + b*A/(k*w)))     two sums a layer, each round the tensor ring
 
-    hop(b)        = H + l + b*A * (1/w + 1/SEALED)               a sealed record from group to group
-    stage(g, b)   = compute + sums
-    round(b)      = sum of the stages + G*hop                    a tensor ring: (k - 1) hops, of tokens alone
+    hop(b)        = H + l + b*A * (1/w + 1/SEALED)              a sealed record from stage to stage
+    stage(b)      = compute; a tensor ring: the largest, + sums
+    round(b)      = sum of the stages + k*hop                   a tensor ring: (k - 1) hops, of tokens alone
 
     one request:  1 / round(1)
     B rows:       in n lanes of b = B/n: B / max(n * largest stage(b), B*A * max(1/w, 1/SEALED), round(b)),
-                  with the n that is fastest of G and of those whose lanes have a size that was timed
+                  with the n that is fastest of the number of stages and of those whose lanes have a size that
+                  was timed
 
-- of the model: `L` layers of a group; `R` bytes that a machine reads a step; `K` bytes of one row's caches at
-  half of the context; `A` bytes of state that a row hands on. `R` is the machine's part of the layers. In the
-  last group it includes the output head, which every rank has whole. All are measured on the files, without
-  loading them.
+- of the model: `L` layers of a machine; `R` bytes that it reads a step; `K` bytes of one row's caches at
+  half of the context; `A` bytes of state that a row hands on. `R` is the machine's part of the layers. At the
+  tail it includes the output head, which every rank of a tensor ring has whole. All are measured on the
+  files, without loading them.
 - of a machine (`Rate`): `s` bytes of weights a second and `t`, times as long that a step of more rows takes,
   both timed by the engine when it loaded a stage; `f` seconds a layer whatever it reads and `v` bytes of
   caches a second, which a file for `--simulate` may give. Where nobody does, `f` is in `s` (so that cutting
   layers looks better than it is) and caches are read as fast as weights: assumed.
 - of a link (`Link`): `l` seconds that a small message takes one way and `w` bytes a second; the slowest of
-  those that a group, or two groups that follow each other, have. Nodes measure them, or a file for
-  `--simulate` gives them; assumed (`ASSUMED`) where neither has.
+  those of a tensor ring. Nodes measure them, or a file for `--simulate` gives them; assumed (`ASSUMED`) where
+  neither has.
 - of a machine's platform: `F`, what a sum costs besides (`FENCE`), and `H`, what a hop does (`HOP`).
-- assumed besides: ranks of a group hand their state to those of the next group at the same time; lanes are
-  alike; a lane's rows are as long as another's; nothing else runs. Prompts are not in it: tokens a second are
-  of rows that decode. A stage's reading and computing do not overlap.
+- assumed besides: lanes are alike; a lane's rows are as long as another's; nothing else runs. Prompts are not
+  in it: tokens a second are of rows that decode. A stage's reading and computing do not overlap.
 
 How far off it is: docs/decisions/0034-shapes-by-one-cost-model.md.
 """
@@ -43,8 +40,7 @@ from itertools import combinations, pairwise
 
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand, read_bytes
-from sealring.coordinator.planning.links import HOP, HOP_ON_METAL, Link, Network
-from sealring.coordinator.planning.specs import MIXED
+from sealring.coordinator.planning.links import HOP, HOP_ON_METAL, Network
 from sealring.coordinator.planning.speeds import Rate
 from sealring.mesh.roster.model import PIPELINE, TENSOR
 from sealring.v1 import model_pb2
@@ -63,20 +59,22 @@ _FEW = 8
 
 
 @dataclass(frozen=True)
-class TensorGroup:
-    """Machines that each compute a part of the same `layers` layers; of one machine it is a plain stage."""
+class Shape:
+    """Machines by rank, and the `layers` of each. In a tensor ring every rank has a part of all layers."""
 
+    strategy: str
     machines: tuple[Candidate, ...]
-    layers: int
+    layers: tuple[int, ...]
 
+    @property
+    def ranks(self) -> int:
+        """Machines among which each layer is cut."""
+        return len(self.machines) if self.strategy == TENSOR else 1
 
-Shape = tuple[TensorGroup, ...]
-
-
-def strategy_of(shape: Shape) -> str:
-    if all(len(group.machines) == 1 for group in shape):
-        return PIPELINE
-    return TENSOR if len(shape) == 1 else MIXED
+    @property
+    def stages(self) -> int:
+        """Machines, or rings of ranks, that work at the same time on different rows."""
+        return len(self.machines) // self.ranks
 
 
 @dataclass(frozen=True)
@@ -116,14 +114,10 @@ class Estimate:
     lanes: int = 0
     step: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    @property
-    def strategy(self) -> str:
-        return strategy_of(self.shape)
-
 
 @dataclass(frozen=True)
 class _Part:
-    """What one machine of a group has: bytes of weights and of one row's cache at the whole context, bytes
+    """What one machine has: bytes of weights and of one row's cache at the whole context, bytes
     that a step reads, and of one row's cache that it reads, and bytes of one row's logits."""
 
     weights: int
@@ -138,80 +132,73 @@ def estimate(model: Model, shape: Shape, network: Network, most_rows: int) -> Es
     parts = _parts(model, shape)
     rows = min(
         (machine.room - part.weights) // max(1, part.row + part.logits)
-        for group, part in zip(shape, parts, strict=True)
-        for machine in group.machines
+        for machine, part in zip(shape.machines, parts, strict=True)
     )
     rows = min(most_rows, rows)
     if rows < 1:
         return None
-    memory = tuple(
-        part.weights + rows * (part.row + part.logits)
-        for group, part in zip(shape, parts, strict=True)
-        for _ in group.machines
-    )
-    if any(machine.rate is None for group in shape for machine in group.machines):
+    memory = tuple(part.weights + rows * (part.row + part.logits) for part in parts)
+    if any(machine.rate is None for machine in shape.machines):
         return Estimate(shape, rows, memory)
     compute, sums, hops = _step(model, shape, parts, network, 1)
-    one = sum(compute) + sum(sums) + sum(hops)
+    one = sum(compute) + sums + sum(hops)
     if not one:  # one machine that reads nothing
         return Estimate(shape, rows, memory)
     eight, _ = _together(model, shape, parts, network, min(_FEW, rows))
     full, lanes = _together(model, shape, parts, network, rows)
-    return Estimate(shape, rows, memory, 1 / one, eight, full, lanes, (sum(compute), sum(sums), sum(hops)))
+    return Estimate(shape, rows, memory, 1 / one, eight, full, lanes, (sum(compute), sums, sum(hops)))
 
 
 def _together(
     model: Model, shape: Shape, parts: Sequence[_Part], network: Network, rows: int
 ) -> tuple[float, int]:
     """Tokens a second of `rows` rows, in the number of lanes that makes most; and that number."""
-    wires = [_link(network, pair) for pair in pairwise(shape)]
+    pairs = pairwise(shape.machines) if shape.strategy == PIPELINE else ()
+    wires = [network.between(one.id, other.id) for one, other in pairs]
     carried = max(
         (rows * model.state * max(1 / wire.bytes_per_second, 1 / SEALED) for wire in wires), default=0.0
     )
-    timed = {
-        size for group in shape for machine in group.machines if machine.rate for size, _ in machine.rate.rows
-    }
-    counts = {min(len(shape), rows), *(-(-rows // size) for size in timed if size <= rows)}
+    timed = {size for machine in shape.machines if machine.rate for size, _ in machine.rate.rows}
+    counts = {min(shape.stages, rows), *(-(-rows // size) for size in timed if size <= rows)}
 
     def rate(lanes: int) -> float:
         compute, sums, hops = _step(model, shape, parts, network, rows / lanes)
-        stages = [computing + summing for computing, summing in zip(compute, sums, strict=True)]
-        return rows / max(lanes * max(stages), carried, sum(stages) + sum(hops))
+        return rows / max(lanes * (max(compute) + sums), carried, sum(compute) + sums + sum(hops))
 
-    return max((rate(count), -abs(count - len(shape)), count) for count in counts)[::2]
+    return max((rate(count), -abs(count - shape.stages), count) for count in counts)[::2]
 
 
 def _parts(model: Model, shape: Shape) -> list[_Part]:
     found, first = [], 0
-    for rank, group in enumerate(shape):
-        ranks, end = len(group.machines), first + group.layers
-        demand = model.demand(ranks)
+    demand = model.demand(shape.ranks)
+    half = model.demand(shape.ranks, max(1, model.context // 2))
+    for rank, layers in enumerate(shape.layers[: shape.stages]):
+        end = first + layers
         found.append(
             _Part(
-                demand.weight_bytes(first, end, rank, len(shape)) + demand.draft_at(rank, len(shape)),
+                demand.weight_bytes(first, end, rank, shape.stages) + demand.draft_at(rank, shape.stages),
                 demand.row_bytes(first, end),
-                read_bytes(model.parts[ranks], first, end),
-                model.demand(ranks, max(1, model.context // 2)).row_bytes(first, end),
-                demand.row_logits(rank, len(shape)),
+                read_bytes(model.parts[shape.ranks], first, end),
+                half.row_bytes(first, end),
+                demand.row_logits(rank, shape.stages),
             )
         )
         first = end
-    return found
+    return found * shape.ranks
 
 
 def _step(
     model: Model, shape: Shape, parts: Sequence[_Part], network: Network, rows: float
-) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of a step of `rows` rows: computing of each group, sums of each group, and each hop."""
+) -> tuple[list[float], float, list[float]]:
+    """Seconds of a step of `rows` rows: computing of each stage, sums, and each hop."""
     compute = [
-        max(_compute(machine.rate, group.layers, part, rows) for machine in group.machines if machine.rate)
-        for group, part in zip(shape, parts, strict=True)
+        _compute(machine.rate, layers, part, rows)
+        for machine, layers, part in zip(shape.machines, shape.layers, parts, strict=True)
+        if machine.rate
     ]
-    return (
-        compute,
-        [_sums(model, group, network, rows) for group in shape],
-        _hops(model, shape, network, rows),
-    )
+    if shape.strategy == TENSOR:
+        compute = [max(compute)]
+    return compute, _sums(model, shape, network, rows), _hops(model, shape, network, rows)
 
 
 def _compute(rate: Rate, layers: int, part: _Part, rows: float) -> float:
@@ -220,35 +207,34 @@ def _compute(rate: Rate, layers: int, part: _Part, rows: float) -> float:
     return layers * rate.layer_seconds + reading + caches
 
 
-def _sums(model: Model, group: TensorGroup, network: Network, rows: float) -> float:
-    ranks = len(group.machines)
-    link = network.slowest(combinations(group.machines, 2))
-    piece = rows * model.state / ranks
-    fence = FENCE if _metal(group) and ranks > 1 else 0.0
-    return 2 * group.layers * (fence + 2 * (ranks - 1) * (link.latency + piece / link.bytes_per_second))
+def _sums(model: Model, shape: Shape, network: Network, rows: float) -> float:
+    if shape.ranks == 1:
+        return 0.0
+    link = network.slowest(combinations(shape.machines, 2))
+    piece = rows * model.state / shape.ranks
+    fence = FENCE if any(map(_metal, shape.machines)) else 0.0
+    return (
+        2 * shape.layers[0] * (fence + 2 * (shape.ranks - 1) * (link.latency + piece / link.bytes_per_second))
+    )
 
 
 def _hops(model: Model, shape: Shape, network: Network, rows: float) -> list[float]:
-    if len(shape) == 1:
-        link = network.slowest(combinations(shape[0].machines, 2))
-        return [hop(shape[0]) + link.latency] * (len(shape[0].machines) - 1)
+    if shape.stages == 1:
+        link = network.slowest(combinations(shape.machines, 2))
+        return [hop(*shape.machines) + link.latency] * (len(shape.machines) - 1)
     hops = []
-    for pair in pairwise(shape):
-        link = _link(network, pair)
-        own = hop(*pair) + link.latency
+    for one, other in pairwise(shape.machines):
+        link = network.between(one.id, other.id)
+        own = hop(one, other) + link.latency
         hops.append(own + rows * model.state * (1 / link.bytes_per_second + 1 / SEALED))
-    last = shape[-1], shape[0]
-    return [*hops, hop(*last) + _link(network, last).latency]  # tokens, over the closing edge
+    last = shape.machines[-1], shape.machines[0]
+    return [*hops, hop(*last) + network.between(last[0].id, last[1].id).latency]  # tokens, the closing edge
 
 
-def hop(*groups: TensorGroup) -> float:
-    """Seconds of a hop between machines of these groups, without the link."""
-    return HOP_ON_METAL if any(map(_metal, groups)) else HOP
+def hop(*machines: Candidate) -> float:
+    """Seconds of a hop between these machines, without the link."""
+    return HOP_ON_METAL if any(map(_metal, machines)) else HOP
 
 
-def _metal(group: TensorGroup) -> bool:
-    return any(machine.rate is not None and machine.rate.metal for machine in group.machines)
-
-
-def _link(network: Network, pair: tuple[TensorGroup, TensorGroup]) -> Link:
-    return network.slowest((first, second) for first in pair[0].machines for second in pair[1].machines)
+def _metal(machine: Candidate) -> bool:
+    return machine.rate is not None and machine.rate.metal

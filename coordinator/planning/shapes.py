@@ -1,9 +1,8 @@
 """The shapes that a ring could have, the fastest of them, and their comparison with the plan.
 
-Looked at are pipelines of every number of machines, tensor rings of 2, 4 and 8 ranks, and pipelines whose
-stages are groups of as many ranks. Groups are made of machines whose links are known: nobody adds up every
-layer over an office network by choice. Which machines, and how layers go to stages, is decided as the planner
-decides it (`arrangement.py`, `apportion.py`).
+Looked at are pipelines of every number of machines, and tensor rings of 2, 4 and 8 ranks. Which machines, and
+how layers go to stages, is decided as the planner decides it (`arrangement.py`, `apportion.py`). The ranks of
+a tensor ring are machines whose links are known, if there are enough.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 
-from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate, deal, preferred_places
-from sealring.coordinator.planning.costs import FENCE, Estimate, Model, Shape, TensorGroup, estimate
+from sealring.coordinator.planning.costs import FENCE, Estimate, Model, Shape, estimate
 from sealring.coordinator.planning.links import ASSUMED, WORTH, Network
 from sealring.coordinator.planning.planner import DEFAULT_MAX_ROWS
-from sealring.coordinator.planning.specs import MIXED, RANKS
-from sealring.coordinator.planning.speeds import differ
+from sealring.coordinator.planning.specs import RANKS
 from sealring.mesh.ring.limits import JACCL
 from sealring.mesh.roster.model import PIPELINE, TENSOR
 from sealring.v1 import admin_pb2, model_pb2
@@ -50,8 +47,8 @@ def shape_table(
     shapes = _shapes(model, members, network, places)
     found = [one for shape in shapes if (one := estimate(model, shape, network, rows)) is not None]
     shown = [chosen]
-    for strategy in (PIPELINE, TENSOR, MIXED):
-        alike = [one for one in found if one.strategy == strategy]
+    for strategy in (PIPELINE, TENSOR):
+        alike = [one for one in found if one.shape.strategy == strategy]
         for figure in (_one_request, _full_batch):
             best = max(alike, key=figure, default=None)
             if best is not None and all(best.shape != one.shape for one in shown):
@@ -72,9 +69,10 @@ def _full_batch(one: Estimate) -> tuple[float, int]:
 def _shape_of(planned: admin_pb2.DeploymentPlan, members: Sequence[Candidate]) -> Shape:
     by_id = {member.id: member for member in members}
     stages = planned.rings[0].stages
+    machines = tuple(by_id[stage.member] for stage in stages)
     if planned.spec.strategy == TENSOR:
-        return (TensorGroup(tuple(by_id[stage.member] for stage in stages), planned.profile.layers),)
-    return tuple(TensorGroup((by_id[stage.member],), stage.end_layer - stage.first_layer) for stage in stages)
+        return Shape(TENSOR, machines, (planned.profile.layers,) * len(machines))
+    return Shape(PIPELINE, machines, tuple(stage.end_layer - stage.first_layer for stage in stages))
 
 
 def _shapes(
@@ -85,46 +83,25 @@ def _shapes(
     for count in range(1, min(len(members), layers, _MOST_STAGES) + 1):
         rings = deal(demand, list(members), count, 1, places, network)
         if rings is not None:
-            yield tuple(TensorGroup((member,), share) for member, share in rings[0])
+            machines, shares = zip(*rings[0], strict=True)
+            yield Shape(PIPELINE, machines, shares)
     for ranks in RANKS:
-        if ranks > len(members) or ranks not in model.parts:
-            continue
-        joined = _joined(members, network, ranks)
-        yield (TensorGroup(joined[0] if joined else tuple(members[:ranks]), layers),)
-        alone = [(member,) for member in members if not any(member in group for group in joined)]
-        for count in range(1, len(joined) + 1):
-            for groups in (joined[:count], [*joined[:count], *alone]):
-                if 1 < len(groups) <= min(layers, _MOST_STAGES) and (shape := _cut(model, groups)):
-                    yield shape
+        if ranks <= len(members) and ranks in model.parts:
+            yield Shape(TENSOR, _joined(members, network, ranks), (layers,) * ranks)
 
 
-def _joined(members: Sequence[Candidate], network: Network, ranks: int) -> list[tuple[Candidate, ...]]:
-    """Disjoint groups of `ranks` members with known links between all members of a group."""
-    left, found = list(members), []
-    while left:
-        first, *left = left
+def _joined(members: Sequence[Candidate], network: Network, ranks: int) -> tuple[Candidate, ...]:
+    """The first `ranks` members with known links between all of them; without such, the first ones."""
+    for first in members:
+        others = [member for member in members if member is not first]
         group = [first]
-        for member in sorted(left, key=lambda one: network.between(first.id, one.id).latency):
+        for member in sorted(others, key=lambda one: network.between(first.id, one.id).latency):
             known = (frozenset((member.id, other.id)) in network.links for other in group)
             if len(group) < ranks and all(known):
                 group.append(member)
         if len(group) == ranks:
-            found.append(tuple(group))
-            left = [member for member in left if member not in group]
-    return found
-
-
-def _cut(model: Model, groups: Sequence[tuple[Candidate, ...]]) -> Shape | None:
-    """Layers in proportion to what groups hold, or to how fast they are where one is slow; None if they do
-    not fit. A group of k holds k times as much as its smallest member, less what each of them has whole."""
-    demand = model.demand(1)
-    extras = [len(group) * extra for group, extra in zip(groups, demand.extras(len(groups)), strict=True)]
-    room = [len(group) * min(member.room for member in group) for group in groups]
-    speeds = [len(group) * min(member.speed for member in group) for group in groups]
-    shares = apportion(demand.per_layer, extras, room, speeds if differ(speeds) else (), demand.head_layers)
-    if shares is None:
-        return None
-    return tuple(TensorGroup(group, share) for group, share in zip(groups, shares, strict=True))
+            return tuple(group)
+    return tuple(members[:ranks])
 
 
 def _reasons(shown: Sequence[Estimate], members: Sequence[Candidate], network: Network) -> Iterator[str]:
@@ -144,27 +121,26 @@ def _reasons(shown: Sequence[Estimate], members: Sequence[Candidate], network: N
 
 def _unknown(one: Estimate, network: Network) -> bool:
     """Whether some of the shape's machines have a link of which nothing is known."""
-    machines = [machine for group in one.shape for machine in group.machines]
-    pairs = (frozenset((each.id, other.id)) for each, other in combinations(machines, 2))
+    pairs = (frozenset((each.id, other.id)) for each, other in combinations(one.shape.machines, 2))
     return any(pair not in network.links for pair in pairs)
 
 
 def _clear_sums(made: admin_pb2.DeploymentSpec, shown: Sequence[Estimate], network: Network) -> Iterator[str]:
     """A warning of a tensor ring of Macs over TCP, which is slower than a pipeline whatever the cable."""
     chosen = shown[0]
-    machines = chosen.shape[0].machines
+    machines = chosen.shape.machines
     macs = any(machine.rate is not None and machine.rate.metal for machine in machines)
-    if chosen.strategy != TENSOR or made.backend == JACCL or not macs:
+    if chosen.shape.strategy != TENSOR or made.backend == JACCL or not macs:
         return
     compute, sums, _ = (1e3 * part for part in chosen.step)
-    pipeline = max((one for one in shown if one.strategy == PIPELINE), key=_one_request, default=None)
+    pipeline = max((one for one in shown if one.shape.strategy == PIPELINE), key=_one_request, default=None)
     other = ""
     if pipeline is not None:
         other = f"; {_words(pipeline)} would bring {pipeline.one_request:.1f} tokens/s, and eight requests "
         other += f"{pipeline.eight:.0f} instead of {chosen.eight:.0f}"
     link = 1e3 * network.slowest(combinations(machines, 2)).latency
     yield (
-        f"warning: a tensor ring of Macs over TCP adds up {2 * chosen.shape[0].layers} times a token, each "
+        f"warning: a tensor ring of Macs over TCP adds up {2 * chosen.shape.layers[0]} times a token, each "
         f"with {1e3 * FENCE:.2f} ms between GPU and CPU and {link:.2f} ms for each message: {sums:.0f} ms "
         f"beside {compute:.0f} ms of computing, {chosen.one_request:.1f} tokens/s{other}"
     )
@@ -183,7 +159,7 @@ def _fastest(
     else:
         times = f", {figure(best)[0] / planned:.1f} times the plan" if planned else ""
         yield f"for {what} {_words(best)} would be fastest{times}: {_how(best)}"
-    other = max((one for one in timed if one.strategy != best.strategy), key=figure, default=None)
+    other = max((one for one in timed if one.shape.strategy != best.shape.strategy), key=figure, default=None)
     if other is not None:
         compute, sums, hops = (1e3 * part for part in other.step)
         yield (
@@ -193,37 +169,31 @@ def _fastest(
 
 
 def _words(one: Estimate) -> str:
-    sizes = [len(group.machines) for group in one.shape]
-    if one.strategy == TENSOR:
-        return f"tensor over {sizes[0]}"
-    if one.strategy == MIXED:
-        return f"a pipeline of groups of {', '.join(map(str, sizes))}"
-    return f"a pipeline over {len(sizes)}" if len(sizes) > 1 else "one machine"
+    count = len(one.memory)
+    if one.shape.strategy == TENSOR:
+        return f"tensor over {count}"
+    return f"a pipeline over {count}" if count > 1 else "one machine"
 
 
 def _how(one: Estimate) -> str:
     """The options that deploy it."""
-    if one.strategy == MIXED:
-        return "no release serves that yet"
-    if one.strategy == TENSOR:
+    if one.shape.strategy == TENSOR:
         return f"--strategy tensor --stages {len(one.memory)} --clear-links, with sums in clear"
     return f"--stages {len(one.memory)}"
 
 
 def _told(one: Estimate, *, planned: bool) -> admin_pb2.ShapeEstimate:
     compute, sums, hops = (1e3 * part for part in one.step)
-    memory = iter(one.memory)
+    machines = [
+        admin_pb2.ShapeMachine(member=each.id, name=each.name, memory=memory)
+        for each, memory in zip(one.shape.machines, one.memory, strict=True)
+    ]
+    ranks = one.shape.ranks
     return admin_pb2.ShapeEstimate(
-        strategy=one.strategy,
+        strategy=one.shape.strategy,
         groups=[
-            admin_pb2.ShapeGroup(
-                machines=[
-                    admin_pb2.ShapeMachine(member=each.id, name=each.name, memory=next(memory))
-                    for each in group.machines
-                ],
-                layers=group.layers,
-            )
-            for group in one.shape
+            admin_pb2.ShapeGroup(machines=machines[place : place + ranks], layers=layers)
+            for place, layers in list(enumerate(one.shape.layers))[::ranks]
         ],
         planned=planned,
         rows=one.rows,

@@ -21,8 +21,6 @@ from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import admin_pb2
 
 KV_BITS = (8, 4)
-MIXED = "mixed"
-"""Groups of tensor ranks in a pipeline: planned and simulated, and not served."""
 RANKS = (2, 4, 8)
 _MAX_MODEL = 256
 
@@ -44,13 +42,6 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     checked.strategy = spec.strategy or PIPELINE
     if checked.strategy == TENSOR:
         _check_tensor(checked)
-    elif checked.strategy == MIXED:
-        raise InvalidInput(
-            "tensor groups in a pipeline are estimated by plan, and no release serves them",
-            hint=f"use {PIPELINE}, or {TENSOR} over nodes that fast links join",
-            reason="MIXED_NOT_SERVED",
-            param="strategy",
-        )
     elif checked.strategy != PIPELINE:
         raise _bad("strategy", "strategy is not one that is served", f"use {PIPELINE} or {TENSOR}")
     elif spec.clear_links or spec.backend or spec.or_pipeline:

@@ -1309,7 +1309,7 @@ class ShapeEstimate(_message.Message):
     HOPS_MS_FIELD_NUMBER: _builtins.int
     EIGHT_REQUESTS_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
-    """"pipeline", "tensor", or "mixed": groups of tensor ranks in a pipeline"""
+    """"pipeline" or "tensor" """
     planned: _builtins.bool
     """what a deployment would be"""
     rows: _builtins.int
@@ -1328,7 +1328,7 @@ class ShapeEstimate(_message.Message):
     """tokens a second of eight requests together, or of `rows` where these are fewer"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShapeGroup]:
-        """in order"""
+        """stages in order; one group of all ranks with "tensor" """
 
     def __init__(
         self,

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import combinations
 
-from sealring.coordinator.planning.costs import FENCE, SEALED, Model, Shape, TensorGroup, hop
+from sealring.coordinator.planning.arrangement import Candidate
+from sealring.coordinator.planning.costs import FENCE, SEALED, Model, Shape, hop
 from sealring.coordinator.planning.demand import Demand
-from sealring.coordinator.planning.links import Link, Network
+from sealring.coordinator.planning.links import Network
 from sealring.coordinator.planning.speeds import Rate
 
 
@@ -63,12 +65,13 @@ class EventRing:
     def __init__(self, model: Model, shape: Shape, network: Network, rows: int, lanes: int) -> None:
         self._model, self._shape, self._network = model, shape, network
         self._events = Events()
-        self._stages = [_Server(self._events) for _ in shape]
-        self._carriers = [_Server(self._events) for _ in shape]
-        self._wires = [_Server(self._events) for _ in shape]
-        self._parts = [model.parts[len(group.machines)] for group in shape]
-        self._demands: list[Demand] = [model.demand(len(group.machines), 1) for group in shape]
-        self._firsts = [sum(group.layers for group in shape[:rank]) for rank in range(len(shape))]
+        stages = range(shape.stages)
+        self._stages = [_Server(self._events) for _ in stages]
+        self._carriers = [_Server(self._events) for _ in stages]
+        self._wires = [_Server(self._events) for _ in stages]
+        self._part = model.parts[shape.ranks]
+        self._demand: Demand = model.demand(shape.ranks, 1)
+        self._firsts = [sum(shape.layers[:rank]) for rank in stages]
         self._lanes: list[list[int]] = [[] for _ in range(lanes)]
         for row in range(rows):  # of every length, as rows are that came one after the other
             self._lanes[row % lanes].append(row * model.context // rows if rows > 1 else 0)
@@ -89,23 +92,23 @@ class EventRing:
 
     def _hand_on(self, lane: int, rank: int) -> None:
         shape, size = self._shape, len(self._lanes[lane])
-        following = (rank + 1) % len(shape)
-        last = rank == len(shape) - 1
-        link = self._slowest(shape[rank], shape[following])
-        if last:
-            hops = len(shape[0].machines) - 1 if len(shape) == 1 else 1
-            self._events.after(
-                hops * (hop(shape[rank], shape[following]) + link.latency), lambda: self._tokens(lane)
-            )
+        following = (rank + 1) % shape.stages
+        if shape.stages == 1:
+            wire = self._network.slowest(combinations(shape.machines, 2)).latency
+            seconds = (len(shape.machines) - 1) * (hop(*shape.machines) + wire)
+            self._events.after(seconds, lambda: self._tokens(lane))
+            return
+        pair = shape.machines[rank], shape.machines[following]
+        link = self._network.between(pair[0].id, pair[1].id)
+        if following == 0:
+            self._events.after(hop(*pair) + link.latency, lambda: self._tokens(lane))
             return
         state = size * self._model.state
 
         def sealed() -> None:
             self._wires[rank].ask(
                 lambda: state / link.bytes_per_second,
-                lambda: self._events.after(
-                    hop(shape[rank], shape[following]) + link.latency, lambda: self._arrive(lane, following)
-                ),
+                lambda: self._events.after(hop(*pair) + link.latency, lambda: self._arrive(lane, following)),
             )
 
         self._carriers[rank].ask(lambda: state / SEALED, sealed)
@@ -115,40 +118,37 @@ class EventRing:
         self._lanes[lane] = [(length + 1) % self._model.context for length in self._lanes[lane]]
         self._arrive(lane, 0)
 
-    def _slowest(self, one: TensorGroup, other: TensorGroup) -> Link:
-        pairs = [(first, second) for first in one.machines for second in other.machines]
-        return self._network.slowest(pairs)
-
     def _step(self, lane: int, rank: int) -> float:
-        """Seconds that a group takes for a step of this lane."""
-        group, lengths, part = self._shape[rank], self._lanes[lane], self._parts[rank]
+        """Seconds that a stage, or a tensor ring, takes for a step of this lane."""
+        shape, lengths, part = self._shape, self._lanes[lane], self._part
         first, rows = self._firsts[rank], len(lengths)
-        rates = [machine.rate for machine in group.machines if machine.rate is not None]
+        machines = shape.machines if shape.ranks > 1 else shape.machines[rank : rank + 1]
+        rates = [machine.rate for machine in machines if machine.rate is not None]
         clocks = [0.0] * len(rates)
-        for layer in range(first, first + group.layers):
-            caches = sum(lengths) * self._demands[rank].row[layer]
+        for layer in range(first, first + shape.layers[rank]):
+            caches = sum(lengths) * self._demand.row[layer]
             for _ in range(2):  # attention, then what follows it
                 for index, rate in enumerate(rates):
                     whole = rate.layer_seconds + _reading(rate, part.layer_bytes[layer], rows)
                     whole += caches / (rate.kv_bytes_per_second or rate.bytes_per_second)
                     clocks[index] += whole / 2
-                self._sum(group, clocks, rows)
-        if first + group.layers == part.layers:
+                self._sum(machines, clocks, rows)
+        if first + shape.layers[rank] == part.layers:
             head = part.head_bytes + (part.embed_bytes if part.tied else 0)
             clocks = [clock + _reading(rate, head, rows) for clock, rate in zip(clocks, rates, strict=True)]
         return max(clocks)
 
-    def _sum(self, group: TensorGroup, clocks: list[float], rows: int) -> None:
+    def _sum(self, machines: Sequence[Candidate], clocks: list[float], rows: int) -> None:
         """Each rank sends a piece to the next and waits for that of the one before, 2(k - 1) times."""
         ranks = len(clocks)
         piece = rows * self._model.state / ranks
-        if ranks > 1 and any(machine.rate is not None and machine.rate.metal for machine in group.machines):
+        if ranks > 1 and any(machine.rate is not None and machine.rate.metal for machine in machines):
             clocks[:] = [clock + FENCE for clock in clocks]
         for _ in range(2 * (ranks - 1)):
             began = list(clocks)
             for index in range(ranks):
                 before = (index - 1) % ranks
-                link = self._network.between(group.machines[before].id, group.machines[index].id)
+                link = self._network.between(machines[before].id, machines[index].id)
                 arrival = began[before] + link.latency + piece / link.bytes_per_second
                 clocks[index] = max(began[index], arrival)
 

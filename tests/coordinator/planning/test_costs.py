@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -17,9 +18,7 @@ from sealring.coordinator.planning.costs import (
     Estimate,
     Model,
     Shape,
-    TensorGroup,
     estimate,
-    strategy_of,
 )
 from sealring.coordinator.planning.links import HOP, HOP_ON_METAL, Link, Network
 from sealring.coordinator.planning.speeds import Rate
@@ -52,6 +51,14 @@ def machine(name: str, rate: Rate | None, memory: int = 139 * GIB) -> Candidate:
     return Candidate(name, name, memory, 10, rate=rate)
 
 
+def pipeline(machines: Sequence[Candidate], *layers: int) -> Shape:
+    return Shape("pipeline", tuple(machines), layers)
+
+
+def tensor(machines: Sequence[Candidate], layers: int) -> Shape:
+    return Shape("tensor", tuple(machines), (layers,) * len(machines))
+
+
 def of(made: Model, shape: Shape, network: Network, rows: int) -> Estimate:
     found = estimate(made, shape, network, rows)
     assert found is not None
@@ -77,8 +84,7 @@ def h200(shape: str, context: int) -> Model:
 
 
 def stages(shape: str, *layers: int) -> Shape:
-    names = "abcd"
-    return tuple(TensorGroup((machine(names[rank], H200[shape]),), one) for rank, one in enumerate(layers))
+    return pipeline([machine(name, H200[shape]) for name in "abcd"[: len(layers)]], *layers)
 
 
 @pytest.mark.parametrize(
@@ -109,12 +115,11 @@ def test_pipelines_are_estimated_near_what_was_measured(
 def test_tensor_is_estimated_slower_than_the_pipeline_where_it_was() -> None:
     """2 x H200, 16 requests, steady tokens a second: 1,066 and 1,516 (docs/performance/data/tensor.json)."""
     made = h200("8b", 128)
-    ranks = (TensorGroup(tuple(machine(name, H200["8b"]) for name in "ab"), 32),)
-    tensor = of(made, ranks, NCCL, 16)
-    pipeline = of(made, stages("8b", 16, 16), NCCL, 16)
-    assert 1066 <= tensor.full_batch <= 1066 * 1.3
-    assert 1.42 <= pipeline.full_batch / tensor.full_batch <= 1.42 * 1.3
-    compute, sums, hops = tensor.step
+    ranks = of(made, tensor([machine(name, H200["8b"]) for name in "ab"], 32), NCCL, 16)
+    both = of(made, stages("8b", 16, 16), NCCL, 16)
+    assert 1066 <= ranks.full_batch <= 1066 * 1.3
+    assert 1.42 <= both.full_batch / ranks.full_batch <= 1.42 * 1.3
+    compute, sums, hops = ranks.step
     assert sums > compute > hops
 
 
@@ -133,8 +138,8 @@ wires = st.builds(Link, latency=st.floats(1e-6, 1e-3), bytes_per_second=st.float
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[Model, Shape, Network, int]:
-    sizes = draw(st.lists(st.sampled_from([1, 1, 2, 4]), min_size=1, max_size=4))
-    layers = [draw(st.integers(1, 6)) for _ in sizes]
+    ranks = draw(st.sampled_from([1, 1, 2, 4]))
+    layers = draw(st.lists(st.integers(1, 6), min_size=1, max_size=1 if ranks > 1 else 4))
     rows = draw(st.sampled_from([1, 2, 3, 5, 16, 64]))
     made = model(
         sum(layers),
@@ -145,18 +150,9 @@ def clusters(draw: st.DrawFn) -> tuple[Model, Shape, Network, int]:
         64,
         tied=draw(st.booleans()),
     )
-    shape, links = [], {}
-    for number, (size, count) in enumerate(zip(sizes, layers, strict=True)):
-        machines = tuple(machine(f"{number}-{rank}", draw(rates)) for rank in range(size))
-        within = draw(wires)
-        links |= {
-            frozenset((one.id, other.id)): within
-            for one in machines
-            for other in machines
-            if one is not other
-        }
-        shape.append(TensorGroup(machines, count))
-    return made, tuple(shape), Network(draw(wires), links), rows
+    machines = [machine(str(number), draw(rates)) for number in range(ranks * len(layers))]
+    shape = tensor(machines, *layers) if ranks > 1 else pipeline(machines, *layers)
+    return made, shape, Network(draw(wires)), rows
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -193,59 +189,64 @@ def holding(name: str, room: int, rate: Rate | None) -> Candidate:
     return Candidate(name, name, 10_000, 10, rate=rate, taken=9000 - room)
 
 
-@pytest.mark.parametrize(("wire", "seconds"), [(1e4, 2 * 4.02), (100.0, 3 * 1000 / 100)])
-def test_each_figure_by_hand(wire: float, seconds: float) -> None:
-    """Two ranks and one machine after them: bound by the slower stage, and by the wire."""
-    pair = (
-        holding("a", 1700 + 3 * 280 + 279, Rate(1000, ((1, 1), (2, 1.5)), 0.01, 400)),
-        holding("b", 9000, Rate(2000, ((1, 1), (2, 1.25)))),
-    )
-    shape = (
-        TensorGroup(pair, 2),
-        TensorGroup((holding("c", 9000, Rate(1500, ((1, 1), (2, 1)), 0.02, 100)),), 1),
-    )
-    links = {
-        frozenset("ab"): Link(0.001, 5000),
-        frozenset("ac"): Link(0.002, wire),
-        frozenset("bc"): Link(0.003, 2 * wire),
-    }
-    network = Network(Link(9.0, 1.0), links)
-    found = of(small(10), shape, network, 8)
-    assert (found.rows, found.memory) == (3, (1700 + 3 * 280, 1700 + 3 * 280, 1500 + 3 * 400))
-    compute = 2 * 0.01 + 1200 / 1000 + 180 / 400, 0.02 + 1500 / 1500 + 200 / 100
-    sums = 2 * 2 * 2 * (0.001 + 500 / 5000)
+PAIR = (
+    holding("a", 2600 + 3 * 480 + 479, Rate(1000, ((1, 1), (2, 1.5)), 0.01, 400)),
+    holding("b", 9000, Rate(1500, ((1, 1), (2, 1)), 0.02, 100)),
+)
+
+
+def test_each_figure_of_a_tensor_ring_by_hand() -> None:
+    """The slower rank is the first in reading, and the second in caches."""
+    network = Network(Link(9.0, 1.0), {frozenset("ab"): Link(0.001, 5000)})
+    found = of(small(10), tensor(PAIR, 3), network, 8)
+    assert (found.rows, found.memory) == (3, (2600 + 3 * 480,) * 2)
+    read, cache = 3 * 600 + 300, (2 * 5 + 4) * 20
+    compute = max(3 * 0.01 + read / 1000 + cache / 400, 3 * 0.02 + read / 1500 + cache / 100)
+    sums = 2 * 3 * 2 * (0.001 + 500 / 5000)
+    assert found.step == pytest.approx((compute, sums, HOP + 0.001), rel=1e-9)
+    assert found.one_request == pytest.approx(1 / sum(found.step), rel=1e-9)
+
+
+@pytest.mark.parametrize(("wire", "seconds"), [(1e4, 2 * 4.37), (100.0, 3 * 1000 / 100)])
+def test_each_figure_of_a_pipeline_by_hand(wire: float, seconds: float) -> None:
+    """Bound by the slower stage, and by the wire."""
+    pair = (holding("a", 2900 + 3 * 560 + 559, PAIR[0].rate), holding("b", 9000, PAIR[1].rate))
+    network = Network(Link(9.0, 1.0), {frozenset("ab"): Link(0.003, wire)})
+    found = of(small(10), pipeline(pair, 2, 1), network, 8)
+    assert (found.rows, found.memory) == (3, (2900 + 3 * 560, 1500 + 3 * 400))
+    compute = 2 * 0.01 + 2400 / 1000 + 360 / 400, 0.02 + 1500 / 1500 + 200 / 100
     hops = 2 * (HOP + 0.003) + 1000 * (1 / wire + 1 / SEALED)
-    assert found.step == pytest.approx((sum(compute), sums, hops), rel=1e-9)
-    assert found.one_request == pytest.approx(1 / (sum(compute) + sums + hops), rel=1e-9)
+    assert found.step == pytest.approx((sum(compute), 0, hops), rel=1e-9)
+    assert found.one_request == pytest.approx(1 / (sum(compute) + hops), rel=1e-9)
     assert found.full_batch == pytest.approx(3 / seconds, rel=1e-9)
-    assert (found.strategy, of(small(10), shape, network, 1).full_batch) == ("mixed", found.one_request)
+    assert of(small(10), pipeline(pair, 2, 1), network, 1).full_batch == found.one_request
 
 
 def test_a_fast_wire_is_bound_by_sealing() -> None:
-    shape = tuple(TensorGroup((holding(name, 9000, Rate(1e9)),), 1) for name in "abc")
+    shape = pipeline([holding(name, 9000, Rate(1e9)) for name in "abc"], 1, 1, 1)
     found = of(small(10, handoff_bytes_per_token=10**10), shape, Network(Link(0.0, 1e15)), 1)
     assert found.full_batch == pytest.approx(SEALED / (2 * 10**10), rel=1e-2)
 
 
 def test_a_tensor_ring_hands_on_tokens_alone() -> None:
     pair = (holding("a", 9000, Rate(1000)), holding("b", 9000, Rate(1000)))
-    found = of(small(10), (TensorGroup(pair, 3),), Network(Link(0.5, 1e4)), 1)
+    found = of(small(10), tensor(pair, 3), Network(Link(0.5, 1e4)), 1)
     sums = 2 * 3 * 2 * (0.5 + 500 / 1e4)
     assert found.step[1:] == pytest.approx((sums, HOP + 0.5), rel=1e-9)
-    alone = of(small(10), (TensorGroup(pair[:1], 3),), Network(Link(0.5, 1e4)), 1)
+    alone = of(small(10), pipeline(pair[:1], 3), Network(Link(0.5, 1e4)), 1)
     assert alone.step[1:] == (0, 0)
 
 
 def test_sums_and_hops_of_macs_cost_what_their_fences_and_threads_do() -> None:
     pair = [holding(name, 9000, Rate(1000, metal=True)) for name in "ab"]
     network = Network(Link(0.5, 1e4))
-    tensor = of(small(10), (TensorGroup(tuple(pair), 3),), network, 1)
+    ranks = of(small(10), tensor(pair, 3), network, 1)
     sums = 2 * 3 * (FENCE + 2 * (0.5 + 500 / 1e4))
-    assert tensor.step[1:] == pytest.approx((sums, HOP_ON_METAL + 0.5), rel=1e-9)
-    pipeline = of(small(10), (TensorGroup((pair[0],), 2), TensorGroup((pair[1],), 1)), network, 1)
-    assert pipeline.step[1] == 0
-    assert pipeline.step[2] == pytest.approx(2 * (HOP_ON_METAL + 0.5) + 1000 * (1 / 1e4 + 1 / SEALED))
-    alone = of(small(10), (TensorGroup((pair[0],), 3),), network, 1)
+    assert ranks.step[1:] == pytest.approx((sums, HOP_ON_METAL + 0.5), rel=1e-9)
+    both = of(small(10), pipeline(pair, 2, 1), network, 1)
+    assert both.step[1] == 0
+    assert both.step[2] == pytest.approx(2 * (HOP_ON_METAL + 0.5) + 1000 * (1 / 1e4 + 1 / SEALED))
+    alone = of(small(10), pipeline(pair[:1], 3), network, 1)
     assert alone.step[1:] == (0, 0)
 
 
@@ -262,7 +263,7 @@ def test_a_full_batch_is_in_the_lanes_that_its_steps_by_stairs_want(
     """And not always in as many as there are stages, against eight rows in one lane."""
     made = model(80, 485 << 20, 1 << 20, 512, 16384, 256)
     macs = [machine(name, Rate(501e9, STAIRS, 83e-6, 501e9, metal=True)) for name in "ab"]
-    found = of(made, tuple(TensorGroup((mac,), 40) for mac in macs), Network(Link(2.5e-4, 3e9)), rows)
+    found = of(made, pipeline(macs, 40, 40), Network(Link(2.5e-4, 3e9)), rows)
     assert found.lanes == lanes
     one_lane = 8 / (2 * 2.5 * found.step[0] / 2)
     assert found.full_batch >= at_least * one_lane
@@ -273,7 +274,7 @@ def test_a_full_batch_is_in_the_lanes_that_its_steps_by_stairs_want(
 def test_a_shape_holds_as_many_rows_as_fit(room: int, rows: int) -> None:
     """Rows of one byte each."""
     tiny = small(1, kv_bytes_per_token=[1, 0, 0], kv_max_tokens=[0] * 3, layer_bytes=[1400] * 3)
-    found = estimate(tiny, (TensorGroup((holding("a", room, Rate(1000)),), 3),), Network(), 7)
+    found = estimate(tiny, pipeline([holding("a", room, Rate(1000))], 3), Network(), 7)
     assert (found.rows if found else 0) == rows
     if found:
         assert found.step[0] == pytest.approx(4.5 + 0.001)
@@ -281,12 +282,5 @@ def test_a_shape_holds_as_many_rows_as_fit(room: int, rows: int) -> None:
 
 
 def test_a_machine_of_which_no_speed_is_known_has_no_figures() -> None:
-    shape = (TensorGroup((holding("a", 9000, Rate(1000)),), 2), TensorGroup((holding("b", 9000, None),), 1))
+    shape = pipeline([holding("a", 9000, Rate(1000)), holding("b", 9000, None)], 2, 1)
     assert of(small(10), shape, Network(), 2) == Estimate(shape, 2, (2 * 1200 + 500 + 2 * 560, 1500 + 800))
-
-
-def test_strategies_are_told_by_the_shape() -> None:
-    one, two = TensorGroup((machine("a", None),), 1), TensorGroup((machine("b", None), machine("c", None)), 1)
-    assert [strategy_of(shape) for shape in ((one,), (one, one), (two,), (one, two), (two, two))] == [
-        *("pipeline", "pipeline", "tensor", "mixed", "mixed")
-    ]

@@ -55,27 +55,16 @@ def machines(one: admin_pb2.ShapeEstimate) -> list[list[str]]:
 PAIRS = [FAST | {"between": ["mac-1", "mac-2"]}, FAST | {"between": ["mac-3", "mac-4"]}]
 
 
-def test_groups_are_of_machines_that_links_join() -> None:
-    answer = asked({"links": PAIRS, "network": SLOW})
-    found = shapes(answer)
-    assert machines(found["mixed"]) == [["mac-1", "mac-2"], ["mac-3", "mac-4"]]
-    assert machines(found["tensor"]) == [["mac-1", "mac-2"]], "four would add up over the slow network"
+def test_ranks_of_a_tensor_ring_are_machines_that_links_join() -> None:
+    answer = asked({"links": PAIRS[1:], "network": SLOW})
+    assert machines(shapes(answer)["tensor"]) == [["mac-3", "mac-4"]], (
+        "four would add up over the slow network"
+    )
     assert [one.planned for one in answer.shapes.shapes] == [True] + [False] * (len(answer.shapes.shapes) - 1)
     told = [(one.strategy, machines(one)) for one in answer.shapes.shapes]
-    assert told == sorted(told, key=lambda one: ("pipeline", "tensor", "mixed").index(one[0]))
+    assert told == sorted(told, key=lambda one: ("pipeline", "tensor").index(one[0]))
     assert all(told.count(one) == 1 for one in told)
-    assert "mixed" not in shapes(asked({"network": SLOW}))
-    assert "mixed" not in shapes(
-        asked(
-            {
-                "links": [FAST | {"between": ["mac-1", "mac-4"]}],
-                "machines": [MAC | {"name": "mac-1"}, MAC | {"name": "mac-4"}],
-            }
-        )
-    ), "one group is a tensor ring"
-    three = shapes(asked({"links": PAIRS[:1], "machines": [MAC | {"count": 3}]}))
-    assert machines(three["mixed"]) == [["mac-1", "mac-2"], ["mac-3"]]
-    assert sum(group.layers for group in three["mixed"].groups) == 32
+    assert machines(shapes(asked({"network": SLOW}))["tensor"]) == [["mac-1", "mac-2"]], "none are joined"
 
 
 def test_what_a_better_cable_brings_is_told_with_how_to_have_it() -> None:
@@ -173,7 +162,7 @@ def test_a_file_that_is_not_json_or_does_not_fit_is_refused() -> None:
     assert large.value.reason == "DOES_NOT_FIT"
     with pytest.raises(InvalidInput) as mixed:
         asked({}, strategy="mixed")
-    assert (mixed.value.reason, mixed.value.metadata["param"]) == ("MIXED_NOT_SERVED", "strategy")
+    assert (mixed.value.reason, mixed.value.metadata["param"]) == ("BAD_DEPLOYMENT", "strategy")
     with pytest.raises(InvalidInput, match="one ring"):
         asked({}, replicas=2)
 
@@ -206,7 +195,7 @@ def test_the_example_of_the_manual_is_simulated() -> None:
     page = (Path(__file__).parents[3] / "docs/operators.md").read_text("utf-8")
     (example,) = re.findall(r"```json\n(\{\n \"model\".*?)```", page, re.DOTALL)
     answer = simulate(example.encode(), admin_pb2.DeploymentSpec(name="demo", model="simulated"))
-    assert {one.strategy for one in answer.shapes.shapes} == {"pipeline", "tensor", "mixed"}
+    assert {one.strategy for one in answer.shapes.shapes} == {"pipeline", "tensor"}
 
 
 # Without the planner
@@ -242,18 +231,6 @@ def table(*rates: float | None, room: int = 90) -> admin_pb2.ShapeTable:
         rings=[admin_pb2.RingPlan(stages=[admin_pb2.StagePlan(member="n0", end_layer=4)])],
     )
     return shape_table(admin_pb2.DeploymentSpec(), made.parts, found, Network(), plan)
-
-
-def test_a_group_gets_layers_by_what_it_holds_or_how_fast_it_is() -> None:
-    """A group of two holds and computes twice as much as the machine of it that holds and computes less."""
-    for changes, cut in (
-        ({}, [21, 11]),
-        ({"gb_per_s": 1600}, [11, 21]),
-        ({"gb_per_s": 800, "usable_gib": 80}, [16, 16]),
-    ):
-        three = [*(MAC | {"name": f"mac-{number}"} for number in (1, 2)), MAC | {"name": "mac-3"} | changes]
-        found = shapes(asked({"links": PAIRS[:1], "machines": three, "network": SLOW}, stages=1))
-        assert [group.layers for group in found["mixed"].groups] == cut
 
 
 @pytest.mark.parametrize(
