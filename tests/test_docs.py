@@ -42,6 +42,12 @@ def test_files_that_a_page_names_exist(name: str) -> None:
     assert {one for one in named if not ((ROOT / one).exists() or (ROOT / "tests" / one).exists())} == set()
 
 
+def test_the_index_leads_to_each_page() -> None:
+    index = ROOT / "docs/index.md"
+    linked = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", index.read_text("utf-8"))}
+    assert {page.name for page in index.parent.glob("*.md")} - {index.name} <= linked
+
+
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 SCREEN = 36
 """Lines of a decision at most: what was decided, because of what, measured how."""
