@@ -32,9 +32,10 @@ def main(argv: Sequence[str]) -> int:
                 return 1
         case [_, *_]:
             words = [word.lower() for word in argv]
-            for place, name, said in _subjects(words):
-                if all(word in f"{name} {said}".lower() for word in words):
-                    sys.stdout.write(f"{place} {name}: {said}\n")
+            found = (
+                one for one in _subjects(words) if all(word in " ".join(one[1:]).lower() for word in words)
+            )
+            sys.stdout.write("".join(f"{place} {name}: {said}\n" for place, name, said in found))
         case _:
             sys.stdout.write(__doc__ or "")
             return 2
