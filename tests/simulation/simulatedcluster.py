@@ -461,7 +461,8 @@ class Cluster:
         if "max_tokens" in options:
             most = {api.most: options["max_tokens"]}
             body |= {"options": most} if name == "ollama" else most
-        async with contextlib.aclosing(edge.post(self.network, api.path, key, body)) as messages:
+        ask = edge.converse if name == "socket" else edge.post
+        async with contextlib.aclosing(ask(self.network, api.path, key, body)) as messages:
             async for event in events_of(messages):
                 for choice, said in api.says(event):
                     pieces[choice].append(said)

@@ -85,7 +85,7 @@ def _ollama(event: Object) -> tuple[int, int, int] | None:
     return (event["prompt_eval_count"], event["eval_count"], 0) if event["done"] else None
 
 
-APIS: Mapping[str, Api] = {
+_BY_HTTP: Mapping[str, Api] = {
     "chat": Api(
         "/v1/chat/completions",
         "max_tokens",
@@ -132,6 +132,10 @@ APIS: Mapping[str, Api] = {
 }
 
 
+APIS = {**_BY_HTTP, "socket": _BY_HTTP["responses"]}
+"""All APIs; `socket` is that of responses over a WebSocket."""
+
+
 async def events_of(messages: AsyncIterator[Object]) -> AsyncIterator[Object]:
     """The objects of an answer: whole, in lines, or as server-sent events. Raises the error that it tells."""
     status, rest = 0, b""
@@ -149,7 +153,7 @@ async def events_of(messages: AsyncIterator[Object]) -> AsyncIterator[Object]:
             event = json.loads(body)
             error = event.get("error") or event.get("response", {}).get("error")
             if error:
-                raise _error(error, status)
+                raise _error(error, event.get("status", status))
             yield event
 
 

@@ -11,6 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import h11
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.uri import parse_uri
 
 from sealring.edge.http.pieces import TURN_BYTES
 from sealring.edge.http.server import HttpServer
@@ -24,6 +28,9 @@ BUFFER_BYTES = 4096
 
 _LOOK_SECONDS = 5.0
 """How long a client takes to find that its gateway has ended."""
+
+_LAST = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
+"""The kinds of messages after which none comes."""
 
 _PORTS = itertools.count(50_000)
 
@@ -83,6 +90,39 @@ class EdgeInMemory(HttpServer):
         finally:
             connection.close()
 
+    async def converse(self, network: Network, path: str, key: str, body: Object) -> AsyncIterator[Object]:
+        """As `post`, over a WebSocket: each message of it is a line of the body."""
+        connection, parser = Connection(self, network), ClientProtocol(parse_uri(f"ws://gateway{path}"))
+        try:
+            request = parser.connect()
+            request.headers["authorization"] = f"Bearer {key}"
+            parser.send_request(request)
+            said = json.dumps({"type": "response.create"} | body).encode()
+            while True:
+                for event in parser.events_received():
+                    if isinstance(event, Response):
+                        yield {"type": "http.response.start", "status": event.status_code}
+                        parser.send_text(said)
+                    elif isinstance(event, Frame) and event.opcode is Opcode.TEXT:
+                        done = json.loads(event.data)["type"] in _LAST
+                        yield {
+                            "type": "http.response.body",
+                            "body": event.data + b"\n",
+                            "more_body": not done,
+                        }
+                        if done:
+                            return
+                if parser.close_expected() or parser.handshake_exc is not None:
+                    raise Unavailable("the WebSocket ended before its answer")
+                connection.write(b"".join(parser.data_to_send()))
+                data = await connection.read()
+                if data:
+                    parser.receive_data(data)
+                else:
+                    parser.receive_eof()
+        finally:
+            connection.close()
+
 
 def request_of(parser: h11.Connection, path: str, key: str, body: Object) -> bytes:
     """The bytes of a request."""
@@ -113,7 +153,8 @@ class Connection:
         self._to_edge(self._transport.open)
 
     def write(self, data: bytes) -> None:
-        self._to_edge(lambda: self._transport.fed(data))
+        if data:
+            self._to_edge(lambda: self._transport.fed(data))
 
     async def read(self) -> bytes:
         """Waits for the next bytes; none come once the server has closed. Raises Unavailable when its process
