@@ -27,8 +27,9 @@ from sealring.edge.http.server import HttpServer
 from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
+from sealring.gateway.rings.epoch import ServingEpoch
 from sealring.gateway.rings.members import Members, MemberTarget
-from sealring.gateway.rings.ring import Ring, ServingEpoch
+from sealring.gateway.rings.ring import Ring
 from sealring.gateway.scheduler import Request
 from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.member import CalledProof, Connection, Credentials, HeldRoster, Purpose, by_identity
@@ -205,11 +206,10 @@ async def measure_gateway(
     store = TlsStore(material(ca, PeerIdentity(CLUSTER, Role.GATEWAY, "gateway")))
     metrics = Metrics()
     identity = Credentials(CLUSTER, "gateway", by_identity(SoftwareSigner.generate()), HeldRoster)
-    members = Members(CLUSTER, store)
+    members = Members(CLUSTER, store, identity)
     ring = Ring(
         "bench",
         "bench",
-        identity=identity,
         members=members,
         queue_limit=1000,
         metrics=metrics,
@@ -239,7 +239,7 @@ async def measure_gateway(
     port = edge.listen("127.0.0.1:0")
     await edge.start()
     async with other_process(run_clients, port, rows):
-        while ring.scheduler.load().running < rows:  # noqa: ASYNC110
+        while ring.own.scheduler.load().running < rows:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(2.0)
         before = used(metrics)

@@ -68,8 +68,7 @@ async def serve(
     metrics = Metrics()
     identity = Credentials(state.peer.cluster, state.peer.id, by_identity(signer), lambda: keeper.held)
     rings = Rings(
-        identity,
-        Members(state.peer.cluster, store),
+        Members(state.peer.cluster, store, identity),
         queue_limit=settings.queue_limit,
         idle_prefill=settings.idle_prefill,
         metrics=metrics,

@@ -33,7 +33,7 @@ def _entries(logprobs: Sequence[inference.TokenLogprob]) -> int:
 
 class AnswerWriter(Protocol):
     """The events of one request, as a ring writes them: of `Answer` for a client of this gateway, of
-    `gateway.rings.guests.GuestAnswer` for a client of another gateway.
+    `gateway.rings.served.GuestAnswer` for a client of another gateway.
 
     A ring calls `opened` when the head is given the prompt, `waits` when the head has read it and it waits
     for memory, `computed` when members are given it to compute. Then come `started`, deltas and `finished`.
@@ -41,8 +41,6 @@ class AnswerWriter(Protocol):
     """
 
     timings: Timings
-    asked: int
-    """Bytes of the request, where another gateway has sent it; else 0."""
 
     @property
     def unread(self) -> int:
@@ -94,7 +92,6 @@ class Answer:
         self._error: SealringError | None = None
         self.over = False
         self._waiter: asyncio.Future[None] | None = None
-        self.asked = 0
         self._joining = 0  # bytes of what the next delta joins
         self._queued = 0
 

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 
 from sealring.edge.metrics import Metrics
-from sealring.gateway.rings.ring import Ring, below_floor, ring_down
+from sealring.gateway.rings.epoch import below_floor, ring_down
+from sealring.gateway.rings.ring import Ring
 from sealring.gateway.rings.table import RingTable
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.errors import NotFound, Unavailable
@@ -100,7 +101,7 @@ class Choice:
 
     def _fit(self, ring: Ring, request: Request) -> bool:
         """Whether a ring has enough trust, and sees if the prompt shows images."""
-        return self._table.trust(ring) >= request.min_trust and (not request.shows or ring.sees)
+        return self._table.trust(ring) >= request.min_trust and (not request.shows or ring.abilities.sees)
 
 
 def _sealed_route(rings: Sequence[Ring], name: str) -> list[Ring]:

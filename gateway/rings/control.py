@@ -23,7 +23,7 @@ from sealring.gateway.rings.members import Members, MemberTarget
 from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import EpochEnded, InvalidInput, SealringError, StageFailed, forget_frames
 from sealring.mesh.member.introduction import Introduced, introduce, write_first
-from sealring.mesh.member.proof import Credentials, Purpose, VerifyProof, of_identity
+from sealring.mesh.member.proof import Purpose, VerifyProof, of_identity
 from sealring.mesh.rpc.pieces import Joiner, Outgoing
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.rpc.status import from_rpc_error, is_servers
@@ -82,7 +82,6 @@ class MemberStream:
         self,
         target: MemberTarget,
         members: Members,
-        identity: Credentials,
         clock: Clock,
         *,
         head: bool,
@@ -92,7 +91,6 @@ class MemberStream:
         """`on_pong` gets every pong and may raise the SealringError that ends the epoch."""
         self.target = target
         self._members = members
-        self._identity = identity
         self._head = head
         self._on_pong = on_pong
         self._rank = rank
@@ -121,7 +119,7 @@ class MemberStream:
                     _message,
                     Purpose.SCHEDULE,
                     self.target.id,
-                    self._identity,
+                    self._members.identity,
                     channel,
                     self._verifier,
                 )
@@ -219,23 +217,10 @@ class MemberStream:
                 if response is grpc.aio.EOF:
                     raise await self.failure()
                 self.heard = self._clock()
-                kind = response.WhichOneof("message")
-                if kind == "piece":
-                    whole = self._joined(response.piece)
-                    if whole is None:
-                        continue
-                    response, kind = whole, whole.WhichOneof("message")
-                if kind == "pong":
-                    self._on_pong(response.pong)
-                    if not self._head:
-                        continue
-                if kind == "recalled":
-                    response.recalled.rank = self._rank
-                if kind == "receipt":
-                    response.receipt.rank = self._rank
-                if kind in ("fault", "goodbye", "attached", "proof", None):
-                    raise _over(response, self.target.id)
-                handle(response)
+                if response.HasField("piece"):
+                    response = self._joined(response.piece)
+                if response is not None:
+                    self._take(response, handle)
         except grpc.RpcError as error:
             raise _of_status(error, self.target.id) from None
         except asyncio.CancelledError:
@@ -244,6 +229,22 @@ class MemberStream:
             raise _replaced(self.target.id) from None
         finally:
             self.read_out.set()
+
+    def _take(
+        self, response: control.ScheduleResponse, handle: Callable[[control.ScheduleResponse], None]
+    ) -> None:
+        kind = response.WhichOneof("message")
+        if kind == "pong":
+            self._on_pong(response.pong)
+            if not self._head:
+                return
+        if kind == "recalled":
+            response.recalled.rank = self._rank
+        if kind == "receipt":
+            response.receipt.rank = self._rank
+        if kind in ("fault", "goodbye", "attached", "proof", None):
+            raise _over(response, self.target.id)
+        handle(response)
 
     def _joined(self, piece: control.Piece) -> control.ScheduleResponse | None:
         """The forwarded request that a piece completes; an empty message for anything else."""
@@ -288,7 +289,6 @@ class ControlStreams:
         epoch: int,
         targets: Sequence[MemberTarget],
         members: Members,
-        identity: Credentials,
         *,
         clear_links: bool = False,
         yields: bool = False,
@@ -311,7 +311,6 @@ class ControlStreams:
             MemberStream(
                 target,
                 members,
-                identity,
                 clock,
                 head=rank == 0,
                 on_pong=partial(self.pong, rank),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Container
 from dataclasses import dataclass
 
+from sealring.mesh.member.proof import Credentials
 from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.rpc.reach import Reach
 from sealring.mesh.rpc.tls import PeerChannel, TlsStore
@@ -28,7 +29,9 @@ class MemberTarget:
 class Members:
     """Opens a connection for each stream, and closes those to machines that are no longer members."""
 
-    def __init__(self, cluster: str, store: TlsStore) -> None:
+    def __init__(self, cluster: str, store: TlsStore, identity: Credentials) -> None:
+        """`identity` proves to members which gateway schedules."""
+        self.identity = identity
         self._cluster = cluster
         self._reach = Reach(store, _FIXED_WINDOW)
         self._open: dict[PeerChannel, str] = {}

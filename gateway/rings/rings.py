@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from sealring.edge.inference.answer import AnswerWriter
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.choice import Choice
-from sealring.gateway.rings.guests import Refused
-from sealring.gateway.rings.members import Members, MemberTarget
+from sealring.gateway.rings.epoch import ServingEpoch
+from sealring.gateway.rings.members import Members
 from sealring.gateway.rings.receipts import RecentRosters
-from sealring.gateway.rings.ring import Ring, ServingEpoch
+from sealring.gateway.rings.ring import Ring
+from sealring.gateway.rings.served import Refused
 from sealring.gateway.rings.table import MAX_RINGS, RingTable
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.clock import BELIEVED_SECONDS, Clock, PausableClock, awake_clock, wall_clock
 from sealring.mesh.errors import SealringError, Unavailable
-from sealring.mesh.member.proof import Credentials
 from sealring.mesh.roster import model as rosters
 from sealring.mesh.rpc.protocol import speaks
 from sealring.v1 import inference_pb2 as inference
@@ -39,7 +40,6 @@ class Rings:
 
     def __init__(
         self,
-        identity: Credentials,
         members: Members,
         *,
         queue_limit: int,
@@ -52,13 +52,19 @@ class Rings:
     ) -> None:
         self._formable = PausableClock(awake)
         """Runs while the coordinator is connected: without it no ring can form."""
-        self._identity = identity
         self._members = members
-        self._queue_limit = queue_limit
-        self._idle_prefill = idle_prefill
         self._metrics = metrics
         self._signed = signed_roster
-        self._make_ring = make_ring
+        self._make_ring = partial(
+            make_ring,
+            members=members,
+            queue_limit=queue_limit,
+            idle_prefill=idle_prefill,
+            metrics=metrics,
+            on_lost=self._hand_over,
+            refused=Refused(),
+            formable=self._formable,
+        )
         self._announced: set[str] = set()  # rings that the coordinator has named on this connection
         self._models_announced: set[str] = set()
         self.complete = asyncio.Event()  # it has named all rings
@@ -66,7 +72,6 @@ class Rings:
         self._models = self._table.models_named
         self._choice = Choice(self._table, metrics)
         self._ring_of: dict[str, Ring] = {}  # by request
-        self._refused = Refused()
         self.rosters = RecentRosters()
         self.clock_ahead = 0
         """Seconds by which this machine's clock is ahead, where that alone has made the roster expire."""
@@ -273,7 +278,7 @@ class Rings:
         state = self._table.states.get(ring.id)
         mine = self._table.get(ring.id) or self._add(ring.id, ring.deployment)
         if state is not None and state.patience:
-            mine.patience = min(state.patience, _MAX_PATIENCE_SECONDS)
+            mine.patience.seconds = min(state.patience, _MAX_PATIENCE_SECONDS)
         if state is None or state.phase != membership.RING_PHASE_SERVING:
             mine.leave()
         elif not speaks(state.protocol):
@@ -283,42 +288,13 @@ class Rings:
             log.error("ring_state_contradicts_roster", ring=ring.id)
             mine.leave()
         else:
-            mine.serve(self._serving(ring, state))
+            assert self._table.roster is not None
+            mine.serve(ServingEpoch.of(self._table.roster, ring, state))
 
     def _add(self, name: str, deployment: str) -> Ring:
-        made = self._make_ring(
-            name,
-            deployment,
-            identity=self._identity,
-            members=self._members,
-            queue_limit=self._queue_limit,
-            idle_prefill=self._idle_prefill,
-            metrics=self._metrics,
-            on_lost=self._hand_over,
-            refused=self._refused,
-            formable=self._formable,
-        )
+        made = self._make_ring(name, deployment)
         self._table.add(made)
         return made
-
-    def _serving(self, ring: rosters.Ring, state: membership.RingState) -> ServingEpoch:
-        roster = self._table.roster
-        assert roster is not None
-        listed = [roster.member(member.id) for member in ring.members]
-        return ServingEpoch(
-            ring=ring.id,
-            epoch=state.epoch,
-            deployment=ring.deployment,
-            members=tuple(MemberTarget(each.id, each.identity_key, each.addresses) for each in listed),
-            max_rows=state.max_rows,
-            prefill_chunk=state.prefill_chunk,
-            share_prefixes=state.share_prefixes,
-            speculate=state.speculate,
-            clear_links=ring.clear_links,
-            context=ring.context,
-            min_trust=ring.min_trust,
-            roster_version=roster.version,
-        )
 
     def _give(self, ring: Ring, request: Request, answer: AnswerWriter) -> None:
         self._ring_of[request.id] = ring

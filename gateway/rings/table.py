@@ -106,8 +106,8 @@ class RingTable:
                         running=load.running,
                         rows=ring.serving.max_rows,
                         model_type=state.model_type if state else "",
-                        capabilities=ring.capabilities,
-                        vision_not_installed=ring.vision_not_installed,
+                        capabilities=ring.abilities.capabilities,
+                        vision_not_installed=ring.abilities.vision_not_installed,
                     )
                 )
         return found
@@ -116,7 +116,7 @@ class RingTable:
         """The load of each model, summed over its rings."""
         loads: dict[str, ModelLoad] = {}
         for ring in self:
-            load, (tokens, held) = ring.load(), ring.scheduler.kept()
+            load, (tokens, held) = ring.load(), ring.kept()
             model = loads.setdefault(ring.deployment, ModelLoad())
             model.waiting += load.waiting
             model.running += load.running
@@ -138,8 +138,8 @@ class RingTable:
             rows=sum(ring.serving.max_rows for ring in serving if ring.serving),
             created=self._created.get(name, 0),
             digest=next((ring.model_digest.hex() for ring in signed), ""),
-            capabilities=capabilities_of(one for ring in rings for one in ring.capabilities),
-            vision_not_installed=any(ring.vision_not_installed for ring in rings),
+            capabilities=capabilities_of(one for ring in rings for one in ring.abilities.capabilities),
+            vision_not_installed=any(ring.abilities.vision_not_installed for ring in rings),
         )
         self.models_named.describe(model)
         return model

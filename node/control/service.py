@@ -59,7 +59,7 @@ MAX_GUEST_BYTES = 8 << 20
 
 MAX_TAKEN_BACK = 4096
 """Requests that one guest takes back while the scheduling gateway is behind. That one holds half as many of
-all guests (gateway.rings.ring.MOST_ASKED). More end the guest's stream, which cancels all that it sent."""
+all guests (gateway.rings.served.MOST_ASKED). More end the guest's stream, which cancels all that it sent."""
 
 _MESSAGE_BYTES = 128
 """Estimated memory of a queued message beside its own bytes."""

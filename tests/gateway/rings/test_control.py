@@ -53,7 +53,6 @@ class Bed:
     ) -> None:
         self.cluster = cluster
         self.store = TlsStore(cluster.material(cluster.peer(cluster.gateway, Role.GATEWAY)))
-        self.members = Members("demo", self.store)
         self.ids = [cluster.peer(signer, Role.MEMBER).id for signer in cluster.members]
         targets = [
             MemberTarget(name, signer.public_key, (*before, f"127.0.0.1:{port}"))
@@ -64,8 +63,9 @@ class Bed:
         keeper.load()
         proves = by_identity(cluster.gateway)
         identity = Credentials(state.peer.cluster, state.peer.id, proves, lambda: keeper.held)
+        self.members = Members("demo", self.store, identity)
         ordered = [targets[rank] for rank in order or range(cluster.size)]
-        self.streams = ControlStreams(ring, 1, ordered, self.members, identity, **options)
+        self.streams = ControlStreams(ring, 1, ordered, self.members, **options)
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def played(*calls: Call, **options: Any) -> tuple[ControlStreams, ManualClock]:
     """Control streams that are such calls."""
     clock, nobody = ManualClock(1000.0), None
     targets = [MemberTarget(f"m{rank}", b"", ()) for rank in range(len(calls))]
-    streams = ControlStreams("ring-0", 4, targets, nobody, nobody, clock=clock, **options)  # type: ignore[arg-type]
+    streams = ControlStreams("ring-0", 4, targets, nobody, clock=clock, **options)  # type: ignore[arg-type]
     for stream, call in zip(streams.streams, calls, strict=True):
         stream.call, stream.introduced = call, NEVER_RENEWED
     return streams, clock
@@ -299,14 +299,15 @@ async def test_an_attachment_that_fails_says_why(call: Refused, reason: str) -> 
     released: list[Any] = []
 
     class Network:
+        identity = Credentials("demo", "gateway", by_identity(None), HeldRoster)  # type: ignore[arg-type]
+
         async def connect(self, target: MemberTarget) -> Any:
             return channel
 
         release = released.append
 
-    identity = Credentials("demo", "gateway", by_identity(None), HeldRoster)  # type: ignore[arg-type]
     targets = [MemberTarget("m0", b"", ())]
-    streams = ControlStreams("ring-0", 4, targets, Network(), identity)  # type: ignore[arg-type]
+    streams = ControlStreams("ring-0", 4, targets, Network())  # type: ignore[arg-type]
     with pytest.raises(SealringError) as caught:
         await streams.attach()
     assert caught.value.reason == reason

@@ -15,11 +15,13 @@ import structlog
 
 from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
+from sealring.gateway.rings import requests, served
 from sealring.gateway.rings import ring as ring_module
 from sealring.gateway.rings.control import Unheard
-from sealring.gateway.rings.guests import Sent
+from sealring.gateway.rings.epoch import ServingEpoch, epoch_ended
+from sealring.gateway.rings.forwarded import Sent
 from sealring.gateway.rings.members import MemberTarget
-from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, ServingEpoch, epoch_ended
+from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring
 from sealring.gateway.scheduler import (
     AnnounceStep,
     Finish,
@@ -101,7 +103,6 @@ class Serving:
         self.ring = Ring(
             "ring-0",
             "model",
-            identity=None,  # type: ignore[arg-type]
             members=None,  # type: ignore[arg-type]
             queue_limit=9,
             idle_prefill=idle_prefill,
@@ -165,7 +166,7 @@ def test_the_abilities_of_a_model_are_those_that_its_head_reports_and_that_are_k
     ring = Serving(None)
     head = control.Attached(kv_budget=4096, capabilities=["thinking", "tools", "x" * 99, "tools"])
     ring.begin(SERVING, head, control.Attached(kv_budget=4096, capabilities=["y"]))
-    assert ring.ring.capabilities == ["tools", "thinking"]
+    assert ring.ring.abilities.capabilities == ["tools", "thinking"]
 
 
 async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epoch() -> None:
@@ -185,7 +186,7 @@ async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epo
     ring.handle(control.ScheduleResponse(done=control.StepDone(step=2, outputs=[output])))
     ring.leave()
     ring.submit(Request("later", "key", 1, inference.Envelope(), "model"), later)
-    assert ring.scheduler.load().waiting == 2
+    assert ring.own.scheduler.load().waiting == 2
     assert not later.over
     with pytest.raises(EpochEnded, match="the coordinator ended") as caught:
         _ = [event async for event in hidden]
@@ -244,7 +245,7 @@ async def test_an_answer_from_beginning_to_end() -> None:
     ]
     assert counted == [100, 0, 0]
     assert not ring.ring.answers
-    assert not ring.ring.unstarted
+    assert not ring.ring.own.rows.unstarted
 
 
 async def test_a_request_says_how_long_it_waited_until_its_model_was_loaded() -> None:
@@ -276,7 +277,7 @@ async def test_several_answers_tell_how_each_ended_and_kept_tokens_who_led_to_th
             accepted_tokens=3,
             choices=ends,
         )
-        ring.ring.perform([Finish(request, finished)])
+        ring.ring.own.perform([Finish(request, finished)])
         assert (await read(answer))[-1].finished == finished
     assert ring.counted("routed_by_key_hits") == 1
     assert ring.counted("spec_decode_num_draft_tokens") == 21
@@ -352,22 +353,22 @@ async def test_the_head_is_told_what_nobody_waits_for_and_tells_what_it_will_not
     problem = to_problem(InvalidInput("too long", reason="PROMPT_TOO_LONG"))
     ring.hear(refused=control.RowRefused(row=2, problem=problem))
     assert (await failure(refused)).reason == "PROMPT_TOO_LONG"
-    assert not ring.ring.unstarted
+    assert not ring.ring.own.rows.unstarted
 
 
 def test_a_step_of_nothing_but_changes_is_owed_an_answer_too() -> None:
     ring = Serving()
-    ring.ring.perform([AnnounceStep(control.Step(number=1))])
+    ring.ring.own.perform([AnnounceStep(control.Step(number=1))])
     assert ([step.number for step in ring.members.steps], ring.members.owed) == ([1], 1)
 
 
 def test_what_a_row_takes_of_a_prefix_is_counted_and_what_it_reads_from_disk_is_asked_of_all() -> None:
     ring = Serving()
     chain = Chain(bytes(16), (bytes(16),))
-    ring.ring.perform([RecallBlocks(3, chain, 1)])
+    ring.ring.own.perform([RecallBlocks(3, chain, 1)])
     assert ring.members.recalls == [control.Recall(number=3, chain=chain.packed(), row=1)]
     chunk = control.Chunk(row=1, start=64, end=100, prompt_tokens=100, prefix=2)
-    ring.ring.perform([AnnounceStep(control.Step(number=1, prefill=control.Prefill(chunks=[chunk])))])
+    ring.ring.own.perform([AnnounceStep(control.Step(number=1, prefill=control.Prefill(chunks=[chunk])))])
     assert [ring.counted(f"prefix_cache_{what}") for what in ("queries", "hits")] == [100, 64]
 
 
@@ -376,7 +377,7 @@ def test_a_pong_is_no_answer_and_after_the_end_nothing_is_heard() -> None:
     ring.ask("one")
     ring.opened(1, prompt=100)
     heard = ring.members.heard
-    planner = ring.ring.scheduler.planner
+    planner = ring.ring.own.scheduler.planner
     assert planner is not None
     assert planner.under_way == 2
     ring.hear(pong=control.Pong(steps=1))
@@ -531,7 +532,7 @@ async def test_an_epoch_with_a_plan_that_members_would_refuse_ends_and_its_log_s
     """Nothing is under way: no answer of a member would end it."""
     ring = epochs()
     await ring.serve()
-    planner = ring.ring.scheduler.planner
+    planner = ring.ring.own.scheduler.planner
     planner.board.plan(control.Change(drop=control.Drop(prefix=9)))  # which nobody keeps
     with structlog.testing.capture_logs() as logs:
         answer = ring.ask("one")
@@ -539,7 +540,7 @@ async def test_an_epoch_with_a_plan_that_members_would_refuse_ends_and_its_log_s
     (lost,) = (one for one in logs if one["event"] == "ring_lost")
     assert isinstance(lost["exc_info"].__cause__, InvalidInput)
     await ring.settle()
-    assert ring.ring.scheduler.planner is not planner
+    assert ring.ring.own.scheduler.planner is not planner
     assert len(ring.made[1].head) == 1, "the request is given to the next epoch"
     assert not answer.over
     await ring.ring.close()
@@ -624,7 +625,7 @@ async def test_a_guest_hears_that_its_prompt_had_no_memory_when_it_brings_it_aga
     ring.held.set()
     await ring.settle()
     assert not own.over
-    assert ring.ring.scheduler.load().waiting == 1, "the guest brings its own again"
+    assert ring.ring.own.scheduler.load().waiting == 1, "the guest brings its own again"
     await ring.serve(epoch=5)
     assert bring(1) == ["OUT_OF_MEMORY"]
     assert bring(2) == ["OUT_OF_MEMORY"]
@@ -773,7 +774,7 @@ def test_a_guest_says_whom_nobody_waits_for_and_keeps_what_waits_over_an_epoch()
         ring.ring.cancel("one")
     assert [message.forward for message in ring.members.head[2:]] == [control.Forward(number=1, cancel=True)]
     assert ring.ring.end(ring.members, "MEMBER_LEFT") is False  # type: ignore[arg-type]
-    assert ring.ring.scheduler.load().waiting == 1
+    assert ring.ring.own.scheduler.load().waiting == 1
     assert list(ring.ring.answers) == ["two"]
 
 
@@ -789,7 +790,7 @@ def test_requests_of_guests_are_served_until_they_take_them_back() -> None:
     for guest_and_number in ((7, 1), (7, 2), (8, 1), (7, 1)):
         ring.hear(forward=forward(*guest_and_number))
     assert list(ring.ring.answers) == ["7:1", "7:2", "8:1"]
-    assert ring.ring.scheduler.load().waiting == 3
+    assert ring.ring.own.scheduler.load().waiting == 3
     ring.hear(forward=control.Forward(guest=7, number=1, cancel=True))
     assert list(ring.ring.answers) == ["7:2", "8:1"]
     ring.hear(forward=control.Forward(guest=7, cancel=True))
@@ -799,6 +800,14 @@ def test_requests_of_guests_are_served_until_they_take_them_back() -> None:
     assert (refused.guest, refused.number, refused.problem.reason) == (8, 2, "BAD_MESSAGE")
     ring.ring.end(ring.members, "MEMBER_LEFT")  # type: ignore[arg-type]
     assert not ring.ring.answers, "their gateways bring them again"
+
+
+def test_whose_a_request_is_does_not_depend_on_its_name() -> None:
+    ring = Serving()
+    ring.ask("7:1")
+    ring.hear(forward=control.Forward(guest=7, cancel=True))
+    ring.ring.end(ring.members, "MEMBER_LEFT")  # type: ignore[arg-type]
+    assert [request.id for request, _ in ring.ring.take_waiting()] == ["7:1"]
 
 
 class Stepped(Serving):
@@ -851,9 +860,10 @@ def test_an_answer_with_a_receipt_tells_the_head_which_epochs_brought_it_so_far(
 
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounds = {"FREE_UNREAD": 1000, "MAX_UNREAD": 5000, "ALL_UNREAD": 9000, "ALL_ASKED": 40_000}
+    bounds = {"FREE_UNREAD": 1000, "MAX_UNREAD": 5000, "ALL_UNREAD": 9000}
     for name, size in bounds.items():
-        monkeypatch.setattr(ring_module, name, size)
+        monkeypatch.setattr(requests, name, size)
+    monkeypatch.setattr(served, "ALL_ASKED", 40_000)
 
 
 @pytest.mark.usefixtures("small_bounds")

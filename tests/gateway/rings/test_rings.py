@@ -14,6 +14,7 @@ from sealring.edge.inference.answer import Answer
 from sealring.edge.inference.timings import Timings
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.choice import SAMPLE
+from sealring.gateway.rings.epoch import Abilities
 from sealring.gateway.rings.rings import Rings
 from sealring.gateway.rings.table import MAX_RINGS
 from sealring.gateway.scheduler import Request
@@ -42,15 +43,13 @@ class FakeRing:
         self.name, self.deployment = name, deployment
         self.on_lost = on_lost
         self.attached, self.patient = True, True
-        self.patience = 60.0
+        self.patience = SimpleNamespace(seconds=60.0)
         self.serving = SimpleNamespace(max_rows=4)
         self.requests: list[str] = []
         self.waiting: list[tuple[Request, Answer]] = []
         self.kv_usage = 0.0
-        self.capabilities: list[str] = []
-        self.vision_not_installed = False
+        self.abilities = Abilities()
         self.events: list[Any] = []
-        self.scheduler = self
         self.holds = False
         self.hoped = 0
 
@@ -115,7 +114,6 @@ class Bed:
         self.metrics = Metrics()
         self.now = 1234.5
         self.rings = Rings(
-            SimpleNamespace(cluster="demo"),  # type: ignore[arg-type]
             self.members,  # type: ignore[arg-type]
             queue_limit=9,
             idle_prefill=False,
@@ -427,7 +425,7 @@ async def test_what_roster_and_coordinator_agree_on_is_attached_to() -> None:
     assert (serving.context, serving.min_trust, serving.roster_version) == (512, 10, 7)
     assert [member.id for member in serving.members] == ["one", "two"]
     assert [member.addresses for member in serving.members] == [("one:1",), ("two:1",)]
-    ring.capabilities = ["tools"]
+    ring.abilities = Abilities(["tools"])
     assert [(model.model_type, model.capabilities) for model in rings.models()] == [("llama", ["tools"])]
 
 
@@ -485,7 +483,7 @@ def test_the_coordinator_says_how_long_requests_wait() -> None:
     rings, ring = watched()
     for told, waits in ((90, 90), (0, 90), (86400, 600)):
         rings.ring_state(membership.RingState(ring="ring-0", patience=told, **SERVES))  # type: ignore[arg-type]
-        assert ring.patience == waits
+        assert ring.patience.seconds == waits
 
 
 async def test_a_ring_that_is_planned_anew_keeps_its_requests() -> None:
@@ -541,7 +539,6 @@ def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> 
     now, step = 1000.0, 2.0
     awake = AwakeClock(lambda: now, step=step)
     rings = Rings(
-        None,  # type: ignore[arg-type]
         FakeMembers(),  # type: ignore[arg-type]
         queue_limit=9,
         idle_prefill=True,
@@ -644,7 +641,7 @@ def test_how_busy_rings_are_is_told_of_those_that_serve() -> None:
         ask(rings, number)
     made[0].attached, made[1].serving = False, None  # type: ignore[assignment]
     made[2].kv_usage = 0.25
-    made[2].capabilities, made[2].vision_not_installed = ["thinking"], True
+    made[2].abilities = Abilities(["thinking"], vision_not_installed=True)
     rings.ring_state(membership.RingState(ring="ring-2", model_type="llama"))
     (serving,) = rings.signed_roster().serving
     assert (serving.ring, serving.rows, serving.model_type) == ("ring-2", 4, "llama")

@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from requestkit import with_progress
 
-from sealring.gateway.rings.guests import GuestAnswer, Refused, Sent
+from sealring.gateway.rings.forwarded import Sent
+from sealring.gateway.rings.served import GuestAnswer, Refused
 from sealring.gateway.scheduler import MAX_ATTEMPTS, TOKEN_BYTES, ChoiceProgress, Fail, Request, Scheduler
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, StageFailed
 from sealring.v1 import control_pb2 as control

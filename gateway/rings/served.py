@@ -1,126 +1,35 @@
-"""Several gateways, one ring: the gateway that attaches to its head first schedules it, later ones are
-guests.
+"""Requests of guests: of gateways that do not schedule the ring. Its head passes them on.
 
-A guest's requests go over the head to the gateway that schedules, and the answers come back. The gateway with
-the client's connection keeps the request and the tokens so far: neither gateway loses them with the other.
+The answers go back over the head. The guest keeps its request and has it scheduled again after the epoch.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from sealring.edge.inference.answer import EVENT_BYTES
 from sealring.edge.inference.timings import Timings
-from sealring.gateway.scheduler.queue import due_time
-from sealring.gateway.scheduler.request import ChoiceProgress, Request
+from sealring.gateway.rings import requests
+from sealring.gateway.rings.epoch import Epoch
+from sealring.gateway.rings.forwarded import extend, progress_from
+from sealring.gateway.rings.own import OwnRequests
+from sealring.gateway.rings.requests import Answers
+from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
-from sealring.mesh.errors import InvalidInput, SealringError, StageFailed, forget_frames
-from sealring.mesh.prompt.validate import validate_request
+from sealring.mesh.errors import InvalidInput, ResourceExhausted, SealringError, StageFailed, forget_frames
+from sealring.mesh.prompt.validate import MAX_ENVELOPE_BYTES, validate_request
 from sealring.mesh.rpc.problem import to_problem
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
+MOST_ASKED, ALL_ASKED = 2048, MAX_ENVELOPE_BYTES
+"""Guests' requests that one ring holds, and their bytes; one alone may have more. A head may have made them
+up, and each costs a few times its bytes while it is given to the head."""
+
 _REQUEST_BYTES = 4 << 10
 """Memory of a request beside its content, about."""
-
-
-class Sent:
-    """Requests that a guest has forwarded and that are not over."""
-
-    def __init__(self) -> None:
-        self._requests: dict[int, Request] = {}
-        self._numbers: dict[str, int] = {}
-        self._worked_on: set[int] = set()
-        self._last = 0
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._numbers
-
-    @property
-    def begun(self) -> int:
-        """The number of requests that a member computes."""
-        return len(self._worked_on)
-
-    def add(self, request: Request, now: float, *, again: bool = False) -> control.Forward:
-        """The request as it goes out `now`, with what is left of its deadline; `again` after a fault."""
-        due_time(request, now)
-        progress = request.progress
-        left = progress.deadline - now
-        self._last += 1
-        self._requests[self._last] = request
-        self._numbers[request.id] = self._last
-        return control.Forward(
-            number=self._last,
-            request=inference.GenerateRequest(
-                request_id=request.id,
-                model=request.deployment,
-                envelope=request.envelope,
-                max_tokens=request.max_tokens,
-                min_trust=request.min_trust,
-                priority=request.priority,
-                deadline_ms=max(1, round(left * 1e3)) if math.isfinite(left) else 0,
-                choices=request.choices,
-                attempts=max(int(again or progress.claimed > 0), progress.attempts),
-                receipt=request.receipt,
-            ),
-            key=request.key,
-            tenant=request.tenant,
-            progress=[_progress(choice, 0) for choice in progress.choices] if progress.started else [],
-            seen=again or progress.attempts > 0,
-        )
-
-    def cancel(self, request_id: str) -> control.Forward:
-        """Forgets a request that nobody waits for any more."""
-        return control.Forward(number=self._remove(request_id), cancel=True)
-
-    def take(self, forwarded: control.Forwarded, context: int) -> Request | None:
-        """The request that an event is of, after its new tokens are added; None if the request is over.
-
-        Answers longer than asked for, or than the context, are refused. Raises InvalidInput (BAD_MESSAGE).
-        """
-        request = self._requests.get(forwarded.number)
-        if request is None:
-            return None
-        kind = forwarded.WhichOneof("what")
-        if kind is None:
-            (self._worked_on.discard if forwarded.waits else self._worked_on.add)(forwarded.number)
-            if request.progress.started and not forwarded.waits:
-                request.progress.deadline = math.inf  # it is being computed
-        progress, choices = forwarded.progress, request.choices
-        if len(progress) not in (0, choices) or forwarded.event.delta.choice >= choices:
-            raise InvalidInput("a forwarded answer has other choices", reason="BAD_MESSAGE")
-        for choice, new in zip(request.progress.choices, progress, strict=False):
-            _extend(choice, new, min(request.max_tokens or context, context))
-        if forwarded.event.HasField("delta"):
-            choice = request.progress.choices[forwarded.event.delta.choice]
-            choice.pieces += 1
-            # a sealed piece does not say which choice it is of: all count as the first one's
-            counted = request.progress.choices if request.sealed else (choice,)
-            if choice.pieces > sum(len(one.tokens) + (request.receipt is not None) for one in counted):
-                raise InvalidInput("a forwarded answer has more pieces than tokens", reason="BAD_MESSAGE")
-            choice.spend(forwarded.event.ByteSize(), sealed=request.sealed, logprobs=request.logprobs)
-        if kind == "problem" or forwarded.event.HasField("finished"):
-            self._remove(request.id)
-        return request
-
-    def clear(self) -> tuple[list[Request], list[Request]]:
-        """Forgets all, and returns them: those that a member computed, and those that waited."""
-        worked_on = [request for number, request in self._requests.items() if number in self._worked_on]
-        waiting = [request for number, request in self._requests.items() if number not in self._worked_on]
-        self._requests, self._numbers, self._worked_on = {}, {}, set()
-        return worked_on, waiting
-
-    def _remove(self, request_id: str) -> int:
-        number = self._numbers.pop(request_id)
-        del self._requests[number]
-        self._worked_on.discard(number)
-        return number
 
 
 class Refused:
@@ -155,9 +64,12 @@ class GuestAnswer:
     ) -> None:
         """`send` calls its second argument once the message is on its way."""
         self.timings = Timings()
-        self.unread = self.asked = 0
+        self.unread = 0
+        self.asked = 0
+        """Bytes of the request."""
+
         self._send, self._refused = send, refused
-        self._guest, self._number = guest, number
+        self.guest, self.number = guest, number
         self._asked: control.Forward | None = None
         self._request: Request | None = None
         self._counted: list[int] = []  # tokens of each choice that the guest has
@@ -175,7 +87,7 @@ class GuestAnswer:
         self._refused.check(forward)
         request = Request.of(
             asked,
-            f"{self._guest}:{self._number}",  # no client can choose one with a colon
+            f"{self.guest}:{self.number}",  # no client can choose one with a colon
             key=forward.key[:256],
             tenant=forward.tenant[:256],
             deployment=deployment,
@@ -190,7 +102,7 @@ class GuestAnswer:
         if forward.progress:
             progress.started, progress.due = True, -math.inf  # it has had its turn
             for choice, new in zip(progress.choices, forward.progress, strict=True):
-                _extend(choice, new, min(request.max_tokens or context, context))
+                extend(choice, new, min(request.max_tokens or context, context))
             progress.earlier_tokens = progress.new_tokens
         self._asked, self._request = forward, request
         self._counted = [len(choice.tokens) for choice in progress.choices]
@@ -199,7 +111,7 @@ class GuestAnswer:
 
     def _say(self, **what: Any) -> None:
         """Sends a message; until it is on its way, its bytes count as unread."""
-        message = control.Forwarded(guest=self._guest, number=self._number, **what)
+        message = control.Forwarded(guest=self.guest, number=self.number, **what)
         size = message.ByteSize() + EVENT_BYTES
         self.unread += size
 
@@ -251,7 +163,7 @@ class GuestAnswer:
     def finished(self, event: inference.Finished) -> None:
         assert self._request is not None
         choices = self._request.progress.choices
-        progress = [_progress(choice, sent) for choice, sent in zip(choices, self._counted, strict=True)]
+        progress = [progress_from(choice, sent) for choice, sent in zip(choices, self._counted, strict=True)]
         self._say(event=inference.GenerateResponse(finished=event), progress=progress)
         self._forget()
 
@@ -270,16 +182,73 @@ class GuestAnswer:
         self.fail(error)
 
 
-def _progress(choice: ChoiceProgress, sent: int) -> control.Progress:
-    """What a choice has beyond its first `sent` tokens."""
-    return control.Progress(tokens=choice.tokens[sent:], held=choice.held, end=choice.end)
+class ServedRequests:
+    """`Requests` of guests, which `own` schedules among those of this gateway's clients."""
 
+    def __init__(self, own: OwnRequests, answers: Answers, deployment: str, refused: Refused) -> None:
+        self._own = own
+        self._answers = answers
+        self._deployment = deployment
+        self._refused = refused
+        self._unsent = 0  # bytes for guests that are not on their way
 
-def _extend(choice: ChoiceProgress, new: control.Progress, most: int) -> None:
-    length = len(choice.tokens) + len(new.tokens)
-    if length > most or len(new.held) > length:
-        raise InvalidInput("a forwarded answer is longer than it may be", reason="BAD_MESSAGE")
-    choice.tokens.extend(array("I", new.tokens))
-    choice.held = list(new.held)
-    if new.HasField("end"):
-        choice.end = new.end
+    def __contains__(self, request_id: str) -> bool:
+        return isinstance(self._answers.get(request_id), GuestAnswer)
+
+    def begin(self, epoch: Epoch) -> None:
+        self._unsent = 0
+
+    def hear(self, response: control.ScheduleResponse) -> None:
+        """Takes a request of a guest, or cancels one, or all of it. Raises InvalidInput (HEAD_BEHIND) if the
+        head does not read the answers."""
+        rows, forward = self._own.rows, response.forward
+        if rows is None:
+            return
+        if self._unsent > requests.ALL_UNREAD:
+            raise InvalidInput("the head does not read the answers to its guests", reason="HEAD_BEHIND")
+        if forward.cancel:
+            for request_id, each in self._theirs():
+                if each.guest == forward.guest and forward.number in (0, each.number):
+                    self.cancel(request_id)
+            return
+        answer = GuestAnswer(self._send, forward.guest, forward.number, self._refused)
+        try:
+            request = answer.request(forward, self._deployment, rows.epoch.serving.context)
+        except SealringError as error:
+            answer.fail(error)
+            return
+        if request.id in self._answers:
+            return
+        held = [each.asked for _, each in self._theirs()]
+        if held and (len(held) >= MOST_ASKED or sum(held) + answer.asked > ALL_ASKED):
+            answer.fail(ResourceExhausted("guests have too much waiting", reason="QUEUE_FULL"))
+        else:
+            self._own.submit(request, answer)
+
+    def cancel(self, request_id: str) -> None:
+        self._own.cancel(request_id)
+
+    def end(self, reason: str) -> None:
+        """The guests bring their requests again. The suspect stays until it is `settled`."""
+        for request_id, _ in self._theirs():
+            if request_id != self._own.scheduler.suspect:
+                self.cancel(request_id)
+
+    def _theirs(self) -> list[tuple[str, GuestAnswer]]:
+        return [(name, each) for name, each in self._answers.items() if isinstance(each, GuestAnswer)]
+
+    def _send(self, forwarded: control.Forwarded, written: Callable[[], None]) -> None:
+        rows = self._own.rows
+        if rows is None:  # the epoch is over
+            return
+        size = forwarded.ByteSize() + EVENT_BYTES
+        self._unsent += size
+
+        def on_its_way() -> None:
+            written()
+            if self._own.rows is rows:
+                self._unsent -= size
+
+        rows.epoch.streams.send_head(
+            control.ScheduleRequest(forwarded=forwarded).SerializeToString(), on_its_way
+        )
