@@ -48,8 +48,19 @@ def test_the_index_leads_to_each_page() -> None:
     assert {page.name for page in index.parent.glob("*.md")} - {index.name} <= linked
 
 
+def test_errors_that_the_page_of_symptoms_names_are_raised() -> None:
+    named = set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", (ROOT / "docs/trouble.md").read_text("utf-8")))
+    code = "".join(
+        (ROOT / name).read_text("utf-8")
+        for name in TRACKED
+        if name.endswith(".py") and not name.startswith(("tests/", "sealring/v1/"))
+    )
+    assert named
+    assert {reason for reason in named if f'"{reason}"' not in code} == set()
+
+
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
-SCREEN = 36
+SCREEN = 40
 """Lines of a decision at most: what was decided, because of what, measured how."""
 
 
