@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc.aio
+from between import Between
 from children import Children
 from fulldisks import FULL
 from nacl.pwhash import argon2id
@@ -132,6 +133,7 @@ class Cluster:
         """The API keys by gateway and tenant."""
         self.ends: list[str] = []
         """Programs that have ended by themselves."""
+        self.between = Between()
         self._settings = CoordinatorSettings(
             state_dir=folder / "coordinator",
             listen="10.0.0.1:7700",
@@ -397,6 +399,17 @@ class Cluster:
         rings = self.coordinator.rings._table.running  # noqa: SLF001 - deadlines are told to nobody
         dues = {name: ring.machine.deadline() for name, ring in rings.items()}
         return {name: due for name, due in dues.items() if due is not None and due < now}
+
+    def forming(self) -> dict[str, tuple[RingPhase, object]]:
+        """The rings that prepare or commit an epoch, and what their members have done for it."""
+        assert self.coordinator is not None
+        rings = self.coordinator.rings._table.running  # noqa: SLF001 - as above
+        found = {name: ring.machine for name, ring in rings.items()}
+        return {
+            name: (one.phase, (one.epoch, sorted(one.progress.items()), sorted(one._epoch.prepared)))  # noqa: SLF001
+            for name, one in found.items()
+            if one.phase in (RingPhase.PREPARING, RingPhase.COMMITTING) and one._epoch is not None  # noqa: SLF001
+        }
 
     async def held(self, gateway: str) -> list[str]:
         """What a gateway's scheduler holds, as its metrics tell: requests and reserved memory."""

@@ -25,6 +25,7 @@ from simulatedmodel import SimulatedModel
 from socketstories import SocketStories
 from virtualloop import VirtualLoop
 
+from sealring.coordinator.rings.epochs import Phase as RingPhase
 from sealring.coordinator.settings import MIN_CERTIFICATE_LIFETIME
 from sealring.mesh.clock import BELIEVED_SECONDS
 from sealring.mesh.errors import ModelError, SealringError
@@ -48,6 +49,9 @@ MARKED = replace(MODEL, row_bytes=128 * MODEL.kv_bytes_per_token, mark_bytes=128
 
 PUNCTUAL_SECONDS = 5.0
 """What was due is done within this time, where nothing stands still."""
+
+PHASE_SECONDS = {RingPhase.PREPARING: 60.0, RingPhase.COMMITTING: 30.0}
+"""For how long an epoch that does not come on is prepared or committed: half as long as usual."""
 
 KNOWN_SECONDS = 30.0
 """After this time all gateways know that a ring is down."""
@@ -151,7 +155,15 @@ class Story:
         self.random = random.Random(seed)
         self.model = self.random.choice((MODEL, MARKED))
         lifetime = self.random.choice((24 * 3600, 24 * 3600, MIN_CERTIFICATE_LIFETIME))
-        self.cluster = Cluster(folder, seed, loop, [self.model], certificate_lifetime=lifetime)
+        self.cluster = Cluster(
+            folder,
+            seed,
+            loop,
+            [self.model],
+            certificate_lifetime=lifetime,
+            prepare_timeout=PHASE_SECONDS[RingPhase.PREPARING],
+            commit_timeout=PHASE_SECONDS[RingPhase.COMMITTING],
+        )
         self.history: list[str] = []
         self.wrong: list[str] = []
         self.asked: list[Asked] = []
@@ -170,6 +182,8 @@ class Story:
         self._drained: set[str] = set()
         self._late: dict[str, float] = {}
         """What was due at each ring when it was last looked at."""
+        self._forming: dict[str, tuple[float, Any]] = {}
+        """The time from which on a ring's epoch has not come on, and `Cluster.forming` of it."""
         self._wrong_clocks: set[str] = set()
         """Machines whose clock was wrong at some time."""
         self._away_gateways: set[str] = set()
@@ -730,7 +744,7 @@ class Story:
                 self.wrong.append(f"request {asked.number}, asked at rest: {asked.error!r}, {asked.over}")
         await asyncio.sleep(10)
         await self._nothing_is_held()
-        self.wrong += self.cluster.wires.broken
+        self.wrong += self.cluster.wires.broken + self.cluster.between.wrong
         for served in self.cluster.wires.served:
             if served.open and served.rows:
                 self.wrong.append(f"rows are left at rest: {served}")
@@ -747,7 +761,9 @@ class Story:
         program = self.cluster.programs.get("coordinator")
         if self.cluster.coordinator is None or program is None or program.process.stands:
             self._late.clear()
+            self._forming.clear()
         else:
+            self._phases_end()
             late = self.cluster.overdue()
             for ring, due in late.items():
                 if due == self._late.get(ring):
@@ -758,6 +774,18 @@ class Story:
             if down is None or self._down.get(name, (0.0, None))[1] != down:
                 self._down[name] = self.loop.time(), down
         self.loop.call_later(PUNCTUAL_SECONDS, self._punctual)
+
+    def _phases_end(self) -> None:
+        now, forming = self.loop.time(), self.cluster.forming()
+        earlier = self._forming
+        self._forming = {
+            ring: earlier[ring] if ring in earlier and earlier[ring][1] == state else (now, state)
+            for ring, state in forming.items()
+        }
+        for ring, (since, (phase, _)) in self._forming.items():
+            if now > since + PHASE_SECONDS[phase] + 2 * PUNCTUAL_SECONDS:
+                self.wrong.append(f"{ring} is {phase.value} since {now - since:.0f} s")
+                self._forming[ring] = math.inf, forming[ring]
 
     async def _at_rest(self) -> list[Asked]:
         """An operator's work without a fault: no answer is lost by it. Returns the requests meanwhile."""
@@ -784,6 +812,9 @@ class Story:
             await self._drain_it(name, undo=True)
             await self._answers(SETTLED_SECONDS)
         await self._nobody_signs()
+        if self.random.random() < 0.5:
+            await self._phase_is_late()
+        await self._repeats_itself()
         await self._late_reports()
         await self._serves_over("first", bool)
         await self._stays_away()
@@ -811,6 +842,27 @@ class Story:
         if not asked.over:
             self.wrong.append(f"request {asked.number} waits for a receipt for ever")
         self._signs(True)
+
+    async def _phase_is_late(self) -> None:
+        """Members say nothing of what they have done for an epoch: the coordinator does not wait for ever."""
+        lost, phase = self.random.choice((("up", RingPhase.COMMITTING), ("prepared", RingPhase.PREPARING)))
+        self.cluster.between.lost = {lost}
+        name = self.random.choice(sorted(await self.cluster.members("first")))
+        self.note(f"an engine of {name} is killed, and nobody says that the next epoch is {lost}")
+        for child in self.cluster.children[name].named("engine"):
+            child.crash()
+        await asyncio.sleep(PHASE_SECONDS[phase] + 3 * PUNCTUAL_SECONDS)
+        self.cluster.between.lost = set()
+        await self._serves_over("first", bool)
+
+    async def _repeats_itself(self) -> None:
+        """The coordinator sends old epochs and an old roster again, and nobody acts on them."""
+        ends = len(self.cluster.ends)
+        if self.cluster.coordinator is not None:
+            self.note("the coordinator repeats itself")
+            self.cluster.between.repeat(self.cluster.coordinator, self.random)
+        await asyncio.sleep(PUNCTUAL_SECONDS)
+        self.wrong += self.cluster.ends[ends:]
 
     def _signs(self, signs: bool) -> None:
         for children in self.cluster.children.values():
@@ -846,7 +898,8 @@ class Story:
         before = await self.cluster.members("first")
         name, cut = self.random.choice(sorted(before)), self.random.random() < 0.5
         if cut:
-            self.note(f"{name} and the coordinator are cut off")
+            self.cluster.between.lost = {"end"}
+            self.note(f"{name} and the coordinator are cut off, and nobody hears that an epoch has ended")
             self.cluster.network.cut(
                 self.cluster.machines[name].host, self.cluster.machines["coordinator"].host
             )
@@ -864,7 +917,12 @@ class Story:
             await asyncio.sleep(2 * KNOWN_SECONDS)
             if self.cluster.down("first") is None and name in await self.cluster.members("first"):
                 self.wrong.append(f"the coordinator believes that first serves, of which {name} is away")
+            asked = self._ask_for(3, "first", api="clear", deadline=PUNCTUAL_SECONDS)
+            await asyncio.sleep(3 * PUNCTUAL_SECONDS)
+            if asked.text in self.cluster.wires.begun and self.cluster.down("first") is not None:
+                self.wrong.append(f"request {asked.number} is computed in an epoch that has ended")
         if cut:
+            self.cluster.between.lost = set()
             self.cluster.network.mend()
         else:
             self._start(name)
