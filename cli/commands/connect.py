@@ -35,7 +35,6 @@ def connect(
     ] = "http://127.0.0.1:8081",
     model: Annotated[str, typer.Option(help="[default: the only one that is not named small]")] = "",
     to_file: Annotated[bool, typer.Option("--write", help="write them into the tool's own file")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="put back what --write found")] = False,
 ) -> None:
     """Print the settings that make a tool work with a running gateway or proxy.
 
@@ -45,14 +44,10 @@ def connect(
     if tool is None:
         raise InvalidInput(f"no tool {name!r} is known", hint=f"give {', '.join(TOOLS)}", reason="BAD_TOOL")
     below = tool.file_on_macs if host_of(context).platform == "darwin" and tool.file_on_macs else tool.file
-    if (to_file or undo) and not below:
+    if to_file and not below:
         raise InvalidInput(
             f"{name} has no file to be written", hint="enter them by hand", reason="BAD_OPTION"
         )
-    if undo:
-        _undo([below, *tool.beside], below, name)
-        say(f"took the settings out of ~/{below}")
-        return
 
     from sealring.cli.calls.gateway import read_api_key
     from sealring.cli.calls.models import NO_KEY, key_for, served
@@ -65,28 +60,19 @@ def connect(
         content = filled(part.content, values)
         if to_file:
             with _file_of(file):
-                _settings(file, below, name).write(part, content)
+                back = _settings(file, below, name).write(part, content)
+            say(f"wrote ~/{file}; to take the settings out: {back}")
         else:
             if file:
                 say(f"~/{file}:")
             write(shown(content))
-    if to_file:
-        say(f"wrote ~/{below}; `sealring connect {name} --undo` puts back what was there")
     say(filled(tool.then, values))
 
 
 def _settings(file: str, main: str, name: str) -> Settings:
-    """A tool's file, and where it is noted what was in it."""
+    """A tool's file, and where earlier versions noted what was in it."""
     record = f"{name}.json" if file == main else f"{name}.{PurePath(file).stem}.json"
     return Settings(Path.home() / file, default_state_root() / "connect" / record)
-
-
-def _undo(files: list[str], main: str, name: str) -> None:
-    """Puts back each file that was written. Raises as Settings.undo."""
-    written = [file for file in files if _settings(file, main, name).written]
-    for file in written or [main]:
-        with _file_of(file):
-            _settings(file, main, name).undo()
 
 
 @contextmanager

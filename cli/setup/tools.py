@@ -6,16 +6,16 @@ itself, its entry turns that off.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from string import Template
 from typing import Any, Literal
 
 from sealring.cli.calls.models import Served
-from sealring.mesh.errors import ConfigError, FailedPrecondition
+from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.files import read_bounded, write_atomic
 
 TOOLS_FIT_FROM = 32_768
@@ -31,8 +31,8 @@ class Tool:
 
     As `json` they are merged into the file's object, as `own` they are a whole file, as `end` they are added
     to what the file holds. `beside` are whole files that they refer to. `frame` is what the program needs in
-    its object, whoever wrote the rest; it stays as long as anything else does. `entry` leads to one that
-    is ours as a whole, with what the program adds to it, as long as it has our address.
+    its object, whoever wrote the rest. `entry` leads to one that is ours as a whole, with what the program
+    adds to it.
     """
 
     content: Any
@@ -354,85 +354,52 @@ def shown(content: Any) -> str:
     return content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-class Settings:
-    """One tool's file, and a record beside our own state of what it held before.
+BACKUP = ".before-sealring"
+_BEGIN, _END = "# sealring connect writes from here\n", "# to here\n"
 
-    Programs rewrite their files. Of an object, or of lines at a file's end, only what was written by us is
-    looked at and taken back, and only as far as nobody has changed it.
+
+class Settings:
+    """One tool's file, and beside it a copy of what it held before, named as it and `BACKUP`.
+
+    The copy of an object, or of a file at whose end lines are added, is made once, so that it never holds
+    settings of ours. A whole file is ours by its name: its copy is of what the last write replaced.
     """
 
     def __init__(self, file: Path, record: Path) -> None:
+        """`record` is of an earlier version, which kept there what a file had held."""
         self._file = file.resolve()  # what a link leads to, not the link
+        self._backup = self._file.with_name(self._file.name + BACKUP)
         self._record = record
 
-    @property
-    def written(self) -> bool:
-        """Whether there is something to undo."""
-        return self._record.exists()
+    def write(self, tool: Tool, content: Any) -> str:
+        """Adds the content, in place of what was written before. Returns the command that takes it out.
 
-    def write(self, tool: Tool, content: Any) -> None:
-        """Adds the content, in place of what was written before.
-
-        Raises ConfigError (BAD_CONFIG_FILE), FailedPrecondition (ALREADY_THERE, CHANGED).
+        Raises ConfigError (BAD_CONFIG_FILE).
         """
-        if self.written:
-            self.undo()
-        before = self._text(self._file)
-        own: Any = content
-        if tool.kind == "own" and before is not None:
-            raise FailedPrecondition(
-                f"{self._file} is there already", hint="move it away", reason="ALREADY_THERE"
-            )
-        if tool.kind == "end" and before:
-            content = before.rstrip("\n") + "\n" + content
+        now, before = self._text(self._file), self._text(self._backup)
+        record = json.loads(self._text(self._record) or "null")
+        kept = now if record is None else record["before"]
+        if tool.kind == "end":
+            held = (now or "").replace(record["own"] if record else "", "")
+            others, found, ours = held.partition(_BEGIN)
+            if found:
+                held = others + ours.partition(_END)[2]
+            kept = held or None
+            after = (held.rstrip("\n") + "\n" if held else "") + _BEGIN + content + _END
         elif tool.kind == "json":
-            held = {**tool.frame, **self._object(before)}
-            content = _merged(held, own)
-            own = [[path, value, _missing_or(held, path)] for path, value in _leaves(own, held, tool.entry)]
-        after = shown(content)
+            after = shown(_merged({**tool.frame, **self._object(now)}, content, tool.entry))
+            kept = kept or shown(dict(tool.frame))
+        else:
+            after = shown(content)
+            before = None
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        record = {"before": before, "after": _hash(after), "kind": tool.kind, "own": own}
-        record["frame"] = dict(tool.frame)
-        write_atomic(self._record, json.dumps(record).encode())
+        if before is None and kept is not None and kept != after:
+            write_atomic(self._backup, kept.encode())
         write_atomic(self._file, after.encode())
-
-    def undo(self) -> None:
-        """Puts back what was there.
-
-        Raises FailedPrecondition (NOTHING_WRITTEN; CHANGED where a whole file or our lines were changed),
-        ConfigError (BAD_CONFIG_FILE).
-        """
-        told = self._text(self._record)
-        if told is None:
-            raise FailedPrecondition("nothing was written for this tool", reason="NOTHING_WRITTEN")
-        record, now = json.loads(told), self._text(self._file)
-        if now is not None:
-            self._put_back(now, record)
-        self._record.unlink()
-
-    def _put_back(self, now: str, record: dict[str, Any]) -> None:
-        if _hash(now) == record["after"]:
-            back = record["before"]
-        elif record.get("kind") == "json":
-            held = self._object(now)
-            for path, value, before in reversed(record["own"]):
-                _take_back(held, path, value, before)
-            empty = held.items() <= record.get("frame", {}).items()
-            back = None if empty and record["before"] is None else shown(held)
-        elif record.get("kind") == "end" and now.count(record["own"]) == 1:
-            back = now.replace(record["own"], "")
-            back = None if not back and record["before"] is None else back
-        else:
-            raise FailedPrecondition(
-                f"{self._file} was changed since",
-                hint=f"take the settings out by hand, then remove {self._record}",
-                reason="CHANGED",
-            )
-        if back is None:
-            self._file.unlink()
-        else:
-            write_atomic(self._file, back.encode())
+        self._record.unlink(missing_ok=True)
+        if tool.kind == "own" or not self._backup.exists():
+            return f"rm {_quoted(self._file)}"
+        return f"mv {_quoted(self._backup)} {_quoted(self._file)}"
 
     @staticmethod
     def _text(file: Path) -> str | None:
@@ -457,60 +424,17 @@ class Settings:
         return value
 
 
-def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    both = {
-        name: _merged(old[name], value)
-        if isinstance(value, dict) and isinstance(old.get(name), dict)
-        else value
-        for name, value in new.items()
-    }
-    return {**old, **both}
+def _merged(old: dict[str, Any], new: dict[str, Any], entry: tuple[str, ...]) -> dict[str, Any]:
+    """Both objects; the value that `entry` leads to is of the new one alone."""
+    both = dict(old)
+    for name, value in new.items():
+        inner = entry[1:] if entry[:1] == (name,) else ()
+        whole = entry == (name,) or not (isinstance(value, dict) and isinstance(old.get(name), dict))
+        both[name] = value if whole else _merged(old[name], value, inner)
+    return both
 
 
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _leaves(
-    content: dict[str, Any], held: dict[str, Any], entry: Sequence[str] = (), above: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values that replace or join those of `held`, each with the names that lead to it. An `entry` is one
-    value."""
-    for name, value in content.items():
-        below, path = held.get(name, {}), (*above, name)
-        if path != tuple(entry) and isinstance(value, dict) and isinstance(below, dict):
-            yield from _leaves(value, below, entry, path)
-        else:
-            yield path, value
-
-
-def _missing_or(held: Any, path: Sequence[str]) -> list[Any]:
-    """The value at a path, in a list; an empty list where there is none."""
-    for name in path:
-        if not isinstance(held, dict) or name not in held:
-            return []
-        held = held[name]
-    return [held]
-
-
-def _has_address_of(found: Any, entry: Any) -> bool:
-    """Whether an address of ours still stands in an entry that was changed."""
-    leaves = _leaves(entry, {}) if isinstance(entry, dict) else ()
-    addresses = [(path, value) for path, value in leaves if isinstance(value, str) and "://" in value]
-    return any(_missing_or(found, path) == [value] for path, value in addresses)
-
-
-def _take_back(held: dict[str, Any], path: Sequence[str], value: Any, before: list[Any]) -> None:
-    """Puts back what stood at a path if our value is still there. Objects that become empty go with it."""
-    found = _missing_or(held, path)
-    if found != [value] and not (found and _has_address_of(found[0], value)):
-        return
-    name, *below = path
-    if below:
-        _take_back(held[name], below, value, before)
-        if not held[name]:
-            del held[name]
-    elif before:
-        held[name] = before[0]
-    else:
-        del held[name]
+def _quoted(file: Path) -> str:
+    """A path as a shell takes it, from the home folder where it is below that."""
+    home = Path.home().resolve()
+    return f"~/{quote(str(file.relative_to(home)))}" if file.is_relative_to(home) else quote(str(file))

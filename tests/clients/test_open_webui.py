@@ -27,7 +27,7 @@ from programs import (
 )
 from ringtest import AGENTS, HANG_SECONDS, give_proxy_key
 from scriptedmodel import QUESTION
-from scriptedring import NAME, WAYS, Served, beside, connect, seeing
+from scriptedring import NAME, WAYS, Served, beside, connect, run, seeing
 from shownpictures import SEEN, SEES
 
 from sealring.mesh.system.addresses import free_port
@@ -179,7 +179,7 @@ async def test_a_conversation_with_tools_comes_to_its_end(way: str, served: Serv
     environ = environment(tmp_path, {})
     bodies = INSTALLED / "bodies" / f"{OPEN_WEBUI}.jsonl"
     with note(OPEN_WEBUI, way) as row:
-        await connect(OPEN_WEBUI, served.urls[way], environ, "--write")
+        back = await connect(OPEN_WEBUI, served.urls[way], environ, "--write")
         async with _running(tmp_path) as page:
             await page.log_in()
             assert [one["id"] for one in (await page.call("/api/models"))["data"]] == [NAME]
@@ -197,7 +197,7 @@ async def test_a_conversation_with_tools_comes_to_its_end(way: str, served: Serv
             assert await page.title_and_tags() == ['{"title": "Three plums"}', '{"tags": ["plums", "lists"]}']
             assert '"content": "The no"' in await page.stream(f"{cue(OPEN_WEBUI, 3)}, please.")
         row["tools"] = "finds and writes notes"
-        await connect(OPEN_WEBUI, served.urls[way], environ, "--undo")
+        await run(["sh", "-c", back], tmp_path, environ)
         assert not (tmp_path / ".config" / "sealring" / "open-webui.env").exists()
 
 

@@ -48,7 +48,7 @@ async def test_a_session_with_tools_comes_to_its_end(
     url = served.urls[way]
     with note(name, way) as row:
         assert is_installed(program), f"{program.package} is not installed"
-        await connect(name, url, environ, "--write")
+        back = await connect(name, url, environ, "--write")
         try:
             await converse(name, home, work, environ)
         finally:
@@ -56,7 +56,7 @@ async def test_a_session_with_tools_comes_to_its_end(
             if way == "clear":
                 served.relay.keep(INSTALLED / "bodies" / f"{name}.jsonl")
         row["tools"] = program.tools
-        await connect(name, url, environ, "--undo")
+        await run(["sh", "-c", back], home, environ)
         left = [file for file in home.rglob("*") if file.is_file() and "sealring" not in file.parts]
         told = [file for file in left if PROXY_KEY.encode() in file.read_bytes()]
         assert told == [], "the key is left behind"

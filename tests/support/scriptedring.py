@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -156,10 +158,11 @@ async def run(words: Sequence[str], work: Path, environ: dict[str, str]) -> str:
     return printed.decode()
 
 
-async def connect(name: str, url: str, environ: dict[str, str], *way: str) -> None:
-    """`sealring connect` in a program's home."""
+async def connect(name: str, url: str, environ: dict[str, str], *way: str) -> str:
+    """`sealring connect` in a program's home. Returns what takes the settings out, as the command says."""
     words = [sys.executable, "-P", "-m", "sealring.cli", "connect", name, "--url", url, *way]
-    await run(words, Path(environ["HOME"]), environ)
+    said = await run(["sh", "-c", f"{shlex.join(words)} 2>&1"], Path(environ["HOME"]), environ)
+    return "\n".join(re.findall("to take the settings out: (.*)", said))
 
 
 def end_all_of(home: Path) -> None:
