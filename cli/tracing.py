@@ -1,13 +1,9 @@
-"""A ring's trace as shares of time, and in the Trace Event Format that Perfetto and chrome://tracing load.
-
-The format: "Trace Event Format" by N. Duca and D. Sinclair, phases X (complete), M (metadata), s and f.
-"""
+"""A ring's trace as shares of time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sealring.cli.terminal.output import enum_word
 from sealring.v1 import admin_pb2, trace_pb2
@@ -17,21 +13,6 @@ SHOWN = (
     *("recall", "store"),
 )
 """Activities in the order of a record's way through a member, and those of its disk."""
-
-_THREADS = {
-    "compute loop": ("wait", "build", "launch"),
-    "device": ("compute",),
-    "records out": ("copy_out",),
-    "records in": ("copy_in",),
-    "carrier out": ("seal", "send"),
-    "carrier in": ("receive", "open"),
-    "prefixes ahead": ("recall",),
-    "prefixes behind": ("store",),
-}
-_THREAD_OF = {
-    activity: number for number, activities in enumerate(_THREADS.values(), 1) for activity in activities
-}
-_MICROSECOND = 1000
 
 
 @dataclass(frozen=True)
@@ -103,77 +84,3 @@ def _covered(spans: Sequence[tuple[int, int]]) -> int:
         total += max(0, last - max(first, reached))
         reached = max(reached, last)
     return total
-
-
-def chrome_trace(trace: admin_pb2.TraceRingResponse) -> dict[str, Any]:
-    """The JSON object form: a process per member, a thread per part of it, an arrow per record on a link."""
-    events: list[dict[str, Any]] = []
-    for member in trace.members:
-        events += _names(member)
-        events += (_complete(member.rank, span, trace.start) for span in member.spans)
-        events += _arrows(member, trace)
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "ring": trace.ring,
-            "epoch": trace.epoch,
-            "clock_error_ns": {member.name: member.clock_error for member in trace.members},
-        },
-    }
-
-
-def _names(member: admin_pb2.MemberTrace) -> Iterator[dict[str, Any]]:
-    def note(what: str, thread: int, **arguments: Any) -> dict[str, Any]:
-        return {"ph": "M", "name": what, "pid": member.rank, "tid": thread, "args": arguments}
-
-    yield note("process_name", 0, name=f"{member.rank}: {member.name or member.member}")
-    yield note("process_sort_index", 0, sort_index=member.rank)
-    for number, name in enumerate(_THREADS, 1):
-        yield note("thread_name", number, name=name)
-        yield note("thread_sort_index", number, sort_index=number)
-
-
-def _complete(rank: int, span: trace_pb2.Span, start: int) -> dict[str, Any]:
-    name = _word(span.activity)
-    details = {"step": span.step} | ({"record": span.record} if span.record else {})
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": "step",
-        "pid": rank,
-        "tid": _THREAD_OF.get(name, 0),
-        "ts": (span.start - start) / _MICROSECOND,
-        "dur": span.duration / _MICROSECOND,
-        "args": details,
-    }
-
-
-def _arrows(member: admin_pb2.MemberTrace, trace: admin_pb2.TraceRingResponse) -> Iterator[dict[str, Any]]:
-    """Arrows from each send to the receive of the same record at the next member, if both were recorded."""
-    following = next(
-        (one for one in trace.members if one.rank == (member.rank + 1) % len(trace.members)), None
-    )
-    if following is None or following is member:
-        return
-    received = _by_record(following.spans, trace_pb2.ACTIVITY_RECEIVE)
-    for record, sent in _by_record(member.spans, trace_pb2.ACTIVITY_SEND).items():
-        if record not in received:
-            continue
-        for phase, rank, span in (("s", member.rank, sent), ("f", following.rank, received[record])):
-            arrow = {
-                "ph": phase,
-                "name": "record",
-                "cat": "record",
-                "id": f"{member.rank}.{record}",
-                "pid": rank,
-                "tid": _THREAD_OF[_word(span.activity)],
-                "ts": (span.start - trace.start) / _MICROSECOND,
-            }
-            yield arrow | ({"bp": "e"} if phase == "f" else {})
-
-
-def _by_record(
-    spans: Iterable[trace_pb2.Span], activity: trace_pb2.Activity.ValueType
-) -> dict[int, trace_pb2.Span]:
-    return {span.record: span for span in spans if span.activity == activity}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sealring.cli.calls.operator import call_admin
 from sealring.cli.terminal.command import ADMIN, command
-from sealring.cli.terminal.options import AsJson, Seconds, write_file
+from sealring.cli.terminal.options import AsJson, Seconds
 from sealring.cli.terminal.output import print_data, print_json, print_table, progress, say
 
 app = typer.Typer()
@@ -21,7 +19,7 @@ _MARGIN_SECONDS = 45.0
 
 @command(
     app,
-    example="sealring trace --duration 10s --out trace.json",
+    example="sealring trace --duration 10s",
     section="cli",
     fields=ADMIN,
     rich_help_panel="Look",
@@ -32,9 +30,6 @@ def trace(
     seconds: Annotated[
         Seconds, Seconds.option("how long to watch", least=0.001, most=60, name="--duration")
     ] = Seconds(5),
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write a Chrome trace (for ui.perfetto.dev)")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where a ring's time goes, step by step.
@@ -43,7 +38,7 @@ def trace(
     sending, reading prefixes from disk. Steps, times and numbers of tokens only; nothing of what was asked
     or answered.
     """
-    from sealring.cli.tracing import chrome_trace, member_shares
+    from sealring.cli.tracing import member_shares
     from sealring.mesh.rpc.problem import from_problem
 
     wanted = {"ring": ring, "milliseconds": max(1, round(seconds * 1000))}
@@ -55,14 +50,10 @@ def trace(
             say(f"no trace of {member.name}: {from_problem(member.problem)}")
     if not shares:
         raise from_problem(found.members[0].problem)
-    if out is not None:
-        write_file(out, json.dumps(chrome_trace(found)).encode())
     if as_json:
         print_json({"ring": found.ring, "epoch": found.epoch, "members": [asdict(one) for one in shares]})
     else:
         _print_shares(found.ring, shares)
-    if out is not None:
-        say(f"wrote {out}; open it with ui.perfetto.dev")
 
 
 def _print_shares(ring: str, shares: list[Any]) -> None:

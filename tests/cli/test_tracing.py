@@ -1,4 +1,4 @@
-"""Shares and the Trace Event Format, from traces made by hand."""
+"""Shares of time, from traces made by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sealring.cli.tracing import chrome_trace, member_shares
+from sealring.cli.tracing import member_shares
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
 
 START = 5_000_000_000
@@ -81,43 +81,3 @@ def test_members_without_a_trace_have_no_shares() -> None:
 def test_an_activity_of_a_newer_release_is_shown_by_its_number() -> None:
     (one,) = member_shares(trace([at(99, 0, 10)]))
     assert one.shares["99"] == pytest.approx(10)
-    assert chrome_trace(trace([at(99, 0, 10)]))["traceEvents"][-1]["tid"] == 0
-
-
-def test_a_process_for_each_member_and_a_thread_for_each_part_of_it() -> None:
-    found = trace([], [at(trace_pb2.ACTIVITY_SEAL, 1, 2, step=4, record=7)], clock_error=5)
-    found.members[1].name = ""
-    made = chrome_trace(found)
-    assert made["otherData"] == {"ring": "demo-0", "epoch": 3, "clock_error_ns": {"node-0": 5, "": 5}}
-    of_second = [event for event in made["traceEvents"] if event["pid"] == 1]
-    *notes, span = of_second
-    threads = ["compute loop", "device", "records out", "records in", "carrier out", "carrier in"]
-    threads += ["prefixes ahead", "prefixes behind"]
-    assert [(one["name"], one["tid"], one["args"]) for one in notes] == [
-        ("process_name", 0, {"name": "1: id-1"}),
-        ("process_sort_index", 0, {"sort_index": 1}),
-        *(
-            note
-            for number, name in enumerate(threads, 1)
-            for note in (
-                ("thread_name", number, {"name": name}),
-                ("thread_sort_index", number, {"sort_index": number}),
-            )
-        ),
-    ]
-    assert span == {
-        "ph": "X", "name": "seal", "cat": "step", "pid": 1, "tid": 5, "ts": 1000.0, "dur": 1000.0,
-        "args": {"step": 4, "record": 7},
-    }  # fmt: skip
-
-
-def test_arrows_go_round_a_ring_of_three_and_only_where_both_ends_were_seen() -> None:
-    spans = [
-        [at(trace_pb2.ACTIVITY_SEND, 1, 2, record=1), at(trace_pb2.ACTIVITY_RECEIVE, 5, 6, record=9)],
-        [at(trace_pb2.ACTIVITY_RECEIVE, 2, 3, record=1), at(trace_pb2.ACTIVITY_SEND, 3, 4, record=2)],
-        [at(trace_pb2.ACTIVITY_SEND, 4, 5, record=9), at(trace_pb2.ACTIVITY_RECEIVE, 8, 9, record=3)],
-    ]
-    events = chrome_trace(trace(*spans))["traceEvents"]
-    arrows = [(one["ph"], one["id"], one["pid"], one["tid"]) for one in events if one["ph"] in "sf"]
-    assert arrows == [("s", "0.1", 0, 5), ("f", "0.1", 1, 6), ("s", "2.9", 2, 5), ("f", "2.9", 0, 6)]
-    assert [one.get("bp") for one in events if one["ph"] in "sf"] == [None, "e"] * 2

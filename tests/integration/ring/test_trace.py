@@ -5,12 +5,11 @@ import contextlib
 import json
 import os
 import sys
-from collections import Counter
 
 import pytest
 from ringtest import CLUSTER, LIMIT_SECONDS, chat
 
-from sealring.cli.tracing import chrome_trace, member_shares
+from sealring.cli.tracing import member_shares
 from sealring.mesh.errors import SealringError
 from sealring.v1 import trace_pb2
 
@@ -73,7 +72,6 @@ async def test_a_ring_tells_where_its_time_went(ring):
         await admin.call("TraceRing", ring="x", milliseconds=1)
     assert unknown.value.reason == "NO_SUCH_RING"
     check_members(trace)
-    check_chrome(trace)
 
 
 def check_members(trace):
@@ -115,22 +113,8 @@ def shared_steps(trace):
     return set().union(*found.values()).intersection(between)
 
 
-def check_chrome(trace):
-    events = json.loads(json.dumps(chrome_trace(trace)))["traceEvents"]
-    phases = Counter(event["ph"] for event in events)
-    assert phases["s"] == phases["f"] > 20
-    sent = {event["id"]: event for event in events if event["ph"] == "s"}
-    received = {event["id"]: event for event in events if event["ph"] == "f"}
-    assert sent.keys() == received.keys()
-    error = sum(member.clock_error for member in trace.members) / 1000
-    for number, event in sent.items():
-        assert received[number]["pid"] == (event["pid"] + 1) % 3
-        assert event["ts"] <= received[number]["ts"] + error
-
-
-async def test_the_command_prints_shares_and_writes_a_file(ring, tmp_path):
-    out = tmp_path / "trace.json"
-    command = [sys.executable, "-m", "sealring.cli", "trace", "--out", str(out), "--json", "--duration"]
+async def test_the_command_prints_shares(ring):
+    command = [sys.executable, "-m", "sealring.cli", "trace", "--json", "--duration"]
     environment = os.environ | {"SEALRING_CLI_OPERATOR": str(ring.cluster.operator_bundle)}
     wanted, shares, seconds = {"wait", "seal", "send", "open", "compute"}, set(), 1
     async with working(ring, "Hello!", rows=1, tokens=8, pause=0.2):
@@ -147,4 +131,3 @@ async def test_the_command_prints_shares_and_writes_a_file(ring, tmp_path):
             shown = json.loads(printed)
             shares, seconds = shown["members"][0]["shares"].keys(), 2 * seconds
     assert [member["rank"] for member in shown["members"]] == [0, 1, 2]
-    assert json.loads(out.read_text())["otherData"]["ring"] == shown["ring"]
