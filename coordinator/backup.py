@@ -19,7 +19,6 @@ from typing import BinaryIO
 
 from sealring.coordinator.init import CA_FILES, make_folder, state_files
 from sealring.coordinator.keys import OPERATOR_DIR, ROOT_METADATA, ROSTER_KEY, ClusterKeys
-from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import DATABASE_NAME, Store
 from sealring.mesh.clock import Clock, wall_clock
@@ -123,7 +122,6 @@ def recover(settings: CoordinatorSettings, *, instead_of: str = "", clock: Clock
                 details["term"] = store.rosters.begin_term()
                 store.set_meta(PREDECESSOR, instead_of.encode())
             store.audit.append(now, "coordinator", "recover", keys.root.cluster, details)
-            AuditSeal(store, keys, clock=clock).renew()
     finally:
         store.close()
 

@@ -23,7 +23,6 @@ from sealring.coordinator.keys import (
     ClusterKeys,
     roster_key_files,
 )
-from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import DATABASE_NAME, OperatorRole, Store
 from sealring.mesh.clock import Clock, wall_clock
@@ -129,7 +128,6 @@ def new_operator(settings: CoordinatorSettings, *, clock: Clock = wall_clock) ->
         with store.transaction():
             _make_operator(settings, store, keys, clock())
             store.audit.append(clock(), "coordinator", "new_operator", OPERATOR_ID, {})
-            AuditSeal(store, keys, clock=clock).renew()
     finally:
         store.close()
 
@@ -263,10 +261,9 @@ def _finish(settings: CoordinatorSettings, root: RootMetadata, now: float) -> No
     except OSError as error:
         raise _unwritable(folder, error) from None
     try:
-        with store.transaction():  # the seal says that all of it is there: see check_stored
+        with store.transaction():  # the entry says that all of it is there: see check_stored
             _make_operator(settings, store, keys, now)
             store.audit.append(now, "init", "create_cluster", root.cluster, {"root": keys.pin.hex()})
-            AuditSeal(store, keys, clock=lambda: now).begin()
     finally:
         store.close()
 

@@ -318,7 +318,6 @@ class Coordinator:
             self._work.cancel()
             await asyncio.wait((self._work,))
         await asyncio.gather(self._main.stop(_STOP_GRACE_SECONDS), self._join.stop(_STOP_GRACE_SECONDS))
-        self._seal_audit()
         self.store.close()
         if self._work is not None:  # else the error that kept it from starting was reported
             log.info("coordinator_stopped")
@@ -358,12 +357,6 @@ class Coordinator:
             except SealringError as error:  # a full disk, which may have room again
                 log.error("certificates_not_rotated", reason=error.reason, why=error.message)
             await asyncio.sleep(_ROTATION_CHECK_SECONDS)
-
-    def _seal_audit(self) -> None:
-        try:
-            self.publisher.audit_seal.renew()
-        except SealringError as error:  # the next start signs it
-            log.error("audit_log_not_sealed", reason=error.reason, why=error.message)
 
     def renew_operator(self) -> bytes | None:
         """Renews the bundle in the folder of the coordinator. None if its operator was revoked.

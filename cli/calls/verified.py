@@ -1,8 +1,7 @@
-"""What the coordinator tells, checked against the root key of the operator bundle."""
+"""What the coordinator tells, checked or as JSON data."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,6 @@ from sealring.mesh.trust.levels import level_of
 
 if TYPE_CHECKING:
     from sealring.cli.calls.operator import Admin
-    from sealring.mesh.audit import AuditHead
-    from sealring.mesh.pki.root import RootMetadata
     from sealring.mesh.roster.model import Roster
     from sealring.v1 import admin_pb2
 
@@ -26,35 +23,29 @@ needs more than a third has another trouble."""
 
 @dataclass(frozen=True)
 class VerifiedAudit:
-    """The numbers of the first and the last verified entry, the hash of the last, and the head that the
-    roster keys signed."""
+    """The numbers of the first and the last verified entry, and the hash of the last."""
 
     first: int
     last: int
     hash: bytes
-    head: AuditHead
 
 
 async def verify_audit(
     admin: Admin,
-    pin: bytes,
-    since: AuditHead | None = None,
+    since: VerifiedAudit | None = None,
     newest: deque[admin_pb2.AuditEntry] | None = None,
 ) -> VerifiedAudit:
-    """Reads the audit log page by page and verifies its chain, its beginning and its signed head.
+    """Reads the audit log page by page and verifies its chain and its beginning.
 
-    Entries before `since`, the head that an earlier call returned, are not read again; the others are added
-    to `newest`. A log whose oldest entries the coordinator drops meanwhile is read again. Raises
-    FailedPrecondition (AUDIT_BROKEN, AUDIT_UNSIGNED), RosterError (ROOT_*).
+    Entries before the last of `since`, which an earlier call returned, are not read again; the others are
+    added to `newest`. A log whose oldest entries the coordinator drops meanwhile is read again. Raises
+    FailedPrecondition (AUDIT_BROKEN).
     """
     from sealring.mesh.audit import changed_outside
-    from sealring.mesh.pki.root import decode_chain, verify_root_chain
 
-    answer = await admin.call("GetRoster")
-    root = verify_root_chain(decode_chain(answer.root_metadata), pin, now=time.time())
     for _ in range(_READINGS):
         read: deque[admin_pb2.AuditEntry] = deque(maxlen=newest.maxlen if newest is not None else 0)
-        found = await _read_audit(admin, root, since, read)
+        found = await _read_audit(admin, since, read)
         if found is not None:
             if newest is not None:
                 newest.extend(read)
@@ -63,35 +54,31 @@ async def verify_audit(
 
 
 async def _read_audit(
-    admin: Admin, root: RootMetadata, since: AuditHead | None, read: deque[admin_pb2.AuditEntry]
+    admin: Admin, since: VerifiedAudit | None, read: deque[admin_pb2.AuditEntry]
 ) -> VerifiedAudit | None:
     """As `verify_audit`, once; None if the coordinator dropped entries between two pages."""
-    from sealring.mesh.audit import Beginning, changed_outside, check_signed, read_head, verify_chain
+    from sealring.mesh.audit import Beginning, changed_outside, verify_chain
 
-    last = (since.sequence - 1, b"") if since else None
+    last = (since.last - 1, b"") if since else None
     beginning = Beginning()
-    head, found = None, None
     while True:
         page = await admin.call("ListAuditLog", after=last[0] if last else 0, limit=AUDIT_PAGE)
-        head = head or read_head(page.signed_head, root)
         begins = beginning.read(page.entries)
         last = last or begins
-        if since and last[0] < since.sequence:
+        if since and last[0] < since.last:
             if [one.hash for one in page.entries[:1]] != [since.hash]:
-                raise changed_outside(f"the audit log is broken at entry {since.sequence}")
+                raise changed_outside(f"the audit log is broken at entry {since.last}")
             last = (last[0], page.entries[0].previous)
         if page.entries and page.entries[0].sequence > last[0] + 1:
             (now,) = (await admin.call("ListAuditLog", after=0, limit=1)).entries
             if now.sequence > begins[0] + 1:
                 return None
         last = verify_chain(page.entries, after=last)
-        found = next((one.hash for one in page.entries if one.sequence == head.sequence), found)
         read.extend(page.entries)
         if len(page.entries) < AUDIT_PAGE:
             if since is None:
                 beginning.check()
-            check_signed(found, head)
-            return VerifiedAudit(begins[0] + 1, *last, head)
+            return VerifiedAudit(since.first if since else begins[0] + 1, *last)
 
 
 def describe_roster(found: Roster) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.calls.operator import call_admin, read_bundle, run_admin
+from sealring.cli.calls.operator import call_admin, run_admin
 from sealring.cli.calls.verified import verify_audit
-from sealring.cli.terminal.command import ADMIN, command, load_settings
+from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import moment, plain, print_data, print_json, print_table
 
@@ -47,23 +47,13 @@ def list_entries(
 
 @command(app, example="sealring audit verify", section="cli", fields=ADMIN)
 def verify(context: typer.Context, as_json: AsJson = False) -> None:
-    """Verify that no entry of the audit log was changed or cut off."""
-    pin = read_bundle(load_settings(context).settings.operator).root_sha256
-    found = run_admin(context, lambda admin: verify_audit(admin, pin))
-    count, head = found.last - found.first + 1, found.head
+    """Verify that each entry of the audit log follows from the one before it.
+
+    Note its last number and hash elsewhere: a log that was made anew has another hash at that number.
+    """
+    found = run_admin(context, verify_audit)
+    count = found.last - found.first + 1
     if as_json:
-        print_json(
-            {
-                "entries": count,
-                "first": found.first,
-                "last": found.last,
-                "head": found.hash.hex(),
-                "signed": head.sequence,
-                "signed_at": head.at,
-            }
-        )
+        print_json({"entries": count, "first": found.first, "last": found.last, "head": found.hash.hex()})
         return
     print_data(f"{count} entries, {found.first} to {found.last}, one chain, head {found.hash.hex()}")
-    print_data(f"the roster keys signed it up to entry {head.sequence}, {moment(head.at)}")
-    if found.last > head.sequence:
-        print_data(f"{found.last - head.sequence} entries after that are not signed yet")

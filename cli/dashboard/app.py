@@ -52,7 +52,7 @@ def create_dashboard(
 ) -> Starlette:
     """The ASGI application; `edge` answers the chat's questions, sealed by `client`."""
     loads = [Load(one.address, one.metrics) for one in gateways]
-    audit = Audit(admin, pin)
+    audit = Audit(admin)
 
     async def tell_cluster(request: Request) -> Any:
         return await cluster(admin, pin, time.time())

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sealring.cli.calls.members import look
 from sealring.cli.calls.operator import Admin
-from sealring.cli.calls.verified import describe_roster, verify_audit
+from sealring.cli.calls.verified import VerifiedAudit, describe_roster, verify_audit
 from sealring.cli.terminal.output import plain
 from sealring.cli.tracing import member_shares
 from sealring.mesh.crypto.dsse import key_id, parse_envelope
@@ -21,7 +21,6 @@ from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.problem import from_problem
 
 if TYPE_CHECKING:
-    from sealring.mesh.audit import AuditHead
     from sealring.v1 import admin_pb2
 
 AUDIT_SHOWN = 50
@@ -138,36 +137,25 @@ async def cluster(admin: Admin, pin: bytes, now: float) -> dict[str, Any]:
 
 
 class Audit:
-    """The audit log, of which each look verifies what is new since the newest entry that was signed."""
+    """The audit log, of which each look verifies what is new since the last."""
 
-    def __init__(self, admin: Admin, pin: bytes) -> None:
+    def __init__(self, admin: Admin) -> None:
         self._admin = admin
-        self._pin = pin
-        self._signed: AuditHead | None = None
+        self._seen: VerifiedAudit | None = None
         self._kept: list[admin_pb2.AuditEntry] = []
-        self._first = 0
 
     async def look(self) -> dict[str, Any]:
-        """The newest entries, the newest first, and whether the whole chain holds up to what the roster keys
-        signed. If it does not hold, `trouble` says why, and the entries are shown unverified."""
-        signed = self._signed.sequence if self._signed else 0
-        newest = deque((one for one in self._kept if one.sequence < signed), AUDIT_SHOWN)
+        """The newest entries, the newest first, and whether the whole chain holds. If it does not hold,
+        `trouble` says why, and the entries are shown unverified."""
+        newest = deque(self._kept[:-1], AUDIT_SHOWN)  # the last is read again: it may have been cut off
         try:
-            found = await verify_audit(self._admin, self._pin, self._signed, newest)
+            self._seen = found = await verify_audit(self._admin, self._seen, newest)
         except SealringError as error:
             page = await self._admin.call("ListAuditLog", limit=AUDIT_SHOWN, newest=True)
             return {"entries": plain(page)["entries"][::-1], "trouble": str(error)}
-        head = found.head
-        self._signed, self._kept = head, list(newest)
-        self._first = self._first or found.first
+        self._kept = list(newest)
         entries = [plain(one) for one in reversed(newest)]
-        return {
-            "entries": entries,
-            "trouble": "",
-            "count": found.last - self._first + 1,
-            "signed": head.sequence,
-            "signed_at": head.at,
-        }
+        return {"entries": entries, "trouble": "", "count": found.last - found.first + 1}
 
 
 async def trace(admin: Admin, ring: str) -> list[dict[str, Any]]:

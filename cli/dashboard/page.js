@@ -170,7 +170,7 @@ function showLoad(found) {
 function showAudit(found) {
   element("chain").textContent = found.trouble
     ? `THE LOG DOES NOT HOLD: ${found.trouble}`
-    : `${found.count} entries, one chain, checked here; the roster keys signed it up to entry ${found.signed}, ${moment(found.signed_at)}`;
+    : `${found.count} entries, one chain, checked here`;
   element("chain").className = found.trouble ? "down" : "";
   element("audit").replaceChildren(
     table(

@@ -1,1 +1,1 @@
-"""Signs rosters from the contents of the store, and the head of the audit log."""
+"""Signs rosters from the contents of the store."""

@@ -16,7 +16,6 @@ import structlog
 
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.keys import ClusterKeys
-from sealring.coordinator.roster.audit_head import AuditSeal
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember, StoredRoster
 from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
@@ -56,7 +55,6 @@ class RosterPublisher:
         self, store: Store, keys: ClusterKeys, settings: CoordinatorSettings, *, clock: Clock
     ) -> None:
         self.standing = Standing(settings, clock=clock)
-        self.audit_seal = AuditSeal(store, keys, clock=clock)
         self.listeners: list[Callable[[StoredRoster], None]] = []
         self._store = store
         self._keys = keys
@@ -105,7 +103,6 @@ class RosterPublisher:
         with self._store.transaction():
             yield
             draft, signed = self._sign(grows)
-            self.audit_seal.renew()
         # After the commit: a roster that is not stored must not be sent.
         self._current, self._roster, self._signed_at = signed, draft, monotonic_clock()
         stored()

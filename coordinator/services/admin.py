@@ -377,7 +377,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         limit = request.limit or DEFAULT_AUDIT_ENTRIES
         return admin_pb2.ListAuditLogResponse(
             entries=self._store.audit.entries(after=request.after, limit=limit, newest=request.newest),
-            signed_head=self._publisher.audit_seal.envelope,
         )
 
     # Operators

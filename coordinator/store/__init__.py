@@ -1,6 +1,5 @@
 """The coordinator's memory: SQLite behind one narrow interface per kind of thing."""
 
-from sealring.coordinator.store.audit import AUDIT_HEAD
 from sealring.coordinator.store.deployments import StoredDeployment
 from sealring.coordinator.store.joincodes import StoredJoinCode
 from sealring.coordinator.store.members import Revocation, StoredMember
@@ -10,7 +9,6 @@ from sealring.coordinator.store.store import DATABASE_NAME, Store
 from sealring.coordinator.store.tokens import StoredToken
 
 __all__ = [
-    "AUDIT_HEAD",
     "DATABASE_NAME",
     "OperatorRole",
     "Revocation",

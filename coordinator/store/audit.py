@@ -9,9 +9,6 @@ from sealring.coordinator.store.database import Database, columns
 from sealring.mesh.audit import FIRST_PREVIOUS, KEPT, PRUNED, entry_hash
 from sealring.v1 import admin_pb2
 
-AUDIT_HEAD = "audit_head"
-"""What `Store.get_meta` has the signed head under (`coordinator/roster/audit_head.py`)."""
-
 PRUNED_AT_ONCE = 5_000
 _MAX_VALUE = 256
 
@@ -84,8 +81,3 @@ class AuditLog:
         """Sequence number and hash of the newest entry; (0, FIRST_PREVIOUS) before the first."""
         row = self._database.row("SELECT sequence, hash FROM audit ORDER BY sequence DESC LIMIT 1")
         return (row["sequence"], row["hash"]) if row else (0, FIRST_PREVIOUS)
-
-    def holds(self, sequence: int, digest: bytes) -> bool:
-        """Whether the entry of this number has this hash."""
-        row = self._database.row("SELECT 1 FROM audit WHERE sequence = ? AND hash = ?", sequence, digest)
-        return row is not None

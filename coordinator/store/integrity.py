@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sealring.coordinator.store import AUDIT_HEAD, Store
+from sealring.coordinator.store import Store
+from sealring.mesh.audit import FIRST_PREVIOUS
 from sealring.mesh.crypto.dsse import parse_envelope
 from sealring.mesh.crypto.identity import member_id
 from sealring.mesh.errors import InvalidInput, RosterError
@@ -13,8 +14,8 @@ from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE, roster_h
 
 def check_stored(store: Store) -> None:
     """All but the audit log, which `audit verify` checks. Raises ConfigError (STATE_CORRUPT)."""
-    if store.get_meta(AUDIT_HEAD) is None:
-        raise store.corrupt("meta", "its making was broken off")
+    if store.audit.head() == (0, FIRST_PREVIOUS):
+        raise store.corrupt("audit", "its making was broken off")
     _check_roster(store)
     reads: tuple[tuple[str, str, Callable[[], object]], ...] = (
         ("deployments", "the list of deployments", store.deployments.all),

@@ -1829,9 +1829,6 @@ class ListAuditLogResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
-    SIGNED_HEAD_FIELD_NUMBER: _builtins.int
-    signed_head: _builtins.bytes
-    """envelope: the newest entry when the roster keys last signed"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]:
         """oldest first"""
@@ -1840,11 +1837,10 @@ class ListAuditLogResponse(_message.Message):
         self,
         *,
         entries: _abc.Iterable[Global___AuditEntry] | None = ...,
-        signed_head: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "signed_head", b"signed_head"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

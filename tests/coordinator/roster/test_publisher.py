@@ -18,7 +18,6 @@ from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
-from sealring.mesh.audit import read_head
 from sealring.mesh.crypto import KeyType, SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable
 from sealring.mesh.pki import Role
@@ -308,14 +307,6 @@ async def test_a_renewal_that_fails_is_tried_again(bench: Bench) -> None:
         connection.execute("PRAGMA query_only = OFF")
         await until(lambda: bench.publisher.current.version == 2)
     renewing.cancel()
-
-
-def test_every_roster_signs_the_audit_log_as_well(bench: Bench) -> None:
-    member = bench.enrol()
-    with bench.publisher.change():
-        bench.store.audit.append(NOW, "operator", "do", member.id, {})
-    head = read_head(bench.publisher.audit_seal.envelope, bench.keys.root)
-    assert (head.sequence, head.hash) == bench.store.audit.head()
 
 
 def test_a_proof_from_a_time_when_the_clock_was_ahead_spoils_no_roster(bench: Bench) -> None:

@@ -191,7 +191,7 @@ async def test_a_plan_tells_what_other_shapes_would_bring(cluster: Cluster) -> N
     assert not (await cluster.call("PlanDeployment", request)).shapes.shapes
     with pytest.raises(InvalidInput) as mixed:
         await cluster.call("CreateDeployment", create(strategy="mixed"))
-    assert mixed.value.reason == "MIXED_NOT_SERVED"
+    assert mixed.value.reason == "BAD_DEPLOYMENT"
 
 
 async def test_an_unknown_model_lists_what_every_node_said(cluster: Cluster) -> None:
@@ -339,12 +339,12 @@ async def test_what_cannot_be_stored_is_not_begun(cluster: Cluster, monkeypatch:
     drain = admin_pb2.DrainNodeRequest(id=node.id)
     undo = admin_pb2.DrainNodeRequest(id=node.id, undo=True)
 
-    def full() -> None:
+    def full(_: object) -> None:
         raise Unavailable("no room", reason="STATE_UNWRITABLE")
 
     async def refused(method: str, request: Any) -> None:
         with monkeypatch.context() as disk, pytest.raises(Unavailable) as caught:
-            disk.setattr(cluster.coordinator.publisher.audit_seal, "renew", full)
+            disk.setattr(cluster.coordinator.store.rosters, "add", full)
             await cluster.call(method, request)
         assert caught.value.reason == "STATE_UNWRITABLE"
 
