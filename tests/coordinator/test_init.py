@@ -9,6 +9,7 @@ import shutil
 import stat
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sealring.coordinator.init import ROOT_DRAFT, complete, init, new_operator, 
 from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
+from sealring.coordinator.store.integrity import check_stored
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto import Ed25519Signer, encode_envelope, key_id, parse_envelope
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput, RosterError, SealringError
@@ -353,3 +355,10 @@ def test_a_cluster_without_a_name_gets_one(tmp_path: Path) -> None:
         names.add(ClusterKeys.load(made, now=time.time()).root.cluster)
     assert len(names) == 2
     assert all(re.fullmatch("ring-[a-z2-7]{8}", name) for name in names)
+
+
+def test_a_database_whose_making_was_broken_off_is_not_used(tmp_path: Path) -> None:
+    """What was made is committed with the first entry of the audit log."""
+    with closing(Store.create(tmp_path)) as store, pytest.raises(ConfigError) as caught:
+        check_stored(store)
+    assert (caught.value.reason, "broken off" in caught.value.message) == ("STATE_CORRUPT", True)
