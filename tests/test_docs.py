@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,15 +49,18 @@ def test_the_index_leads_to_each_page() -> None:
     assert {page.name for page in index.parent.glob("*.md")} - {index.name} <= linked
 
 
+@cache
+def _words(tests: bool) -> set[str]:
+    """The words of the code, with or without that of tests, and the names of its files."""
+    files = [name for name in TRACKED if name.endswith((".py", ".proto", ".js", ".toml", ".yml"))]
+    code = [name for name in files if tests or not name.startswith(("tests/", "sealring/v1/"))]
+    return {word for name in code for word in re.findall(r"\w+", name + (ROOT / name).read_text("utf-8"))}
+
+
 def test_errors_that_the_page_of_symptoms_names_are_raised() -> None:
     named = set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", (ROOT / "docs/trouble.md").read_text("utf-8")))
-    code = "".join(
-        (ROOT / name).read_text("utf-8")
-        for name in TRACKED
-        if name.endswith(".py") and not name.startswith(("tests/", "sealring/v1/"))
-    )
     assert named
-    assert {reason for reason in named if f'"{reason}"' not in code} == set()
+    assert named - _words(tests=False) == set()
 
 
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
@@ -72,6 +76,21 @@ def test_the_index_has_each_decision_once_under_its_title() -> None:
         (title, page.name) for page, title in titles.items()
     )
     assert {page.name: int(page.name[:4]) for page in DECISIONS} == {name: int(n) for n, _, name in listed}
+
+
+NAME = re.compile(r"\b(?:\w+_\w+|[A-Z]\w*[a-z]\w*[A-Z]\w*)\b")
+
+
+def test_names_of_code_in_decisions_are_there() -> None:
+    """A decision about code that is gone is changed with it, or goes."""
+    gone = {
+        (page.name, name)
+        for page in DECISIONS
+        for quoted in re.findall(r"`([^`]+)`", page.read_text("utf-8"))
+        for name in NAME.findall(quoted)
+        if name not in _words(tests=True)
+    }
+    assert gone == set()
 
 
 def test_a_decision_fits_a_screen() -> None:
