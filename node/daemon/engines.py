@@ -373,6 +373,7 @@ class SeatEngine(_Place):
 
         Raises NotFound, ModelError, ResourceExhausted, EpochEnded, DeadlineExceeded.
         """
+        self._wanted = stage  # at once: a drop may come before the work begins
         return await self._keeper.shielded(self._with_stage(stage, progress))
 
     async def drop(self) -> None:
@@ -384,7 +385,6 @@ class SeatEngine(_Place):
             await self.end()
 
     async def _with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
-        self._wanted = stage
         if self.process is not None and self.process.stage not in (None, stage):
             self.process.kill()
         await self._keeper.vacated()

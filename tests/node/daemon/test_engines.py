@@ -213,6 +213,25 @@ async def test_nothing_is_loaded_before_what_is_to_end_has_ended(keeper: EngineK
     await keeper.stop()
 
 
+async def test_a_stage_that_is_dropped_while_it_waits_for_memory_is_not_loaded(keeper: EngineKeeper) -> None:
+    leaving, coming = keeper.seat(), keeper.seat()
+    stages: Any = ["layers", "others"]
+    await leaving.with_stage(stages[0], print)
+    (first,) = ScriptedEngine.started
+    first.ends.clear()
+    dropping = keeper.ending(leaving.drop())
+    await until(lambda: not first.alive)
+    loading = asyncio.create_task(coming.with_stage(stages[1], print))
+    await asyncio.sleep(0)
+    await coming.drop()
+    first.ends.set()
+    await dropping
+    with pytest.raises(EpochEnded):
+        await loading
+    assert coming.stage is None
+    await keeper.stop()
+
+
 async def test_an_epoch_that_does_not_close_holds_up_no_other_seat(
     keeper: EngineKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
