@@ -1,8 +1,7 @@
-"""The client library with a stopwatch: what sealing took, and where the gateway says the time went."""
+"""The client library with a stopwatch: what sealing and the whole answer took."""
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -10,10 +9,7 @@ from typing import Any
 
 from sealring.client import AsyncClient, Completion
 from sealring.client.core import View
-from sealring.edge.inference.timings import HEADER
 from sealring.mesh.errors import SealringError
-
-_ENTRY = re.compile(r"([a-z_0-9]+);dur=([0-9.]+)")
 
 
 @dataclass
@@ -23,9 +19,6 @@ class Measured:
     segments: dict[str, float] = field(default_factory=dict)
     error: str = ""
     completion: Completion | None = None
-
-    def set_timing(self, header: str) -> None:
-        self.segments |= {name: float(value) / 1e3 for name, value in _ENTRY.findall(header)}
 
 
 class MeasuredClient(AsyncClient):
@@ -38,7 +31,6 @@ class MeasuredClient(AsyncClient):
         super().__init__(gateway, root_sha256=root_sha256, user=user)
         self._measured = Measured()
         self._seen = 0.0
-        self._call: Any = None
 
     async def measure(self, content: str, *, model: str, max_tokens: int, stream: bool) -> Measured:
         """Asks once. With `stream` the time to the first piece of text is noted as `ttft`."""
@@ -51,9 +43,6 @@ class MeasuredClient(AsyncClient):
                     measured.segments.setdefault("ttft", time.perf_counter() - begun)
             measured.completion = reply.completion
             measured.segments["total_e2e"] = time.perf_counter() - begun
-            for key, value in await self._call.trailing_metadata():
-                if key == HEADER:
-                    measured.set_timing(str(value))
         except SealringError as error:
             measured.error = error.reason
         return measured
@@ -68,7 +57,6 @@ class MeasuredClient(AsyncClient):
 
         def generate(*request: Any, **options: Any) -> Any:
             self._measured.segments["encrypt"] = time.perf_counter() - self._seen
-            self._call = stub.Generate(*request, **options)
-            return self._call
+            return stub.Generate(*request, **options)
 
         return SimpleNamespace(GetRoster=stub.GetRoster, Generate=generate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -18,7 +18,6 @@ from sealring.v1 import inference_pb2 as inference
 _MODEL = ("model_name",)
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
-_SEGMENTS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 120)
 _WHOLE = (0.1, 0.3, 0.5, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480)
 _LENGTHS = (1, 10, 50, 100, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _COUNT_EVERY = 16
@@ -54,12 +53,13 @@ class RequestMetrics:
         self._generated = metrics.generation_tokens.labels(model)
         self.ended = "abort"
 
-    def event(self, event: inference.GenerateResponse) -> None:
+    def event(self, event: inference.GenerateResponse, queued: float | None = None) -> None:
+        """Counts an event. `queued` are the seconds that the request waited for its first step, if known."""
         kind = event.WhichOneof("event")
         if kind == "delta" and event.delta.choice:
             pass  # the time between tokens is that of the first answer
         elif kind == "delta":
-            self._delta(event.delta.tokens, time.perf_counter())
+            self._delta(event.delta.tokens, time.perf_counter(), queued)
         elif kind == "started":
             self._metrics.prompt_tokens.labels(self._model).inc(event.started.prompt_tokens)
             self._metrics.prompt_length.labels(self._model).observe(event.started.prompt_tokens)
@@ -69,15 +69,12 @@ class RequestMetrics:
             self._metrics.answer_length.labels(self._model).observe(event.finished.completion_tokens)
             self._metrics.whole.labels(self._model).observe(time.perf_counter() - self._arrived)
 
-    def segments(self, seconds: Mapping[str, float]) -> None:
-        """Observes the segments of the time to the first token (edge.inference.timings)."""
-        for segment, spent in seconds.items():
-            self._metrics.segment.labels(self._model, segment).observe(spent)
-
-    def _delta(self, tokens: int, now: float) -> None:
+    def _delta(self, tokens: int, now: float, queued: float | None) -> None:
         new = tokens - self._tokens
         if not self._last:
             self._first.observe(now - self._arrived)
+            if queued is not None:
+                self._metrics.queued.labels(self._model).observe(queued)
         elif new > 0:
             self._between.observe((now - self._last) / new)
         self._last = now
@@ -109,13 +106,7 @@ class Metrics:
         self.first_token = histogram("time_to_first_token_seconds", "arrival to first token", _FIRST)
         self.between_tokens = histogram("inter_token_latency_seconds", "between two tokens", _BETWEEN)
         self.whole = histogram("e2e_request_latency_seconds", "arrival to last token", _WHOLE)
-        self.segment = Histogram(
-            "sealring_request_segment_seconds",
-            "parts of the time to the first token",
-            (*_MODEL, "segment"),
-            buckets=_SEGMENTS,
-            registry=self.registry,
-        )
+        self.queued = histogram("request_queue_time_seconds", "arrival at a ring to first step", _FIRST)
         self.prompt_length = histogram("request_prompt_tokens", "tokens per prompt", _LENGTHS)
         self.answer_length = histogram("request_generation_tokens", "tokens per answer", _LENGTHS)
         self.prompt_tokens = counter("prompt_tokens", "prompt tokens taken")

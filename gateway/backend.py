@@ -7,13 +7,11 @@ import contextlib
 import copy
 import os
 import secrets
-import time
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from sealring.edge.inference.answer import Answer
 from sealring.edge.inference.service import model_not_found
-from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.receipts import RecentRosters
 from sealring.gateway.scheduler.request import Request
@@ -93,7 +91,6 @@ class RingBackend:
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
         if self._draining:
             raise _stopping()
-        timings = CURRENT.get() or Timings()
         validate_request(request)
         model = await self._model(request.model)
         _check_sealed_for(request.envelope, model)
@@ -108,8 +105,7 @@ class RingBackend:
             )
         if request.HasField("receipt") and request.envelope.HasField("clear"):
             request.receipt.roster_hash = self._rings.rosters.newest
-        answer = Answer(timings)
-        timings.parsed = time.perf_counter()
+        answer = Answer()
         work = Request.of(
             request,
             request_id,
@@ -126,10 +122,7 @@ class RingBackend:
             with self._metrics.request(model) as observed:
                 self._rings.submit(work, answer)
                 async for event in answer:
-                    if not timings.first and event.WhichOneof("event") != "started":
-                        timings.first = time.perf_counter()
-                        observed.segments(timings.segments())
-                    observed.event(event)
+                    observed.event(event, answer.timings.queued)
                     if event.finished.receipts:
                         self._rings.rosters.attach(event.finished.receipts)
                     yield event

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -17,7 +16,6 @@ from sealring.api.errors import error_of, error_status
 from sealring.api.fields import renamed
 from sealring.edge.inference.answer import EVENT_BYTES, weight
 from sealring.edge.inference.timers import SendWatch
-from sealring.edge.inference.timings import CURRENT
 from sealring.mesh.errors import Cancelled, Internal, InvalidInput, SealringError, Unavailable, forget_frames
 from sealring.mesh.prompt.tools import parse_json_object
 from sealring.v1 import inference_pb2 as inference
@@ -119,9 +117,6 @@ async def together(parts: Sequence[Events], choices: int) -> Events:
     queue: asyncio.Queue[tuple[int, inference.GenerateResponse | Exception]] = asyncio.Queue(len(parts))
 
     async def read(number: int, events: Events) -> None:
-        timings = CURRENT.get()
-        if number and timings:  # the first prompt's are those of the whole
-            CURRENT.set(dataclasses.replace(timings))
         try:
             async with contextlib.aclosing(events):
                 async for event in events:

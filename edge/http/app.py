@@ -42,7 +42,6 @@ from sealring.edge.http.guard import Guard, credential
 from sealring.edge.http.paths import Path, Paths
 from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.service import InferenceBackend
-from sealring.edge.inference.timings import CURRENT, HEADER
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.receipt.statement import check_nonce
 from sealring.mesh.rpc.crowd import Crowd
@@ -328,10 +327,7 @@ def _summaries(request: Request) -> Summaries:
 def _headers(begin: inference.Started) -> dict[str, str]:
     if not begin.ring:  # the model was loaded, and nobody has answered
         return {}
-    timings = CURRENT.get()
-    segments = timings.header() if timings else ""
     return {
-        **({HEADER: segments} if segments else {}),
         "x-sealring-ring": begin.ring,
         "x-sealring-min-trust": str(begin.min_trust),
         "x-sealring-roster-version": str(begin.roster_version),

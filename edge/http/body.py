@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 from starlette.requests import ClientDisconnect, Request
 
 from sealring.edge.access.turns import Turns
-from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.mesh.crypto.encoding import FormatError, unique_object
 from sealring.mesh.errors import Cancelled, DeadlineExceeded, InvalidInput
 from sealring.mesh.prompt.images import MAX_IMAGES_BYTES
@@ -97,7 +96,6 @@ async def read_body(request: Request) -> bytes:
         ) from None
     except ClientDisconnect:
         raise Cancelled("the client went away") from None
-    CURRENT.set(Timings())
     return body
 
 

@@ -1,1 +1,1 @@
-"""The inference interface of every edge, answers on their way to clients, and the segments of their time."""
+"""The inference interface of every edge, and answers on their way to clients."""

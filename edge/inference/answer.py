@@ -81,8 +81,8 @@ class Answer:
     own answer's length. Sealed chunks cannot be joined. The ring bounds what is `unread`.
     """
 
-    def __init__(self, timings: Timings | None = None) -> None:
-        self.timings = timings or Timings()
+    def __init__(self) -> None:
+        self.timings = Timings()
         self._events: deque[tuple[inference.GenerateResponse, int]] = deque()
         self._text: list[str] = []
         self._text_tokens = 0

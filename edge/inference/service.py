@@ -15,7 +15,6 @@ import grpc.aio
 from sealring.edge.access.interceptor import CLAIM, KEY_ID
 from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.timers import SendWatch
-from sealring.edge.inference.timings import CURRENT, HEADER, Timings
 from sealring.mesh.errors import NotFound
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
@@ -76,8 +75,6 @@ class InferenceService(inference_grpc.InferenceServicer):
     async def Generate(  # noqa: N802
         self, request: inference.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference.GenerateResponse]:
-        timings = Timings()
-        CURRENT.set(timings)
         CLAIM.get()(request.choices)
         async with contextlib.aclosing(self._events(request, context)) as events:
             with SendWatch() as watch:
@@ -85,7 +82,6 @@ class InferenceService(inference_grpc.InferenceServicer):
                     watch.begin()
                     yield event
                     watch.end()
-        context.set_trailing_metadata(((HEADER, timings.header()),))
 
     def _events(
         self, request: inference.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -353,11 +353,9 @@ class ControlStreams:
     def send_head(self, message: bytes, written: Callable[[], None] | None = None) -> None:
         self.streams[0].send(message, written)
 
-    def send_prompt(
-        self, message: bytes, written: Callable[[], None] | None = None, *, key: str = ""
-    ) -> None:
+    def send_prompt(self, message: bytes, *, key: str = "") -> None:
         """Sends the head a prompt, or what must not overtake one; steps and pings go between its pieces."""
-        self.streams[0].send_long(message, written, key=key)
+        self.streams[0].send_long(message, key=key)
 
     def withdraw(self, key: str) -> bool:
         """Takes a prompt back that has not begun to leave; whether there was one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -138,7 +137,6 @@ class OwnRequests:
             case "receipt":
                 self._take_receipt(response.receipt)
             case kind:
-                rows.event = time.perf_counter()
                 rows.epoch.streams.answered()
                 if kind == "done":
                     self.perform(self.scheduler.step_done(response.done, self._clock()))

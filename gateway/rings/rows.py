@@ -45,9 +45,6 @@ class Rows:
         """`secret` makes pseudonyms of clients."""
         self.epoch = epoch
         self.unstarted: dict[int, AnswerWriter] = {}  # of rows given to the head, until their first step
-        self.event = 0.0
-        """When the last message of a member came, by `time.perf_counter`."""
-
         self._receipts = receipts
         self._idle = idle
         self._counters = counters
@@ -82,7 +79,6 @@ class Rows:
         epoch.streams.expect()
         answer.opened()
         self.unstarted[action.row] = answer
-        answer.timings.opened = time.perf_counter()
         envelope, choices = request.envelope, request.choices
         if action.resume is not None:
             envelope, choices = inference.Envelope(clear=envelope.clear), 1
@@ -102,12 +98,11 @@ class Rows:
         )
         asked = control.ScheduleRequest(open=opened)
         asked.open.envelope.CopyFrom(envelope)  # last, as it would be copied with `opened`, too: 32 MiB
-        epoch.streams.send_prompt(asked.SerializeToString(), answer.timings.send, key=f"row {action.row}")
+        epoch.streams.send_prompt(asked.SerializeToString(), key=f"row {action.row}")
 
     def opened(self, row: int) -> None:
         """The head has read a prompt, and its row waits for memory."""
         if (answer := self.unstarted.get(row)) is not None:
-            answer.timings.answered = self.event
             answer.waits()
 
     def discard(self, row: int) -> None:
@@ -143,7 +138,7 @@ class Rows:
         self._counters.queries.inc(chunk.prompt_tokens)
         self._counters.hits.inc(chunk.start)
         if answer is not None:
-            answer.timings.announce(self.event)
+            answer.timings.computed = time.perf_counter()
             answer.computed()
 
     def _note_epochs(

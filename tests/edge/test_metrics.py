@@ -12,7 +12,7 @@ from sealring.v1 import inference_pb2 as inference
 
 TIMED = (
     "time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds "
-    "request_segment_seconds request_prompt_tokens request_generation_tokens"
+    "request_queue_time_seconds request_prompt_tokens request_generation_tokens"
 )
 
 
@@ -46,7 +46,6 @@ def test_an_answer_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None
         clock.now = 103.0
         done = inference.Finished(reason=inference.FINISH_REASON_LENGTH, completion_tokens=20)
         request.event(inference.GenerateResponse(finished=done))
-        request.segments({"parse": 0.02})
     sums = {
         "time_to_first_token_seconds": 0.5,
         "inter_token_latency_seconds": 0.1 + 0.05 + 0.0,
@@ -56,7 +55,6 @@ def test_an_answer_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None
     }
     assert {name: value(metrics, f"{name}_sum") for name in sums} == pytest.approx(sums)
     assert value(metrics, "inter_token_latency_seconds_count") == 3
-    assert value(metrics, "request_segment_seconds_sum", segment="parse") == 0.02
     assert value(metrics, "prompt_tokens_total") == 7
     assert value(metrics, "generation_tokens_total") == 20
     assert value(metrics, "request_success_total", finished_reason="length") == 1
@@ -81,10 +79,9 @@ def test_dashboards_find_what_they_look_for() -> None:
     metrics.watch(lambda: {"demo": ModelLoad(1, 2, 0.25, 3, 4)})
     with metrics.request("demo") as request:
         request.event(inference.GenerateResponse(started=inference.Started(prompt_tokens=7)))
-        request.event(delta(1))
-        request.event(delta(2))
+        request.event(delta(1), 0.5)
+        request.event(delta(2), 0.5)
         request.event(inference.GenerateResponse(finished=inference.Finished(completion_tokens=2)))
-        request.segments({"parse": 1.0})
     text = metrics.exposition().decode()
     for name in TIMED.split():
         assert f"sealring_{name}_bucket{{" in text

@@ -10,7 +10,6 @@ import pytest
 from patience import until
 
 from sealring.edge.inference.answer import Answer
-from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
 from sealring.gateway.scheduler import Request
@@ -308,43 +307,24 @@ async def test_a_key_that_is_too_long_or_beside_a_sealed_prompt_is_refused(key: 
     assert rings.requests == []
 
 
-async def test_the_time_to_the_first_token_is_told_once_and_not_by_the_start() -> None:
+@pytest.mark.parametrize("computed", [3.0, 0.0])
+async def test_the_wait_for_the_first_step_is_counted_once_and_where_it_is_known(computed: float) -> None:
+    """It is not known of a request that another gateway schedules."""
     metrics, rings = Metrics(), SlowRing()
     told = asyncio.create_task(ask(RingBackend(rings, metrics), model="model"))  # type: ignore[arg-type]
     await until(lambda: rings.answers)
     (answer,) = rings.answers
-    labels = {"model_name": "model", "segment": "parse"}
-
-    def counted() -> float | None:
-        return metrics.registry.get_sample_value("sealring_request_segment_seconds_count", labels)
-
-    answer.started(inference.Started())
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert (counted(), answer.timings.first) == (None, 0.0)
+    answer.timings.routed, answer.timings.computed = 1.0, computed
+    answer.started(inference.Started(prompt_tokens=7))
     for text in "ab":
         answer.delta(text, b"", 1)
-        await until(lambda: counted() is not None)
+        await asyncio.sleep(0)
     answer.finished(inference.Finished())
     assert next(event.WhichOneof("event") for event in await told) == "started"
-    assert counted() == 1
-    assert answer.timings.first > answer.timings.parsed > 0
-
-
-async def test_a_request_is_timed_by_who_brought_it_and_counted() -> None:
-    rings, metrics, timings = SlowRing(), Metrics(), Timings()
-    backend = RingBackend(rings, metrics)  # type: ignore[arg-type]
-    CURRENT.set(timings)
-    asked = asyncio.create_task(ask(backend))
-    await until(lambda: rings.requests)
-    assert rings.answers[0].timings is timings
-    assert timings.parsed
-    rings.answers[0].started(inference.Started(prompt_tokens=7))
-    rings.answers[0].finished(inference.Finished())
-    await asked
-    assert timings.first
+    names = ("prompt_tokens_total", "request_queue_time_seconds_count", "request_queue_time_seconds_sum")
     labels = {"model_name": "model"}
-    assert metrics.registry.get_sample_value("sealring_prompt_tokens_total", labels) == 7
+    found = [metrics.registry.get_sample_value(f"sealring_{name}", labels) or 0 for name in names]
+    assert found == [7, *([1, 2.0] if computed else [0, 0])]
 
 
 async def test_a_deadline_that_passes_while_a_model_is_loaded_says_so() -> None:

@@ -22,7 +22,6 @@ from sealring.edge.http.answers import (
     unless_disconnected,
 )
 from sealring.edge.inference import timers
-from sealring.edge.inference.timings import CURRENT, Timings
 from sealring.mesh.errors import Cancelled, Internal
 from sealring.v1 import inference_pb2 as inference
 
@@ -59,24 +58,6 @@ async def test_answers_to_several_prompts_are_those_to_one() -> None:
         assert [one.text for one in choices] == ["a", *[""] * (len(tokens) // 2 - 1)] * 2
         assert [one.completion_tokens for one in whole.choices] == tokens
         assert whole.completion_tokens == 6
-
-
-async def test_each_prompt_of_a_body_has_moments_of_its_own() -> None:
-    found = []
-
-    async def part(number: int) -> AsyncGenerator[inference.GenerateResponse, None]:
-        timings = CURRENT.get()
-        assert timings is not None
-        found.append(timings)
-        timings.parsed += number
-        yield STARTED
-        yield FINISHED
-
-    CURRENT.set(whole := Timings(arrived=1.0, parsed=2.0))
-    await collect(together([part(number) for number in range(3)], 1), 3)
-    assert found[0] is whole
-    assert [one.parsed for one in found] == [2.0, 3.0, 4.0]
-    assert {one.arrived for one in found} == {1.0}
 
 
 @pytest.mark.parametrize(

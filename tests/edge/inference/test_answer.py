@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from sealring.edge.inference.answer import Answer
-from sealring.edge.inference.timings import Timings
 from sealring.mesh.errors import Unavailable
 from sealring.v1 import inference_pb2 as inference
 
@@ -88,12 +87,6 @@ async def test_what_was_parsed_is_not_joined_with_its_neighbours() -> None:
         ("b", parsed),
         ("cd", inference.Parsed()),
     ]
-
-
-def test_an_answer_has_times_of_its_own_or_is_given_some() -> None:
-    timings = Timings()
-    assert Answer(timings).timings is timings
-    assert isinstance(Answer().timings, Timings)
 
 
 async def test_log_probabilities_are_joined_up_to_their_limit() -> None:

@@ -11,7 +11,6 @@ import pytest
 from requestkit import with_progress
 
 from sealring.edge.inference.answer import Answer
-from sealring.edge.inference.timings import Timings
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.choice import SAMPLE
 from sealring.gateway.rings.epoch import Abilities
@@ -148,7 +147,7 @@ def ask(
 ) -> None:
     envelope = inference.Envelope(sealed_for=inference.SealedFor(ring=ring) if ring else None)
     request = Request(f"r{number}", "key", 1, envelope, model, routing_key=key, min_trust=min_trust)
-    rings.submit(request, Answer(Timings()))
+    rings.submit(request, Answer())
 
 
 def test_rings_prefill_while_they_are_idle_as_the_gateway_is_set() -> None:
@@ -254,7 +253,7 @@ def test_a_ring_that_leaves_gives_up_its_keys_and_what_waits_there() -> None:
     gone.attached = False
     envelope = inference.Envelope()
     gone.waiting = [
-        (Request(f"r{number}", "key", 1, envelope, "model", routing_key=key_of(number)), Answer(Timings()))
+        (Request(f"r{number}", "key", 1, envelope, "model", routing_key=key_of(number)), Answer())
         for number in own[:2]
     ]
     gone.on_lost(gone)
@@ -310,7 +309,7 @@ def test_what_waits_for_a_lost_ring_goes_to_none_that_is_trusted_too_little() ->
         made[0].waiting = [
             (
                 Request(f"r{one}", "key", 1, inference.Envelope(), "model", routing_key=key, min_trust=20),
-                Answer(Timings()),
+                Answer(),
             )
             for one, key in zip(numbers, (b"", key_of(1)), strict=True)
         ]
@@ -556,7 +555,7 @@ def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> 
 
     def ask_anew(number: int, **progress: Any) -> None:
         request = Request(f"r{number}", "key", 1, inference.Envelope(), "model")
-        rings.submit(with_progress(request, **progress), Answer(Timings()))
+        rings.submit(with_progress(request, **progress), Answer())
 
     passes(1000)  # the coordinator sleeps
     ask_anew(1)
@@ -575,7 +574,7 @@ def test_only_time_in_which_the_coordinator_is_heard_counts_against_a_ring() -> 
 
 async def test_what_waits_for_a_ring_that_is_closed_goes_to_another() -> None:
     rings, made = make(2)
-    made[0].waiting = [(Request("r1", "key", 1, inference.Envelope(), "model"), Answer(Timings()))]
+    made[0].waiting = [(Request("r1", "key", 1, inference.Envelope(), "model"), Answer())]
     rings.ring_gone("ring-0")
     assert made[1].requests == ["r1"]
     await settle()
@@ -666,7 +665,7 @@ def test_a_sealed_prompt_waits_only_where_it_cannot_be_sealed_for_another() -> N
 async def test_what_was_sealed_for_a_lost_ring_fails() -> None:
     _, made = make(2)
     envelope = inference.Envelope(sealed_for=inference.SealedFor(ring="ring-0"))
-    answer = Answer(Timings())
+    answer = Answer()
     made[0].waiting = [(Request("r1", "key", 1, envelope, "model"), answer)]
     made[0].on_lost(made[0])
     with pytest.raises(Unavailable) as caught:
@@ -765,7 +764,7 @@ async def test_what_waits_survives_the_unloading_and_not_the_deletion() -> None:
 async def test_a_model_that_cannot_be_loaded_fails_what_waits_and_what_comes() -> None:
     bed = Bed(1)
     bed.rings.model_state(on_demand(NOT_LOADED))
-    request, answer = Request("r1", "key", 1, inference.Envelope(), "big"), Answer(Timings())
+    request, answer = Request("r1", "key", 1, inference.Envelope(), "big"), Answer()
     big(bed).waiting = [(request, answer)]
     problem = membership.Problem(code="UNAVAILABLE", reason="DOES_NOT_FIT", message="too large")
     bed.rings.model_state(on_demand(NOT_LOADED, problem=problem))
@@ -781,7 +780,7 @@ async def test_a_request_with_less_time_than_the_load_takes_is_refused_with_the_
     bed.rings.model_state(on_demand(LOADING, seconds=40, reason="one is unloaded for it"))
     hasty = Request("r1", "key", 1, inference.Envelope(), "big", patience=30.0)
     with pytest.raises(Unavailable) as caught:
-        bed.rings.submit(hasty, Answer(Timings()))
+        bed.rings.submit(hasty, Answer())
     assert (caught.value.reason, caught.value.metadata["retry_after"]) == ("MODEL_LOADING", "40")
     assert "one is unloaded for it" in caught.value.message
     ask(bed.rings, 2, model="big")
@@ -826,7 +825,7 @@ async def test_a_gateway_whose_clock_is_wrong_refuses_what_is_new_and_says_so() 
         await bed.rings.load("model", None, "")
     again = Request("r2", "key", 1, inference.Envelope(), "model")
     again.progress.claimed = 1
-    bed.rings.submit(again, Answer(Timings()))
+    bed.rings.submit(again, Answer())
     bed.rings.clock_ahead = 0
     ask(bed.rings, 3)
 
