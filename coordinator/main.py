@@ -116,7 +116,6 @@ class Coordinator:
         table, speeds, links = RingTable(settings), Speeds(), Links(clock=clock)
         self.driver = driver = RingDriver(table, publisher, sessions, watchers)
         self.rings = rings = Rings(table, driver, store, publisher, sessions, watchers, settings)
-        self.ring_reports = reports = RingReports(table, driver, speeds, links)
         self.ring_views = views = RingViews(table, store, publisher)
         questions = Questions(sessions)
         self.link_survey = LinkSurvey(links, sessions, questions, table, publisher.addresses_of)
@@ -127,11 +126,8 @@ class Coordinator:
         self.moves = Moves(
             store, publisher, sessions, survey, rings, views, deployments, settings, clock=clock
         )
+        self.ring_reports = reports = RingReports(table, driver, speeds, links, self.moves.no_group)
         self.on_demand = on_demand = OnDemand(store, sessions, watchers, table, deployments, clock=clock)
-        deployments.load_status = on_demand.status
-        watchers.on_demand = on_demand.changed
-        reports.on_no_group = self.moves.no_group
-        watchers.on_came = reports.gateway_came
         tokens = JoinTokens(store, keys.pin, self.join_addresses)
         self.join_codes = codes = JoinCodes(store, tokens, keys.pin, clock=clock)
         expulsion = Expulsion(store, publisher, sessions, watchers, codes, clock=clock)
@@ -167,9 +163,9 @@ class Coordinator:
             publisher,
             sessions,
             watchers,
-            standing,
             expulsion,
             deployments,
+            on_demand,
             self.moves,
             Traces(questions, views),
             Diagnoses(questions),
@@ -190,7 +186,11 @@ class Coordinator:
         self._certificates = CertificatesService(access, store, issuer)
         self._renewal = RenewalService(cluster, store, issuer, lambda: self.tls.current()[1].certificate)
         self._scheduling = SchedulingService(
-            access, proofs, watchers, lambda: [*views.snapshot(), *on_demand.snapshot()]
+            access,
+            proofs,
+            watchers,
+            reports.gateway_came,
+            lambda: [*views.snapshot(), *on_demand.snapshot()],
         )
         enrolment = Enrolment(store, publisher, cluster, settings, clock=clock, device_root=self._device_root)
         self._enrolment = EnrolmentService(

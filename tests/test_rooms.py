@@ -146,6 +146,19 @@ def test_caches_know_nothing_of_the_engine_that_uses_them() -> None:
     ]
 
 
+def test_the_coordinators_parts_get_what_they_need_when_they_are_made() -> None:
+    """A callback that is set on another part later is an arrow that its constructor does not show."""
+    tree = ast.parse((ROOT / "coordinator/main.py").read_text("utf-8"))
+    (build,) = (one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name == "_build")
+    targets = [target for one in ast.walk(build) if isinstance(one, ast.Assign) for target in one.targets]
+    assert [ast.unparse(one) for one in targets if isinstance(one, ast.Attribute)]
+    assert not [
+        ast.unparse(one)
+        for one in targets
+        if isinstance(one, ast.Attribute) and ast.unparse(one.value) != "self"
+    ]
+
+
 def test_the_command_line_imports_no_doubles() -> None:
     assert not [file for file, name in imports("cli") if name.startswith("testing")]
 

@@ -33,8 +33,6 @@ class DeploymentService:
         self._survey = survey
         self._views = views
         self._clock = clock
-        self.load_status: Callable[[str], admin_pb2.LoadStatus | None] = lambda name: None
-        """The load of a model on demand, by its deployment's name."""
 
     async def plan(self, spec: admin_pb2.DeploymentSpec) -> admin_pb2.PlanDeploymentResponse:
         """The plan that `create` would follow now, and what other shapes would bring.
@@ -181,14 +179,15 @@ class DeploymentService:
                 self._store.deployments.remove(name)
                 self._store.audit.append(self._clock(), actor, "delete_deployment", name, {})
 
-    def list(self) -> list[admin_pb2.Deployment]:
-        """Every deployment with the state of its rings."""
+    def list(self, load_status: Callable[[str], admin_pb2.LoadStatus | None]) -> list[admin_pb2.Deployment]:
+        """Every deployment with the state of its rings. `load_status` gives the load of a model on demand, by
+        its deployment's name."""
         return [
             admin_pb2.Deployment(
                 plan=deployment.plan,
                 rings=self._views.statuses(deployment.plan),
                 created=deployment.created,
-                load=self.load_status(deployment.name),
+                load=load_status(deployment.name),
             )
             for deployment in self._store.deployments.all()
         ]

@@ -94,7 +94,6 @@ class OnDemand:
         self._deployments = deployments
         self._clock = clock
         self._awake = awake
-        self._changed = asyncio.Event()
         self._known: list[StoredDeployment] = []
         self._stale = True  # `_known` is older than what is stored
         self._asked: dict[str, dict[Outbox[WatchResponse], int]] = {}  # by model and stream
@@ -110,18 +109,14 @@ class OnDemand:
         """Looks at once when something has changed, and otherwise twice a second. Runs until cancelled."""
         try:
             while True:
-                self._changed.clear()
+                self._watchers.asked.clear()
                 await self.look()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_SECONDS):
-                        await self._changed.wait()
+                        await self._watchers.asked.wait()
         finally:
             if self._work is not None:
                 self._work.cancel()
-
-    def changed(self) -> None:
-        """Has `run` look again."""
-        self._changed.set()
 
     def stored(self) -> None:
         """Has `run` look again, at deployments and members that may have changed."""
@@ -139,7 +134,7 @@ class OnDemand:
         """No refusal of the past holds any longer, nor one that is being found out."""
         self._changes += 1
         self.loads.look_anew(self._awake())
-        self.changed()
+        self._watchers.asked.set()
 
     def lost(self, member: str) -> None:
         """It may come back."""
@@ -297,7 +292,7 @@ class OnDemand:
                 log.exception("model_not_loaded", deployment=name)
                 if self._waits(name):
                     self.loads.postponed(name, Victims((), (), math.inf), self._awake())
-        self._changed.set()
+        self._watchers.asked.set()
 
     async def _place_one(self, name: str) -> None:
         """Raises what `DeploymentService.load` raises."""

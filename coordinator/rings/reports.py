@@ -52,19 +52,24 @@ log = structlog.get_logger()
 
 
 class RingReports:
-    """Passes reports to the ring's machine. A report on a ring by a node that is no member of it is dropped.
+    """Passes reports to the ring's machine. Those of nodes that are no members of the ring are dropped."""
 
-    `on_no_group` is called with deployment, ring and reason when a ring's group does not come up.
-    """
-
-    def __init__(self, table: RingTable, driver: RingDriver, speeds: Speeds, links: Links) -> None:
+    def __init__(
+        self,
+        table: RingTable,
+        driver: RingDriver,
+        speeds: Speeds,
+        links: Links,
+        no_group: Callable[[str, str, str], None],
+    ) -> None:
         """`speeds` takes the step times that members measure when they load a stage, and `links` what they
-        measure of the ways to their neighbours."""
+        measure of the ways to their neighbours. `no_group` is called with deployment, ring and reason when a
+        ring's group does not come up."""
         self._links = links
         self._table = table
         self._driver = driver
         self._speeds = speeds
-        self.on_no_group: Callable[[str, str, str], None] = lambda deployment, ring, why: None
+        self._no_group = no_group
 
     def prepared(self, member: str, message: membership_pb2.EpochPrepared) -> None:
         """A member finished phase one."""
@@ -119,7 +124,7 @@ class RingReports:
             able = running.backend and running.spec.or_pipeline
             if able and len(running.groupless) >= _GROUPLESS_EPOCHS:
                 running.groupless.clear()
-                self.on_no_group(running.spec.name, message.ring, reason)
+                self._no_group(running.spec.name, message.ring, reason)
 
     def gateway_came(self) -> None:
         """Forms rings anew whose protocol a new gateway lacks, if members and gateways share another.

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from sealring.coordinator.auth.operators import OperatorAccess, needs
-from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.members.expulsion import Expulsion
 from sealring.coordinator.members.joincodes import JoinCodes, is_used_up
@@ -18,6 +17,7 @@ from sealring.coordinator.nodes.links import Links
 from sealring.coordinator.nodes.models import Models
 from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.moves import Moves
+from sealring.coordinator.rings.ondemand import OnDemand
 from sealring.coordinator.rings.traces import Traces
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.standby.copies import Copies
@@ -55,9 +55,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         publisher: RosterPublisher,
         sessions: Sessions,
         watchers: Watchers,
-        standing: Standing,
         expulsion: Expulsion,
         deployments: DeploymentService,
+        on_demand: OnDemand,
         moves: Moves,
         traces: Traces,
         diagnoses: Diagnoses,
@@ -82,9 +82,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._publisher = publisher
         self._sessions = sessions
         self._watchers = watchers
-        self._standing = standing
         self._expulsion = expulsion
         self._deployments = deployments
+        self._on_demand = on_demand
         self._moves = moves
         self._traces = traces
         self._diagnoses = diagnoses
@@ -213,9 +213,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     member,
                     self._sessions.find(member.id),
                     places[member.id],
-                    self._standing.trust(member),
+                    self._publisher.standing.trust(member),
                     self._clock(),
-                    self._sessions.trouble(member.id) or self._standing.refusal(member),
+                    self._sessions.trouble(member.id) or self._publisher.standing.refusal(member),
                 )
                 for member in members
             ],
@@ -330,7 +330,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ListDeploymentsRequest, actor: str
     ) -> admin_pb2.ListDeploymentsResponse:
         """Deployments with the state of every ring."""
-        return admin_pb2.ListDeploymentsResponse(deployments=self._deployments.list())
+        found = self._deployments.list(self._on_demand.status)
+        return admin_pb2.ListDeploymentsResponse(deployments=found)
 
     @needs(OperatorRole.ADMIN)
     async def DeleteDeployment(  # noqa: N802

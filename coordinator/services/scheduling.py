@@ -24,18 +24,20 @@ log = structlog.get_logger()
 
 
 class SchedulingService(membership_pb2_grpc.SchedulingServicer):
-    """`snapshot` returns the first events for a new watcher."""
+    """`came` is called when a gateway begins to watch; `snapshot` then returns its first events."""
 
     def __init__(
         self,
         access: Access,
         proofs: Proofs,
         watchers: Watchers,
+        came: Callable[[], None],
         snapshot: Callable[[], Iterable[WatchResponse]],
     ) -> None:
         self._access = access
         self._proofs = proofs
         self._watchers = watchers
+        self._came = came
         self._snapshot = snapshot
 
     async def Follow(  # noqa: N802
@@ -57,6 +59,7 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
         log.info("gateway_watching", gateway=peer.id)
         reading = asyncio.create_task(self._read(tenure, requests, outbox))
         try:
+            self._came()
             for event in (*self._snapshot(), WatchResponse(all_told=AllTold(hears=True))):
                 tell(outbox, event)
             async for event in outbox.messages():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 
 from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
@@ -25,17 +25,16 @@ class Watchers:
         self.releases: dict[str, Release] = {}
         self._spoken: dict[str, int] = {}
         """The protocol of each ring's epoch."""
-        self.on_came: Callable[[], None] = lambda: None
         self.demands: dict[Outbox[WatchResponse], Demand] = {}
         """The last report of each stream on the models on demand; none of gateways that send no reports."""
-        self.on_demand: Callable[[], None] = lambda: None
+        self.asked = asyncio.Event()
+        """Set when a report on models comes or goes; `OnDemand` waits for it and clears it."""
 
     def add(self, gateway: str, release: Release) -> Outbox[WatchResponse]:
         """A new watch."""
         outbox: Outbox[WatchResponse] = Outbox()
         self._open[outbox] = gateway
         self.releases[gateway] = release
-        self.on_came()
         return outbox
 
     def remove(self, outbox: Outbox[WatchResponse]) -> None:
@@ -43,7 +42,7 @@ class Watchers:
         gateway = self._open.pop(outbox, "")
         self._troubles.pop(outbox, None)
         if self.demands.pop(outbox, None) is not None:
-            self.on_demand()
+            self.asked.set()
         if not self.watches(gateway):
             self.releases.pop(gateway, None)
 
@@ -59,7 +58,7 @@ class Watchers:
             raise InvalidInput("a report on models is out of bounds", reason="BAD_MESSAGE")
         if outbox in self._open:
             self.demands[outbox] = demand
-            self.on_demand()
+            self.asked.set()
 
     def trouble(self, gateway: str) -> str:
         """The trouble of a connected gateway: its own report, or a ring whose protocol it lacks."""

@@ -17,9 +17,11 @@ from sealring.coordinator.rings.running import RingTable, StepTimes
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 
-def reports(rings: RingTable, speeds: Any = None, links: Any = None) -> RingReports:
+def reports(
+    rings: RingTable, speeds: Any = None, links: Any = None, no_group: Any = lambda *ring: None
+) -> RingReports:
     silent = SimpleNamespace(note=lambda *given: None)
-    return RingReports(rings, driver(rings), speeds or silent, links or silent)
+    return RingReports(rings, driver(rings), speeds or silent, links or silent, no_group)
 
 
 def test_links_and_progress_are_cut() -> None:
@@ -124,10 +126,10 @@ def test_a_ring_falls_back_when_its_group_did_not_come_up_twice(
 ) -> None:
     """In epochs after the last that served, which is epoch 2; the ring is in epoch 4."""
     rings, fallen = table(r=Machine()), list[Any]()
-    made, running = reports(rings), rings.running["r"]
+    made = reports(rings, no_group=lambda *ring: fallen.append(ring))
+    running = rings.running["r"]
     running.backend, running.served, running.groupless = backend, 2, set()
     running.spec = SimpleNamespace(or_pipeline=or_pipeline, name="demo")
-    made.on_no_group = lambda *ring: fallen.append(ring)
     problem = membership_pb2.Problem(reason="NO_GROUP", message="no RDMA")
     for epoch in epochs:
         made.faulted("a", membership_pb2.EpochFault(ring="r", epoch=epoch, problem=problem))
@@ -247,6 +249,6 @@ def test_a_gateway_that_lacks_a_rings_protocol_ends_its_epoch_if_another_is_shar
     driver: Any = SimpleNamespace(
         clock=lambda: 7.0, protocol=lambda running: newest, apply=lambda name, actions: None
     )
-    RingReports(rings, driver, Speeds(), Links(clock=lambda: 0.0)).gateway_came()
+    RingReports(rings, driver, Speeds(), Links(clock=lambda: 0.0), lambda *ring: None).gateway_came()
     why = "a gateway came that does not speak protocol 5"
     assert machine.calls == [("fault", ("a", 4, why, 7.0), {})] * ends
