@@ -81,7 +81,10 @@ class Conversation:
         protocol = self._socket.scope["state"].get("protocol")
         if protocol is not None:
             protocol.share = self._share
-        await self._socket.accept()
+        try:
+            await self._socket.accept()
+        except OSError:  # its client has gone already
+            return
         reader = asyncio.create_task(self._read())
         try:
             leave = protocol.send_away if protocol is not None else self._gone.set

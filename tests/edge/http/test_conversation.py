@@ -328,3 +328,15 @@ async def test_an_end_by_length_can_be_continued(port: int, backend: Any) -> Non
         assert cut["type"] == "response.incomplete"
         await last(socket, previous_response_id=cut["response"]["id"], input="Go on.")
         assert len(said(backend)) == 3
+
+
+async def test_a_client_that_has_left_before_it_is_accepted_is_no_error() -> None:
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(_: Any) -> None:
+        raise OSError
+
+    room = Holding(1)
+    scope = {"type": "websocket", "headers": [], "state": {"share": Share(room, "one"), "charged": "one"}}
+    await Conversation(WebSocket(scope, receive, send), room, Crowd(1), BodyTurns()).run()
