@@ -18,7 +18,7 @@ from sealring.coordinator.rings.loads import Loads, Phase, Policy
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.rings.ondemand import OnDemand
 from sealring.gateway.rings.control import ControlStreams
-from sealring.gateway.rings.models import Models
+from sealring.gateway.rings.models import ModelStates
 from sealring.gateway.rings.ring import Ring
 from sealring.gateway.scheduler import Fail, Request, Scheduler
 from sealring.mesh.clock import AwakeClock, awake_clock
@@ -163,7 +163,7 @@ def test_it_is_decided_of_every_deadline_what_sleep_does_to_it() -> None:
 @pytest.mark.parametrize(
     ("made", "argument"),
     [(RingDriver, "clock"), (Ring, "clock"), (Ring, "formable"), (ControlStreams, "clock")]
-    + [(made, "awake") for made in (OnDemand, Moves, Models)],
+    + [(made, "awake") for made in (OnDemand, Moves, ModelStates)],
 )
 def test_what_is_given_up_is_given_up_by_time_awake(made: Callable[..., Any], argument: str) -> None:
     assert inspect.signature(made).parameters[argument].default is awake_clock

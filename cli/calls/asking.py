@@ -66,7 +66,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Answer(Source):
+class TimedAnswer(Source):
     """An answer, with the seconds to its first token and the tokens per second after it."""
 
     text: str
@@ -95,7 +95,7 @@ class Asker:
         on_text: Callable[[str], None],
         *,
         on_reasoning: Callable[[str], None] | None = None,
-    ) -> Answer:
+    ) -> TimedAnswer:
         """Streams one answer. `on_text` gets each piece of it; `on_reasoning` (None: `on_text`) gets the
         reasoning before it, and an empty line. On a terminal the seconds until the first piece are counted.
 
@@ -139,7 +139,7 @@ class Asker:
         tokens, since = source.completion_tokens - at_first, first
         if tokens < at_first:  # most came at once, so the rate of the others says nothing
             tokens, since = source.completion_tokens, asked
-        return Answer(
+        return TimedAnswer(
             **asdict(source),
             text="".join(pieces),
             sealed=self.sealed,

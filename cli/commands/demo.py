@@ -23,7 +23,7 @@ from sealring.mesh.errors import ConfigError, InvalidInput, ModelError
 from sealring.mesh.system.extras import vision_installed
 
 if TYPE_CHECKING:
-    from sealring.cli.calls.asking import Answer
+    from sealring.cli.calls.asking import TimedAnswer
     from sealring.cli.local.cluster import LocalCluster
     from sealring.client.question import Content
 
@@ -126,7 +126,9 @@ def state_folder(host: Host, chosen: Path | None) -> Iterator[Path]:
         yield chosen
 
 
-async def _ask(host: Host, cluster: LocalCluster, name: str, question: Content, *, quiet: bool) -> Answer:
+async def _ask(
+    host: Host, cluster: LocalCluster, name: str, question: Content, *, quiet: bool
+) -> TimedAnswer:
     from sealring.cli.calls.asking import Question, Target, asking
     from sealring.cli.calls.operator import read_bundle
 

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sealring.cli.calls.gateway import Gateway
 from sealring.cli.calls.operator import Admin
-from sealring.cli.dashboard.look import Audit, Load, cluster, trace
+from sealring.cli.dashboard.look import Audit, GatewayLoad, cluster, trace
 from sealring.client import AsyncClient
 from sealring.edge.http.answers import error_response
 from sealring.mesh.errors import InvalidInput, SealringError, Unauthenticated
@@ -51,7 +51,7 @@ def create_dashboard(
     admin: Admin, pin: bytes, gateways: Sequence[Gateway], client: AsyncClient, edge: ASGIApp, token: str
 ) -> Starlette:
     """The ASGI application; `edge` answers the chat's questions, sealed by `client`."""
-    loads = [Load(one.address, one.metrics) for one in gateways]
+    loads = [GatewayLoad(one.address, one.metrics) for one in gateways]
     audit = Audit(admin)
 
     async def tell_cluster(request: Request) -> Any:

@@ -44,7 +44,7 @@ Sample = dict[tuple[str, str, str], float]
 """Values by metric, model and bucket."""
 
 
-class Load:
+class GatewayLoad:
     """A gateway's load by model, over the last minute that was looked at."""
 
     def __init__(self, gateway: str, exposition: Callable[[], Awaitable[str]]) -> None:

@@ -13,7 +13,7 @@ from sealring.cli.terminal.output import print_data, print_table
 from sealring.mesh.trust.levels import described, level_of
 
 if TYPE_CHECKING:
-    from sealring.cli.calls.asking import Answer
+    from sealring.cli.calls.asking import TimedAnswer
     from sealring.cli.local.cluster import LocalCluster
 
 QUESTION = "What is the capital of France?"
@@ -32,7 +32,7 @@ def own_command() -> str:
     return shlex.quote(f"./{own.relative_to(here)}" if own.is_relative_to(here) else str(own))
 
 
-def report(answer: Answer, deployment: Any) -> dict[str, Any]:
+def report(answer: TimedAnswer, deployment: Any) -> dict[str, Any]:
     """What `demo --once --json` prints. Layers are [first, end), as everywhere."""
     return {
         "answer": answer.text,

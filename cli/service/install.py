@@ -50,7 +50,7 @@ _BEGIN = {
 
 
 @dataclass(frozen=True)
-class Step:
+class InstallStep:
     """Something to do, in words that follow "would", and how it is undone, half done or whole."""
 
     what: str
@@ -58,7 +58,7 @@ class Step:
     undo: Callable[[], None] = lambda: None
 
 
-def run_steps(steps: Sequence[Step], say: Callable[[str], None], *, dry_run: bool = False) -> None:
+def run_steps(steps: Sequence[InstallStep], say: Callable[[str], None], *, dry_run: bool = False) -> None:
     """Does all of it or, after an error, nothing. With `dry_run` it only says what would be done."""
     if dry_run:
         for step in steps:
@@ -72,7 +72,7 @@ def run_steps(steps: Sequence[Step], say: Callable[[str], None], *, dry_run: boo
         undoing.pop_all()
 
 
-def _undo(step: Step, say: Callable[[str], None]) -> None:
+def _undo(step: InstallStep, say: Callable[[str], None]) -> None:
     try:
         step.undo()
     except (OSError, SealringError) as error:
@@ -130,17 +130,17 @@ class Installation:
                 reason="ADDRESS_IN_USE",
             )
 
-    def steps(self, *, start: bool) -> Iterator[Step]:
+    def steps(self, *, start: bool) -> Iterator[InstallStep]:
         """All that is to be done, in order."""
         service, control = self.service, self._control
         was_loaded = control.status(service.label).loaded
         if was_loaded:
-            yield Step(
+            yield InstallStep(
                 f"unload the {service.label} that runs now",
                 lambda: control.bootout(service.label),
                 lambda: control.bootstrap(service.label, self.plist),
             )
-        yield Step(
+        yield InstallStep(
             f"make {self.state} and the log files, for the account {service.user}",
             lambda: make_places(service, self._root, self._owner),
         )
@@ -150,7 +150,7 @@ class Installation:
         yield self._writing(self.plist, render(service))
         yield self._writing(self._rules, newsyslog_rules(service).encode())
         if start:
-            yield Step(
+            yield InstallStep(
                 f"start {service.label} and wait until it listens",
                 self._start,
                 lambda: control.bootout(service.label),
@@ -165,7 +165,7 @@ class Installation:
         except PermissionError as error:
             raise needs_root(Path(str(error.filename))) from None
 
-    def _writing(self, path: Path, content: bytes) -> Step:
+    def _writing(self, path: Path, content: bytes) -> InstallStep:
         try:
             before = read_bounded(path)
         except OSError:
@@ -181,7 +181,7 @@ class Installation:
             else:
                 write(before)
 
-        return Step(f"write {path}", lambda: write(content), undo)
+        return InstallStep(f"write {path}", lambda: write(content), undo)
 
     def _start(self) -> None:
         self._control.bootstrap(self.service.label, self.plist)

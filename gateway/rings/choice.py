@@ -22,7 +22,7 @@ number of rings.
 """
 
 
-class Choice:
+class RingChoice:
     """Chooses the ring that a prompt is sealed for, else one that is fit for it: the ring that the request's
     routing key prefers unless it is too busy, without a key the least busy."""
 

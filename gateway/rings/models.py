@@ -38,7 +38,7 @@ _AVAILABILITY = {
 model has just lost its ring: it forms anew, or the coordinator is about to report the model as not loaded."""
 
 
-class Models:
+class ModelStates:
     """States of models by deployment, and what this gateway's clients want of those on demand."""
 
     def __init__(self, awake: Clock = awake_clock) -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from sealring.edge.inference.answer import AnswerWriter
 from sealring.edge.metrics import Metrics
-from sealring.gateway.rings.choice import Choice
+from sealring.gateway.rings.choice import RingChoice
 from sealring.gateway.rings.epoch import ServingEpoch
 from sealring.gateway.rings.members import Members
 from sealring.gateway.rings.receipts import RecentRosters
@@ -35,7 +35,7 @@ class Rings:
     """Attaches to an epoch where roster and coordinator agree on it.
 
     The roster says which rings exist, of which members, and their trust; the coordinator's states say which
-    of their epochs serve. A `RingTable` holds both, `Choice` chooses a ring for a request.
+    of their epochs serve. A `RingTable` holds both, `RingChoice` chooses a ring for a request.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Rings:
         self.complete = asyncio.Event()  # it has named all rings
         self._table = RingTable(wall, awake)
         self._models = self._table.models_named
-        self._choice = Choice(self._table, metrics)
+        self._choice = RingChoice(self._table, metrics)
         self._ring_of: dict[str, Ring] = {}  # by request
         self.rosters = RecentRosters()
         self.clock_ahead = 0
@@ -102,8 +102,8 @@ class Rings:
     def submit(self, request: Request, answer: AnswerWriter) -> None:
         """Gives a request to a ring of its deployment, where it may wait until its model is loaded.
 
-        Raises as `Choice.ring_for` and `Models.check`, and Unavailable (ROSTER_EXPIRED) for a new one while
-        this machine's clock is wrong.
+        Raises as `RingChoice.ring_for` and `ModelStates.check`, and Unavailable (ROSTER_EXPIRED) for a new
+        one while this machine's clock is wrong.
         """
         if not request.progress.all_attempts:
             self._check_clock()

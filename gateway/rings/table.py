@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sealring.edge.metrics import ModelLoad
-from sealring.gateway.rings.models import Models
+from sealring.gateway.rings.models import ModelStates
 from sealring.gateway.rings.ring import Ring
 from sealring.mesh.clock import Clock, awake_clock, wall_clock
 from sealring.mesh.prompt.tools import capabilities_of
@@ -32,7 +32,7 @@ class RingTable:
         self._in_clear: set[str] = set()
         self.roster: rosters.Roster | None = None
         self.states: dict[str, membership.RingState] = {}
-        self.models_named = Models(awake)
+        self.models_named = ModelStates(awake)
 
     def __iter__(self) -> Iterator[Ring]:
         return iter(list(self._rings.values()))

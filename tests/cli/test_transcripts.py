@@ -25,7 +25,7 @@ from receiptkit import NONCE, written
 from rosterkit import NOW
 from transcripts import Scene, Section, Stage, find_sections
 
-from sealring.cli.calls.asking import Answer, Question
+from sealring.cli.calls.asking import Question, TimedAnswer
 from sealring.cli.local.output import own_command
 from sealring.cli.terminal.output import moment
 from sealring.doctor.system import Answer as Said
@@ -128,7 +128,7 @@ def asker(stage: Stage, end: str = "") -> None:
     stage.names["PIN"] = "ab" * 32
 
     class Noting(Asker):
-        async def ask(self, question: Question, on_text: Any, **more: Any) -> Answer:
+        async def ask(self, question: Question, on_text: Any, **more: Any) -> TimedAnswer:
             target = self.targets[-1]
             sealed = "in clear" if target.pin is None else f"sealed for {target.pin.hex()}"
             said = "; ".join(f"{role}: {_shown(content)}" for role, content in question.messages)

@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from typer._click.exceptions import BadOptionUsage, MissingParameter, NoArgsIsHelpError
 from typer.main import get_command
 
-from sealring.cli.calls.asking import Answer, Question, Target, asking
+from sealring.cli.calls.asking import Question, Target, TimedAnswer, asking
 from sealring.cli.calls.operator import connect
 from sealring.cli.local.cluster import LocalCluster
 from sealring.cli.local.machines import FirstMachine, OtherMachine
@@ -198,7 +198,7 @@ class Asker:
 
     async def ask(
         self, question: Question, on_text: Callable[[str], None], *, on_reasoning: Any = None
-    ) -> Answer:
+    ) -> TimedAnswer:
         self.asked.append(question)
         on_text("Par\x1b[2Jis\t.\n")
         if self.end is not None:
@@ -206,7 +206,7 @@ class Asker:
         sealed = self.targets[-1].pin is not None
         speed = {"ttft_s": 0.125, "tok_s": 40.0}
         told = {"sealed": sealed, "sealring_receipt": self.receipt}
-        return Answer("demo", "r", 20, 5, 7, "stop", "Paris.", **told, **speed)
+        return TimedAnswer("demo", "r", 20, 5, 7, "stop", "Paris.", **told, **speed)
 
 
 EXPIRES = 1_800_000_000

@@ -53,7 +53,7 @@ async def test_the_load_is_of_the_last_minute() -> None:
         metrics.prefix_hits.labels("demo").inc(tokens)
         metrics.prefix_from_disk.labels("demo").inc(tokens - 3)
 
-    load = look.Load("gateway:1", exposition)
+    load = look.GatewayLoad("gateway:1", exposition)
     answered(7, 9.0)  # before anybody looked
     (first,) = await load.look(100.0)
     assert first == {
@@ -95,7 +95,7 @@ async def test_a_minute_ago_counts_still_and_every_model_for_itself() -> None:
         ]
         return "\n".join(lines) + "\n"
 
-    load = look.Load("gateway:1", exposition)
+    load = look.GatewayLoad("gateway:1", exposition)
     await load.look(100.0)
     found = await load.look(160.0)
     assert [(one["model"], one["tokens_per_second"], one["first_token"]) for one in found] == [
@@ -147,7 +147,7 @@ async def test_a_gateway_that_does_not_answer_is_named_with_the_reason_until_it_
             raise answer
         return answer
 
-    load = look.Load("gateway:1", exposition)
+    load = look.GatewayLoad("gateway:1", exposition)
     (silent,) = await load.look(0.0)
     assert silent.keys() == {"gateway", "trouble"}
     assert (silent["gateway"], "nobody answers" in silent["trouble"]) == ("gateway:1", True)
@@ -163,7 +163,7 @@ async def test_a_gateway_that_began_anew_counts_from_nothing() -> None:
     async def exposition() -> str:
         return text.format(told.pop(0)) + gauge
 
-    load = look.Load("gateway:1", exposition)
+    load = look.GatewayLoad("gateway:1", exposition)
     await load.look(0.0)
     (found,) = await load.look(4.0)
     assert found["tokens_per_second"] == 0.5

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commands import Launchd
 
-from sealring.cli.service.install import Installation, Step, account_id, run_steps
+from sealring.cli.service.install import Installation, InstallStep, account_id, run_steps
 from sealring.cli.service.launchd import Service
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.mesh.system.addresses import parse_address
@@ -268,7 +268,7 @@ def test_only_root_gives_files_away() -> None:
 def test_steps_that_fail_are_undone_from_the_last_on_and_each_for_itself() -> None:
     did: list[str] = []
 
-    def step(name: str, *, works: bool = True, undone: bool = True) -> Step:
+    def step(name: str, *, works: bool = True, undone: bool = True) -> InstallStep:
         def do() -> None:
             did.append(name)
             if not works:
@@ -279,9 +279,15 @@ def test_steps_that_fail_are_undone_from_the_last_on_and_each_for_itself() -> No
             if not undone:
                 raise FailedPrecondition("it is held")
 
-        return Step(name, do, undo)
+        return InstallStep(name, do, undo)
 
-    steps = [step("a"), step("b", undone=False), Step("c", lambda: None), step("d", works=False), step("e")]
+    steps = [
+        step("a"),
+        step("b", undone=False),
+        InstallStep("c", lambda: None),
+        step("d", works=False),
+        step("e"),
+    ]
     run_steps(steps, did.append, dry_run=True)
     assert did == ["would a", "would b", "would c", "would d", "would e"]
     did.clear()
