@@ -52,8 +52,8 @@ class MeasuredClient(AsyncClient):
         self._seen = time.perf_counter()
         return view
 
-    def _stub(self) -> Any:
-        stub = super()._stub()
+    def _stub(self, gateway: str) -> Any:
+        stub = super()._stub(gateway)
 
         def generate(*request: Any, **options: Any) -> Any:
             self._measured.segments["encrypt"] = time.perf_counter() - self._seen
