@@ -8,6 +8,14 @@ from typing import NoReturn
 
 import structlog
 
+from sealring.coordinator.admin.audit import AuditCalls
+from sealring.coordinator.admin.deployments import DeploymentCalls
+from sealring.coordinator.admin.models import ModelCalls
+from sealring.coordinator.admin.nodes import NodeCalls, NodeList
+from sealring.coordinator.admin.operators import OperatorCalls
+from sealring.coordinator.admin.service import AdminService
+from sealring.coordinator.admin.standby import StandbyCalls
+from sealring.coordinator.admin.tokens import TokenCalls
 from sealring.coordinator.auth.access import Access
 from sealring.coordinator.auth.operators import OperatorAccess
 from sealring.coordinator.init import renew_operator_bundle
@@ -36,7 +44,6 @@ from sealring.coordinator.rings.running import RingTable
 from sealring.coordinator.rings.traces import Traces
 from sealring.coordinator.rings.views import RingViews
 from sealring.coordinator.roster.publisher import RosterPublisher
-from sealring.coordinator.services.admin import AdminService
 from sealring.coordinator.services.certificates import CertificatesService, Issuer, RenewalService
 from sealring.coordinator.services.enrolment import EnrolmentService
 from sealring.coordinator.services.membership import MembershipService
@@ -156,26 +163,16 @@ class Coordinator:
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
         )
         self.operators = OperatorAccess(access, store, keys, clock=clock)
-        self._admin = AdminService(
-            self.operators,
-            store,
-            keys,
-            publisher,
-            sessions,
-            watchers,
-            expulsion,
-            deployments,
-            on_demand,
-            self.moves,
-            Traces(questions, views),
-            Diagnoses(questions),
-            Models(questions),
-            links=links,
-            tokens=tokens,
-            codes=codes,
-            copies=Copies(store, keys, settings.state_dir),
-            stand_down=self._stand_down,
-            clock=clock,
+        operators = self.operators
+        self.admin = AdminService(
+            TokenCalls(operators, store, tokens, codes, clock),
+            NodeList(operators, store, publisher, sessions, watchers, links, clock),
+            NodeCalls(operators, store, publisher, expulsion, self.moves, Diagnoses(questions), clock),
+            ModelCalls(operators, store, Models(questions), clock),
+            DeploymentCalls(operators, deployments, on_demand, Traces(questions, views)),
+            OperatorCalls(operators, store, keys),
+            AuditCalls(operators, store, publisher, keys),
+            StandbyCalls(operators, Copies(store, keys, settings.state_dir), self._stand_down),
         )
         proofs = Proofs(keys, store, publisher, sessions.refused)
         messages = NodeMessages(
@@ -217,7 +214,7 @@ class Coordinator:
                 (rpc.add_MembershipServicer_to_server, self._membership, "sealring.v1.Membership"),
                 (rpc.add_CertificatesServicer_to_server, self._certificates, "sealring.v1.Certificates"),
                 (rpc.add_SchedulingServicer_to_server, self._scheduling, "sealring.v1.Scheduling"),
-                (add_AdminServicer_to_server, self._admin, "sealring.v1.Admin"),
+                (add_AdminServicer_to_server, self.admin, "sealring.v1.Admin"),
             ],
             options=_OPTIONS,
         )

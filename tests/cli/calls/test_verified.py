@@ -10,7 +10,7 @@ import pytest
 
 from sealring.cli.calls import verified
 from sealring.cli.calls.verified import AUDIT_PAGE, verify_audit
-from sealring.coordinator.services.admin import MAX_AUDIT_ENTRIES
+from sealring.coordinator.admin.audit import MAX_AUDIT_ENTRIES
 from sealring.mesh import audit
 from sealring.mesh.audit import FIRST_PREVIOUS, PRUNED, entry_hash
 from sealring.mesh.errors import SealringError

@@ -8,10 +8,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from sealring.coordinator.admin.service import AdminService
 from sealring.coordinator.members.tokens import MAX_OPEN_TOKENS
 from sealring.coordinator.nodes.profiles import ProfileReply, nobody_has
 from sealring.coordinator.planning.planner import memory_of
-from sealring.coordinator.store import StoredToken
+from sealring.coordinator.store import OperatorRole, StoredToken
 from sealring.mesh.audit import verify_chain
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto import encode_base32
@@ -432,3 +433,16 @@ async def test_what_is_done_with_a_nodes_models_stands_in_the_log(cluster: Clust
     told = [(one.action, one.subject, dict(one.details)) for one in (await audit(cluster))[-2:]]
     details = {"name": "alpha", "model": "m"}
     assert told == [("pull_model", node.id, details), ("remove_model", node.id, details)]
+
+
+def test_each_rpc_has_one_handler_with_a_role(cluster: Cluster) -> None:
+    """One that is missing would be answered as not implemented, and one without a role for anybody."""
+    service = cluster.coordinator.admin
+    nouns = {handler.__self__ for handler in vars(service).values()}
+    assert vars(AdminService(*nouns)) == vars(service)
+    assert {handler.needs for handler in vars(service).values()} == set(OperatorRole)
+    for left in nouns:
+        with pytest.raises(TypeError):
+            AdminService(*(nouns - {left}))
+        with pytest.raises(TypeError):
+            AdminService(*nouns, left)

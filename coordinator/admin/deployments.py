@@ -1,0 +1,64 @@
+"""Deployments and their rings."""
+
+from __future__ import annotations
+
+from sealring.coordinator.auth.operators import OperatorAccess, needs
+from sealring.coordinator.rings.deployments import DeploymentService
+from sealring.coordinator.rings.ondemand import OnDemand
+from sealring.coordinator.rings.traces import Traces
+from sealring.coordinator.store import OperatorRole
+from sealring.v1 import admin_pb2
+
+
+class DeploymentCalls:
+    """RPCs on deployments."""
+
+    def __init__(
+        self,
+        operators: OperatorAccess,
+        deployments: DeploymentService,
+        on_demand: OnDemand,
+        traces: Traces,
+    ) -> None:
+        self.operators = operators
+        self._deployments = deployments
+        self._on_demand = on_demand
+        self._traces = traces
+
+    @needs(OperatorRole.ADMIN)
+    async def CreateDeployment(  # noqa: N802
+        self, request: admin_pb2.CreateDeploymentRequest, actor: str
+    ) -> admin_pb2.CreateDeploymentResponse:
+        """Raises what `DeploymentService.create` raises."""
+        made = await self._deployments.create(request.spec, actor)
+        return admin_pb2.CreateDeploymentResponse(plan=made)
+
+    @needs(OperatorRole.ADMIN)
+    async def PlanDeployment(  # noqa: N802
+        self, request: admin_pb2.PlanDeploymentRequest, actor: str
+    ) -> admin_pb2.PlanDeploymentResponse:
+        """Raises what `DeploymentService.plan` raises."""
+        return await self._deployments.plan(request.spec)
+
+    @needs(OperatorRole.READ)
+    async def ListDeployments(  # noqa: N802
+        self, request: admin_pb2.ListDeploymentsRequest, actor: str
+    ) -> admin_pb2.ListDeploymentsResponse:
+        """Deployments with the state of every ring."""
+        found = self._deployments.list(self._on_demand.status)
+        return admin_pb2.ListDeploymentsResponse(deployments=found)
+
+    @needs(OperatorRole.ADMIN)
+    async def DeleteDeployment(  # noqa: N802
+        self, request: admin_pb2.DeleteDeploymentRequest, actor: str
+    ) -> admin_pb2.DeleteDeploymentResponse:
+        """Raises NotFound (UNKNOWN_DEPLOYMENT)."""
+        await self._deployments.delete(request.name, actor)
+        return admin_pb2.DeleteDeploymentResponse()
+
+    @needs(OperatorRole.READ)
+    async def TraceRing(  # noqa: N802
+        self, request: admin_pb2.TraceRingRequest, actor: str
+    ) -> admin_pb2.TraceRingResponse:
+        """Raises what `Traces.trace` raises."""
+        return await self._traces.trace(request.ring, request.milliseconds)
