@@ -348,16 +348,22 @@ async def test_a_gateway_that_comes_back_is_spoken_to(
     await deploy(cluster, stages=1)
     await ring_state(cluster, SERVING, epoch=1)
     watchers = cluster.coordinator.watchers
+
+    def come(gateway: str, release: Any) -> None:
+        """As the scheduling service does."""
+        watchers.add(gateway, release)
+        cluster.coordinator.ring_reports.gateway_came()
+
     releases = {
         speaks: proof_pb2.Release(software="test", oldest=speaks[0], protocol=speaks[1])
         for speaks in ((oldest, oldest), (oldest, oldest + 1), (oldest + 9, oldest + 9))
     }
-    watchers.add("updated", releases[oldest, oldest + 1])
-    watchers.add("far ahead", releases[oldest + 9, oldest + 9])  # nothing can be done for it
+    come("updated", releases[oldest, oldest + 1])
+    come("far ahead", releases[oldest + 9, oldest + 9])  # nothing can be done for it
     watchers.releases.pop("far ahead")
-    watchers.add("older", releases[oldest, oldest])
+    come("older", releases[oldest, oldest])
     await ring_state(cluster, SERVING, epoch=2)
-    watchers.add("older still there", releases[oldest, oldest])
+    come("older still there", releases[oldest, oldest])
     assert (await ring_state(cluster, SERVING)).epoch == 2
     prepared = [one.prepare.protocol for one in node.messages if one.HasField("prepare")]
     assert prepared == [oldest + 1, oldest]
