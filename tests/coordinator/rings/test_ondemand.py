@@ -60,6 +60,13 @@ class Gate:
         self.wants[name] = ModelDemand(deployment=name, asked=before.asked + 1, **fields)
         await self.report()
 
+    async def one_makes_room_for_two(self) -> None:
+        """Model one answers while somebody waits for two."""
+        await self.want("one", active=1)
+        await self.phase("one", LOADED)
+        await self.want("two", waiting=1)
+        await self.phase("one", YIELDING)
+
     async def rest(self, name: str) -> None:
         """Reports that nobody waits for a model or uses it."""
         self.wants[name] = ModelDemand(deployment=name, asked=self.wants[name].asked)
@@ -230,10 +237,7 @@ async def test_two_models_that_do_not_fit_together_take_turns(house: Any) -> Non
 
 async def test_no_model_is_unloaded_while_it_answers(house: Any) -> None:
     _, gateway = house
-    await gateway.want("one", active=1)
-    await gateway.phase("one", LOADED)
-    await gateway.want("two", waiting=1)
-    await gateway.phase("one", YIELDING)
+    await gateway.one_makes_room_for_two()
     await gateway.until(lambda: gateway.models["two"].reason == "one is unloaded for it")
     assert gateway.models["one"].reason == (await deployments(house[0]))["one"].load.reason
     assert gateway.models["one"].reason == "it makes room for two"
@@ -254,10 +258,7 @@ async def test_nodes_are_not_asked_for_profiles_while_a_model_that_makes_room_st
     def asked() -> int:
         return sum(one.HasField("profile") for one in node.messages)
 
-    await gateway.want("one", active=1)
-    await gateway.phase("one", LOADED)
-    await gateway.want("two", waiting=1)
-    await gateway.phase("one", YIELDING)
+    await gateway.one_makes_room_for_two()
     before, beats = asked(), node.beats
     await until(lambda: node.beats >= beats + 20)
     assert asked() == before
@@ -349,12 +350,9 @@ async def test_a_model_without_room_fails_what_waits_for_it(cluster: Cluster) ->
 
 async def test_a_model_whose_turn_cannot_be_written_down_is_refused(house: Any) -> None:
     cluster, gateway = house
-    await gateway.want("one", active=1)
-    await gateway.phase("one", LOADED)
-    await gateway.want("two", waiting=1)
-    await gateway.phase("one", YIELDING)
+    await gateway.one_makes_room_for_two()
     with cluster.coordinator.store.transaction() as connection:
-        pass
+        pass  # the connection outlives it
     connection.execute("PRAGMA query_only = ON")
     await gateway.rest("one")
     assert await gateway.refused("two") == "STATE_UNWRITABLE"
@@ -371,10 +369,7 @@ async def test_what_could_never_fit_is_refused_at_once(cluster: Cluster) -> None
 
 async def test_a_deleted_model_is_forgotten_whatever_it_waits_for(house: Any) -> None:
     cluster, gateway = house
-    await gateway.want("one", active=1)
-    await gateway.phase("one", LOADED)
-    await gateway.want("two", waiting=1)
-    await gateway.phase("one", YIELDING)
+    await gateway.one_makes_room_for_two()
     await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="two"))
     await gateway.until(lambda: "two" not in gateway.models)
     await gateway.phase("one", LOADED)

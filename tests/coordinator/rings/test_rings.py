@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from patience import until
 
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import EpochEnded, SealringError
+from sealring.mesh.member import IDENTITY_KEY
+from sealring.mesh.pki import Role
 from sealring.mesh.rpc import protocol, to_problem
 from sealring.v1 import admin_pb2, membership_pb2, proof_pb2
 from tests.coordinator.conftest import DOWN, SERVING, Cluster, FakeNode, deploy, ring_state
+from tests.coordinator.test_services import Watcher
 
 
 async def three(cluster: Cluster) -> list[FakeNode]:
@@ -347,23 +351,23 @@ async def test_a_gateway_that_comes_back_is_spoken_to(
     node = await cluster.node("alpha", speaks=(oldest, oldest + 1))
     await deploy(cluster, stages=1)
     await ring_state(cluster, SERVING, epoch=1)
-    watchers = cluster.coordinator.watchers
 
-    def come(gateway: str, release: Any) -> None:
-        """As the scheduling service does."""
-        watchers.add(gateway, release)
-        cluster.coordinator.ring_reports.gateway_came()
+    async def come(name: str, newest: int) -> Watcher:
+        joined = await cluster.join(name, role=Role.GATEWAY)
+        signer = SoftwareSigner.load(cluster.folder / name / IDENTITY_KEY)
+        release = proof_pb2.Release(software="test", oldest=oldest, protocol=newest)
+        return await Watcher(cluster, joined.state.tls, signer).start(release=release)
 
-    releases = {
-        speaks: proof_pb2.Release(software="test", oldest=speaks[0], protocol=speaks[1])
-        for speaks in ((oldest, oldest), (oldest, oldest + 1), (oldest + 9, oldest + 9))
-    }
-    come("updated", releases[oldest, oldest + 1])
-    come("far ahead", releases[oldest + 9, oldest + 9])  # nothing can be done for it
+    gateways = [await come("updated", oldest + 1)]
+    watchers, ahead = cluster.coordinator.watchers, oldest + 9
+    watchers.add("far ahead", proof_pb2.Release(software="test", oldest=ahead, protocol=ahead))
+    cluster.coordinator.ring_reports.gateway_came()  # nothing can be done for it
     watchers.releases.pop("far ahead")
-    come("older", releases[oldest, oldest])
+    gateways.append(await come("older", oldest))
     await ring_state(cluster, SERVING, epoch=2)
-    come("older still there", releases[oldest, oldest])
+    gateways.append(await come("also-older", oldest))
     assert (await ring_state(cluster, SERVING)).epoch == 2
     prepared = [one.prepare.protocol for one in node.messages if one.HasField("prepare")]
     assert prepared == [oldest + 1, oldest]
+    for gateway in gateways:
+        await gateway.close()
