@@ -48,7 +48,7 @@ _WORTH = 1.06
 """Least gain of drafts: what reporting their rates costs, and what the seconds of a step vary by."""
 
 _FURTHEST = 2.0  # times the expected seconds: a longer run is an accident
-_DOUBT, _SEEN = 2, 7  # chains that are assumed to take the table's seconds, and chains that count in all
+_DOUBT, _SEEN = 2, 7  # measurements that are assumed before there are any, and those that count in all
 
 _FEW, _JUDGED, _SURELY, _REST = 6, 32, 3.0, 64
 """Runs that the guard judges together (least and most), the standard errors by which their mean must be below
@@ -123,9 +123,9 @@ class RowPolicy:
     By the table a first run of d drafts takes a step of 1 + d tokens in one stage after the other, and no
     less than a step without drafts, which was announced ahead. With n runs under way, one ends every
     max(its seconds / n, slowest stage) seconds. A source takes its own time before the first run, and the
-    head has to guess and compute each further one. Runs take longer than that by seconds that hardly depend
-    on their drafts: a step that waits for tokens is announced and built later. The median of the last chains
-    of n tells them. The plan with most tokens a second is best.
+    head has to guess and compute each further one. Runs take longer than that, since a step that waits for
+    tokens is announced and built later. The last chains of as many drafts and runs tell by how much, or those
+    of the nearest number of drafts. The plan with most tokens a second is best.
     """
 
     def __init__(self, ring: RingFacts) -> None:
@@ -160,9 +160,11 @@ class RowPolicy:
         none. A chain goes on with its `own` source of drafts. `guessed` tokens that were guessed ahead are
         there."""
         best, gain = DraftPlan(), _WORTH
+        if not self.ready or self._guard.rules_out:
+            return best
         for source, facts in self._sources.items():
             right = rates.get(source, 0.0)
-            if not (self._plain and right) or own not in (None, source) or self._guard.rules_out:
+            if not right or own not in (None, source):
                 continue
             for length in LENGTHS:
                 if length > (min(most, guessed) if facts.ahead else most):
@@ -195,9 +197,10 @@ class RowPolicy:
             begun, behind, expected, spent = self._chain
             begun = begun._replace(runs=max(begun.runs, plan.runs))
             expected, spent = expected + (alone if first else self._next(plan)), spent + seconds
-            self._chain = begun, behind + 1, expected, spent
             if first:
                 self._see(begun, (spent - expected - self._vain(begun)) / (behind + 1))
+            else:
+                self._chain = begun, behind + 1, expected, spent
         if first:
             self._chain = (plan, 1, alone, seconds) if plan.drafts else None
         if plan.drafts:
@@ -214,9 +217,9 @@ class RowPolicy:
         """Seconds of a run beyond the table's: as of the longest kind that is no longer, or the shortest."""
         kind = drafts, runs = _kind(plan)
         if kind not in self._excesses:
-            known = sorted(length for length, under_way in self._seen if under_way == runs)
+            known = [length for length, under_way in self._seen if under_way == runs]
             nearest = max((length for length in known if length <= drafts), default=min(known, default=0))
-            self._excesses[kind] = median(self._seen[nearest, runs]) if known else 0.0
+            self._excesses[kind] = median(self._seen.get((nearest, runs), (0.0,)))
         return self._excesses[kind]
 
     def _gain(self, right: float, plan: DraftPlan) -> float:
@@ -231,11 +234,10 @@ class RowPolicy:
         return self._pass(plan) + plan.drafts * self._sources[plan.source].seconds
 
     def _pass(self, plan: DraftPlan) -> float:
-        return (
-            max(self._plain, self._stages * self._chunks[plan.drafts] + self._hops)
-            if plan.drafts
-            else self._plain
-        )
+        """Seconds of a lone step through all stages; a step without drafts is announced ahead."""
+        if not plan.drafts:
+            return self._plain
+        return max(self._plain, self._stages * self._chunks[plan.drafts] + self._hops)
 
     def _next(self, plan: DraftPlan) -> float:
         """Seconds from a run of a chain to the next one."""

@@ -85,6 +85,7 @@ class EngineKeeper:
         self._fetcher = fetcher
         self._tables = tables
         self._spawn = spawn
+        # A WeakSet would go through them in the order of their addresses, which differs from run to run.
         self._seats: weakref.WeakKeyDictionary[SeatEngine, None] = weakref.WeakKeyDictionary()
         self._spare = _Place()
         self._turn = asyncio.Lock()
