@@ -237,6 +237,23 @@ GigaChat 3.0, Functionary 3.2, Firefunction 2, and SmolLM 3's calls in Python.
 
 """
 
+WEIGHTS = """\
+## Formats of weights
+
+Served are weights in float32, float16 and bfloat16, and all that `mlx_lm.convert` writes: 2 to 8 bits in
+groups, mixed by layer too, mxfp4, mxfp8, nvfp4. So are some formats of other tools as published:
+
+* AutoAWQ's of 4 bits (*gemm*), and mxfp4 of gpt-oss;
+* int4 of compressed-tensors where mlx-lm's class of the architecture reads it (Kimi K2, Mistral 4);
+* fp8 (e4m3) with a scale for each block, `weight_scale_inv`, of any architecture. Each weight becomes the
+  bfloat16 nearest to its product with the scale, as in mlx-lm's classes that read such blocks. So the model
+  takes twice the bytes of its files. With `mlx_lm.convert -q --q-mode mxfp8` it takes as many.
+
+Any other format is refused by its name (`MODEL_FORMAT_UNSUPPORTED`) before weights are read, with the options
+of `mlx_lm.convert` that come closest. `deploy`, `model profile` and `model check` say the same. Refused are
+GPTQ, other versions of AWQ, bitsandbytes, ModelOpt, fp8 and nvfp4 of compressed-tensors, and others.
+"""
+
 GRAMMARS = """\
 ## Grammars
 
@@ -291,7 +308,9 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     rows = {row.name: _family(row) for row in reversed(FAMILIES) if row.notation}
     families = _table(["family", "calls", "thoughts", "strict", "also"], [*reversed(rows.values())])
     tools = TOOLS.replace("USUAL", ", ".join(f"`{begin}`" for begin, _ in THINK)) + families
-    return "\n".join([INTRODUCTION, count, served, tools, images, REAL, TENSOR, REFUSED, why, GRAMMARS])
+    return "\n".join(
+        [INTRODUCTION, count, served, tools, images, WEIGHTS, REAL, TENSOR, REFUSED, why, GRAMMARS]
+    )
 
 
 def _family(row: Family) -> list[str]:

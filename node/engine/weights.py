@@ -16,6 +16,7 @@ from sealring.node.engine import device, mlx_lm_import, relaying
 from sealring.node.engine.caches import trimmable
 from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.contents import REDOWNLOAD, check_folder
+from sealring.node.engine.formats import Format, block_of, foreign, with_blocks
 from sealring.node.engine.staging import Shard, Stage, build_skeleton
 from sealring.node.engine.staging.anatomy import Anatomy, dissect
 from sealring.node.engine.staging.conversions import CONVERSIONS
@@ -133,24 +134,40 @@ def load_lazily(path: Path, *, parts: bool = False) -> tuple[nn.Module, dict[str
             hint="fetch the rest: sealring model pull",
             reason="MODEL_PART_MISSING",
         )
+    form = check_format(path, config)
     classes = classes_without(config, *model_classes(config))
     if (converts := CONVERSIONS.get(config["model_type"])) is not None:
         classes = converts(classes[0]), classes[1]
+    classes = with_blocks(classes, block_of(path, config))
     check_layers(config)
-    for file in weight_files(path):
-        read_header(file)
     try:
         model, loaded = mlx_lm_import.import_utils().load_model(
             path, lazy=True, strict=True, get_model_classes=lambda config: classes
         )
     except Exception as error:  # sanitize functions may raise anything on weights that they don't know
         build_skeleton(config)  # raises if the configuration is what is wrong
+        if form is not None:
+            raise form.refused(path.name, config["model_type"], _first_words(error)) from error
         raise ModelError(
             f"the weights of {path.name} do not fit its configuration: {_first_words(error)}",
             reason="WEIGHTS_MISMATCH",
             hint=REDOWNLOAD,
         ) from error
     return model, loaded
+
+
+def check_format(path: Path, config: dict[str, Any]) -> Format | None:
+    """Another tool's format of a folder's weights, by its configuration and the headers of its files; None if
+    it is mlx-lm's.
+
+    Raises ModelError: MODEL_FORMAT_UNSUPPORTED for a format that is read for no architecture.
+    """
+    headers = (json.loads(read_header(file)) for file in weight_files(path))
+    entries = (entry for header in headers for entry in header.items() if entry[0] != "__metadata__")
+    form = foreign(path, config, {name: str(entry.get("dtype")) for name, entry in entries})
+    if form is not None and form.never:
+        raise form.refused(path.name, str(config.get("model_type")))
+    return form
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -251,13 +268,14 @@ def load_mtp_head(path: Path, whole: nn.Module, *, shares: bool) -> MtpHead:
     if not has_mtp_head(path, whole_config):
         raise no_head(whole_config["model_type"])
     classes = model_classes(whole_config)
+    classes = with_blocks(classes_of_one(whole_config, *classes), block_of(path, whole_config))
     try:
         model, _ = mlx_lm_import.import_utils().load_model(
             path,
             lazy=True,
             strict=True,
             model_config=one_layer(whole_config),
-            get_model_classes=lambda config: classes_of_one(whole_config, *classes),
+            get_model_classes=lambda config: classes,
         )
         head = MtpHead(model, whole, shares=shares)
         if not trimmable(head.make_cache()):

@@ -10,27 +10,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from released import Weights, experts_apart
 
-from sealring.mesh.errors import ModelError
 from sealring.node.engine import device, mlx_lm_import, needed, weights
 from sealring.node.engine.ranges import Range
 from sealring.node.engine.staging import build_skeleton
-
-Weights = dict[str, mx.array]
-
-
-def experts_apart(given: Weights, stacked: str, apart: str, **names: str) -> Weights:
-    """One tensor for each expert; `names` are the projections' where they differ."""
-    found = {}
-    for name, array in given.items():
-        layer, is_stacked, projection = name.partition(f".{stacked}.")
-        if not is_stacked:
-            found[name] = array
-            continue
-        own, _, kind = projection.partition(".")
-        for expert, each in enumerate(array):
-            found[f"{layer}.{apart}.{expert}.{names.get(own, own)}.{kind}"] = each
-    return found
 
 
 def mixtral(given: Weights) -> Weights:
@@ -179,35 +163,3 @@ def _clear_others(file: Path, ranges: list[Range]) -> None:
         cleared[first:end] = content[first:end]
     assert cleared != content
     file.write_bytes(cleared)
-
-
-REFUSED: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str]] = {
-    "order of groups": (
-        lambda given: awq(given) | {"model.layers.0.mlp.up_proj.g_idx": mx.zeros((128,))},
-        AWQ | {"quant_method": "gptq"},
-        "g_idx",
-    ),
-    "3 bits": (awq, AWQ | {"bits": 3}, "bits=3"),
-    "8-bit floats of a kind that mlx-lm does not know": (
-        lambda given: given,
-        {"quant_method": "compressed-tensors", "format": "float-quantized"},
-        "float-quantized",
-    ),
-    "scales for which there is no code": (
-        lambda given: given | {"model.layers.0.mlp.up_proj.weight_scale_inv": mx.ones((1, 1))},
-        {"quant_method": "fp8", "weight_block_size": [128, 128]},
-        "weight_scale_inv",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_mlx_lm_cannot_convert_is_refused(
-    case: str, archs: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    convert, quantization, said = REFUSED[case]
-    config = archs["llama"] | {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 300}
-    with pytest.raises(ModelError) as caught:
-        weights.load_stage(published(tmp_path / "model", config, convert, quantization), 1, 4)
-    assert caught.value.reason == "WEIGHTS_MISMATCH"
-    assert said in caught.value.message
