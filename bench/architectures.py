@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sealring.node.engine.staging.denied import DENIED
 from sealring.node.engine.staging.mtp_head import FORMATS
 from sealring.node.engine.staging.pictured import UNFIT, WRAPPED
+from sealring.node.engine.staging.second_source import MODEL_TYPES
 from sealring.node.engine.text import THINK
 from sealring.node.engine.text.families import FAMILIES, Family
 from sealring.node.engine.text.notations.notation import NOTATIONS, Nested, Python
@@ -23,9 +26,12 @@ FOUND, PAGE, TEMPLATES = DOCS / "models.json", DOCS / "models.md", DOCS / "templ
 INTRODUCTION = """\
 # Models
 
-What sealring can do with the architectures of mlx-lm 0.32.2. Each line is a small configuration of
-`tests/data`, with random float32 weights, on a CPU. A name is mlx-lm's, with a variant after a colon. Names
-with ¹ are unknown to mlx-lm, and the text part of such a model is one of its models.
+What sealring can do with the architectures of mlx-lm 0.32.2, and with text models that only mlx-vlm 0.7.10
+has. Each line is a small configuration of `tests/data`, with random float32 weights, on a CPU. A name is a
+configuration's, with a variant after a colon. Names with ¹ are unknown to mlx-lm, and the text part of such
+a model is one of its models. Names with ² are unknown to mlx-lm too, and the text part is mlx-vlm's. It has
+to be installed on every member: by `pip install 'sealring[vision]'`, `pipx inject sealring mlx-vlm` or `uv
+tool install 'sealring[vision]'`. In a checkout, `make env` installs it.
 
 `python -m bench.architectures` makes this page from `docs/models.json`. To check the architectures again:
 
@@ -175,42 +181,6 @@ with ¹ above. These are all others of mlx-vlm that have a tower:
 
 """
 
-NOT_SERVED = {
-    "cohere_compass deepseek_v4 ernie4_5_moe_vl glm5_next hunyuan_vl inkling jina_vlm mllama "
-    "molmo molmo2 molmo_point moondream2 moondream3 qwen4_exp zaya1_vl": (
-        "mlx-lm has no text model with these layers"
-    ),
-    "deepseek_vl_v2 plamo2vl": (
-        "mlx-vlm's text model and mlx-lm's differ without images (0.6 and 0.4, of logits of 3.4 and 3.6)"
-    ),
-    "deepseekocr deepseekocr_2 unlimited_ocr": (
-        "their DeepSeek V2 has plain attention, which mlx-lm's has not"
-    ),
-    "diffusion_gemma falcon_ocr falcon_perception florence2 nemotron_parse paligemma": (
-        "their prompts or answers are not computed from left to right"
-    ),
-    "fastvlm llava_bunny multi_modality phi4_siglip": (
-        "mlx-vlm puts all rows of an image in the place of one token, so nothing says how many "
-        "before the tower has run"
-    ),
-    "got": "its configuration names no tower",
-    "granite_vision llava_next": (
-        "mlx-vlm puts rows of whole tiles, and as many for the ends of lines, in the places of "
-        "single tokens, which published models do not"
-    ),
-    "granite4_vision": "images add rows to layers all over the model, and only the head has rows",
-    "indic_ocr": "it is several models in a row",
-    "llmjpvl mistral_large3 youtu_vl": "mlx-vlm has no processor for their images",
-    "locateanything minicpmo minicpmv4_6 minicpmv4_7": (
-        "an image's text has its number in the prompt, and here each image is prepared by itself"
-    ),
-    "phi3_v": "negative numbers stand for images in its prompts",
-    "phi4mm": "prompts with images have other weights (LoRA)",
-    "clef colidefics3 colqwen2_5 d1 d1_omni embedding_gemma2 llama_nemotron_vl_embedding moge3 "
-    "qwen3_vl_embedding rfdetr rt_detr_v2 sam3 sam3_1 sam3d_body sam3d_objects": "they write no text",
-}
-"""Folders of mlx-vlm's models that have a tower and are not served, and why."""
-
 TOOLS = """\
 ## Tools and thoughts
 
@@ -302,7 +272,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     unfit = _table(["model type", "why"], [[name, UNFIT[name]] for name in sorted(UNFIT)])
     others = _table(
         ["mlx-vlm's model types", "why"],
-        [[types.replace(" ", ", "), why] for types, why in NOT_SERVED.items()],
+        [[", ".join(sorted(names)), why] for why, names in _by_reason(DENIED).items()],
     )
     images = IMAGES + unfit + ELSEWHERE + others
     rows = {row.name: _family(row) for row in reversed(FAMILIES) if row.notation}
@@ -322,8 +292,16 @@ def _family(row: Family) -> list[str]:
     return [row.name, *(one.replace("|", "\\|") for one in (begins, thoughts)), strict, row.remarks]
 
 
+def _by_reason(denied: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, why in denied.items():
+        found.setdefault(why, []).append(name)
+    return found
+
+
 def _marked(name: str) -> str:
-    return name + "¹" * (name.partition(":")[0] in WRAPPED)
+    kind = name.partition(":")[0]
+    return name + "¹" * (kind in WRAPPED) + "²" * (kind in MODEL_TYPES)
 
 
 def _said(name: str, published: dict[str, dict[str, Any]]) -> list[str]:

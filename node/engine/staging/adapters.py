@@ -235,8 +235,10 @@ _GPU_CODE = """
     bailing_moe_v3 falcon_h1 granitemoehybrid kimi_linear mamba2 nemotron_h olmo_hybrid plamo2
     qwen3_5 qwen3_next
 """
+_MLX_VLM = "cohere2_moe flint k2_horizon kolibri1 xing4_0"
 ADAPTERS = {
     **{name: Adapter() for name in _PLAIN.split()},
+    **{f"mlx_vlm.{name}": Adapter(gpu_code=True) for name in _MLX_VLM.split()},
     **{name: Adapter(gpu_code=True) for name in _GPU_CODE.split()},
     "afm7": _Afm7(batches=False),
     "deepseek_v41": _DeepseekV41(
@@ -259,13 +261,20 @@ ADAPTERS = {
     "rwkv7": _Rwkv7(state=((0,), (1,)), gpu_code=True),
     "talkie": Adapter(state=((1,), (0,)), every_layer=((0,),)),  # every layer adds the embeddings, its first
 }
-"""By the mlx-lm module that defines the layers, with underscores. `make sweep` has shown of each whether
-mlx-lm computes rows in a batch as it computes them alone."""
+"""By the module that defines the layers, by `name_of`. `make sweep` has shown of each whether
+rows are computed in a batch as they are alone."""
 
 _UNCHECKED = Adapter(batches=False)
 """Its rows are computed one after the other, slower and right."""
 
 
 def adapter_for(module: str) -> Adapter:
-    """The adapter of the mlx-lm module that defines the layers (`mlx_lm.models.gemma3n` -> `gemma3n`)."""
-    return ADAPTERS.get(module.rpartition(".")[2].replace("-", "_"), _UNCHECKED)
+    """The adapter of the module that defines the layers."""
+    return ADAPTERS.get(name_of(module), _UNCHECKED)
+
+
+def name_of(module: str) -> str:
+    """The name of a module that defines layers: `gemma3n` for `mlx_lm.models.gemma3n`, and `mlx_vlm.flint`
+    for `mlx_vlm.models.flint.language`."""
+    parts = module.replace("-", "_").split(".")
+    return f"mlx_vlm.{parts[2]}" if parts[0] == "mlx_vlm" else parts[-1]

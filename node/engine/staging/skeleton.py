@@ -11,6 +11,8 @@ import mlx.nn as nn
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import
 
+from . import second_source
+from .denied import DENIED
 from .text_part import text_config, wrapped
 
 MAX_LAYERS = 1024
@@ -50,7 +52,7 @@ def check_layers(config: dict[str, Any]) -> None:
 
 
 def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    """mlx-lm's model class and its arguments class for a configuration."""
+    """The classes of a configuration's model and of its arguments: mlx-lm's, or mlx-vlm's around its text."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type.replace("-", "_").isidentifier():
         raise ModelError(
@@ -77,10 +79,19 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     except (ValueError, AttributeError) as error:
         if (text := text_config(config)) is not None:
             return wrapped(*model_classes(text))
+        if (found := second_source.classes_of(config)) is not None:
+            return found
+        if (why := DENIED.get(model_type)) is not None:
+            raise ModelError(
+                f"models of type {model_type} are not served: {why}",
+                reason="MODEL_TYPE_UNKNOWN",
+                hint="docs/models.md lists the architectures that are",
+                model_type=model_type,
+            ) from error
         raise ModelError(
-            f"mlx-lm has no architecture {model_type}",
+            f"neither mlx-lm nor mlx-vlm has an architecture {model_type} that is served here",
             reason="MODEL_TYPE_UNKNOWN",
-            hint="update mlx-lm, or choose a model of an architecture that it supports",
+            hint="update sealring, or choose a model of an architecture of docs/models.md",
             model_type=model_type,
         ) from error
     return classes

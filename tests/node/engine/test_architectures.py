@@ -22,7 +22,7 @@ from sealring.node.engine.check import check
 from sealring.node.engine.folder import load
 from sealring.node.engine.profile import profile
 from sealring.node.engine.staging import build_skeleton, random_stage
-from sealring.node.engine.staging.adapters import ADAPTERS, adapter_for
+from sealring.node.engine.staging.adapters import ADAPTERS, adapter_for, name_of
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.interception import intercept_call
 from sealring.v1 import engine_pb2 as engine
@@ -124,8 +124,7 @@ def test_other_stages_and_weights_are_as_right(key: str) -> None:
 def test_nothing_is_called_batching_that_no_configuration_here_has() -> None:
     shown = set()
     for key in ALL.keys() - REFUSED.keys() - CRASHES:
-        module = type(build_skeleton(ALL[key]).layers[0]).__module__
-        shown.add(module.rpartition(".")[2].replace("-", "_"))
+        shown.add(name_of(type(build_skeleton(ALL[key]).layers[0]).__module__))
     assert shown >= {name for name, adapter in ADAPTERS.items() if adapter.batches}
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from stagering import combinations
 
-from bench.architectures import NOT_SERVED
 from bench.images import small_towers
 from sealring.node.engine import check_family, mlx_lm_import
+from sealring.node.engine.staging import second_source
+from sealring.node.engine.staging.denied import DENIED
 from sealring.node.engine.staging.pictured import SHOWN, UNFIT, WRAPPED, pictured
 from sealring.node.engine.vision import mlx_vlm_import
 from sealring.node.engine.vision.sizes import can_see
@@ -66,9 +67,8 @@ def with_towers() -> set[str]:
 
 def test_every_tower_of_mlx_vlm_is_served_or_the_page_of_models_says_why_not() -> None:
     served = {(pictured(one).known_as or one) for one in SHOWN | UNFIT.keys()}
-    refused = {one for types in NOT_SERVED for one in types.split()}
-    assert served | refused == with_towers()
-    assert not served & refused
+    assert with_towers() - served <= DENIED.keys() | set(second_source.MODEL_TYPES.values())
+    assert not served & DENIED.keys()
 
 
 def test_whatever_mlx_lm_and_mlx_vlm_both_have_with_a_tower_is_served_or_refused_by_name() -> None:

@@ -1,0 +1,142 @@
+"""Text models that mlx-vlm has and mlx-lm has not: the same stages, of classes from another library."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from sealring.mesh.errors import ModelError
+from sealring.node.engine import check_runs, mlx_lm_import
+from sealring.node.engine.staging import build_skeleton, random_model, random_stage, second_source
+from sealring.node.engine.staging.anatomy import dissect
+from sealring.node.engine.staging.denied import DENIED
+from sealring.node.engine.staging.pictured import WRAPPED, pictured
+from sealring.node.engine.staging.second_source import MODEL_TYPES
+
+DATA = Path(__file__).parents[2] / "data"
+CONFIGS: dict[str, dict[str, Any]] = {
+    key: config
+    for key, config in json.loads((DATA / "archs-more.json").read_bytes()).items()
+    if config["model_type"] in MODEL_TYPES
+}
+TOKENS = 300
+ROUNDING = 1e-4
+
+QUICK = {"flint"}
+
+
+SIZES = (64, 37, 5, 1, 90)
+"""Tokens of the chunks, which begin anew behind the last."""
+
+SEED = 5
+
+
+def prompt_of(tokens: int, vocabulary: int = 100) -> mx.array:
+    """Random tokens, uint32 [1, tokens]."""
+    return mx.random.randint(0, vocabulary, (1, tokens), key=mx.random.key(SEED)).astype(mx.uint32)
+
+
+def follow(
+    machine: check_runs.Whole | check_runs.Staged,
+    prompt: mx.array,
+    sizes: Sequence[int] = SIZES,
+    steps: int = 4,
+) -> list[mx.array]:
+    """The logits of each token of a prompt in chunks and of greedy `steps`, [1, tokens, vocabulary] each."""
+    cache, found, place = machine.new_cache(), [], 0
+    for size in cycle(sizes):
+        if place >= prompt.shape[1]:
+            break
+        found.append(_called(machine, prompt[:, place : place + size], cache))
+        place += size
+    for _ in range(steps):
+        found.append(_called(machine, mx.argmax(found[-1][:, -1:], axis=-1).astype(mx.uint32), cache))
+    return found
+
+
+def _called(machine: check_runs.Whole | check_runs.Staged, tokens: mx.array, cache: list[Any]) -> mx.array:
+    logits = machine(tokens, cache)
+    mx.eval(logits)
+    return logits
+
+
+def whole_of(config: dict[str, Any]) -> check_runs.Whole:
+    """The whole model of a configuration."""
+    model = random_model(config, seed=SEED)
+    return check_runs.Whole(model, dissect(model, config["model_type"]).adapter)
+
+
+def staged(config: dict[str, Any], cuts: Sequence[int]) -> check_runs.Staged:
+    """Stages of the same model, cut in front of these layers."""
+    layers = len(dissect(random_model(config, seed=SEED), config["model_type"]).layers)
+    ends = pairwise((0, *cuts, layers))
+    return check_runs.Staged([random_stage(config, lo, hi, seed=SEED) for lo, hi in ends])
+
+
+def test_each_family_has_a_configuration() -> None:
+    shown = {MODEL_TYPES[config["model_type"]] for config in CONFIGS.values()}
+    assert shown == set(MODEL_TYPES.values())
+
+
+@pytest.mark.parametrize(
+    "key", [key if key in QUICK else pytest.param(key, marks=pytest.mark.sweep) for key in sorted(CONFIGS)]
+)
+def test_long_prompts_are_exact_wherever_the_model_is_cut(key: str) -> None:
+    config = CONFIGS[key]
+    prompt, whole = prompt_of(TOKENS), whole_of(config)
+    expected = follow(whole, prompt)
+    at_once = follow(whole, prompt, [TOKENS], steps=0)
+    largest = float(mx.max(mx.abs(at_once[0])).item())  # type: ignore[arg-type]
+    in_chunks = [mx.concatenate(expected, axis=1)[:, :TOKENS]]
+    assert (check_runs.largest_difference(in_chunks, at_once) or 0) <= ROUNDING * largest
+    layers = len(build_skeleton(config).layers)
+    for cuts in [*([cut] for cut in range(1, layers)), [1, layers - 1]]:
+        assert check_runs.largest_difference(expected, follow(staged(config, cuts), prompt)) == 0.0, cuts
+
+
+def folders() -> set[str]:
+    """mlx-vlm's model types, by their folders."""
+    (place,) = importlib.util.find_spec("mlx_vlm").submodule_search_locations  # type: ignore[union-attr]
+    return {folder.name for folder in Path(place, "models").iterdir() if (folder / "__init__.py").is_file()}
+
+
+def test_each_model_type_that_mlx_vlm_alone_has_is_served_or_denied_by_name() -> None:
+    utils = mlx_lm_import.import_utils()
+    files = {file.stem.replace("-", "_").lower() for file in Path(utils.__file__).parent.glob("models/*.py")}
+    of_mlx_lm = files | {*utils.MODEL_REMAPPING}
+    wrapped = {pictured(one).known_as or one for one in WRAPPED}
+    served = set(MODEL_TYPES.values())
+    assert folders() - of_mlx_lm - wrapped == (served - of_mlx_lm) | DENIED.keys()
+    assert not served & DENIED.keys()
+    assert served <= folders()
+
+
+@pytest.mark.parametrize("model_type", ["sam3", "paligemma"])
+def test_a_denied_model_type_is_refused_with_its_own_reason(model_type: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        build_skeleton({"model_type": model_type})
+    assert caught.value.reason == "MODEL_TYPE_UNKNOWN"
+    assert DENIED[model_type] in caught.value.message
+
+
+def test_without_mlx_vlm_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = mlx_lm_import.register
+
+    def register(name: str) -> bool:
+        if name == "mlx_vlm":
+            raise ImportError(f"{name} is not installed")
+        return own(name)
+
+    monkeypatch.setattr(mlx_lm_import, "register", register)
+    with pytest.raises(ModelError) as caught:
+        build_skeleton(CONFIGS["flint"])
+    assert caught.value.reason == "MODEL_NEEDS_PACKAGE"
+    assert "mlx-vlm" in caught.value.message
+    assert caught.value.hint == second_source.INSTALL
