@@ -103,8 +103,10 @@ async def lacks_parts(admin: Admin, plan: Any) -> bool:
     What lies elsewhere, as in the Hugging Face cache or at a path, they do not list."""
     stages = [stage for ring in plan.rings for stage in ring.stages]
     needed = {plan.spec.model: stages}
-    if plan.spec.draft:
-        needed[plan.spec.draft] = [stage for stage in stages if stage.draft_bytes]
+    for stage in stages:
+        for resident in stage.residents:
+            if resident.model:
+                needed.setdefault(resident.model, []).append(stage)
     for model, having in needed.items():
         held = await _held(admin, model)
         if held and not all(one.member in held and _is_there(held[one.member], False) for one in having):

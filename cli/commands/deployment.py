@@ -515,9 +515,9 @@ def print_plan(plan: Any) -> None:
                 stage.rank,
                 stage.member_name or stage.member[:16],
                 layers_of(ring, stage),
-                size(stage.weight_bytes)
-                + (f" + {size(stage.draft_bytes)} {_source(plan)}" if stage.draft_bytes else "")
-                + (f" + {size(stage.vision_bytes)} vision" if stage.vision_bytes else ""),
+                " + ".join(
+                    [size(stage.weight_bytes), *(f"{size(one.bytes)} {one.name}" for one in stage.residents)]
+                ),
                 size(stage.kv_bytes),
                 size(stage.memory_usable),
                 described(stage.trust),
@@ -584,8 +584,8 @@ def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
         where = [place["ring"] for place in places]
         if node["id"] in stages:
             ring, stage = stages[node["id"]]
-            new = stage.weight_bytes + stage.kv_budget + stage.logits_bytes + stage.draft_bytes
-            new += stage.vision_bytes
+            new = stage.weight_bytes + stage.kv_budget + stage.logits_bytes
+            new += sum(one.bytes for one in stage.residents)
             after = granted + overhead * bool(places) + new
             where.append(f"{ring.ring} {layers_of(ring, stage)}")
         free = size(max(0, usable - after))
@@ -656,8 +656,8 @@ def _guessing(plan: dict[str, Any], ring: dict[str, Any]) -> str:
         return warning
     drafted, accepted = (int(ring.get(part, 0)) for part in ("drafted", "accepted"))
     stages = [stage for one in plan["rings"] if one["ring"] == ring.get("ring") for stage in one["stages"]]
-    headed = stages and int(stages[-1].get("draft_bytes", 0))
-    draft = plan["spec"]["draft"] or ("mtp" if headed else "")
+    held = [each for stage in stages for each in stage["residents"]]
+    draft = next((each["model"] or each["name"] for each in held if each["guesses"]), "")
     right = f"{accepted} of {drafted} guessed tokens right" if drafted else ""
     return ", ".join(part for part in (draft and f"{draft} guesses", right) if part)
 
@@ -668,11 +668,6 @@ def _no_drafts(plan: dict[str, Any]) -> str:
         return ""
     able = plan["profile"]["trimmable"] and plan["spec"]["stages"] > 1
     return "" if able else "cannot guess tokens"
-
-
-def _source(plan: Any) -> str:
-    """What guesses tokens besides the lookup."""
-    return "draft" if plan.spec.draft else "mtp"
 
 
 def _phase(ring: dict[str, Any]) -> str:

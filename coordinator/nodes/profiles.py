@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.planning.demand import check_profile
+from sealring.coordinator.planning.older import read_profile
 from sealring.mesh.errors import DeadlineExceeded, NotFound, SealringError, Unavailable
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import membership_pb2, model_pb2
@@ -67,6 +68,7 @@ class Profiles:
                 result = await self._questions.ask(member, question, membership_pb2.ProfileResult)
             if result.HasField("problem"):
                 return ProfileReply(member, None, from_problem(result.problem))
+            read_profile(result.profile)
             check_profile(result.profile)
         except TimeoutError:
             return ProfileReply(member, None, DeadlineExceeded(f"no answer in {self._timeout:g} s"))

@@ -12,6 +12,7 @@ from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.nodes.links import Links
 from sealring.coordinator.nodes.profiles import ProfileReply, Profiles, nobody_has
 from sealring.coordinator.planning.arrangement import Candidate
+from sealring.coordinator.planning.demand import with_draft
 from sealring.coordinator.planning.planner import memory_of, plan
 from sealring.coordinator.planning.refusals import usable
 from sealring.coordinator.planning.shapes import shape_table
@@ -180,14 +181,17 @@ class Survey:
                 longest_chunk=chunks.get(member.id, 0),
                 shares=tuple(one.ring for one in serving.get(member.id, ())),
                 taken=sum(one.memory + overhead.get(member.id, 0) for one in serving.get(member.id, ())),
-                drafts=draft is None or _drafts(member.id, draft, agreeing),
+                lacks=_lacks(member.id, spec.draft, draft, agreeing),
             )
             for member in self._store.members.all(Role.MEMBER)
         ]
         usable(spec, candidates)  # raises if no node agrees
         # Files that nodes lack are fetched at that commit, and compared by their hashes if these are known.
         known = max(agreeing.values(), key=lambda one: (bool(one.hub_files), bool(one.commit)))
-        return _with_tower(_with_draft(known, draft), agreeing.values()), candidates
+        made = _with_residents(known, agreeing.values())
+        if draft is not None:
+            with_draft(made, spec.draft, draft)
+        return made, candidates
 
     def _obstacle(self, member: StoredMember, deployment: str, serving: Mapping[str, list[_Serves]]) -> str:
         session = self._sessions.find(member.id)
@@ -255,35 +259,32 @@ def _draft(
     return max(having.values(), key=lambda one: (weight[one.digest], one.digest, one.hub_files), default=None)
 
 
-def _drafts(
-    member: str, draft: model_pb2.ModelProfile, agreeing: Mapping[str, model_pb2.ModelProfile]
-) -> bool:
-    """Whether a member could be the head: it has the draft model, or would fetch it."""
+def _lacks(
+    member: str,
+    name: str,
+    draft: model_pb2.ModelProfile | None,
+    agreeing: Mapping[str, model_pb2.ModelProfile],
+) -> frozenset[str]:
+    """The draft model, if a member neither has it nor would fetch it."""
     own = agreeing.get(member)
-    return own is None or own.fetches_draft or (own.HasField("draft") and own.draft.digest == draft.digest)
+    if draft is None or own is None or own.fetches_draft:
+        return frozenset()
+    return frozenset() if own.HasField("draft") and own.draft.digest == draft.digest else frozenset({name})
 
 
-def _with_draft(
-    profile: model_pb2.ModelProfile, draft: model_pb2.ModelProfile | None
+def _with_residents(
+    profile: model_pb2.ModelProfile, agreeing: Iterable[model_pb2.ModelProfile]
 ) -> model_pb2.ModelProfile:
-    """The model's profile with that of its draft model, or with none."""
+    """A profile of our own without a draft model, with the residents of the node that reports most: what can
+    compute them is not installed on every node."""
+    most = max(agreeing, key=lambda one: sum(each.bytes for each in one.residents), default=profile)
     made = model_pb2.ModelProfile()
     made.CopyFrom(profile)
     made.ClearField("draft")
-    if draft is not None:
-        made.draft.CopyFrom(draft)
+    made.ClearField("residents")
+    made.residents.extend(most.residents)
+    made.image_tokens, made.not_seeing = most.image_tokens, most.not_seeing
     return made
-
-
-def _with_tower(
-    profile: model_pb2.ModelProfile, agreeing: Iterable[model_pb2.ModelProfile]
-) -> model_pb2.ModelProfile:
-    """A profile of our own with the memory of a vision tower, if any node has what computes it."""
-    most = max(agreeing, key=lambda one: one.vision_bytes, default=profile)
-    profile.vision_bytes, profile.vision_working_bytes = most.vision_bytes, most.vision_working_bytes
-    profile.image_tokens, profile.image_layers = most.image_tokens, most.image_layers
-    profile.not_seeing = most.not_seeing
-    return profile
 
 
 def _of_one_commit(

@@ -25,8 +25,8 @@ class Candidate:
     """A member as the planner sees it.
 
     `obstacle` says why it cannot serve now; "" if it can. With `fetches` it gets the model from another
-    member first. It `drafts` if it has the draft model that is asked for, or would get it: else it cannot be
-    a head. `rate` is its measured speed with this model, if known. `shares` are the rings of other
+    member first. It `lacks` models that residents are loaded from, and does not get them: it cannot hold
+    those. `rate` is its measured speed with this model, if known. `shares` are the rings of other
     deployments that it serves, and `taken` the bytes of these, with those that each further engine takes
     beside its weights and caches. `longest_chunk` are the tokens of a prompt's chunk by which its compute
     device gains, 0 where it does not say."""
@@ -41,7 +41,7 @@ class Candidate:
     shares: tuple[str, ...] = ()
     taken: int = 0
     longest_chunk: int = 0
-    drafts: bool = True
+    lacks: frozenset[str] = frozenset()
 
     @property
     def speed(self) -> float:
@@ -145,8 +145,8 @@ def _promising(
 
 
 def may_lead(demand: Demand, order: Sequence[Candidate]) -> bool:
-    """Whether the first member can be the head: it needs the draft model, if there is one."""
-    return not demand.draft or order[0].drafts or len(order) == 1
+    """Whether the first member can be the head: it lacks nothing that a head holds."""
+    return not any(one.model in order[0].lacks for one in demand.residents_at(0, len(order)))
 
 
 def _orders(group: list[Candidate], network: Network) -> Iterator[list[Candidate]]:

@@ -85,9 +85,11 @@ class Model:
     context: int
     kv_bits: int = 0
     prefill_chunk: int = 0
+    speculate: bool = False
 
     def demand(self, ranks: int, context: int = 0) -> Demand:
-        return Demand.of(self.parts[ranks], context or self.context, self.kv_bits, self.prefill_chunk)
+        sizes = context or self.context, self.kv_bits, self.prefill_chunk
+        return Demand.of(self.parts[ranks], *sizes, speculate=self.speculate, whole=ranks > 1)
 
     @property
     def state(self) -> int:
@@ -174,9 +176,10 @@ def _parts(model: Model, shape: Shape) -> list[_Part]:
     half = model.demand(shape.ranks, max(1, model.context // 2))
     for rank, layers in enumerate(shape.layers[: shape.stages]):
         end = first + layers
+        residents = sum(one.bytes for one in demand.residents_at(rank, shape.stages))
         found.append(
             _Part(
-                demand.weight_bytes(first, end, rank, shape.stages) + demand.draft_at(rank, shape.stages),
+                demand.weight_bytes(first, end, rank, shape.stages) + residents,
                 demand.row_bytes(first, end),
                 read_bytes(model.parts[shape.ranks], first, end),
                 half.row_bytes(first, end),

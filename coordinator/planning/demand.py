@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -55,6 +55,8 @@ MAX_VOCABULARY = 1 << 24
 _MAX_BYTES = 1 << 50
 _MAX_QUANTIZED = 8
 _MAX_WHY = 1000
+_MAX_RESIDENTS = 16
+_ENDS = (model_pb2.RING_END_HEAD, model_pb2.RING_END_TAIL)
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 
 
@@ -69,10 +71,8 @@ class Demand:
 
     `logits` are the bytes of a row's logits and their copies. `rows` is the number of rows whose logits have
     to fit, as all may be in one step. `drafts` are the bytes per layer that take one row's drafts back, and
-    `inputs` those that each stage keeps besides. `draft` are those of the draft model with its caches, at the
-    head, and `mtp` those of the model's MTP head, at the tail. `vision` are those of the vision tower, at
-    the head, with what it takes while it computes an image, and `head_layers` the first layers that have to
-    be there with it. `mark` are the bytes per layer of one mark.
+    `inputs` those that each stage keeps besides. `residents` have all of their bytes at this context. `mark`
+    are the bytes per layer of one mark.
     """
 
     weights: tuple[int, ...]
@@ -84,10 +84,7 @@ class Demand:
     rows: int = 1
     drafts: tuple[int, ...] = ()
     inputs: int = 0
-    draft: int = 0
-    mtp: int = 0
-    vision: int = 0
-    head_layers: int = 1
+    residents: tuple[model_pb2.Resident, ...] = ()
     mark: tuple[int, ...] = ()
 
     @classmethod
@@ -100,10 +97,12 @@ class Demand:
         slack: int = 0,
         rows: int = 1,
         speculate: bool = False,
+        whole: bool = False,
     ) -> Demand:
         """The demand of a checked profile; a windowed layer holds its window and a chunk of a prompt at most.
         One whose window is no shorter than the context grows as if it had none (`node/engine/folder.py`).
-        `slack` is the number of further tokens that a row's cache may have room for.
+        `slack` is the number of further tokens that a row's cache may have room for. `whole`: each member has
+        all layers, so that none is a head or tail that holds residents.
 
         Raises ModelError (KV_BITS_UNSUPPORTED).
         """
@@ -118,24 +117,18 @@ class Demand:
         mark = tuple(per_token * min(window, context) + state for per_token, window, state in layers)
         logits = LOGITS_COPIES * 4 * profile.vocab_size
         outer = profile.embed_bytes, profile.head_bytes, profile.tied
-        draft = draft_bytes(profile, context, kv_bits, chunk) if profile.HasField("draft") else 0
-        vision = profile.vision_bytes + profile.vision_working_bytes
-        made = cls(
-            *(tuple(profile.layer_bytes), row, *outer, logits, rows),
-            draft=draft,
-            vision=vision,
-            head_layers=max(1, profile.image_layers),
-            mark=mark,
-        )
-        if not (speculate and profile.trimmable):
+        guesses = speculate and profile.trimmable
+        held = [] if whole else [one for one in profile.residents if guesses or not one.guesses]
+        residents = tuple(_sized(one, profile, context, kv_bits, chunk) for one in held)
+        made = cls(*(tuple(profile.layer_bytes), row, *outer, logits, rows), residents=residents, mark=mark)
+        if not guesses:
             return made
         drafts = tuple(
             per_token * DRAFTED * (0 < window < context) + MAX_RUNS * state
             for per_token, window, state in layers
         )
         inputs = DRAFTED * profile.handoff_bytes_per_token * any(profile.state_bytes)
-        mtp = 0 if draft else profile.mtp_bytes + profile.mtp_kv_bytes_per_token * context
-        return replace(made, drafts=drafts, inputs=inputs, mtp=mtp if profile.mtp_bytes else 0)
+        return replace(made, drafts=drafts, inputs=inputs)
 
     @cached_property
     def per_layer(self) -> list[int]:
@@ -179,29 +172,28 @@ class Demand:
         tail = self.head + (self.embedding if self.tied else 0)
         return [self.embedding, *[0] * (stages - 2), tail]
 
-    def draft_at(self, rank: int, stages: int) -> int:
-        """Bytes that the draft model or the MTP head takes at this rank. A ring of one has no use for it."""
-        if stages == 1:
-            return 0
-        return self.draft * (rank == 0) + self.mtp * (rank == stages - 1)
+    @property
+    def head_layers(self) -> int:
+        """The first layers that have to be at the head, for its residents."""
+        return max([1, *(one.layers for one in self.residents)])
 
-    def vision_at(self, rank: int) -> int:
-        """Bytes that the vision tower takes at this rank."""
-        return self.vision * (rank == 0)
+    def residents_at(self, rank: int, stages: int) -> list[model_pb2.Resident]:
+        """The residents at this rank. A ring of one has no use for those that guess."""
+        place = {model_pb2.RING_END_HEAD: 0, model_pb2.RING_END_TAIL: stages - 1}
+        return [one for one in self.residents if place[one.at] == rank and (stages > 1 or not one.guesses)]
 
     def row_logits(self, rank: int, stages: int) -> int:
         """Bytes that a row's logits and their copies take at this rank: none before the tail."""
         return self.logits if rank == stages - 1 else 0
 
     def extras(self, stages: int) -> list[int]:
-        """Bytes besides layers per rank that have to fit: weights, the logits of `rows` rows, `inputs`, the
-        draft model and the vision tower."""
+        """Bytes besides layers per rank that have to fit: weights, the logits of `rows` rows, `inputs` and
+        residents."""
         return [
             weights
             + self.rows * self.row_logits(rank, stages)
             + self.inputs
-            + self.draft_at(rank, stages)
-            + self.vision_at(rank)
+            + sum(one.bytes for one in self.residents_at(rank, stages))
             for rank, weights in enumerate(self.outer_weights(stages))
         ]
 
@@ -224,6 +216,29 @@ class Demand:
     def total(self, stages: int) -> int:
         """Everything that `stages` ranks hold together, one row included."""
         return sum(self.per_layer) + sum(self.extras(stages))
+
+
+def _sized(
+    one: model_pb2.Resident, profile: model_pb2.ModelProfile, context: int, kv_bits: int, chunk: int
+) -> model_pb2.Resident:
+    """A resident with all that it takes at this context; another model is the profile's draft model."""
+    made = model_pb2.Resident()
+    made.CopyFrom(one)
+    made.bytes += one.bytes_per_token * context
+    made.bytes_per_token = 0
+    if one.model:
+        made.bytes = draft_bytes(profile, context, kv_bits, chunk)
+    return made
+
+
+def with_draft(profile: model_pb2.ModelProfile, name: str, draft: model_pb2.ModelProfile) -> None:
+    """Adds a draft model in the place of what would guess else."""
+    made = model_pb2.Resident(name="draft", guesses=True, model=name, does=f"{name} guesses")
+    made.at = model_pb2.RING_END_HEAD
+    profile.draft.CopyFrom(draft)
+    held = [*(one for one in profile.residents if not one.guesses), made]
+    del profile.residents[:]
+    profile.residents.extend(held)
 
 
 def draft_context(profile: model_pb2.ModelProfile, context: int) -> int:
@@ -290,53 +305,49 @@ def kv_bytes_per_token(profile: model_pb2.ModelProfile, kv_bits: int) -> Sequenc
 
 def check_profile(profile: model_pb2.ModelProfile) -> None:
     """Bound every number that a node reported. Raises ModelError (BAD_PROFILE)."""
-    if not 1 <= profile.layers <= MAX_LAYERS:
-        raise _bad("number of layers")
+    for what, bad in _faults(profile):
+        if bad:
+            raise ModelError(
+                f"a node's profile of the model has a bad {what}",
+                hint="run the same release on every node",
+                reason="BAD_PROFILE",
+            )
+    if profile.HasField("draft"):
+        check_profile(profile.draft)
+
+
+def _faults(profile: model_pb2.ModelProfile) -> Iterator[tuple[str, bool]]:
+    """What is bounded, and whether it is beyond its bounds."""
+    layers, kinds = profile.layers, profile.quantized
+    yield "number of layers", not 1 <= layers <= MAX_LAYERS
+    yield "list of quantized cache sizes", len(kinds) > _MAX_QUANTIZED
     per_layer: list[tuple[str, Sequence[int]]] = [
         ("layer sizes", profile.layer_bytes),
         ("cache sizes", profile.kv_bytes_per_token),
         ("cache windows", profile.kv_max_tokens),
         ("state sizes", profile.state_bytes),
+        *(("quantized cache sizes", one.kv_bytes_per_token) for one in kinds),
     ]
-    if len(profile.quantized) > _MAX_QUANTIZED or len(profile.not_quantizable) > _MAX_WHY:
-        raise _bad("list of quantized cache sizes")
-    per_layer += [("quantized cache sizes", one.kv_bytes_per_token) for one in profile.quantized]
     for what, values in per_layer:
-        if len(values) != profile.layers or any(value > _MAX_BYTES for value in values):
-            raise _bad(what)
-    if max(profile.embed_bytes, profile.head_bytes, profile.handoff_bytes_per_token) > _MAX_BYTES:
-        raise _bad("embedding or head size")
-    if max(profile.mtp_bytes, profile.mtp_kv_bytes_per_token * MAX_CONTEXT) > _MAX_BYTES:
-        raise _bad("size of an MTP head")
-    if max(profile.vision_bytes, profile.vision_working_bytes) > _MAX_BYTES:
-        raise _bad("size of a vision tower")
-    if profile.image_tokens > MAX_PREFILL_CHUNK:
-        raise _bad("number of an image's tokens")
-    if profile.image_layers > profile.layers:
-        raise _bad("number of layers for images")
-    if len(profile.not_seeing) > _MAX_WHY:
-        raise _bad("reason to refuse images")
-    if profile.max_context > MAX_CONTEXT:
-        raise _bad("context")
-    if profile.vocab_size > MAX_VOCABULARY:
-        raise _bad("vocabulary")
-    if not is_sha256(profile.digest) or not _WORD.match(profile.model_type):
-        raise _bad("digest or model type")
-    if profile.parameters > _MAX_BYTES or (profile.precision and not _WORD.match(profile.precision)):
-        raise _bad("number or precision of parameters")
-    if profile.commit and not is_commit(profile.commit):
-        raise _bad("commit")
-    if profile.hub_files and not (profile.commit and is_sha256(profile.hub_files)):
-        raise _bad("hash of the hub's files")
-    if profile.HasField("draft"):
-        if profile.draft.HasField("draft"):
-            raise _bad("draft model")
-        check_profile(profile.draft)
-
-
-def _bad(what: str) -> ModelError:
-    return ModelError(
-        f"a node's profile of the model has a bad {what}",
-        hint="run the same release on every node",
-        reason="BAD_PROFILE",
-    )
+        yield what, len(values) != layers or max(values) > _MAX_BYTES
+    outer = profile.embed_bytes, profile.head_bytes, profile.handoff_bytes_per_token
+    yield "embedding or head size", max(outer) > _MAX_BYTES
+    names = [one.name for one in profile.residents]
+    yield "list of residents", len(set(names)) < len(names) or len(names) > _MAX_RESIDENTS
+    for one in profile.residents:
+        yield "resident", not _WORD.match(one.name) or one.at not in _ENDS
+        yield f"size of {one.name}", max(one.bytes, one.bytes_per_token * MAX_CONTEXT) > _MAX_BYTES
+        at_head = one.at == model_pb2.RING_END_HEAD
+        yield f"number of layers for {one.name}", one.layers > (layers if at_head else 0)
+        yield f"text about {one.name}", max(len(one.does), len(one.model)) > _MAX_WHY
+    yield "number of an image's tokens", profile.image_tokens > MAX_PREFILL_CHUNK
+    yield "reason", max(len(profile.not_seeing), len(profile.not_quantizable)) > _MAX_WHY
+    yield "context", profile.max_context > MAX_CONTEXT
+    yield "vocabulary", profile.vocab_size > MAX_VOCABULARY
+    yield "digest or model type", not (is_sha256(profile.digest) and _WORD.match(profile.model_type))
+    precise = not profile.precision or _WORD.match(profile.precision)
+    yield "number or precision of parameters", profile.parameters > _MAX_BYTES or not precise
+    yield "commit", bool(profile.commit) and not is_commit(profile.commit)
+    known = not profile.hub_files or (profile.commit and is_sha256(profile.hub_files))
+    yield "hash of the hub's files", not known
+    yield "draft model", profile.draft.HasField("draft")

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from sealring.coordinator.planning.arrangement import (
     Candidate,
@@ -43,9 +42,8 @@ from sealring.coordinator.planning.refusals import (
     too_few_nodes,
     usable,
 )
-from sealring.coordinator.planning.specs import check_spec
+from sealring.coordinator.planning.specs import bad, check_spec
 from sealring.mesh.crypto.encoding import canonical_json
-from sealring.mesh.errors import InvalidInput
 from sealring.mesh.names import ring_id
 from sealring.mesh.roster.model import TENSOR
 from sealring.v1 import admin_pb2, model_pb2
@@ -55,9 +53,7 @@ DEFAULT_CONTEXT = 4096
 
 CLEAR = "every node computes a part of every layer; what they add up crosses the network in clear"
 
-BLIND = (
-    "prompts with images are refused: a vision tower works at the head of a pipeline, not in a tensor ring"
-)
+NO_ENDS = "in pipelines alone, not in a tensor ring"
 
 SHORTEST_CHUNK = 256
 """Tokens of the longest chunk where a member does not say by how many it gains."""
@@ -87,8 +83,8 @@ def plan(
     asked, spec = spec, check_spec(spec)
     check_profile(profile)
     members = usable(spec, candidates)
-    if spec.draft and sum(member.drafts for member in members) < spec.replicas:
-        raise no_heads(spec, members)
+    if sum(not member.lacks for member in members) < min(len(members), spec.replicas):
+        raise no_heads(spec.draft, members)
     _check_shape(spec, profile)
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
     chunk = asked.prefill_chunk or max(longest_chunk(spec, profile, wanted, one) for one in members)
@@ -102,13 +98,12 @@ def plan(
         spec.context, spec.stages = asked.context, asked.stages
         rings = _arranged(spec, profile, wanted, members, candidates, network)
     if not all(may_lead(_demand(spec, profile, spec.context), [one for one, _ in ring]) for ring in rings):
-        raise no_heads(spec, [ring[0][0] for ring in rings])
+        raise no_heads(spec.draft, [ring[0][0] for ring in rings])
     made = _finish(spec, profile, rings)
     demand = _demand(made.spec, profile, made.spec.context)
     if spec.strategy == TENSOR:
         made.reasons.append(CLEAR)
-        if profile.vision_bytes:
-            made.reasons.append(BLIND)
+        made.reasons.extend(f"{one.does} {NO_ENDS}" for one in profile.residents if not one.guesses)
     else:
         if profile.not_seeing:
             made.reasons.append(f"prompts with images are refused: {profile.not_seeing}")
@@ -167,45 +162,33 @@ def _left(made: admin_pb2.DeploymentPlan, rings: Sequence[PlannedRing]) -> str:
 
 def memory_of(stage: admin_pb2.StagePlan) -> int:
     """Bytes that a planned stage may take of its member."""
-    return stage.weight_bytes + stage.kv_budget + stage.logits_bytes + stage.draft_bytes + stage.vision_bytes
+    residents = sum(one.bytes for one in stage.residents)
+    return stage.weight_bytes + stage.kv_budget + stage.logits_bytes + residents
 
 
 def _check_shape(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile) -> None:
+    layers, (head, what) = profile.layers, _head_layers(spec, profile)
     if profile.max_context and spec.context > profile.max_context:
-        raise InvalidInput(
-            f"context is {spec.context} and the model's own is {profile.max_context}",
-            hint="ask for at most the model's own context, or leave it out to take that",
-            reason="BAD_DEPLOYMENT",
-            param="context",
-        )
-    if spec.stages > profile.layers:
-        raise InvalidInput(
-            f"{spec.stages} stages are more than the model's {profile.layers} layers",
-            reason="BAD_DEPLOYMENT",
-            param="stages",
-        )
-    head = 0 if spec.strategy == TENSOR else profile.image_layers
-    if spec.stages > profile.layers - max(0, head - 1):
-        raise InvalidInput(
-            f"{spec.stages} stages leave the head less than the first {head} of the model's {profile.layers} "
-            "layers, which images need there",
-            hint=f"ask for {profile.layers - head + 1} stages or fewer",
-            reason="BAD_DEPLOYMENT",
-            param="stages",
-        )
+        hint = "ask for at most the model's own context, or leave it out to take that"
+        raise bad("context", f"context is {spec.context} and the model's own is {profile.max_context}", hint)
+    if spec.stages > layers:
+        raise bad("stages", f"{spec.stages} stages are more than the model's {layers} layers")
+    if spec.stages > layers - max(0, head - 1):
+        less = f"{spec.stages} stages leave the head less than the first {head} of {layers} layers"
+        hint = f"ask for {layers - head + 1} stages or fewer"
+        raise bad("stages", f"{less}, which {what} needs there", hint)
     if spec.split and spec.split[0] < head:
-        raise InvalidInput(
-            f"split gives the head {spec.split[0]} layers, and images need the model's first {head} there",
-            hint=f"give the first stage {head} layers or more",
-            reason="BAD_DEPLOYMENT",
-            param="split",
-        )
-    if spec.split and sum(spec.split) != profile.layers:
-        raise InvalidInput(
-            f"split adds up to {sum(spec.split)} and the model has {profile.layers} layers",
-            reason="BAD_DEPLOYMENT",
-            param="split",
-        )
+        few = f"split gives the head {spec.split[0]} layers"
+        hint = f"give the first stage {head} layers or more"
+        raise bad("split", f"{few}, and {what} needs the model's first {head} there", hint)
+    if spec.split and sum(spec.split) != layers:
+        raise bad("split", f"split adds up to {sum(spec.split)} and the model has {layers} layers")
+
+
+def _head_layers(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile) -> tuple[int, str]:
+    """The first layers that have to be at the head, and the resident that needs most; 0 if none does."""
+    residents = () if spec.strategy == TENSOR else profile.residents
+    return max(((one.layers, one.name) for one in residents), default=(0, ""))
 
 
 def longest_chunk(
@@ -221,16 +204,8 @@ def longest_chunk(
 def _demand(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int, slack: int = 0
 ) -> Demand:
-    made = Demand.of(
-        profile,
-        context,
-        spec.kv_bits,
-        spec.prefill_chunk,
-        slack,
-        spec.max_rows or 1,
-        speculate=spec.speculate,
-    )
-    return replace(made, vision=0, head_layers=1) if spec.strategy == TENSOR else made
+    sizes = context, spec.kv_bits, spec.prefill_chunk, slack, spec.max_rows or 1
+    return Demand.of(profile, *sizes, speculate=spec.speculate, whole=spec.strategy == TENSOR)
 
 
 def _by_memory(
@@ -241,7 +216,7 @@ def _by_memory(
     candidates: Sequence[Candidate],
     network: Network,
 ) -> tuple[int, list[PlannedRing]]:
-    most = min(len(members) // spec.replicas, profile.layers - max(0, profile.image_layers - 1))
+    most = min(len(members) // spec.replicas, profile.layers - max(0, _head_layers(spec, profile)[0] - 1))
     counts = [spec.stages] if spec.stages else list(range(1, most + 1))
     if not counts or counts[0] > most:
         raise too_few_nodes(spec, (spec.stages or 1) * spec.replicas, members, candidates)
@@ -413,14 +388,12 @@ def _ring_plan(name: str, demand: Demand, ring: PlannedRing, whole: bool) -> adm
                 weight_bytes=demand.weight_bytes(first, end, *place),
                 kv_bytes=demand.row_bytes(first, end),
                 logits_bytes=demand.row_logits(*place),
-                draft_bytes=0 if whole else demand.draft_at(*place),
-                vision_bytes=demand.vision_at(rank),
+                residents=demand.residents_at(*place),
                 memory_usable=member.memory_usable,
                 trust=member.trust,
             )
         )
-        besides = stages[-1].draft_bytes + stages[-1].vision_bytes
-        stages[-1].kv_budget = member.room - stages[-1].weight_bytes - besides
+        stages[-1].kv_budget = member.room - memory_of(stages[-1]) + stages[-1].logits_bytes
         first = 0 if whole else end
     return admin_pb2.RingPlan(ring=name, stages=stages, min_trust=min(stage.trust for stage in stages))
 

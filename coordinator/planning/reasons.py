@@ -45,20 +45,12 @@ def reasons(
         lines.append("no tokens are guessed: a ring of one node has no stages that are idle meanwhile")
     elif made.speculate and not trimmable:
         lines.append("no tokens are guessed: wrong ones would change the answers of this model")
-    elif made.draft:
-        heads = ", ".join(ring[0][0].name for ring in rings)
-        lines.append(f"{made.draft} guesses at {heads}, with {size(demand.draft)} of weights and caches")
-    elif made.speculate and demand.mtp:
-        tails = ", ".join(ring[-1][0].name for ring in rings)
-        lines.append(
-            f"the model's MTP head guesses at {tails}, with {size(demand.mtp)} of weights and caches"
-        )
-    if demand.vision:
-        heads = ", ".join(ring[0][0].name for ring in rings)
-        lines.append(
-            f"the model's vision tower reads images at {heads}, "
-            f"with {size(demand.vision)} of weights, room to work in and processes that read files"
-        )
+    for rank in sorted({0, stages - 1}):
+        where = ", ".join(ring[rank][0].name for ring in rings)
+        lines += [
+            f"{one.does} at {where}, with {size(one.bytes)} of weights, caches and room to work in"
+            for one in demand.residents_at(rank, stages)
+        ]
     if made.context < wanted:
         lines.append(
             f"a context of {made.context} tokens, for {wanted} do not fit (--kv-bits 8 or more nodes help)"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
 
+from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import HEADROOM_PERCENT, Demand
 from sealring.mesh.errors import FailedPrecondition, NotFound, ResourceExhausted
 from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
@@ -13,31 +13,7 @@ from sealring.v1 import admin_pb2
 _SHOWN = 8
 
 
-class Usable(Protocol):
-    """The facts of a member that refusals name."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def memory_usable(self) -> int: ...
-    @property
-    def trust(self) -> int: ...
-    @property
-    def obstacle(self) -> str: ...
-    @property
-    def fetches(self) -> bool: ...
-    @property
-    def shares(self) -> Sequence[str]: ...
-    @property
-    def room(self) -> int: ...
-
-
-Member = TypeVar("Member", bound=Usable)
-
-
-def usable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list[Member]:
+def usable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The members that this deployment may use: first those that serve nothing else, of these those that have
     the model, and then the strongest.
 
@@ -57,7 +33,7 @@ def usable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list
     return sorted(able, key=lambda one: (bool(one.shares), one.fetches, -one.room, -one.trust, one.id))
 
 
-def _named(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list[Member]:
+def _named(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Candidate]) -> list[Candidate]:
     by_id = {member.id: member for member in candidates}
     for identifier in spec.members:
         member = by_id.get(identifier)
@@ -79,7 +55,7 @@ def _named(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Member]) -> list
     return [by_id[identifier] for identifier in spec.members]
 
 
-def _obstacle(member: Usable, floor: int) -> str:
+def _obstacle(member: Candidate, floor: int) -> str:
     if member.obstacle:
         return member.obstacle
     if member.trust < max(1, floor):
@@ -92,7 +68,7 @@ def _obstacle(member: Usable, floor: int) -> str:
     return ""
 
 
-def _unable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Usable]) -> str:
+def _unable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Candidate]) -> str:
     """The members that cannot serve, each with its reason."""
     obstacles = ((member, _obstacle(member, spec.trust_floor)) for member in candidates)
     unable = [f"{member.name}: {obstacle}" for member, obstacle in obstacles if obstacle]
@@ -101,7 +77,7 @@ def _unable(spec: admin_pb2.DeploymentSpec, candidates: Sequence[Usable]) -> str
 
 
 def too_few_nodes(
-    spec: admin_pb2.DeploymentSpec, needed: int, members: Sequence[Usable], candidates: Sequence[Usable]
+    spec: admin_pb2.DeploymentSpec, needed: int, members: Sequence[Candidate], candidates: Sequence[Candidate]
 ) -> FailedPrecondition:
     """The deployment asks for more members than can serve; `candidates` are these and the others."""
     unable = "" if spec.members else _unable(spec, candidates)
@@ -114,19 +90,19 @@ def too_few_nodes(
     )
 
 
-def no_heads(spec: admin_pb2.DeploymentSpec, members: Sequence[Usable]) -> FailedPrecondition:
-    """Members of which each ring's head would be one, and of which too few have the draft model."""
+def no_heads(model: str, members: Sequence[Candidate]) -> FailedPrecondition:
+    """Members of which each ring's head would be one, and of which too few have a model that it needs too."""
     names = ", ".join(member.name for member in members[:_SHOWN])
     return FailedPrecondition(
-        f"the head of each ring needs the draft model {spec.draft}, and not enough of {names} have it",
-        hint=f"fetch it there: sealring model pull {spec.draft} --node NODE",
+        f"the head of each ring needs the draft model {model}, and not enough of {names} have it",
+        hint=f"fetch it there: sealring model pull {model} --node NODE",
         reason="NO_DRAFT_MODEL",
         param="draft",
     )
 
 
 def does_not_fit(
-    demand: Demand, context: int, members: Sequence[Usable], replicas: int, stages: int, largest: int
+    demand: Demand, context: int, members: Sequence[Candidate], replicas: int, stages: int, largest: int
 ) -> ResourceExhausted:
     """No assignment fits. `largest` is the longest context that would, 0 when none does."""
     needed = demand.total(stages) * replicas
@@ -142,7 +118,8 @@ def does_not_fit(
         f"{_nodes(len(members))} {size(available)} to give"
     )
     if needed <= available and demand.head_layers > 1:
-        message += f", but images need the first {demand.head_layers} layers at one node, the head"
+        what = next(one.name for one in demand.residents if one.layers == demand.head_layers)
+        message += f", but {what} needs the first {demand.head_layers} layers at one node, the head"
     elif needed <= available:
         message += f", but no cut into layers of up to {size(biggest)} fits each node"
     shown = ", ".join(f"{member.name}: {size(member.room)}" for member in members[:_SHOWN])
@@ -159,7 +136,7 @@ def does_not_fit(
 
 
 def split_does_not_fit(
-    member: Usable, rank: int, needed: int, context: int, largest: int
+    member: Candidate, rank: int, needed: int, context: int, largest: int
 ) -> ResourceExhausted:
     """One stage of a split by hand is too large for its member."""
     available = member.room
@@ -181,7 +158,7 @@ def _hint(largest: int, other: str = "add nodes, or choose a smaller or more qua
     return f"a context of {largest} tokens fits; or {other}" if largest else other
 
 
-def _others(members: Sequence[Usable]) -> str:
+def _others(members: Sequence[Candidate]) -> str:
     """The hint for members whose memory other rings take."""
     rings = sorted({ring for member in members for ring in member.shares})
     if not rings:

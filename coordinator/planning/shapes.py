@@ -38,7 +38,7 @@ def shape_table(
     """The fastest shapes of each strategy over these members, strongest first, beside that of the plan, which
     has one ring; `spec` is what the operator asked for."""
     made = planned.spec
-    model = Model(parts, made.context, made.kv_bits, made.prefill_chunk)
+    model = Model(parts, made.context, made.kv_bits, made.prefill_chunk, made.speculate)
     rows = spec.max_rows or DEFAULT_MAX_ROWS
     chosen = estimate(model, _shape_of(planned, members), network, rows)
     if chosen is None:

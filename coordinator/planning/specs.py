@@ -38,14 +38,14 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     checked.CopyFrom(spec)
     check_deployment_name(spec.name)
     if not _is_name(spec.model):
-        raise _bad("model", f"model is empty, longer than {_MAX_MODEL} or has control characters")
+        raise bad("model", f"model is empty, longer than {_MAX_MODEL} or has control characters")
     checked.strategy = spec.strategy or PIPELINE
     if checked.strategy == TENSOR:
         _check_tensor(checked)
     elif checked.strategy != PIPELINE:
-        raise _bad("strategy", "strategy is not one that is served", f"use {PIPELINE} or {TENSOR}")
+        raise bad("strategy", "strategy is not one that is served", f"use {PIPELINE} or {TENSOR}")
     elif spec.clear_links or spec.backend or spec.or_pipeline:
-        raise _bad("strategy", "a pipeline has no links in clear and no backend", f"use {TENSOR}")
+        raise bad("strategy", "a pipeline has no links in clear and no backend", f"use {TENSOR}")
     _check_draft(checked)
     checked.replicas = spec.replicas or 1
     _at_most("context", spec.context, MAX_CONTEXT)
@@ -55,7 +55,7 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     _at_most("stages", spec.stages, MAX_STAGES)
     _at_most("prefill_chunk", spec.prefill_chunk, MAX_PREFILL_CHUNK)
     if spec.kv_bits not in (0, *KV_BITS):
-        raise _bad("kv_bits", f"kv_bits is {spec.kv_bits}", "8, 4, or 0 for the model's own precision")
+        raise bad("kv_bits", f"kv_bits is {spec.kv_bits}", "8, 4, or 0 for the model's own precision")
     _check_split(checked)
     _check_members(checked)
     _check_on_demand(checked)
@@ -71,20 +71,20 @@ def as_pipeline(spec: admin_pb2.DeploymentSpec) -> None:
 def _check_tensor(spec: admin_pb2.DeploymentSpec) -> None:
     """Refuses a tensor ring without `clear_links`: links in clear have to be asked for."""
     if not spec.clear_links:
-        raise _bad(
+        raise bad(
             "clear_links",
             "nodes that compute parts of every layer add them up over links that cannot be sealed",
             "say that the network may read them (--clear-links), or use a pipeline",
         )
     spec.backend = spec.backend or BACKENDS[0]
     if spec.backend not in BACKENDS:
-        raise _bad("backend", "backend is not one of MLX's that are served", f"use {', '.join(BACKENDS)}")
+        raise bad("backend", "backend is not one of MLX's that are served", f"use {', '.join(BACKENDS)}")
     if spec.stages not in RANKS or spec.split:
-        raise _bad(
+        raise bad(
             "stages", f"a tensor ring has {' or '.join(map(str, RANKS))} nodes", "say how many: --stages"
         )
     if spec.speculate:
-        raise _bad("speculate", "a tensor ring guesses no tokens", "leave speculate out")
+        raise bad("speculate", "a tensor ring guesses no tokens", "leave speculate out")
 
 
 def _is_name(model: str) -> bool:
@@ -95,9 +95,9 @@ def _check_draft(spec: admin_pb2.DeploymentSpec) -> None:
     if not spec.draft:
         return
     if spec.strategy == TENSOR:
-        raise _bad("draft", "a tensor ring guesses no tokens", "leave draft out")
+        raise bad("draft", "a tensor ring guesses no tokens", "leave draft out")
     if not _is_name(spec.draft) or spec.draft == spec.model:
-        raise _bad(
+        raise bad(
             "draft", f"draft is longer than {_MAX_MODEL}, has control characters, or is the model itself"
         )
     spec.speculate = True
@@ -107,16 +107,16 @@ def _check_split(spec: admin_pb2.DeploymentSpec) -> None:
     if not spec.split:
         return
     if spec.stages:
-        raise _bad("split", "split and stages exclude each other", "leave stages out")
+        raise bad("split", "split and stages exclude each other", "leave stages out")
     if len(spec.split) > MAX_STAGES or any(not 1 <= layers <= MAX_LAYERS for layers in spec.split):
-        raise _bad("split", f"split is not 1 to {MAX_STAGES} numbers of layers, each at least 1")
+        raise bad("split", f"split is not 1 to {MAX_STAGES} numbers of layers, each at least 1")
 
 
 def _check_members(spec: admin_pb2.DeploymentSpec) -> None:
     if len(spec.members) > MAX_STAGES * MAX_REPLICAS:
-        raise _bad("members", "members are too many")
+        raise bad("members", "members are too many")
     if len(set(spec.members)) != len(spec.members):
-        raise _bad("members", "members name one node twice")
+        raise bad("members", "members name one node twice")
     for member in spec.members:
         try:
             check_member_id(member)
@@ -125,16 +125,14 @@ def _check_members(spec: admin_pb2.DeploymentSpec) -> None:
             raise
     needed = len(spec.split) * spec.replicas
     if spec.split and spec.members and len(spec.members) != needed:
-        raise _bad(
-            "members", f"split and replicas ask for {needed} members and {len(spec.members)} are named"
-        )
+        raise bad("members", f"split and replicas ask for {needed} members and {len(spec.members)} are named")
 
 
 def _check_on_demand(spec: admin_pb2.DeploymentSpec) -> None:
     if not spec.on_demand:
         for param in ("keep_alive", "pinned"):
             if getattr(spec, param):
-                raise _bad(param, f"only a deployment on demand has {param}", "say on_demand too")
+                raise bad(param, f"only a deployment on demand has {param}", "say on_demand too")
         spec.ClearField("keep_alive")
     elif not spec.HasField("keep_alive"):
         spec.keep_alive = KEEP_ALIVE_SECONDS
@@ -145,18 +143,19 @@ def _check_aliases(spec: admin_pb2.DeploymentSpec) -> None:
     _at_most("aliases", len(spec.aliases), MAX_ALIASES)
     for alias in spec.aliases:
         if not is_alias(alias):
-            raise _bad(
+            raise bad(
                 "aliases",
                 "an alias is not 1 to 128 letters, digits and . _ / : -, or the beginning of it and *",
             )
     if len({spec.name, *spec.aliases}) != 1 + len(spec.aliases):
-        raise _bad("aliases", "aliases name the deployment twice")
+        raise bad("aliases", "aliases name the deployment twice")
 
 
 def _at_most(param: str, value: int, limit: int) -> None:
     if value > limit:
-        raise _bad(param, f"{param} is {value}", f"at most {limit}")
+        raise bad(param, f"{param} is {value}", f"at most {limit}")
 
 
-def _bad(param: str, message: str, hint: str = "") -> InvalidInput:
+def bad(param: str, message: str, hint: str = "") -> InvalidInput:
+    """The refusal of a specification by its field `param` (BAD_DEPLOYMENT)."""
     return InvalidInput(message, hint=hint, reason="BAD_DEPLOYMENT", param=param)

@@ -175,9 +175,9 @@ class RunningRing:
             backend=self.backend,
             commit=self.commit,
             hub_files=self.hub_files,
-            draft=self.draft if stage.draft_bytes else None,
-            mtp=self.draft is None and len(self.plan.stages) > 1 and self.plan.stages[-1].draft_bytes > 0,
-            vision=stage.vision_bytes > 0,
+            draft=self.draft if _holds(stage, "draft") else None,
+            mtp=_holds(self.plan.stages[-1], "mtp"),
+            vision=_holds(stage, "vision"),
         )
 
     def name_of(self, member: str) -> str:
@@ -187,6 +187,10 @@ class RunningRing:
     def stage_of(self, member: str) -> admin_pb2.StagePlan:
         """A member's stage."""
         return next(stage for stage in self.plan.stages if stage.member == member)
+
+
+def _holds(stage: admin_pb2.StagePlan, resident: str) -> bool:
+    return any(one.name == resident for one in stage.residents)
 
 
 def draft_plan(plan: admin_pb2.DeploymentPlan) -> membership_pb2.DraftPlan | None:

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from sqlite3 import Row
 
+from sealring.coordinator.planning.older import read_plan
 from sealring.coordinator.store.database import Database
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.mesh.errors import AlreadyExists, NotFound
@@ -115,7 +116,7 @@ class Deployments:
             raise self._database.corrupt("deployments", f"deployment {row['name'][:128]!r}")
         return StoredDeployment(
             admin_pb2.DeploymentSpec.FromString(row["asked"]),
-            admin_pb2.DeploymentPlan.FromString(row["plan"]),
+            read_plan(admin_pb2.DeploymentPlan.FromString(row["plan"])),
             row["created"],
         )
 

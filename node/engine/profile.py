@@ -30,7 +30,7 @@ from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache, o
 from sealring.node.engine.staging.interception import leaves, own_arrays
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
 from sealring.node.engine.staging.shards import sharded
-from sealring.node.engine.vision.sizes import vision_bytes
+from sealring.node.engine.vision.sizes import tower_sizes
 from sealring.node.engine.weights import (
     has_mtp_head,
     load_lazily,
@@ -84,10 +84,8 @@ def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
     many numbers the whole model has, and `precision` that of most of them: bfloat16, or int4, mxfp8 and the
     like where they are quantized.
 
-    `mtp_bytes`: parameters of an MTP head that the tail needs besides its own, and `mtp_kv_bytes_per_token`
-    those of its caches; 0 where the folder has no head, or one that is of no use. `vision_bytes`,
-    `vision_working_bytes`, `image_tokens` and `image_layers` and `not_seeing` are those of
-    `vision.sizes`.
+    `residents`: what the folder has for a head or a tail besides layers, as `Resident` of model.proto: an MTP
+    head that is of use, and the vision tower. `image_tokens` and `not_seeing` are those of `vision.sizes`.
 
     With several `ranks`, layers and caches are what one of them holds. Raises ModelError as
     `weights.load_stage` and `weights.load_shard` do.
@@ -118,7 +116,8 @@ def _precision(model: nn.Module) -> dict[str, Any]:
 def measure(path: Path, model: nn.Module, config: dict[str, Any], anatomy: Anatomy) -> dict[str, Any]:
     """The profile of a model that is mapped lazily from the folder `path`, as `profile` has it."""
     report = _weights(model, anatomy) | _caches(model, anatomy)
-    report |= _mtp_head(path, model, config, tied=report["tied"]) | vision_bytes(path, config)
+    seeing = tower_sizes(path, config)
+    residents = [*_mtp_head(path, model, config, tied=report["tied"]), *seeing.pop("residents")]
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     handoffs = [
         sum(math.prod(spec.tail) * getattr(mx, spec.dtype).size for spec in boundary.specs)
@@ -131,6 +130,8 @@ def measure(path: Path, model: nn.Module, config: dict[str, Any], anatomy: Anato
         "vocab_size": anatomy.logits.tail[0],
         "dtype": anatomy.boundaries[0].specs[0].dtype if anatomy.boundaries else anatomy.logits.dtype,
         **report,
+        **seeing,
+        "residents": residents,
         "max_context": max_context(config | {key: value for key, value in (text or {}).items() if value}),
         "eos_token_ids": _eos(config, text or {}),
         "handoff_bytes_per_token": max(handoffs, default=0),
@@ -163,15 +164,16 @@ def _weights(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
     }
 
 
-def _mtp_head(path: Path, model: nn.Module, config: dict[str, Any], *, tied: bool) -> dict[str, int]:
-    found = {"mtp_bytes": 0, "mtp_kv_bytes_per_token": 0}
-    if has_mtp_head(path, config):
-        try:
-            head = load_mtp_head(path, model, shares=tied)
-            found = {"mtp_bytes": head.weight_bytes, "mtp_kv_bytes_per_token": head.kv_bytes_per_token}
-        except ModelError as error:
-            log.warning("mtp_head_unusable", model=path.name, error=error.message)
-    return found
+def _mtp_head(path: Path, model: nn.Module, config: dict[str, Any], *, tied: bool) -> list[dict[str, Any]]:
+    if not has_mtp_head(path, config):
+        return []
+    try:
+        head = load_mtp_head(path, model, shares=tied)
+    except ModelError as error:
+        log.warning("mtp_head_unusable", model=path.name, error=error.message)
+        return []
+    named = {"name": "mtp", "at": "RING_END_TAIL", "guesses": True, "does": "the model's MTP head guesses"}
+    return [named | {"bytes": head.weight_bytes, "bytes_per_token": head.kv_bytes_per_token}]
 
 
 def _arrays(module: nn.Module) -> list[mx.array]:

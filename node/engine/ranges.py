@@ -28,7 +28,7 @@ from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.mtp_head import keeps_embedding
 from sealring.node.engine.staging.splicing import embedded
-from sealring.node.engine.vision.sizes import vision_bytes
+from sealring.node.engine.vision.sizes import tower_sizes
 from sealring.node.engine.vision.tower import load_tower
 from sealring.node.engine.weights import (
     has_mtp_head,
@@ -63,7 +63,7 @@ def needed(path: Path, lo: int, hi: int) -> list[Range]:
         made = list(stage.kept)
         if stage.spec.is_tail and has_mtp_head(path, config):
             made += load_mtp_head(path, model, shares=keeps_embedding(model, stage.kept)).kept
-        if stage.spec.is_head and vision_bytes(path, config)["vision_bytes"]:
+        if stage.spec.is_head and tower_sizes(path, config)["residents"]:
             tower = load_tower(path, *embedded(model))
             made += tower.kept if tower is not None else []
     found: list[Range] = []

@@ -22,6 +22,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _NodeState:
@@ -980,6 +985,7 @@ class StagePlan(_message.Message):
     TRUST_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     LOGITS_BYTES_FIELD_NUMBER: _builtins.int
+    RESIDENTS_FIELD_NUMBER: _builtins.int
     DRAFT_BYTES_FIELD_NUMBER: _builtins.int
     VISION_BYTES_FIELD_NUMBER: _builtins.int
     member: _builtins.str
@@ -997,10 +1003,26 @@ class StagePlan(_message.Message):
     """bytes that it may spend on KV caches: of max_rows rows at the deployment's context"""
     logits_bytes: _builtins.int
     """at the tail: logits of max_rows rows, and the copies that sampling makes of them"""
-    draft_bytes: _builtins.int
-    """weights and caches: at the head of the draft model, at the tail of the MTP head"""
-    vision_bytes: _builtins.int
-    """at the head: the vision tower and what it takes while it computes an image"""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def draft_bytes(self) -> _builtins.int:
+        """What protocol 12 has in place of `residents`."""
+
+    @draft_bytes.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def draft_bytes(self, value: _builtins.int) -> None:
+        """What protocol 12 has in place of `residents`."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def vision_bytes(self) -> _builtins.int: ...
+    @vision_bytes.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def vision_bytes(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    def residents(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Resident]:
+        """at head or tail"""
+
     def __init__(
         self,
         *,
@@ -1015,12 +1037,13 @@ class StagePlan(_message.Message):
         trust: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
         logits_bytes: _builtins.int = ...,
+        residents: _abc.Iterable[_model_pb2.Resident] | None = ...,
         draft_bytes: _builtins.int = ...,
         vision_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "logits_bytes", b"logits_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "trust", b"trust", "vision_bytes", b"vision_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "logits_bytes", b"logits_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "residents", b"residents", "trust", b"trust", "vision_bytes", b"vision_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

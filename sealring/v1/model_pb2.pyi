@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -16,7 +17,29 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _RingEnd:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RingEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RingEnd.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RING_END_UNSPECIFIED: _RingEnd.ValueType  # 0
+    RING_END_HEAD: _RingEnd.ValueType  # 1
+    RING_END_TAIL: _RingEnd.ValueType  # 2
+
+class RingEnd(_RingEnd, metaclass=_RingEndEnumTypeWrapper): ...
+
+RING_END_UNSPECIFIED: RingEnd.ValueType  # 0
+RING_END_HEAD: RingEnd.ValueType  # 1
+RING_END_TAIL: RingEnd.ValueType  # 2
+Global___RingEnd: _TypeAlias = RingEnd  # noqa: Y015
 
 @_typing.final
 class ModelProfile(_message.Message):
@@ -46,13 +69,14 @@ class ModelProfile(_message.Message):
     FETCHES_DRAFT_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
+    NOT_SEEING_FIELD_NUMBER: _builtins.int
+    RESIDENTS_FIELD_NUMBER: _builtins.int
     MTP_BYTES_FIELD_NUMBER: _builtins.int
     MTP_KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     VISION_BYTES_FIELD_NUMBER: _builtins.int
     VISION_WORKING_BYTES_FIELD_NUMBER: _builtins.int
-    IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
     IMAGE_LAYERS_FIELD_NUMBER: _builtins.int
-    NOT_SEEING_FIELD_NUMBER: _builtins.int
     model_type: _builtins.str
     layers: _builtins.int
     embed_bytes: _builtins.int
@@ -85,20 +109,44 @@ class ModelProfile(_message.Message):
     """of the whole model; 0: not known"""
     precision: _builtins.str
     """that most of them have: bfloat16, int4, mxfp8 and the like; empty: not known"""
-    mtp_bytes: _builtins.int
-    """weights of an MTP head that a tail needs besides its own; 0: the folder has none"""
-    mtp_kv_bytes_per_token: _builtins.int
-    """of its caches, one row"""
-    vision_bytes: _builtins.int
-    """weights of the vision tower that a head needs for images; 0: none that the node can load"""
-    vision_working_bytes: _builtins.int
-    """what it takes besides while it computes the largest image"""
     image_tokens: _builtins.int
     """of the largest image, about, with those around its rows: no chunk divides them"""
-    image_layers: _builtins.int
-    """from the first on, that a head which takes images has to hold; 0: any"""
     not_seeing: _builtins.str
     """why images are refused, of a model that its configuration gives a vision tower"""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def mtp_bytes(self) -> _builtins.int:
+        """What protocol 12 has in place of `residents`."""
+
+    @mtp_bytes.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def mtp_bytes(self, value: _builtins.int) -> None:
+        """What protocol 12 has in place of `residents`."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def mtp_kv_bytes_per_token(self) -> _builtins.int: ...
+    @mtp_kv_bytes_per_token.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def mtp_kv_bytes_per_token(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def vision_bytes(self) -> _builtins.int: ...
+    @vision_bytes.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def vision_bytes(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def vision_working_bytes(self) -> _builtins.int: ...
+    @vision_working_bytes.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def vision_working_bytes(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def image_layers(self) -> _builtins.int: ...
+    @image_layers.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def image_layers(self, value: _builtins.int) -> None: ...
     @_builtins.property
     def layer_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """weights, per layer"""
@@ -122,6 +170,10 @@ class ModelProfile(_message.Message):
     @_builtins.property
     def draft(self) -> Global___ModelProfile:
         """of the draft model that was asked for with this one, and that may guess for it"""
+
+    @_builtins.property
+    def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resident]:
+        """at most 16, each of another name"""
 
     def __init__(
         self,
@@ -150,21 +202,71 @@ class ModelProfile(_message.Message):
         fetches_draft: _builtins.bool = ...,
         parameters: _builtins.int = ...,
         precision: _builtins.str = ...,
+        image_tokens: _builtins.int = ...,
+        not_seeing: _builtins.str = ...,
+        residents: _abc.Iterable[Global___Resident] | None = ...,
         mtp_bytes: _builtins.int = ...,
         mtp_kv_bytes_per_token: _builtins.int = ...,
         vision_bytes: _builtins.int = ...,
         vision_working_bytes: _builtins.int = ...,
-        image_tokens: _builtins.int = ...,
         image_layers: _builtins.int = ...,
-        not_seeing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "image_layers", b"image_layers", "image_tokens", b"image_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "mtp_bytes", b"mtp_bytes", "mtp_kv_bytes_per_token", b"mtp_kv_bytes_per_token", "not_quantizable", b"not_quantizable", "not_seeing", b"not_seeing", "parameters", b"parameters", "precision", b"precision", "quantized", b"quantized", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vision_bytes", b"vision_bytes", "vision_working_bytes", b"vision_working_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "image_layers", b"image_layers", "image_tokens", b"image_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "mtp_bytes", b"mtp_bytes", "mtp_kv_bytes_per_token", b"mtp_kv_bytes_per_token", "not_quantizable", b"not_quantizable", "not_seeing", b"not_seeing", "parameters", b"parameters", "precision", b"precision", "quantized", b"quantized", "residents", b"residents", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vision_bytes", b"vision_bytes", "vision_working_bytes", b"vision_working_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelProfile: _TypeAlias = ModelProfile  # noqa: Y015
+
+@_typing.final
+class Resident(_message.Message):
+    """What the head or the tail of a pipeline holds besides layers, like a vision tower. In a plan `bytes` has all of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    GUESSES_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    DOES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"draft", "mtp", "vision" """
+    at: Global___RingEnd.ValueType
+    bytes: _builtins.int
+    """weights, and what it takes while it computes"""
+    bytes_per_token: _builtins.int
+    """of its caches, one row"""
+    layers: _builtins.int
+    """at the head: the model's first layers that have to be there with it; 0: any"""
+    guesses: _builtins.bool
+    """tokens: of no use in a ring of one, or where none are guessed"""
+    model: _builtins.str
+    """the model whose folder it is loaded from, if not from the served model's own"""
+    does: _builtins.str
+    """for people: "the model's vision tower reads images" """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        at: Global___RingEnd.ValueType = ...,
+        bytes: _builtins.int = ...,
+        bytes_per_token: _builtins.int = ...,
+        layers: _builtins.int = ...,
+        guesses: _builtins.bool = ...,
+        model: _builtins.str = ...,
+        does: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "bytes", b"bytes", "bytes_per_token", b"bytes_per_token", "does", b"does", "guesses", b"guesses", "layers", b"layers", "model", b"model", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resident: _TypeAlias = Resident  # noqa: Y015
 
 @_typing.final
 class QuantizedCaches(_message.Message):

@@ -39,29 +39,28 @@ values and products, in four bytes each. An estimate, as CHUNK_STATES of a chunk
 _EDGE = 1024
 """Pixels of an edge of the largest image where neither configuration nor processor says more."""
 
-_SIZES = ("vision_bytes", "vision_working_bytes", "image_tokens", "image_layers")
 _CONFIGS = ("preprocessor_config.json", "processor_config.json")
 
 
-def vision_bytes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """`vision_bytes`, the weights of the tower in a folder, and `vision_working_bytes`, what a head takes
-    besides to read images and to compute the largest one. `image_tokens` are the tokens of that image, and
-    `image_layers` the layers to whose output an image adds rows (DeepStack). All are 0 where there is no
-    tower, or nothing that computes it. `not_seeing`: why not, of a model that should have one."""
-    found: dict[str, Any] = dict.fromkeys(_SIZES, 0) | {"not_seeing": ""}
+def tower_sizes(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`residents`: the tower in a folder, if it is computed here, as `Resident` of model.proto. Its bytes are
+    its weights and what a head takes besides to read images and to compute the largest one; its layers those
+    to whose output an image adds rows (DeepStack). `image_tokens` are the tokens of that image, 0 without a
+    tower. `not_seeing`: why there is none, of a model that should have one."""
+    found: dict[str, Any] = {"residents": [], "image_tokens": 0, "not_seeing": ""}
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping) or not vision:
         return found
     if why := why_blind(config):
         return found | {"not_seeing": why}
-    found["vision_bytes"] = tower_bytes(path)
-    if found["vision_bytes"]:
-        found["vision_working_bytes"] = _working_bytes(path, vision) + READING_BYTES
-        found["image_tokens"] = _image_tokens(path, config, vision)
-        found["image_layers"] = len(vision.get("deepstack_visual_indexes") or ())
-    else:
-        found["not_seeing"] = "its folder has no weights of the vision tower"
-    return found
+    weights = tower_bytes(path)
+    if not weights:
+        return found | {"not_seeing": "its folder has no weights of the vision tower"}
+    tower: dict[str, Any] = {"name": "vision", "at": "RING_END_HEAD"}
+    tower["bytes"] = weights + _working_bytes(path, vision) + READING_BYTES
+    tower["layers"] = len(vision.get("deepstack_visual_indexes") or ())
+    tower["does"] = "the model's vision tower reads images"
+    return found | {"residents": [tower], "image_tokens": _image_tokens(path, config, vision)}
 
 
 def tower_bytes(path: Path) -> int:

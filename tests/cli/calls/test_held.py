@@ -11,7 +11,7 @@ from commands import quickly
 from sealring.cli.calls import held
 from sealring.cli.commands.deployment import create_deployment
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
-from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 MODEL = "org/model"
 Held = membership_pb2.HeldModel
@@ -160,7 +160,8 @@ def test_deploy_fetches_a_draft_model_that_no_node_has_to_one_that_has_the_model
                 if len(self.ordered) == 1 or not self.helps:
                     raise NotFound("no draft model", param="draft", node="big", fetchable="yes")
                 spec = asked["spec"]
-                stages = [admin_pb2.StagePlan(member="b", draft_bytes=1), admin_pb2.StagePlan(member="a")]
+                small = [model_pb2.Resident(name="draft", model="org/small")]
+                stages = [admin_pb2.StagePlan(member="b", residents=small), admin_pb2.StagePlan(member="a")]
                 plan = admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(stages=stages)])
                 return admin_pb2.CreateDeploymentResponse(plan=plan)
             return await super().call(method, **asked)

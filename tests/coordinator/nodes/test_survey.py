@@ -331,7 +331,7 @@ async def test_a_ring_begins_at_a_node_with_the_draft_model() -> None:
     planned = await made.plan(spec, replies)
     head, tail = planned.rings[0].stages
     assert (head.member, tail.member) == (IDS[1], IDS[0])
-    assert head.draft_bytes > 0 == tail.draft_bytes
+    assert [[one.model for one in stage.residents] for stage in (head, tail)] == [["small"], []]
     assert planned.profile.draft.digest == "cd" * 32
     assert any("small guesses at" in reason for reason in planned.reasons)
     replies = drafting(0, fetches=True) | drafting(1, "cd" * 32)

@@ -14,7 +14,7 @@ from ringfacts import member_with, ring_of
 from sealring.coordinator.planning import arrangement
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.arrangement import Candidate
-from sealring.coordinator.planning.demand import MARKS, Demand, capacity, longest_chunk_in
+from sealring.coordinator.planning.demand import MARKS, Demand, capacity, longest_chunk_in, with_draft
 from sealring.coordinator.planning.links import Link, Network
 from sealring.coordinator.planning.planner import CLEAR, memory_of, plan, with_ring
 from sealring.coordinator.planning.speeds import Rate, Speeds
@@ -568,16 +568,28 @@ def test_windows_hold_the_chunk_that_is_planned() -> None:
     assert kv_bytes[2] == kv_bytes[0] != kv_bytes[1]
 
 
+def drafted(small: model_pb2.ModelProfile, **changes: object) -> model_pb2.ModelProfile:
+    """A model whose drafts can be taken back, with the draft model `small`."""
+    made = profile(trimmable=True, **changes)
+    with_draft(made, "small", small)
+    return made
+
+
+def held(stage: admin_pb2.StagePlan) -> dict[str, int]:
+    """Bytes of what a stage holds besides layers, by name."""
+    return {one.name: one.bytes for one in stage.residents}
+
+
 def test_the_head_has_fewer_layers_by_as_much_as_a_draft_model_takes() -> None:
     small = profile(layers=6, digest="cd" * 32, quantized=[{"bits": 8, "kv_bytes_per_token": [300] * 6}])
-    large = profile(draft=small)
+    large = drafted(small)
     asked = spec(stages=3, draft="small", kv_bits=0)
     plain, made = plan(spec(stages=3), profile(), THREE), plan(asked, large, THREE)
     assert [end - first for first, end in ranges(plain)] == [3, 3, 3]
     assert ranges(made)[0][1] < 3
     head, *others = made.rings[0].stages
-    assert head.draft_bytes > 700 * MIB
-    assert not any(stage.draft_bytes for stage in others)
+    assert held(head)["draft"] > 700 * MIB
+    assert not any(map(held, others))
     for stage in made.rings[0].stages:
         assert memory_of(stage) <= capacity(2 * GIB)
     assert made.spec.speculate
@@ -587,51 +599,67 @@ def test_the_head_has_fewer_layers_by_as_much_as_a_draft_model_takes() -> None:
 @pytest.mark.parametrize("kept", [{"kv_max_tokens": [512] * 6}, {"state_bytes": [MIB] * 6}])
 def test_windows_and_states_of_a_draft_model_count_for_each_of_its_marks(kept: dict[str, list[int]]) -> None:
     small = profile(layers=6, digest="cd" * 32, **kept)
-    made = plan(spec(stages=3, draft="small", prefill_chunk=256), profile(draft=small), THREE)
+    made = plan(spec(stages=3, draft="small", prefill_chunk=256), drafted(small), THREE)
     alone = 6 * 100 * MIB + 2 * 50 * MIB
     each = 6 * (1024 * (512 + 256) if "kv_max_tokens" in kept else MIB)
     keys = 6 * 1024 * (2048 + 256) if "state_bytes" in kept else 0
-    assert made.rings[0].stages[0].draft_bytes == alone + keys + (1 + DRAFT_MARKS) * each
+    assert held(made.rings[0].stages[0]) == {"draft": alone + keys + (1 + DRAFT_MARKS) * each}
 
 
 def test_a_ring_of_one_has_no_draft_model() -> None:
-    made = plan(spec(draft="small"), profile(draft=profile(layers=2)), THREE)
-    assert [stage.draft_bytes for stage in made.rings[0].stages] == [0]
+    made = plan(spec(draft="small"), drafted(profile(layers=2)), THREE)
+    assert [held(stage) for stage in made.rings[0].stages] == [{}]
     assert any("a ring of one node" in reason for reason in made.reasons)
 
 
-SEEING = {"vision_bytes": 500 * MIB, "vision_working_bytes": 200 * MIB}
+def seeing(layers: int = 0, **changes: object) -> model_pb2.ModelProfile:
+    """A model with a vision tower, whose images need the first `layers` at the head."""
+    tower = {"name": "vision", "at": "RING_END_HEAD", "bytes": 700 * MIB, "layers": layers, "does": "it sees"}
+    return profile(residents=[tower], **changes)
 
 
 def test_the_head_has_fewer_layers_by_as_much_as_a_vision_tower_takes() -> None:
-    made = plan(spec(stages=3), profile(**SEEING), THREE)
+    made = plan(spec(stages=3), seeing(), THREE)
     head, *others = made.rings[0].stages
-    assert head.vision_bytes == 700 * MIB
-    assert not any(stage.vision_bytes for stage in others)
+    assert held(head) == {"vision": 700 * MIB}
+    assert not any(map(held, others))
     assert head.end_layer < min(stage.end_layer - stage.first_layer for stage in others)
-    assert any("vision tower reads images at" in line for line in made.reasons)
+    assert any(line.startswith("it sees at node-") and "700.0 MiB" in line for line in made.reasons)
     assert memory_of(head) <= capacity(head.memory_usable)
 
 
 def test_the_layers_to_which_an_image_adds_rows_are_the_heads() -> None:
-    seeing = profile(**SEEING, image_layers=3)
-    assert ranges(plan(spec(stages=3), profile(**SEEING), THREE))[0] == (0, 2)
-    assert ranges(plan(spec(stages=3), seeing, THREE))[0] == (0, 3)
-    assert ranges(plan(spec(split=[3, 6]), seeing, THREE))[0] == (0, 3)
+    deep = seeing(3)
+    assert ranges(plan(spec(stages=3), seeing(), THREE))[0] == (0, 2)
+    assert ranges(plan(spec(stages=3), deep, THREE))[0] == (0, 3)
+    assert ranges(plan(spec(split=[3, 6]), deep, THREE))[0] == (0, 3)
     many = [member(number, 2 * GIB) for number in range(1, 9)]
-    assert ranges(plan(spec(stages=7), seeing, many)) == [(0, 3), *((end - 1, end) for end in range(4, 10))]
+    assert ranges(plan(spec(stages=7), deep, many)) == [(0, 3), *((end - 1, end) for end in range(4, 10))]
     small = [member(1, 1100 * MIB), member(2, 1100 * MIB), member(3, 8 * GIB)]
     assert (
-        names(plan(spec(stages=3), seeing, small))[0] == "node-3"
+        names(plan(spec(stages=3), deep, small))[0] == "node-3"
     )  # alone it has room for three and the tower
     for asked, param in ((spec(stages=8), "stages"), (spec(split=[2, 7]), "split")):
         with pytest.raises(InvalidInput, match="first 3") as caught:
-            plan(asked, seeing, many)
+            plan(asked, deep, many)
         assert caught.value.metadata["param"] == param
-    with pytest.raises(ResourceExhausted, match="images need the first 3 layers at one node"):
-        plan(spec(stages=3), seeing, [member(number, 1100 * MIB) for number in (1, 2, 3)])
-    blind = plan(spec(strategy="tensor", clear_links=True, stages=2), seeing, THREE)
-    assert not blind.rings[0].stages[0].vision_bytes
+    with pytest.raises(ResourceExhausted, match="vision needs the first 3 layers at one node"):
+        plan(spec(stages=3), deep, [member(number, 1100 * MIB) for number in (1, 2, 3)])
+    blind = plan(spec(strategy="tensor", clear_links=True, stages=2), deep, THREE)
+    assert not any(map(held, blind.rings[0].stages))
+
+
+@pytest.mark.parametrize(("at", "place"), [("RING_END_HEAD", 0), ("RING_END_TAIL", 2)])
+def test_a_resident_that_planning_has_no_word_for_is_placed_counted_and_told(at: str, place: int) -> None:
+    table = {"name": "table", "at": at, "bytes": 300 * MIB, "bytes_per_token": 10, "does": "a table looks up"}
+    made = plan(spec(stages=3), profile(residents=[table]), THREE)
+    stages = made.rings[0].stages
+    assert [held(stage) for stage in stages] == [
+        {"table": 300 * MIB + 10 * 2048} if rank == place else {} for rank in range(3)
+    ]
+    assert all(memory_of(stage) <= capacity(2 * GIB) for stage in stages)
+    assert any(line.startswith(f"a table looks up at node-{place + 1}, with 300") for line in made.reasons)
+    assert held(plan(spec(), profile(residents=[table]), THREE).rings[0].stages[0]).keys() == {"table"}
 
 
 def test_a_plan_says_why_images_are_refused() -> None:
@@ -641,13 +669,13 @@ def test_a_plan_says_why_images_are_refused() -> None:
 
 
 def test_the_largest_image_fits_into_a_chunk_where_members_have_the_memory() -> None:
-    seeing = profile(**SEEING, image_tokens=2900)
-    wide = profile(**SEEING, image_tokens=2900, handoff_bytes_per_token=16 << 10)
+    large = seeing(image_tokens=2900)
+    wide = seeing(image_tokens=2900, handoff_bytes_per_token=16 << 10)
     members = [member(1, 16 * GIB), gains(2, 16 * GIB, 2048)]
-    assert plan(spec(stages=2), seeing, members).spec.prefill_chunk == 2900
+    assert plan(spec(stages=2), large, members).spec.prefill_chunk == 2900
     for asked, model, chunk in (
         (spec(stages=2), wide, 512),
-        (spec(stages=2, prefill_chunk=300), seeing, 300),
+        (spec(stages=2, prefill_chunk=300), large, 300),
     ):
         made = plan(asked, model, members)
         assert made.spec.prefill_chunk == chunk
@@ -655,24 +683,27 @@ def test_the_largest_image_fits_into_a_chunk_where_members_have_the_memory() -> 
 
 
 def test_a_tensor_ring_has_no_vision_tower_and_says_so() -> None:
-    seeing = profile(**SEEING, image_tokens=2900)
-    made = plan(spec(strategy="tensor", clear_links=True, stages=2), seeing, THREE)
+    large = seeing(image_tokens=2900)
+    made = plan(spec(strategy="tensor", clear_links=True, stages=2), large, THREE)
     assert made.spec.prefill_chunk == 256
-    assert not any(stage.vision_bytes for ring in made.rings for stage in ring.stages)
-    assert any("prompts with images are refused" in line for line in made.reasons)
+    assert not any(held(stage) for ring in made.rings for stage in ring.stages)
+    assert any("it sees in pipelines alone" in line for line in made.reasons)
 
 
 def test_the_tail_has_fewer_layers_by_as_much_as_an_mtp_head_takes() -> None:
     """It is counted if tokens are guessed and no draft model does it."""
-    head = {"mtp_bytes": 700 * MIB, "mtp_kv_bytes_per_token": 1024, "trimmable": True}
-    *others, tail = plan(spec(stages=3, speculate=True), profile(**head), THREE).rings[0].stages
-    assert tail.draft_bytes > 700 * MIB
-    assert not any(stage.draft_bytes for stage in others)
+    head = {"name": "mtp", "at": "RING_END_TAIL", "guesses": True}
+    head |= {"bytes": 700 * MIB, "bytes_per_token": 1024}
+    able = profile(residents=[head], trimmable=True)
+    *others, tail = plan(spec(stages=3, speculate=True), able, THREE).rings[0].stages
+    assert held(tail) == {"mtp": 700 * MIB + 1024 * 2048}
+    assert not any(map(held, others))
     assert tail.end_layer - tail.first_layer < others[0].end_layer - others[0].first_layer
     small = profile(layers=2)
     unused = [
-        plan(spec(stages=3), profile(**head), THREE),
-        plan(spec(stages=3, draft="small"), profile(**head, draft=small), THREE),
-        plan(spec(stages=1, speculate=True), profile(**head), THREE),
+        plan(spec(stages=3), able, THREE),
+        plan(spec(stages=3, draft="small"), drafted(small, residents=[head]), THREE),
+        plan(spec(stages=1, speculate=True), able, THREE),
+        plan(spec(stages=3, speculate=True), profile(residents=[head]), THREE),
     ]
-    assert not any(made.rings[0].stages[-1].draft_bytes for made in unused)
+    assert not any(held(made.rings[0].stages[-1]) for made in unused)

@@ -139,8 +139,8 @@ async def shaped(arrangements, stages, kv_bits):
     spec = {"stages": stages, "kv_bits": kv_bits, "prefill_chunk": 64, "speculate": True, "draft": draft}
     ring = await arrangements.have(**spec)
     head, *others = ring.deployment.plan.rings[0].stages
-    assert (head.draft_bytes > 0) == bool(draft)
-    assert not any(stage.draft_bytes for stage in others)
+    assert [one.model for one in head.residents] == [draft] * bool(draft)
+    assert not any(stage.residents for stage in others)
     return ring
 
 

@@ -48,9 +48,10 @@ def test_a_tail_takes_the_heads_weights_and_shares_the_models_own(tmp_path: Path
     assert shares == profile(tmp_path)["tied"]
     own = {id(array) for array in stage.kept}
     assert not own & {id(array) for array in head.kept}
-    measured = profile(tmp_path)
-    assert measured["mtp_bytes"] == head.weight_bytes > 0
-    assert measured["mtp_kv_bytes_per_token"] == head.kv_bytes_per_token > 0
+    (measured,) = profile(tmp_path)["residents"]
+    assert (measured["name"], measured["at"]) == ("mtp", "RING_END_TAIL")
+    assert measured["bytes"] == head.weight_bytes > 0
+    assert measured["bytes_per_token"] == head.kv_bytes_per_token > 0
 
 
 def test_a_folder_without_a_head_or_with_a_part_of_one_is_refused_by_name(
@@ -63,7 +64,7 @@ def test_a_folder_without_a_head_or_with_a_part_of_one_is_refused_by_name(
         load_mtp_head(tmp_path, whole, shares=False)
     assert part.value.reason == "WEIGHTS_MISMATCH"
     assert "MTP head" in part.value.message
-    assert profile(tmp_path)["mtp_bytes"] == 0
+    assert not profile(tmp_path)["residents"]
     rewrite(tmp_path, leave=f"layers.{config['num_hidden_layers']}.")
     with pytest.raises(ModelError) as none:
         load_mtp_head(tmp_path, whole, shares=False)
@@ -71,7 +72,7 @@ def test_a_folder_without_a_head_or_with_a_part_of_one_is_refused_by_name(
         "NO_MTP_HEAD",
         "no MTP head in this folder of glm4_moe",
     )
-    assert profile(tmp_path)["mtp_bytes"] == 0
+    assert not profile(tmp_path)["residents"]
 
 
 def test_the_tails_part_of_the_files_has_the_head_and_no_other_part_has(

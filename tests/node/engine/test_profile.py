@@ -52,12 +52,8 @@ def test_fields(llama: dict[str, Any], model_folder: Folder) -> None:
         "not_quantizable": "the KV cache of llama cannot be quantized: its keys or values are 8 wide, "
         "which no 32 divides",
         "trimmable": True,
-        "mtp_bytes": 0,
-        "mtp_kv_bytes_per_token": 0,
-        "vision_bytes": 0,
-        "vision_working_bytes": 0,
+        "residents": [],
         "image_tokens": 0,
-        "image_layers": 0,
         "not_seeing": "",
         "max_context": 512,
         "eos_token_ids": [2],

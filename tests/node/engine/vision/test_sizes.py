@@ -10,7 +10,7 @@ import pytest
 
 from sealring.mesh.ring import MAX_PREFILL_CHUNK
 from sealring.node.engine import random_whole, save
-from sealring.node.engine.vision.sizes import vision_bytes
+from sealring.node.engine.vision.sizes import tower_sizes
 
 FAMILIES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes()
@@ -34,5 +34,5 @@ def test_an_images_tokens_are_counted_with_room_for_those_around_them(
     config["vision_config"]["image_size"] = 16
     save(random_whole(config, 1), config, tmp_path, {})
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
-    found = vision_bytes(tmp_path, config)["image_tokens"]
+    found = tower_sizes(tmp_path, config)["image_tokens"]
     assert tokens <= found <= min(MAX_PREFILL_CHUNK, tokens * 1.1 + 16)

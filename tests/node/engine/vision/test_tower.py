@@ -14,7 +14,7 @@ from sealring.node.engine import load_lazily, needed, prompts, random_whole, rea
 from sealring.node.engine.profile import profile
 from sealring.node.engine.staging.pictured import UNFIT
 from sealring.node.engine.staging.splicing import embedded
-from sealring.node.engine.vision.sizes import can_see, largest_image, why_blind
+from sealring.node.engine.vision.sizes import can_see, largest_image, tower_bytes, why_blind
 from sealring.node.engine.vision.tower import Tower, load_tower
 
 FAMILY: dict[str, Any] = json.loads((Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes())[
@@ -55,8 +55,10 @@ def quantize(folder: Path, chosen: str) -> None:
 def test_a_tower_has_its_weights_and_the_profile_counts_them(tmp_path: Path) -> None:
     tower = tower_of(saved(tmp_path))
     found = profile(tmp_path)
-    assert found["vision_bytes"] == tower.weight_bytes > 0
-    assert found["vision_working_bytes"] > PICTURE.source.nbytes
+    (resident,) = found["residents"]
+    assert (resident["name"], resident["at"]) == ("vision", "RING_END_HEAD")
+    assert tower_bytes(tmp_path) == tower.weight_bytes > 0
+    assert resident["bytes"] > tower.weight_bytes + PICTURE.source.nbytes
     assert len(PICTURE.places) + 2 <= found["image_tokens"] <= 2 * len(PICTURE.places) + 16
     assert tower.rows(PICTURE).embeddings.shape == (len(PICTURE.places), tower.width)
 
@@ -69,7 +71,7 @@ def test_a_folder_without_a_towers_weights_has_none(tmp_path: Path) -> None:
     mx.eval(text)
     mx.save_safetensors(str(tmp_path / "model.safetensors"), text)
     assert load_tower(tmp_path, 128, mx.float32) is None
-    assert profile(tmp_path)["vision_bytes"] == 0
+    assert not profile(tmp_path)["residents"]
 
 
 @pytest.mark.parametrize("chosen", ["language_model", "vision_tower", ""])
@@ -81,7 +83,7 @@ def test_what_is_quantized_in_a_folder_is_computed_so(tmp_path: Path, chosen: st
     rows = tower.rows(PICTURE).embeddings
     assert np.isfinite(np.array(rows)).all()
     assert mx.array_equal(plain, rows).item() == (chosen == "language_model")
-    assert profile(tmp_path)["vision_bytes"] == tower.weight_bytes
+    assert tower_bytes(tmp_path) == tower.weight_bytes
 
 
 def test_only_the_head_needs_the_towers_bytes_of_the_files(tmp_path: Path) -> None:
