@@ -207,6 +207,20 @@ GigaChat 3.0, Functionary 3.2, Firefunction 2, and SmolLM 3's calls in Python.
 
 """
 
+ADAPTERS = """\
+## Adapters
+
+`sealring deploy MODEL --adapter FOLDER` serves a tuned model: by LoRA or DoRA as `mlx_lm.lora` writes it
+(`adapters.safetensors`), by whole parameters likewise (*full*), or by PEFT's LoRA
+(`adapter_model.safetensors`), whose matrices are transposed. Logits in one, two and three stages are those of
+mlx_lm's tuned model, bit for bit, with each kind, quantized models and experts among them. FOLDER is named as
+the model is, and members that lack the adapter fetch it. The deployment's digest covers all of it.
+
+A model's folder that holds an adapter's files is served tuned. PEFT's other kinds, and files of numpy and
+pickle, are refused (`ADAPTER_UNSUPPORTED`), and so is an adapter of another model (`ADAPTER_MISMATCH`). An
+adapter's tensors have 8 GiB at most. A tensor ring takes no adapter. `mlx_lm.fuse` makes one model of both.
+"""
+
 WEIGHTS = """\
 ## Formats of weights
 
@@ -279,7 +293,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     families = _table(["family", "calls", "thoughts", "strict", "also"], [*reversed(rows.values())])
     tools = TOOLS.replace("USUAL", ", ".join(f"`{begin}`" for begin, _ in THINK)) + families
     return "\n".join(
-        [INTRODUCTION, count, served, tools, images, WEIGHTS, REAL, TENSOR, REFUSED, why, GRAMMARS]
+        [INTRODUCTION, count, served, tools, images, WEIGHTS, ADAPTERS, REAL, TENSOR, REFUSED, why, GRAMMARS]
     )
 
 

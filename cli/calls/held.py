@@ -97,8 +97,8 @@ async def lies_in_parts(admin: Admin, model: str) -> bool:
 
 
 async def lacks_parts(admin: Admin, plan: Any) -> bool:
-    """Whether a node of the plan lacks a part of the model, or a head a part of the draft model, where nodes
-    have these in their models folders.
+    """Whether a node of the plan lacks a part of the model or of its adapter, or a head a part of the draft
+    model, where nodes have these in their models folders.
 
     What lies elsewhere, as in the Hugging Face cache or at a path, they do not list."""
     stages = [stage for ring in plan.rings for stage in ring.stages]
@@ -107,6 +107,8 @@ async def lacks_parts(admin: Admin, plan: Any) -> bool:
         for resident in stage.residents:
             if resident.model:
                 needed.setdefault(resident.model, []).append(stage)
+    if plan.spec.adapter:
+        needed[plan.spec.adapter] = stages
     for model, having in needed.items():
         held = await _held(admin, model)
         if held and not all(one.member in held and _is_there(held[one.member], False) for one in having):

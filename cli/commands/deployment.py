@@ -145,6 +145,14 @@ Draft = Annotated[
         rich_help_panel=_SHAPE,
     ),
 ]
+Adapter = Annotated[
+    str,
+    typer.Option(
+        metavar="FOLDER",
+        help="tune the model by this adapter: LoRA or DoRA as mlx_lm.lora writes it, or LoRA as PEFT does",
+        rich_help_panel=_SHAPE,
+    ),
+]
 Strategy = Annotated[
     str,
     typer.Option(
@@ -240,6 +248,7 @@ def make_spec(
     share_prefixes: SharePrefixes = False,
     speculate: Speculate = False,
     draft: Draft = "",
+    adapter: Adapter = "",
     strategy: Strategy = "pipeline",
     clear_links: ClearLinks = False,
     backend: Backend = "",
@@ -272,6 +281,7 @@ def make_spec(
         share_prefixes=share_prefixes,
         speculate=speculate or bool(draft),
         draft=_named(draft),
+        adapter=_named(adapter),
         on_demand=on_demand,
         keep_alive=None if keep_alive is None else round(keep_alive),
         pinned=pin,

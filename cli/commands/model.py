@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="hub id, or a folder's name on another node")]
+Adapter = Annotated[str, typer.Option(metavar="FOLDER", help="of an adapter by which the model is tuned")]
 Nodes = Annotated[list[str] | None, typer.Option("--node", metavar="NODE", help="may be repeated")]
 
 
@@ -107,6 +108,7 @@ def check(
     split: Annotated[str, typer.Option(metavar="A,B,...", help="layers per stage, by hand")] = "",
     rows: Annotated[int, typer.Option(min=1, max=64, help="sequences at once")] = 3,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="of random weights and prompts")] = 0,
+    adapter: Adapter = "",
     as_json: AsJson = False,
 ) -> None:
     """Compare a whole model with its stages, logit by logit.
@@ -116,7 +118,7 @@ def check(
     from sealring.node.engine.apart import ask_apart
 
     sizes = parse_split(split) or None
-    asked = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed}
+    asked = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed, "adapter": adapter}
     with progress(f"comparing {path_or_config} with its stages"):
         report = host_of(context).reach(
             ask_apart, "sealring.node.engine.check", [path_or_config, json.dumps(asked)]
@@ -149,14 +151,16 @@ def check(
 def profile(
     context: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="model folder")],
+    adapter: Adapter = "",
     as_json: AsJson = False,
 ) -> None:
     """Show what a model needs, without loading its weights."""
     from sealring.node.engine.apart import ask_apart
 
     _check_folder(path)
+    tuned = ["--adapter", adapter] if adapter else []
     with progress(f"measuring {path}"):
-        found = host_of(context).reach(ask_apart, "sealring.node.engine.profile", [str(path)])
+        found = host_of(context).reach(ask_apart, "sealring.node.engine.profile", [str(path), *tuned])
     if as_json:
         print_json(found)
         return

@@ -32,6 +32,11 @@ class ProfileReply:
         return isinstance(self.error, NotFound) and self.error.metadata.get("fetchable") == "yes"
 
     @property
+    def lacks_model(self) -> bool:
+        """Whether it would fetch the model itself, and not an adapter alone."""
+        return self.would_fetch and self.error is not None and self.error.reason != "ADAPTER_NOT_FOUND"
+
+    @property
     def undecided(self) -> bool:
         """Whether the node may have the model: it did not answer, or could not read its folders."""
         return isinstance(self.error, Unavailable | DeadlineExceeded) or (
@@ -48,20 +53,22 @@ class Profiles:
         self._timeout = timeout
 
     async def ask(
-        self, model: str, members: Iterable[str], ranks: int = 0, draft: str = ""
+        self, model: str, members: Iterable[str], ranks: int = 0, draft: str = "", adapter: str = ""
     ) -> dict[str, ProfileReply]:
         """Each member's reply, by its id. A member that is offline or silent for the timeout gets an error.
 
         With several `ranks` a profile holds the part of each layer that one of them has. With `draft` it has
-        the profile of that draft model, too, where the member has that model.
+        the profile of that draft model, too, where the member has that model. `adapter` tunes the model.
         """
-        answers = await asyncio.gather(*(self._ask_one(model, member, ranks, draft) for member in members))
+        asked = membership_pb2.ProfileRequest(model=model, ranks=ranks, draft=draft, adapter=adapter)
+        answers = await asyncio.gather(*(self._ask_one(member, asked) for member in members))
         return {answer.member: answer for answer in answers}
 
-    async def _ask_one(self, model: str, member: str, ranks: int, draft: str) -> ProfileReply:
+    async def _ask_one(self, member: str, asked: membership_pb2.ProfileRequest) -> ProfileReply:
         def question(number: int) -> CoordinatorMessage:
-            request = membership_pb2.ProfileRequest(id=number, model=model, ranks=ranks, draft=draft)
-            return CoordinatorMessage(profile=request)
+            message = CoordinatorMessage(profile=asked)
+            message.profile.id = number
+            return message
 
         try:
             async with asyncio.timeout(self._timeout):
@@ -96,7 +103,7 @@ def nobody_has(model: str, answers: Iterable[ProfileReply], names: dict[str, str
     hint, fetchable = "put the model into the nodes' model folders, or name it as they do", ""
     if hints:
         hint = hints[0]
-    if "/" in model and any(answer.would_fetch for answer in answers):
+    if "/" in model and any(answer.lacks_model for answer in answers):
         hint, fetchable = f"fetch it: sealring model pull {model[:256]}", "yes"
     return NotFound(
         f"no node can serve the model {model[:256]!r} ({said})",

@@ -88,7 +88,7 @@ class Survey:
         ]
         ranks = spec.stages if spec.strategy == TENSOR else 0
         ids = [member.id for member in able]
-        answers = await self._profiles.ask(spec.model, ids, ranks, spec.draft)
+        answers = await self._profiles.ask(spec.model, ids, ranks, spec.draft, spec.adapter)
         if answers and not any(answer.profile for answer in answers.values()):
             raise nobody_has(spec.model, answers.values(), {member.id: member.name for member in able})
         return answers

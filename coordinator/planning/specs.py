@@ -47,6 +47,8 @@ def check_spec(spec: admin_pb2.DeploymentSpec) -> admin_pb2.DeploymentSpec:
     elif spec.clear_links or spec.backend or spec.or_pipeline:
         raise bad("strategy", "a pipeline has no links in clear and no backend", f"use {TENSOR}")
     _check_draft(checked)
+    if spec.adapter and (not _is_name(spec.adapter) or spec.adapter == spec.model):
+        raise bad("adapter", f"adapter is longer than {_MAX_MODEL}, has control characters, or is the model")
     checked.replicas = spec.replicas or 1
     _at_most("context", spec.context, MAX_CONTEXT)
     _at_most("trust_floor", spec.trust_floor, MAX_SCORE)
@@ -83,6 +85,8 @@ def _check_tensor(spec: admin_pb2.DeploymentSpec) -> None:
         raise bad(
             "stages", f"a tensor ring has {' or '.join(map(str, RANKS))} nodes", "say how many: --stages"
         )
+    if spec.adapter:
+        raise bad("adapter", "an adapter cannot be divided among ranks", "use a pipeline, or mlx_lm.fuse")
     if spec.speculate:
         raise bad("speculate", "a tensor ring guesses no tokens", "leave speculate out")
 

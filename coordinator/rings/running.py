@@ -178,6 +178,7 @@ class RunningRing:
             draft=self.draft if _holds(stage, "draft") else None,
             mtp=_holds(self.plan.stages[-1], "mtp"),
             vision=_holds(stage, "vision"),
+            adapter=self.spec.adapter,
         )
 
     def name_of(self, member: str) -> str:

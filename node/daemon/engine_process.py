@@ -69,6 +69,8 @@ class StageKey:
     """Whether the ring's tail guesses by the model's MTP head."""
     vision: bool = False
     """Whether it is a head with memory for the model's vision tower."""
+    adapter: str = ""
+    """The folder of an adapter by which the model is tuned."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +165,14 @@ class EngineProcess:
     def pid(self) -> int:
         return self._child.pid if self._child is not None else 0
 
-    async def profile(self, path: str, ranks: int = 0, draft: str = "") -> model_pb2.ModelProfile:
-        """Measures a model folder. With `draft` it measures that folder instead, once it may guess for the
-        first one. Raises ModelError, NotFound, EpochEnded, DeadlineExceeded."""
+    async def profile(
+        self, path: str, ranks: int = 0, draft: str = "", adapter: str = ""
+    ) -> model_pb2.ModelProfile:
+        """Measures a model folder, with the adapter in the folder `adapter` if one is named. With `draft` it
+        measures that folder instead, once it may guess for the first one. Raises ModelError, NotFound,
+        EpochEnded, DeadlineExceeded."""
         number = self._number()
-        asked = engine_pb2.ProfileModel(id=number, path=path, ranks=ranks, draft=draft)
+        asked = engine_pb2.ProfileModel(id=number, path=path, ranks=ranks, draft=draft, adapter=adapter)
         command = engine_pb2.EngineCommand(profile=asked)
         event = await self._ask(number, command, _PROFILE_SECONDS, "the profile of a model")
         return event.profiled.profile

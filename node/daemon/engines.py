@@ -115,15 +115,17 @@ class EngineKeeper:
         engines = [seat.process for seat in self._seats if seat.process is not None]
         return [engine.figures.stored for engine in engines if engine.figures.stored is not None]
 
-    async def profile(self, name: str, ranks: int = 0, draft: str = "") -> model_pb2.ModelProfile:
+    async def profile(
+        self, name: str, ranks: int = 0, draft: str = "", adapter: str = ""
+    ) -> model_pb2.ModelProfile:
         """Measures a model, or the share of it that one of `ranks` ranks holds; 0 means the whole. A folder
         that has not changed is not measured again. With `draft` the profile of that draft model is in it,
-        unless the node lacks that.
+        unless the node lacks that. `adapter` names a folder with an adapter by which the model is tuned.
 
         Raises NotFound, InvalidInput, ModelError (also DRAFT_NOT_ALIKE), EpochEnded, DeadlineExceeded.
         """
         path = await self.find(name)
-        found = await self._profile(path, ranks)
+        found = await self._profile(path, ranks, adapter=await self._adapter(adapter))
         if not draft:
             return found
         both = model_pb2.ModelProfile()
@@ -134,15 +136,32 @@ class EngineKeeper:
             both.fetches_draft = error.metadata.get("fetchable") == "yes"
         return both
 
-    async def _profile(self, path: Path, ranks: int, model: Path | None = None) -> model_pb2.ModelProfile:
-        """The profile of a folder; of a draft model for that at `model`, if one is given."""
-        states = [await asyncio.to_thread(FolderState.read, one) for one in (path, model) if one is not None]
+    async def _adapter(self, name: str) -> Path | None:
+        """The folder of an adapter. Raises as `find`, but NotFound with ADAPTER_NOT_FOUND."""
+        try:
+            return await self.find(name) if name else None
+        except NotFound as error:
+            raise NotFound(
+                f"there is no adapter {name[:200]}",
+                hint="put its folder into the nodes' model folders, and name it as they do",
+                reason="ADAPTER_NOT_FOUND",
+                **error.metadata,
+            ) from None
+
+    async def _profile(
+        self, path: Path, ranks: int, model: Path | None = None, adapter: Path | None = None
+    ) -> model_pb2.ModelProfile:
+        """The profile of a folder, tuned by an adapter if one is given; of a draft model for that at `model`,
+        if one is given."""
+        folders = (path, model, adapter)
+        states = [await asyncio.to_thread(FolderState.read, one) for one in folders if one is not None]
         key = (tuple(states), ranks)
         if key in self._profiles:
             return self._profiles[key]
 
         def measure(engine: EngineProcess) -> Coroutine[Any, Any, model_pb2.ModelProfile]:
-            return engine.profile(str(model or path), ranks, str(path) if model is not None else "")
+            draft, tuned = str(path) if model is not None else "", str(adapter) if adapter is not None else ""
+            return engine.profile(str(model or path), ranks, draft, tuned)
 
         profile = await self.shielded(self._measure(measure))
         note = await asyncio.to_thread(note_of, path)

@@ -30,7 +30,15 @@ from sealring.mesh.system.files import write_atomic
 from sealring.node.daemon.supervisor import Child, variables
 from sealring.node.models.asking import NOT_GIVEN, ModelAsker, Needs
 from sealring.node.models.fetch import WANTED
-from sealring.node.models.folders import HUB_ID, NAME, local_model, models_in, not_found, unreadable
+from sealring.node.models.folders import (
+    CONFIGURATIONS,
+    HUB_ID,
+    NAME,
+    local_model,
+    models_in,
+    not_found,
+    unreadable,
+)
 from sealring.node.models.kept import check_commit, commit_of, is_part, note_of
 from sealring.node.models.partial_model import PartialModel, places
 from sealring.v1 import engine_pb2, membership_pb2
@@ -237,7 +245,8 @@ class Fetcher:
                     break
                 names.add(name)
                 with contextlib.suppress(OSError):
-                    times = path.stat().st_mtime_ns, (path / "config.json").stat().st_mtime_ns
+                    own = next(path / name for name in CONFIGURATIONS if (path / name).exists())
+                    times = path.stat().st_mtime_ns, own.stat().st_mtime_ns
                     held, settled, before = self._found.get(path, (None, False, times))
                     if held is None or not settled or before != times:
                         now = _look_into(path, name, folder == self._home)

@@ -44,7 +44,7 @@ class ModelKeeper:
 
     async def profile(self, request: membership_pb2.ProfileRequest) -> model_pb2.ModelProfile:
         """The profile of a model, or of one rank's share of it. Raises as `EngineKeeper.profile`."""
-        return await self._engines.profile(request.model, request.ranks, request.draft)
+        return await self._engines.profile(request.model, request.ranks, request.draft, request.adapter)
 
     async def change(self, request: membership_pb2.ChangeModel) -> None:
         """Removes a model, or starts to fetch one, whose progress heartbeats report.
@@ -64,9 +64,11 @@ class ModelKeeper:
         epochs = [seat.epoch for seat in self._seats if seat.epoch and seat.phase is not Phase.ENDED]
         names = {epoch.plan.model for epoch in epochs}
         names |= {epoch.plan.draft.model for epoch in epochs if epoch.plan.draft is not None}
+        names |= {epoch.plan.adapter for epoch in epochs if epoch.plan.adapter}
         names |= {name.rpartition("/")[2] for name in names if not name.startswith("/")}
         loaded = [Path(stage.path) for stage in stages]
         loaded += [Path(stage.draft.path) for stage in stages if stage.draft is not None]
+        loaded += [Path(stage.adapter) for stage in stages if stage.adapter]
         return [*loaded, *map(self._fetcher.place, sorted(names))]
 
     async def served(self) -> tuple[bytes, ...]:
@@ -76,14 +78,14 @@ class ModelKeeper:
         same digest twice, because the coordinator counts them.
         """
         stages = [seat.stage for seat in self._seats if seat.phase is Phase.UP]
-        digests = [await self._digest(stage.path) for stage in stages if stage is not None]
+        digests = [await self._digest(stage.path, stage.adapter) for stage in stages if stage is not None]
         return tuple(sorted(digest for digest in digests if digest is not None))
 
-    async def _digest(self, path: str) -> bytes | None:
-        """The folder's digest. None while it cannot be read: the weights are in memory, and the ring goes
-        on."""
+    async def _digest(self, path: str, adapter: str) -> bytes | None:
+        """The digest of a folder and an adapter's. None while they cannot be read: the weights are in memory,
+        and the ring goes on."""
         try:
-            return bytes.fromhex((await self._engines.profile(path)).digest)
+            return bytes.fromhex((await self._engines.profile(path, adapter=adapter)).digest)
         except (NotFound, ModelError):
             return bytes(32)
         except Unavailable as error:

@@ -75,6 +75,8 @@ class EpochPlan:
     """Whether the tail guesses tokens by the model's MTP head."""
     vision: bool = False
     """Whether this member, the head, has memory for the model's vision tower."""
+    adapter: str = ""
+    """A folder, named as the model, by whose adapter that is tuned."""
     releases: tuple[bytes, ...] = ()
     """The hashes of its members' software, each once, in order."""
 
@@ -119,6 +121,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         draft=_draft(prepare, own),
         mtp=prepare.mtp and prepare.speculate and not prepare.backend and len(ring.members) > 1,
         vision=prepare.vision and not prepare.backend and own.rank == 0,
+        adapter=prepare.adapter,
         releases=tuple(sorted({roster.member(each.id).manifest_hash for each in ring.members})),
     )
 

@@ -168,6 +168,9 @@ class Seat:
         path = await self._around.engines.for_stage(plan.model, some, plan.commit, plan.hub_files, progress)
         most = plan.prefill_chunk, plan.max_rows
         stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, *most)
+        if plan.adapter:
+            adapter = await self._around.engines.for_stage(plan.adapter, None, progress=progress)
+            stage = dataclasses.replace(stage, adapter=str(adapter))
         if plan.mtp:
             stage = dataclasses.replace(stage, mtp=True)
         if plan.vision:

@@ -17,10 +17,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from sealring.node.engine.adapters import adapter_of, tensors_of
 from sealring.node.engine.caches import Cache, kinds
 from sealring.node.engine.caches.kind import Snapshot
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.weights import weight_files
+from sealring.node.models.manifest import ADAPTER_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +176,16 @@ class Layout:
         return mx.concatenate([block[index] for block in blocks], axis=2).view(getattr(mx, leaf.dtype))
 
 
-def provenance(path: Path) -> str:
+def provenance(path: Path, adapter: Path | None = None) -> str:
     """What computes caches with the weights of a model's folder: MLX, mlx-lm and the weights, by the times of
-    their files. The model's digest does not cover the contents of weights, which may be replaced by others of
-    the same shapes. Raises ModelError."""
+    their files, with an adapter's. The model's digest does not cover the contents of weights, which may be
+    replaced by others of the same shapes. Raises ModelError."""
     from mlx_lm._version import __version__ as mlx_lm_version
 
-    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(path)]
+    own = weight_files(path)
+    if (found := adapter_of(path, adapter)) is not None:
+        own = [*own, found / ADAPTER_CONFIG, tensors_of(found)]
+    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in own]
     return repr((mx.__version__, mlx_lm_version, files))  # type: ignore[attr-defined]
 
 

@@ -80,19 +80,20 @@ def check(
     rows: int = 3,
     seed: int = 0,
     dtype: mx.Dtype = mx.float32,
+    adapter: str = "",
 ) -> CheckReport:
     """Compares the whole model with its stages, with real weights for a model folder, else with random ones.
 
     `path_or_config`: a model folder, a config.json, `file.json#key` for one of several configurations in a
     file, or a configuration. `splits`: layers per stage; `stages`: as many stages of about the same size.
-    `dtype` is that of random weights.
+    `dtype` is that of random weights. `adapter` is the folder of an adapter for a model's folder.
 
     Raises InvalidInput, ModelError.
     """
     if not 1 <= rows <= _MAX_ROWS:
         raise InvalidInput(f"rows must be 1 to {_MAX_ROWS}", hint="choose fewer rows", param="rows")
     nvidia.register()  # the states between stages travel as in an engine
-    source = _source(path_or_config, seed, dtype)
+    source = _source(path_or_config, seed, dtype, Path(adapter) if adapter else None)
     model = source.whole()
     anatomy = dissect(build_skeleton(source.config), source.config["model_type"])
     count = len(anatomy.layers)
@@ -186,14 +187,18 @@ class _Source:
     stage: Callable[[int, int], Stage]
 
 
-def _source(path_or_config: str | Path | dict[str, Any], seed: int, dtype: mx.Dtype) -> _Source:
+def _source(
+    path_or_config: str | Path | dict[str, Any], seed: int, dtype: mx.Dtype, adapter: Path | None
+) -> _Source:
     if isinstance(path_or_config, dict):
         return _random_source(path_or_config, seed, dtype)
     name, _, key = str(path_or_config).partition("#")
     path = Path(name)
     if path.is_dir():
-        model, config = load_lazily(path)
-        return _Source(config, "real", lambda: model, lambda lo, hi: load_stage(path, lo, hi))
+        model, config = load_lazily(path, adapter=adapter)
+        return _Source(
+            config, "real", lambda: model, lambda lo, hi: load_stage(path, lo, hi, adapter=adapter)
+        )
     config = read_configurations(path)
     if key:
         if key not in config:

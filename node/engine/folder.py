@@ -84,7 +84,7 @@ class Loaded:
         """Whether `command` asks for what is loaded; chunks of another size change no weight."""
         mine, theirs = (
             (
-                *(one.path, one.digest, one.lo, one.hi, one.context, one.kv_bits),
+                *(one.path, one.adapter, one.digest, one.lo, one.hi, one.context, one.kv_bits),
                 *(one.rank, one.ranks, one.draft, one.mtp, one.vision),
             )
             for one in (self.command, command)
@@ -182,13 +182,14 @@ def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambd
     """Loads what `command` asks for, with progress events. `wake` has the compute loop ask for work that can
     wait; any thread calls it. Raises ModelError, InvalidInput."""
     path = Path(command.path)
-    check_digest(path, command.digest)
+    adapter = Path(command.adapter) if command.adapter else None
+    check_digest(path, command.digest, adapter)
     stage: Stage | None = None
-    if command.ranks > 1:
+    if command.ranks > 1:  # which an adapter excludes
         measured = with_kv_bits(profile(path, command.ranks), command.kv_bits)
         is_tail = command.rank == command.ranks - 1
     else:
-        measured, stage = _cut(path, command.lo, command.hi, command.kv_bits)
+        measured, stage = _cut(path, adapter, command.lo, command.hi, command.kv_bits)
         is_tail = stage.spec.is_tail
     words = measured["vocab_size"]
     with ExitStack() as undo:
@@ -208,7 +209,7 @@ def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambd
             front.inputs.blind()
         undo.pop_all()
     log.info("stage_loaded", lo=command.lo, hi=command.hi, weight_bytes=stage.weight_bytes)
-    layout = _layout(stage, path)
+    layout = _layout(stage, path, adapter)
     return Loaded(stage, front, command, measured, grammars, times, layout, sources, tower)
 
 
@@ -269,33 +270,36 @@ def _tower(path: Path, stage: Stage) -> Tower | None:
     return tower
 
 
-def _layout(stage: Stage, path: Path) -> Layout | None:
+def _layout(stage: Stage, path: Path, adapter: Path | None) -> Layout | None:
     """As `layout_of`; None if a model's own code does not make a token's caches alone, and for a GPU
     with memory of its own, whose caches no other thread can read."""
     try:
-        return layout_of(stage, provenance(path)) if device.accelerator().shares_memory else None
+        return layout_of(stage, provenance(path, adapter)) if device.accelerator().shares_memory else None
     except Exception as error:
         log.info("prefixes_not_stored", model_type=stage.spec.model_type, error=type(error).__name__)
         return None
 
 
-def _cut(path: Path, lo: int, hi: int, kv_bits: int) -> tuple[dict[str, Any], Stage]:
+def _cut(path: Path, adapter: Path | None, lo: int, hi: int, kv_bits: int) -> tuple[dict[str, Any], Stage]:
     """The profile and the stage of a model that is mapped and looked into once for both."""
-    model, config = load_lazily(path, parts=True)
+    model, config = load_lazily(path, parts=True, adapter=adapter)
     anatomy = dissect(model, config["model_type"])
-    measured = with_kv_bits(measure(path, model, config, anatomy), kv_bits)
+    measured = with_kv_bits(measure(path, model, config, anatomy, adapter), kv_bits)
     return measured, cut_stage(model, anatomy, lo, hi, kv_bits)
 
 
-def profile_message(path: str, ranks: int = 1) -> model.ModelProfile:
-    """The profile of a folder as the daemon wants it. Raises ModelError, also without a tokenizer."""
+def profile_message(path: str, ranks: int = 1, adapter: str = "") -> model.ModelProfile:
+    """The profile of a folder as the daemon wants it; `adapter` is the folder of an adapter, if there is one.
+
+    Raises ModelError, also without a tokenizer.
+    """
     if Path(path).is_dir() and not any((Path(path) / name).is_file() for name in _TOKENIZER_FILES):
         raise ModelError(
             f"{Path(path).name} has no tokenizer",
             reason="TOKENIZER_MISSING",
             hint="a model folder holds tokenizer.json or tokenizer.model beside its weights",
         )
-    measured = profile(Path(path), ranks)
+    measured = profile(Path(path), ranks, Path(adapter) if adapter else None)
     del measured["eos_token_ids"]
     measured["kv_max_tokens"] = [tokens or 0 for tokens in measured["kv_max_tokens"]]
     measured["max_context"] = measured["max_context"] or 0

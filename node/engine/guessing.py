@@ -95,11 +95,12 @@ def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> TailDr
     return made
 
 
-def check_digest(path: Path, wanted: str) -> None:
-    """Raises ModelError (MODEL_DIGEST_MISMATCH) unless the folder holds the model that is `wanted`."""
-    if wanted and digest(path) != wanted:
+def check_digest(path: Path, wanted: str, adapter: Path | None = None) -> None:
+    """Raises ModelError (MODEL_DIGEST_MISMATCH) unless the folder holds the model that is `wanted`, tuned by
+    the adapter in `adapter` if there is one."""
+    if wanted and digest(path, adapter) != wanted:
         raise ModelError(
             f"the folder {path.name} does not hold the model of this deployment",
             reason="MODEL_DIGEST_MISMATCH",
-            hint="copy the same model to every member",
+            hint="copy the same model, and the same adapter, to every member",
         )

@@ -393,7 +393,7 @@ class Engine:
             elif command.draft:
                 profiled.profile.CopyFrom(draft_message(command.path, command.draft))
             else:
-                profiled.profile.CopyFrom(profile_message(command.path, command.ranks))
+                profiled.profile.CopyFrom(profile_message(command.path, command.ranks, command.adapter))
         self._emit(engine.EngineEvent(profiled=profiled))
 
     def _fault(self, epoch: int, error: BaseException) -> None:

@@ -22,6 +22,7 @@ import structlog
 
 from sealring.mesh.errors import ModelError
 from sealring.mesh.system.start import forbid_core_files
+from sealring.node.engine.adapters import adapter_of, check_none, describe
 from sealring.node.engine.apart import answer
 from sealring.node.engine.caches import kind_of
 from sealring.node.engine.caches.undo import runs_of
@@ -71,8 +72,9 @@ COVERED = frozenset(
 """Files of a model's folder, beside its weights, that shape answers: tokenizers and processors read them."""
 
 
-def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
-    """The profile of the model in a folder. Sizes are in bytes; lists have one entry per layer.
+def profile(path: Path, ranks: int = 1, adapter: Path | None = None) -> dict[str, Any]:
+    """The profile of the model in a folder. Sizes are in bytes; lists have one entry per layer. `adapter` is
+    the folder of an adapter by which the model is tuned.
 
     `embed_bytes`: parameters that the head stage needs besides its layers; `head_bytes`: those that the tail
     needs. With `tied` the tail needs `embed_bytes` as well. A window bounds a layer's tokens to
@@ -90,11 +92,13 @@ def profile(path: Path, ranks: int = 1) -> dict[str, Any]:
     With several `ranks`, layers and caches are what one of them holds. Raises ModelError as
     `weights.load_stage` and `weights.load_shard` do.
     """
-    model, config = load_lazily(path, parts=True)
+    if ranks > 1:
+        check_none(path)
+    model, config = load_lazily(path, parts=True, adapter=adapter)
     precision = _precision(model)
     if ranks > 1:
         sharded(model, 0, ranks, config["model_type"])
-    return measure(path, model, config, dissect(model, config["model_type"])) | precision
+    return measure(path, model, config, dissect(model, config["model_type"]), adapter) | precision
 
 
 def _precision(model: nn.Module) -> dict[str, Any]:
@@ -113,7 +117,9 @@ def _precision(model: nn.Module) -> dict[str, Any]:
     return {"parameters": counts.total(), "precision": max(counts, key=lambda name: counts[name])}
 
 
-def measure(path: Path, model: nn.Module, config: dict[str, Any], anatomy: Anatomy) -> dict[str, Any]:
+def measure(
+    path: Path, model: nn.Module, config: dict[str, Any], anatomy: Anatomy, adapter: Path | None = None
+) -> dict[str, Any]:
     """The profile of a model that is mapped lazily from the folder `path`, as `profile` has it."""
     report = _weights(model, anatomy) | _caches(model, anatomy)
     seeing = tower_sizes(path, config)
@@ -135,7 +141,7 @@ def measure(path: Path, model: nn.Module, config: dict[str, Any], anatomy: Anato
         "max_context": max_context(config | {key: value for key, value in (text or {}).items() if value}),
         "eos_token_ids": _eos(config, text or {}),
         "handoff_bytes_per_token": max(handoffs, default=0),
-        "digest": digest(path),
+        "digest": digest(path, adapter),
     }
 
 
@@ -248,8 +254,9 @@ def _eos(config: dict[str, Any], text: dict[str, Any]) -> list[int]:
     return [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
 
 
-def digest(path: Path) -> str:
-    """SHA-256 in hex over the files that COVERED names, and each weight file's name, size and header.
+def digest(path: Path, adapter: Path | None = None) -> str:
+    """SHA-256 in hex over the files that COVERED names, and each weight file's name, size and header. It
+    covers all of the model's adapter, or of the one in the folder `adapter`.
 
     Two folders with one digest hold the same model as far as can be said without reading the weights.
     """
@@ -265,6 +272,8 @@ def digest(path: Path) -> str:
             add(name, (path / name).read_bytes())
     for file in weight_files(path):
         add(file.name, file.stat().st_size.to_bytes(8, "big") + read_header(file))
+    if (found := adapter_of(path, adapter)) is not None:
+        add("adapter", describe(found))
     return total.hexdigest()
 
 
@@ -275,9 +284,10 @@ def main() -> int:
         prog="python -m sealring.node.engine.profile", description=profile.__doc__
     )
     parser.add_argument("path", type=Path)
+    parser.add_argument("--adapter", type=Path)
     arguments = parser.parse_args()
     mx.set_default_device(mx.cpu)
-    return answer(lambda: profile(arguments.path))
+    return answer(lambda: profile(arguments.path, adapter=arguments.adapter))
 
 
 if __name__ == "__main__":

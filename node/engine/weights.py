@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import device, mlx_lm_import, relaying
+from sealring.node.engine.adapters import adapter_of, check_none, tensors_of, tune
 from sealring.node.engine.caches import trimmable
 from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.contents import REDOWNLOAD, check_folder
@@ -32,6 +33,7 @@ from sealring.node.engine.staging.mtp_head import (
 from sealring.node.engine.staging.quantization import cache_quantization
 from sealring.node.engine.staging.skeleton import check_layers, model_classes
 from sealring.node.models.kept import is_part
+from sealring.node.models.manifest import ADAPTER_CONFIG
 
 _HEADER_LIMIT = 32 * 1024 * 1024
 _TENSOR_LIMIT = 1 << 18
@@ -46,6 +48,7 @@ def load_stage(
     kv_bits: int = 0,
     progress: Callable[[float], None] = lambda part: None,
     parts: bool = False,
+    adapter: Path | None = None,
 ) -> Stage:
     """The layers [lo, hi) of the model in the folder `path`, with embedding, norm and head as they need.
 
@@ -53,11 +56,12 @@ def load_stage(
     are exactly the model's parameters. Then the stage is cut out. Its own parameters are read and converted
     one after another, so that only one is in memory twice. No other layer's weights are read from the disk.
     With `kv_bits` (8 or 4) its caches are quantized. `progress` is called with the part of the stage's bytes
-    that is read, after each large parameter or several small ones. `parts` is as in `load_lazily`.
+    that is read, after each large parameter or several small ones. `parts` and `adapter` are as in
+    `load_lazily`.
 
     Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
     """
-    model, config = load_lazily(path, parts=parts)
+    model, config = load_lazily(path, parts=parts, adapter=adapter)
     stage = cut_stage(model, dissect(model, config["model_type"]), lo, hi, kv_bits)
     read_weights(stage, path, progress)
     return stage
@@ -94,6 +98,7 @@ def load_shard(
 
     Each parameter is read whole and cut, one after another. Raises ModelError (also NOT_SHARDABLE).
     """
+    check_none(path)
     model, config = load_lazily(path)
     shard = Shard(model, rank, ranks, config["model_type"], kv_bits)
     del model
@@ -121,8 +126,11 @@ def _read(stage: Stage, progress: Callable[[float], None]) -> None:
     mx.clear_cache()  # of what conversions needed; its limit bounds it meanwhile
 
 
-def load_lazily(path: Path, *, parts: bool = False) -> tuple[nn.Module, dict[str, Any]]:
-    """The whole model with lazily mapped weights, and its configuration. No weight is read.
+def load_lazily(
+    path: Path, *, parts: bool = False, adapter: Path | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The whole model with lazily mapped weights, and its configuration. No weight is read. It is tuned by
+    the adapter in the folder `adapter`, or by the one in its own folder, if there is any.
 
     A folder that holds only parts of it is refused (MODEL_PART_MISSING) unless the caller, by `parts`, knows
     which it reads: the others are zeros.
@@ -153,6 +161,9 @@ def load_lazily(path: Path, *, parts: bool = False) -> tuple[nn.Module, dict[str
             reason="WEIGHTS_MISMATCH",
             hint=REDOWNLOAD,
         ) from error
+    if (found := adapter_of(path, adapter)) is not None:
+        read_header(tensors_of(found))
+        tune(model, found)
     return model, loaded
 
 
@@ -181,7 +192,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path.name or path} has no config.json",
             reason="CONFIG_MISSING",
-            hint="a model folder holds config.json, safetensors files and a tokenizer",
+            hint="a model folder holds config.json, safetensors files and a tokenizer"
+            if not (path / ADAPTER_CONFIG).is_file()
+            else "it holds an adapter: serve the model that it is of, with --adapter",
         )
     try:
         config = mlx_lm_import.import_utils().load_config(path)

@@ -23,6 +23,9 @@ that sees pictures, too."""
 NOTE = "sealring-manifest.json"
 """File of sealring's note in a folder that it has filled; it is no part of the model."""
 
+CONFIGURATIONS = ("config.json", "adapter_config.json")
+"""Files by which a folder is one of a model or of an adapter."""
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _MAX_PATH = 1024
 _MAX_FILES = 4096
@@ -47,7 +50,7 @@ def local_model(name: str, folders: Sequence[Path]) -> Path | None:
     for folder in folders:
         for inner in dict.fromkeys((name, name.rpartition("/")[2])):
             try:
-                if is_file(folder / inner / "config.json"):
+                if holds_model(folder / inner):
                     return folder / inner
             except OSError as error:
                 unread = unread or unreadable(folder, error)
@@ -148,7 +151,7 @@ def models_in(folder: Path) -> list[Path]:
             inner = _folders_in(outer)
         for one in (outer, *inner):
             with contextlib.suppress(OSError):
-                if is_file(one / "config.json"):
+                if holds_model(one):
                     found.append(one)
     return sorted(found)
 
@@ -156,6 +159,11 @@ def models_in(folder: Path) -> list[Path]:
 def _folders_in(folder: Path) -> list[Path]:
     with os.scandir(folder) as entries:
         return [folder / entry.name for entry in entries if entry.is_dir()]
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder is one of a model, or of an adapter. Raises OSError if that is unknown."""
+    return any(is_file(folder / name) for name in CONFIGURATIONS)
 
 
 def is_file(path: Path) -> bool:
@@ -172,7 +180,7 @@ def _cached(hub_id: str) -> Path | None:
     try:
         revision = (folder / "refs" / "main").read_text(encoding="ascii")[:64].strip()
         snapshot = folder / "snapshots" / revision
-        return snapshot if is_commit(revision) and is_file(snapshot / "config.json") else None
+        return snapshot if is_commit(revision) and holds_model(snapshot) else None
     except (OSError, ValueError):
         return None
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from sealring.mesh.errors import ModelError
 from sealring.mesh.names import is_commit, is_sha256
-from sealring.node.models.folders import not_found
+from sealring.node.models.folders import CONFIGURATIONS, not_found
 from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, belongs
 
 _MAX_LIST = 8 << 20
@@ -48,8 +48,8 @@ def files_of(model: str, commit: str, pieces: Iterable[bytes]) -> tuple[str, tup
         mine = [entry for entry, name in zip(answer["siblings"], named, strict=True) if belongs(name)]
     if not isinstance(found, str) or not is_commit(found) or (commit and commit != found):
         raise bad_answer("it names another commit than was asked for")
-    if "config.json" not in named:
-        raise not_found(model, "the repository holds no model")
+    if not any(name in named for name in CONFIGURATIONS):
+        raise not_found(model, "the repository holds no model and no adapter")
     if len(mine) > MAX_FILES:
         raise _too_large(model, f"{len(mine)} files of a model")
     files = sorted((_checked(entry) for entry in mine), key=lambda one: one.name)

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sealring.mesh.errors import Cancelled, ModelError
-from sealring.node.models.folders import NOTE
+from sealring.node.models.folders import CONFIGURATIONS, NOTE
 from sealring.v1 import models_pb2
 
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
@@ -22,6 +22,9 @@ PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoke
 
 PART = 8 << 20
 """Bytes of a part, which is hashed as a whole and sent again if it arrives damaged."""
+
+ADAPTER_CONFIG, ADAPTERS = CONFIGURATIONS[1], ("adapters.safetensors", "adapter_model.safetensors")
+"""An adapter's files, as mlx-lm and PEFT call them. They are small, so that each member has them whole."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _DIGEST = hashlib.sha256().digest_size
@@ -48,7 +51,7 @@ class ModelFile:
 
     @property
     def is_weights(self) -> bool:
-        return self.name.endswith(".safetensors")
+        return self.name.endswith(".safetensors") and self.name not in ADAPTERS
 
     def length(self, part: int) -> int:
         """Bytes of a part; the last one is shorter."""
@@ -108,8 +111,10 @@ class Manifest:
         folded = {name.lower() for name in names}  # a Mac's disk takes "A" and "a" for one file
         if names != sorted(names) or len(folded) < len(names) or not all(map(belongs, names)):
             raise _bad("its names are not those of a model's files, each once and in order")
-        if "config.json" not in folded or any(len(one.hashes) != _DIGEST * one.parts for one in files):
-            raise _bad("it has no config.json, or not one hash for every part")
+        if not folded.intersection(CONFIGURATIONS) or any(
+            len(one.hashes) != _DIGEST * one.parts for one in files
+        ):
+            raise _bad("it has no configuration, or not one hash for every part")
         return cls(files)
 
     @classmethod

@@ -874,6 +874,7 @@ class DeploymentSpec(_message.Message):
     SHARE_PREFIXES_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     KV_BITS_FIELD_NUMBER: _builtins.int
     CLEAR_LINKS_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
@@ -908,6 +909,8 @@ class DeploymentSpec(_message.Message):
     """With `speculate`, which it implies: a small model of the same tokenizer, named as `model`, by which each ring's head
     guesses tokens too.
     """
+    adapter: _builtins.str
+    """a folder named as `model`: the model is tuned by the adapter in it"""
     kv_bits: _builtins.int
     """of keys and values in the caches: 8 or 4; 0: the model's own precision"""
     clear_links: _builtins.bool
@@ -951,6 +954,7 @@ class DeploymentSpec(_message.Message):
         share_prefixes: _builtins.bool = ...,
         speculate: _builtins.bool = ...,
         draft: _builtins.str = ...,
+        adapter: _builtins.str = ...,
         kv_bits: _builtins.int = ...,
         clear_links: _builtins.bool = ...,
         backend: _builtins.str = ...,
@@ -962,7 +966,7 @@ class DeploymentSpec(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "keep_alive", b"keep_alive"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "aliases", b"aliases", "backend", b"backend", "clear_links", b"clear_links", "context", b"context", "draft", b"draft", "keep_alive", b"keep_alive", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "on_demand", b"on_demand", "or_pipeline", b"or_pipeline", "pinned", b"pinned", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "adapter", b"adapter", "aliases", b"aliases", "backend", b"backend", "clear_links", b"clear_links", "context", b"context", "draft", b"draft", "keep_alive", b"keep_alive", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "on_demand", b"on_demand", "or_pipeline", b"or_pipeline", "pinned", b"pinned", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
     _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015

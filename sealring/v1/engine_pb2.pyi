@@ -238,6 +238,7 @@ class ProfileModel(_message.Message):
     HI_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -247,6 +248,8 @@ class ProfileModel(_message.Message):
     """above 1: of the part of every layer that one of these ranks holds"""
     draft: _builtins.str
     """the folder of a draft model for the one at `path`: that is profiled instead"""
+    adapter: _builtins.str
+    """a folder, by whose adapter the model at `path` is tuned"""
     def __init__(
         self,
         *,
@@ -256,10 +259,11 @@ class ProfileModel(_message.Message):
         hi: _builtins.int = ...,
         ranks: _builtins.int = ...,
         draft: _builtins.str = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "hi", b"hi", "id", b"id", "lo", b"lo", "path", b"path", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "draft", b"draft", "hi", b"hi", "id", b"id", "lo", b"lo", "path", b"path", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -336,6 +340,7 @@ class LoadStage(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     MTP_FIELD_NUMBER: _builtins.int
     VISION_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -357,6 +362,8 @@ class LoadStage(_message.Message):
     """the tail guesses by the model's MTP head"""
     vision: _builtins.bool
     """of a head: the model's vision tower, for which there is memory"""
+    adapter: _builtins.str
+    """a folder, by whose adapter the model is tuned"""
     @_builtins.property
     def draft(self) -> Global___DraftModel:
         """at a head that is to guess by a draft model"""
@@ -378,10 +385,11 @@ class LoadStage(_message.Message):
         draft: Global___DraftModel | None = ...,
         mtp: _builtins.bool = ...,
         vision: _builtins.bool = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "mtp", b"mtp", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks", "vision", b"vision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "mtp", b"mtp", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks", "vision", b"vision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

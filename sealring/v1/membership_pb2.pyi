@@ -1302,6 +1302,7 @@ class ProfileRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     model: _builtins.str
     """a name in the node's model folders, an absolute path, or a hub id"""
@@ -1309,6 +1310,8 @@ class ProfileRequest(_message.Message):
     """above 1: of the part of every layer that one of these ranks holds"""
     draft: _builtins.str
     """a draft model for it, named likewise; the profile is to have that model's too"""
+    adapter: _builtins.str
+    """of the model, named likewise: the profile is that of the tuned model"""
     def __init__(
         self,
         *,
@@ -1316,10 +1319,11 @@ class ProfileRequest(_message.Message):
         model: _builtins.str = ...,
         ranks: _builtins.int = ...,
         draft: _builtins.str = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "id", b"id", "model", b"model", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "draft", b"draft", "id", b"id", "model", b"model", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1379,6 +1383,7 @@ class PrepareEpoch(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     MTP_FIELD_NUMBER: _builtins.int
     VISION_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     """of this ring, rising"""
@@ -1410,6 +1415,8 @@ class PrepareEpoch(_message.Message):
     """the model's MTP head guesses, at the ring's tail"""
     vision: _builtins.bool
     """of the ring's head: it has memory for the model's vision tower"""
+    adapter: _builtins.str
+    """named as in DeploymentSpec; the digest covers it"""
     @_builtins.property
     def draft(self) -> Global___DraftPlan:
         """of the ring's head: a draft model guesses"""
@@ -1436,10 +1443,11 @@ class PrepareEpoch(_message.Message):
         draft: Global___DraftPlan | None = ...,
         mtp: _builtins.bool = ...,
         vision: _builtins.bool = ...,
+        adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "commit", b"commit", "context", b"context", "draft", b"draft", "epoch", b"epoch", "hub_files", b"hub_files", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "mtp", b"mtp", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version", "speculate", b"speculate", "vision", b"vision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "backend", b"backend", "commit", b"commit", "context", b"context", "draft", b"draft", "epoch", b"epoch", "hub_files", b"hub_files", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "mtp", b"mtp", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version", "speculate", b"speculate", "vision", b"vision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import pytest_asyncio
 from kernels import share_kernels
 from ringtest import CLUSTER, Reference
 from small_models import write_model
+from trained import write_adapter
 
 from sealring.cli.local.cluster import LocalCluster
 from sealring.node.models.kept import note_of
 from sealring.node.models.manifest import Manifest
 
-pytestmark = [*CLUSTER, pytest.mark.sweep]
+pytestmark = CLUSTER
 
 KINDS = ["llama", "qwen3_moe", "gemma3_text", "deepseek_v3", "qwen3_next"]
 """Dense, with experts, with windows, with latent attention, and recurrent in part."""
@@ -44,21 +46,12 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
         yield cluster
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_kind_is_pulled_planned_deployed_and_served(cluster: LocalCluster, kind: str) -> None:
     """It is on one node, a second pulls all of it, and the third gets its stage's part when it serves."""
 
-    async def sealring(*words: str) -> str:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sealring.cli", *words),
-            env=os.environ | {"SEALRING_CLI_OPERATOR": str(cluster.operator_bundle)},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        printed, said = await process.communicate()
-        assert process.returncode == 0, said.decode()
-        return printed.decode()
-
+    sealring = partial(_sealring, cluster)
     first, second, third = (cluster.state_dir / f"node-{number}" / "models" / kind for number in range(3))
     await sealring("model", "pull", kind, "--node", "node-1")
     assert Manifest.of(second).digest == Manifest.of(first).digest
@@ -77,6 +70,37 @@ async def test_a_kind_is_pulled_planned_deployed_and_served(cluster: LocalCluste
     await sealring("deployment", "delete", name)
     await sealring("model", "remove", kind, "--node", "node-1")
     assert not second.exists()
+
+
+async def _sealring(cluster: LocalCluster, *words: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sealring.cli", *words),
+        env=os.environ | {"SEALRING_CLI_OPERATOR": str(cluster.operator_bundle)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, said = await process.communicate()
+    assert process.returncode == 0, said.decode()
+    return printed.decode()
+
+
+async def test_members_fetch_an_adapter_and_answer_with_the_tuned_model(cluster: LocalCluster) -> None:
+    """The model's own folder and the adapter's are on one node; a second deployment has the plain model."""
+    sealring, kind = partial(_sealring, cluster), KINDS[0]
+    models = [cluster.state_dir / f"node-{number}" / "models" for number in range(3)]
+    adapter = write_adapter(models[0] / "tuned", models[0] / kind, layers=99, strength=0.4)
+    await sealring("deploy", kind, "--name", "tuned", "--stages", "3", "--adapter", "tuned")
+    answer = await asyncio.to_thread(_ask, cluster.http_url, "tuned")
+    whole, plain = (Reference(models[0] / kind, one).reply(QUESTION, TOKENS) for one in (adapter, None))
+    shown = re.sub(r"<\|\w+\|>", "", whole.text)
+    assert answer["choices"][0]["message"]["content"] == shown
+    assert whole.text != plain.text
+    assert all((folder / "tuned" / "adapters.safetensors").is_file() for folder in models)
+    with pytest.raises(AssertionError, match="served"):
+        await sealring("model", "remove", "tuned", "--node", "node-1")
+    await sealring("deployment", "delete", "tuned")
+    await sealring("model", "remove", "tuned", "--node", "node-1")
+    assert not (models[1] / "tuned").exists()
 
 
 def _ask(url: str, model: str) -> Any:

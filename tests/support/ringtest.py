@@ -342,10 +342,11 @@ class Arrangements:
 class Reference:
     """The whole model in plain mlx_lm, greedy, one row; what it was asked once it remembers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, adapter: Path | None = None) -> None:
         from sealring.node.engine import import_whole  # which other tests of the process may have used
 
-        self.model, self.tokenizer = import_whole().load(str(folder))
+        tuned = None if adapter is None else str(adapter)
+        self.model, self.tokenizer = import_whole().load(str(folder), adapter_path=tuned)
         self._replies: dict[str, Reply] = {}
 
     def reply(self, messages: list[dict[str, str]], max_tokens: int, *, kv_bits: int = 0) -> Reply:

@@ -23,12 +23,12 @@ async def asked(profiles: Profiles, **more: Any) -> asyncio.Task[dict[str, Profi
     return task
 
 
-@pytest.mark.parametrize("ranks", [0, 4])
-async def test_a_node_is_asked_and_its_answer_is_its_own(ranks: int) -> None:
+@pytest.mark.parametrize("more", [{}, {"ranks": 4}, {"draft": "small", "adapter": "tuned"}])
+async def test_a_node_is_asked_and_its_answer_is_its_own(more: dict[str, Any]) -> None:
     questions, session = online()
     profiles = Profiles(questions, timeout=1e9)
-    asking = await asked(profiles, **({"ranks": ranks} if ranks else {}))
-    request = membership_pb2.ProfileRequest(id=1, model="org/model", ranks=ranks)
+    asking = await asked(profiles, **more)
+    request = membership_pb2.ProfileRequest(id=1, model="org/model", **more)
     assert (await anext(session.outbox.messages())).profile == request
     questions.answered(session, membership_pb2.ProfileResult(id=1, profile=small_profile()))
     assert await asking == {"alpha": ProfileReply("alpha", small_profile(), None)}
@@ -96,6 +96,13 @@ def test_what_helps_where_no_node_has_the_model(
     assert (told.reason, told.hint) == ("UNKNOWN_MODEL", hint)
     assert (told.metadata["param"], told.metadata.get("fetchable", "")) == ("model", fetchable)
     assert told.message.startswith(f"no node can serve the model '{model}' (alpha: {errors[0].message}")
+
+
+def test_a_model_is_not_fetched_where_its_adapter_is_missing() -> None:
+    lacking = NotFound("no adapter", hint="put its folder", reason="ADAPTER_NOT_FOUND", fetchable="yes")
+    told = nobody_has("org/m", [ProfileReply("a", None, lacking)], {"a": "alpha"})
+    assert (told.hint, told.metadata["fetchable"]) == ("put its folder", "")
+    assert ProfileReply("a", None, lacking).would_fetch
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def make(
     )
     asked: list[list[str]] = []
 
-    async def ask(model: str, members: list[str], ranks: int, draft: str = "") -> dict[str, ProfileReply]:
+    async def ask(model: str, members: list[str], ranks: int, *_: str) -> dict[str, ProfileReply]:
         asked.append(members)
         made.ranks = ranks
         return made.answers
@@ -201,7 +201,7 @@ async def test_a_node_with_the_model_profiles_the_parts_of_ranks() -> None:
     answers = answer(2, "cd" * 32) | {IDS[0]: ProfileReply(IDS[0], None, lacks)} | answer(1)
     asked: list[tuple[str, int]] = []
 
-    async def ask(model: str, members: list[str], ranks: int, draft: str = "") -> dict[str, ProfileReply]:
+    async def ask(model: str, members: list[str], ranks: int, *_: str) -> dict[str, ProfileReply]:
         asked.append((members[0], ranks))
         return {members[0]: ProfileReply(members[0], None, Unavailable("3 heads are not for 2 ranks"))}
 

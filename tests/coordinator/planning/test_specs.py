@@ -57,6 +57,10 @@ def test_models_have_a_name_that_can_be_shown() -> None:
         assert check_spec(spec(model=name)).model == name
     for name in ("", "m" * 257, "a\nb", "a\x1fb"):
         refused("model", model=name)
+    assert check_spec(spec(adapter="tuned")).adapter == "tuned"
+    for name in ("demo", "m" * 257, "a\nb"):
+        refused("adapter", adapter=name)
+    refused("adapter", adapter="tuned", strategy="tensor", clear_links=True, stages=2)
 
 
 def test_splits_name_layers_and_are_instead_of_stages() -> None:

@@ -36,8 +36,8 @@ class ScriptedEngine:
         self.ends.set()
         self.started.append(self)
 
-    async def profile(self, path: str, ranks: int, draft: str) -> model_pb2.ModelProfile:
-        self.profiled.append(f"{path} {draft}" if draft else path)
+    async def profile(self, path: str, ranks: int, draft: str, adapter: str) -> model_pb2.ModelProfile:
+        self.profiled.append(" ".join(filter(None, (path, draft, adapter))))
         if self.hangs:
             raise DeadlineExceeded("the profile of a model took longer than 120 s")
         return model_pb2.ModelProfile(digest="profile")
@@ -162,6 +162,18 @@ async def test_a_draft_model_is_measured_with_the_model_for_which_it_guesses(
     await keeper.stop()
 
 
+async def test_a_tuned_model_is_measured_with_its_adapter(keeper: EngineKeeper, tmp_path: Path) -> None:
+    for _ in range(2):
+        await keeper.profile("one", adapter="two")
+    await keeper.profile("one")
+    (spare,) = ScriptedEngine.started
+    assert spare.profiled == [f"{tmp_path / 'one'} {tmp_path / 'two'}", str(tmp_path / "one")]
+    with pytest.raises(NotFound) as caught:
+        await keeper.profile("one", adapter="four")
+    assert caught.value.reason == "ADAPTER_NOT_FOUND"
+    await keeper.stop()
+
+
 @pytest.mark.parametrize(("name", "reason"), [("", "BAD_MODEL_NAME"), ("x" * 1025, "BAD_MODEL_NAME")])
 async def test_a_model_has_a_name(keeper: EngineKeeper, name: str, reason: str) -> None:
     with pytest.raises(InvalidInput) as raised:
@@ -242,6 +254,7 @@ async def test_an_epoch_that_does_not_close_holds_up_no_other_seat(
     seat.epoch = epoch = SimpleNamespace(closed=closed.wait)
     plan: Any = SimpleNamespace(
         draft=None,
+        adapter="",
         mtp=False,
         vision=False,
         **{"model": "one", "commit": "", "hub_files": "", "model_digest": "", "layers": (0, 2)},

@@ -12,7 +12,7 @@ from sealring.node.daemon.model_keeper import ModelKeeper
 
 
 def seat(path: str, phase: Phase = Phase.UP) -> Any:
-    return SimpleNamespace(phase=phase, stage=SimpleNamespace(path=path))
+    return SimpleNamespace(phase=phase, stage=SimpleNamespace(path=path, adapter=""))
 
 
 def keeper(engines: Any, *seats: Any) -> ModelKeeper:
@@ -23,7 +23,7 @@ async def test_the_model_of_every_ring_that_is_up_is_stated() -> None:
     """Also where two are alike: the files of one may have become those of the other."""
     files = {"a": "11" * 32, "copy of a": "11" * 32, "b": "00" * 32, "loading": "22" * 32}
 
-    async def profile(path: str) -> Any:
+    async def profile(path: str, adapter: str = "") -> Any:
         return SimpleNamespace(digest=files[path])
 
     seats = [seat(path, Phase.PREPARING if path == "loading" else Phase.UP) for path in files]

@@ -28,6 +28,10 @@ def test_names_below_the_folders_and_absolute_paths(tmp_path: Path) -> None:
     assert local_model("org/big", folders) == nested
     assert local_model("anyone/demo", folders) == demo
     assert local_model(str(demo), []) == demo
+    (tuned := tmp_path / "second" / "tuned").mkdir()
+    (tuned / "adapter_config.json").write_text("{}")
+    assert local_model("tuned", folders) == tuned
+    assert models_in(tmp_path / "second") == [demo, nested, tuned]
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,9 @@ def test_a_part_is_of_another_model_as_far_as_it_is_here() -> None:
 def test_a_stage_begins_with_what_is_not_weights_and_all_of_the_headers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tuned = Manifest((file("adapter_config.json", 20), file("adapters.safetensors", 3 * PART)))
+    assert beginnings(tuned) == parts({0, 1, 2} & {0, *range(tuned.files[0].parts)}, {0, 1, 2})
+    assert Manifest.from_message(tuned.message()) == tuned
     model = Manifest((file("config.json", 200), file("empty.safetensors", 0), WEIGHTS))
     assert beginnings(model) == parts({0, 1, 2, 3}, set(), {0})
     (tmp_path / "empty.safetensors").write_bytes(b"")

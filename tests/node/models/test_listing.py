@@ -100,6 +100,8 @@ def test_a_list_of_another_commit() -> None:
 
 def test_a_repository_without_a_model() -> None:
     assert reason(answer(siblings=[entry("README.md")])) == "MODEL_NOT_FOUND"
+    found = [entry("adapter_config.json"), weights("adapters.safetensors")]
+    assert len(files_of("org/tuned", "", answer(siblings=found))[1]) == 2
 
 
 def test_more_than_can_be_passed_on() -> None:

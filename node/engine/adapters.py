@@ -1,0 +1,190 @@
+"""Adapters, by which a model was tuned: as mlx-lm's `lora` writes them, or LoRA as PEFT does.
+
+An adapter lies in a folder of its own, or in the model's. It is put on a model that is mapped lazily, before
+the model is cut, so that each stage has its part. mlx-lm's classes compute with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+
+from sealring.mesh.errors import ModelError
+from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.contents import check_folder
+from sealring.node.models.manifest import ADAPTER_CONFIG, ADAPTERS
+
+MAX_BYTES = 8 << 30
+"""The digest covers all of an adapter's tensors. LoRA of a large model has a tenth of these bytes."""
+
+_MLX, _PEFT = ADAPTERS
+_UNREAD = ("adapters.npz", "adapter_model.bin")
+_PEFT_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_PEFT_PLAIN = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    **dict.fromkeys(("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"), (False,)),
+    **dict.fromkeys(
+        ("modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication"), (None, {}, [])
+    ),
+    **dict.fromkeys(("trainable_token_indices", "target_parameters", "corda_config"), (None, {}, [])),
+}
+"""Settings of PEFT, and the values with which it computes what mlx-lm's LoRA computes."""
+
+
+def adapter_of(path: Path, named: Path | None = None) -> Path | None:
+    """The folder of the adapter with which the model at `path` is served: the one that is named, or else the
+    model's own if an adapter lies in it. Raises ModelError (ADAPTER_UNSUPPORTED) if there are both."""
+    own = path if any((path / name).is_file() for name in (*ADAPTERS, *_UNREAD)) else None
+    if named is not None and own is not None and named != own:
+        raise _unsupported(named, f"the folder {path.name} holds another one", "move that one out of it")
+    return named or own
+
+
+def describe(adapter: Path) -> bytes:
+    """SHA-256 over an adapter's configuration and tensors. Raises ModelError as `tune`."""
+    total = hashlib.sha256(hashlib.sha256((adapter / ADAPTER_CONFIG).read_bytes()).digest())
+    with tensors_of(adapter).open("rb") as stream:
+        total.update(hashlib.file_digest(stream, "sha256").digest())
+    return total.digest()
+
+
+def check_none(path: Path) -> None:
+    """Raises ModelError (NOT_SHARDABLE) for a model with an adapter: no rank computes a part of it."""
+    if adapter_of(path) is not None:
+        raise ModelError(
+            f"the model {path.name} has an adapter, which cannot be divided among ranks",
+            reason="NOT_SHARDABLE",
+            hint="serve it in stages, or fuse it: mlx_lm.fuse",
+        )
+
+
+def tune(model: nn.Module, adapter: Path) -> None:
+    """Puts an adapter on a model that is mapped lazily. Nothing of it is read.
+
+    Raises ModelError: ADAPTER_UNSUPPORTED for what is no adapter that is served, ADAPTER_MISMATCH for one of
+    another model.
+    """
+    file = tensors_of(adapter)
+    config = _configuration(adapter)
+    try:
+        arrays: dict[str, mx.array] = dict(mx.load(str(file)))  # type: ignore[arg-type]
+        if file.name == _PEFT:
+            arrays, scale = _from_peft(adapter, arrays, config), _peft_scale(config)
+        elif config.get("fine_tune_type", "lora") != "full":
+            scale = float(config["lora_parameters"]["scale"])
+        if config.get("fine_tune_type") != "full":
+            _replace(model, arrays, scale)
+        present = {name: array.shape for name, array in tree_flatten(model.parameters())}
+        wrong = next((name for name, array in arrays.items() if present.get(name) != array.shape), None)
+        if wrong is not None:
+            raise ValueError(f"the model has no {wrong} of shape {arrays[wrong].shape}")
+        model.load_weights(list(arrays.items()), strict=False)
+        model.eval()
+    except ModelError:
+        raise
+    except Exception as error:  # of mlx-lm's classes and mlx, on tensors that they do not expect
+        raise ModelError(
+            f"the adapter {adapter.name} does not fit the model: {' '.join(str(error).split())[:200]}",
+            reason="ADAPTER_MISMATCH",
+            hint="name the model that the adapter was trained for",
+        ) from error
+
+
+def tensors_of(adapter: Path) -> Path:
+    """The file with an adapter's tensors. Raises ModelError (ADAPTER_UNSUPPORTED)."""
+    check_folder(adapter)
+    found = next((adapter / name for name in ADAPTERS if (adapter / name).is_file()), None)
+    if found is None:
+        old = next((name for name in _UNREAD if (adapter / name).is_file()), "")
+        raise _unsupported(adapter, f"it has {old or 'neither of ' + ' and '.join(ADAPTERS)}")
+    if not (adapter / ADAPTER_CONFIG).is_file():
+        raise _unsupported(adapter, f"{found.name} has no {ADAPTER_CONFIG} beside it")
+    if found.stat().st_size > MAX_BYTES:
+        raise _unsupported(
+            adapter, f"{found.name} has more than {MAX_BYTES >> 30} GiB", "fuse it: mlx_lm.fuse"
+        )
+    return found
+
+
+def _configuration(adapter: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((adapter / ADAPTER_CONFIG).read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _unsupported(adapter, f"its {ADAPTER_CONFIG} is not a JSON object")
+    return found
+
+
+def _replace(model: nn.Module, arrays: Mapping[str, mx.array], scale: float) -> None:
+    """Replaces each module that has tensors in the adapter by mlx-lm's, as `linear_to_lora_layers` does."""
+    made = {}
+    for name, module in model.named_modules():
+        low = arrays.get(f"{name}.lora_a")
+        if low is None:
+            continue
+        stacked = low.ndim == 3  # [experts, rank, inputs]
+        kind = _kind(module, dora=f"{name}.m" in arrays)
+        rank = low.shape[1] if stacked else low.shape[-1]
+        made[name] = kind(r=rank, scale=scale, dropout=0.0)
+    model.update_modules(tree_unflatten(list(made.items())))
+
+
+def _kind(module: Any, *, dora: bool) -> Any:
+    """Makes a layer with an adapter of the plain one; the class is chosen as mlx-lm chooses it."""
+    for package in ("mlx_lm", "mlx_lm.tuner"):
+        mlx_lm_import.register(package)  # whose own `__init__` brings the training
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+    from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
+    from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
+
+    if not dora and hasattr(module, "to_lora"):
+        return module.to_lora
+    kinds = (
+        ((nn.Linear, nn.QuantizedLinear), DoRALinear if dora else LoRALinear),
+        ((SwitchLinear, QuantizedSwitchLinear), None if dora else LoRASwitchLinear),
+        ((nn.Embedding, nn.QuantizedEmbedding), DoRAEmbedding if dora else LoRAEmbedding),
+    )
+    chosen = next((made for of, made in kinds if isinstance(module, of)), None)
+    if chosen is None:
+        raise ValueError(f"mlx-lm has no adapter for a {type(module).__name__}")
+    return lambda **options: chosen.from_base(module, **options)
+
+
+def _from_peft(
+    adapter: Path, arrays: Mapping[str, mx.array], config: Mapping[str, Any]
+) -> dict[str, mx.array]:
+    """PEFT's matrices by mlx-lm's names, transposed: A [rank, inputs] and B [outputs, rank]."""
+    for name, plain in _PEFT_PLAIN.items():
+        if config.get(name, plain[0]) not in plain:
+            raise _unsupported(adapter, f"PEFT with {name} {str(config[name])[:40]!r} is not served")
+    found = {}
+    for name, array in arrays.items():
+        match = _PEFT_NAME.fullmatch(name)
+        if match is None or array.ndim != 2:
+            raise _unsupported(adapter, f"PEFT's {name[:120]} is no part of a LoRA")
+        found[f"{match[1]}.lora_{match[2].lower()}"] = array.T
+    return found
+
+
+def _peft_scale(config: Mapping[str, Any]) -> float:
+    rank = int(config["r"])
+    return float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _unsupported(adapter: Path, why: str, hint: str = "") -> ModelError:
+    return ModelError(
+        f"the adapter {adapter.name} is not served: {why}",
+        reason="ADAPTER_UNSUPPORTED",
+        hint=hint or "give a folder that mlx_lm.lora wrote, or fuse it into the model: mlx_lm.fuse",
+    )
