@@ -131,14 +131,12 @@ def enrolled(settings: CoordinatorSettings, count: int) -> list[Member]:
             made.append(member)
             store.members.enrol(
                 StoredMember(
-                    *(
-                        member.id,
-                        Role.MEMBER,
-                        f"node-{number}",
-                        signer.public_key,
-                        KeyType.SOFTWARE,
-                        int(now),
-                    ),
+                    id=member.id,
+                    role=Role.MEMBER,
+                    name=f"node-{number}",
+                    identity_key=signer.public_key,
+                    key_type=KeyType.SOFTWARE,
+                    enrolled_at=int(now),
                     sealing_key=member.sealing_key,
                     level=TrustLevel.SOFTWARE,
                     trust=10,

@@ -145,13 +145,13 @@ def renew_operator_bundle(
     if known is None:
         return None
     csr = store.get_meta(_OPERATOR_CSR)
-    if csr is None or known.role is None:
-        raise store.corrupt("meta", "it lacks the operator's role or signing request")
+    if csr is None or known.role not in set(OperatorRole):
+        raise store.corrupt("it lacks the operator's role or signing request")
     try:
         certificate = _operator_certificate(keys, csr, now)
     except CertificateError:
-        raise store.corrupt("meta", "the operator's signing request") from None
-    store.operators.save(stored_operator(OPERATOR_ID, known.role, certificate, now))
+        raise store.corrupt("the operator's signing request") from None
+    store.operators.save(stored_operator(OPERATOR_ID, OperatorRole(known.role), certificate, now))
     try:
         write_atomic(folder / OPERATOR_DIR / "tls.pem", to_pem(certificate))
         save_root(folder / OPERATOR_DIR, keys.root)

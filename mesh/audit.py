@@ -19,7 +19,7 @@ PRUNED = "prune_audit"
 its hash, from which the chain goes on."""
 
 KEPT = 50_000
-"""Entries that stay: years of an operator's work. An entry takes 107 bytes of a standby's copy (measured), so
+"""Entries that stay: years of an operator's work. An entry takes 120 bytes of a standby's copy (measured), so
 all of them take less than half of what a copy may have (`coordinator/standby/copies.py`). Where fewer stay
 somebody else has dropped the others, so a later release that keeps fewer has to say so here."""
 

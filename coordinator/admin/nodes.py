@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 
 from sealring.coordinator.admin.refusals import bad, member_id
@@ -81,7 +80,7 @@ class NodeList:
             ],
             revoked=[
                 admin_pb2.RevokedIdentity(
-                    id=one.id, name=one.name, role=PROTO_ROLES[one.role], at=one.at, banned=one.banned
+                    id=one.id, name=one.name, role=PROTO_ROLES[Role(one.role)], at=one.at, banned=one.banned
                 )
                 for one in self._store.members.gone(limit=MAX_REVOKED_SHOWN)
             ],
@@ -115,7 +114,7 @@ class NodeCalls:
     ) -> admin_pb2.DrainNodeResponse:
         """Raises NotFound (UNKNOWN_NODE), InvalidInput (BAD_MEMBER_ID)."""
         member = self._store.members.get(member_id(request.id))
-        if member.role is not Role.MEMBER:
+        if member.role != Role.MEMBER:
             raise bad("id", "a gateway cannot be drained", "NOT_A_NODE")
         if bool(member.draining) != request.undo:
             return admin_pb2.DrainNodeResponse()
@@ -128,7 +127,8 @@ class NodeCalls:
                 self._moves.draining(member.id, until)
 
         with self._publisher.change(stored=begin):
-            self._store.members.save(dataclasses.replace(member, draining=until))
+            member.draining = until
+            self._store.members.save(member)
             action = "undo_drain_node" if request.undo else "drain_node"
             self._store.audit.append(self._clock(), actor, action, member.id, {"name": member.name})
         return admin_pb2.DrainNodeResponse()

@@ -9,11 +9,11 @@ from sealring.coordinator.store import OperatorRole, Store
 from sealring.mesh.pki.certificates import to_pem
 from sealring.v1 import admin_pb2
 
-_PROTO_OPERATOR_ROLES: dict[OperatorRole | None, admin_pb2.OperatorRole.ValueType] = {
-    OperatorRole.READ: admin_pb2.OPERATOR_ROLE_READ,
-    OperatorRole.ADMIN: admin_pb2.OPERATOR_ROLE_ADMIN,
+_OPERATOR_ROLES = {
+    admin_pb2.OPERATOR_ROLE_READ: OperatorRole.READ,
+    admin_pb2.OPERATOR_ROLE_ADMIN: OperatorRole.ADMIN,
 }
-_OPERATOR_ROLES = {number: role for role, number in _PROTO_OPERATOR_ROLES.items()}
+_PROTO_OPERATOR_ROLES = {str(role): number for number, role in _OPERATOR_ROLES.items()}
 
 
 class OperatorCalls:

@@ -8,7 +8,7 @@ from sealring.coordinator.members.joincodes import JoinCodes, is_used_up
 from sealring.coordinator.members.tokens import JoinTokens
 from sealring.coordinator.store import OperatorRole, Store
 from sealring.mesh.clock import Clock
-from sealring.mesh.pki.certificates import PROTO_ROLES, ROLES
+from sealring.mesh.pki.certificates import PROTO_ROLES, ROLES, Role
 from sealring.v1 import admin_pb2
 
 DEFAULT_TOKEN_SECONDS = 600
@@ -78,7 +78,7 @@ class TokenCalls:
             tokens=[
                 admin_pb2.JoinTokenInfo(
                     token_id=token.id,
-                    role=PROTO_ROLES[token.role],
+                    role=PROTO_ROLES[Role(token.role)],
                     created=token.created,
                     expires=token.expires,
                     note=token.note,

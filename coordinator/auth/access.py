@@ -23,7 +23,7 @@ class Access:
         """
         peer = self.identify(context, *roles)
         member = self._store.members.find(peer.id)
-        if member is None or member.role is not peer.role:
+        if member is None or member.role != peer.role:
             raise PermissionDenied(
                 "caller is no longer enrolled",
                 hint="it was evicted or banned; ask the operator for a new join token",

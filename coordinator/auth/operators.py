@@ -29,7 +29,7 @@ MAX_OPERATORS = 100
 MAX_OPERATOR_SECONDS = 30 * 24 * 3600
 _MAX_NAME = 32
 _RESERVED = {OPERATOR_ID, "coordinator", "init"}
-_MAY = {
+_MAY: dict[str, set[OperatorRole]] = {
     OperatorRole.READ: {OperatorRole.READ},
     OperatorRole.ADMIN: {OperatorRole.READ, OperatorRole.ADMIN},
 }
@@ -121,9 +121,9 @@ class OperatorAccess:
                 reason="OPERATOR_OF_THE_COORDINATOR",
                 param="name",
             )
-        if known.role is None:
+        if known.role not in _MAY:
             raise PermissionDenied(f"operator {name} has an unknown role", reason="OPERATOR_ROLE")
-        certificate = self._issue("rotate_operator", name, known.role, csr, seconds, actor)
+        certificate = self._issue("rotate_operator", name, OperatorRole(known.role), csr, seconds, actor)
         self._end_calls(name)
         return certificate
 
@@ -168,7 +168,7 @@ class OperatorAccess:
                 hint="an operator of role admin makes another: sealring operator rotate",
                 reason="OPERATOR_EXPIRED",
             )
-        if known.role is None or needs not in _MAY[known.role]:
+        if needs not in _MAY.get(known.role, ()):
             log.warning("operator_refused", operator=name, role=known.role, needs=needs)
             raise PermissionDenied(
                 f"operator {name} may not do this",
@@ -209,7 +209,13 @@ def needs(
 
 def stored_operator(name: str, role: OperatorRole, certificate: bytes, now: float) -> StoredOperator:
     """The stored form of an operator with this certificate (DER)."""
-    return StoredOperator(name, role, key_hash(certificate), int(now), int(expires_at(certificate)))
+    return StoredOperator(
+        name=name,
+        role=role,
+        key_hash=key_hash(certificate),
+        added=int(now),
+        expires=int(expires_at(certificate)),
+    )
 
 
 def _revoked() -> PermissionDenied:

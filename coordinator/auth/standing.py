@@ -33,11 +33,11 @@ class Standing:
         if self.refusal(member):
             return 0
         if self._age(member) > self._stale_after or not self._allows(member):
-            return min(member.trust, SCORES[_LOWER.get(member.level, TrustLevel.NONE)])
+            return min(member.trust, SCORES[_LOWER.get(TrustLevel(member.level), TrustLevel.NONE)])
         return member.trust
 
     def _allows(self, member: StoredMember) -> bool:
-        if member.level is not TrustLevel.HARDWARE or not self._serials:
+        if member.level != TrustLevel.HARDWARE or not self._serials:
             return True
         return decode_statement(member.evidence).posture.serial in self._serials
 
@@ -52,12 +52,12 @@ class Standing:
 
     def refusal(self, member: StoredMember) -> str:
         """The reason for distrusting a node despite its evidence, or ""."""
-        if member.level is TrustLevel.NONE:
+        if member.level == TrustLevel.NONE:
             return (
                 "its software or model files changed while it ran: start it again if that was an update, "
                 "else evict it"
             )
-        if member.level is TrustLevel.SOFTWARE and not self._software_allowed:
+        if member.level == TrustLevel.SOFTWARE and not self._software_allowed:
             return "its identity key is in a file, and software_identity_allowed is not set"
         if self._manifests and member.manifest_hash not in self._manifests:
             return f"its software is not in allowed_manifests: {member.manifest_hash.hex()}"

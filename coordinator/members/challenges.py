@@ -11,9 +11,9 @@ ran stays a member and is distrusted until it is started again. Evidence that gr
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import secrets
+from copy import deepcopy
 
 import structlog
 
@@ -206,7 +206,7 @@ class Challenges:
         lower = verdict.trust < member.trust and has_forgotten(before, verdict.statement)
         if lower and not self._is_last(member):
             raise AttestationError("the machine does not know all that it knew", reason="FACTS_UNKNOWN")
-        if member.level is TrustLevel.NONE and before.sealing_key == member.sealing_key:
+        if member.level == TrustLevel.NONE and before.sealing_key == member.sealing_key:
             raise AttestationError("not started again since its files changed", reason="MANIFEST_CHANGED")
         if self._views.model_changed(member.id, verdict.statement.models):
             raise AttestationError("the model's files have changed", reason="MANIFEST_CHANGED")
@@ -234,19 +234,14 @@ class Challenges:
 
     def _passed(self, member: StoredMember, verdict: Verdict) -> None:
         self._failures.pop(member.id, None)
-        changed = dataclasses.replace(
-            member,
-            level=verdict.level,
-            trust=verdict.trust,
-            evidence=verdict.data,
-            challenged_at=int(self._clock()),
-        )
+        changed = deepcopy(member)
+        changed.level, changed.trust, changed.evidence = verdict.level, verdict.trust, verdict.data
+        changed.challenged_at = int(self._clock())
         manifest = verdict.statement.manifest_hash
         updated = manifest != member.manifest_hash
         if updated:
-            changed = dataclasses.replace(
-                changed, manifest_hash=manifest, attestation=verdict.data, attested_at=changed.challenged_at
-            )
+            changed.manifest_hash, changed.attestation = manifest, verdict.data
+            changed.attested_at = changed.challenged_at
         score = self._standing.trust(changed)
         details: dict[str, str | int] = {"level": changed.level, "trust": score}
         if updated:
@@ -267,12 +262,12 @@ class Challenges:
         later would else pass for one that was never on.
         """
         self._failures.pop(member.id, None)
-        if member.level is not TrustLevel.NONE:
+        if member.level != TrustLevel.NONE:
             before, after = decode_statement(member.evidence), decode_statement(statement)
             if before.sealing_key == after.sealing_key and has_forgotten(before, after):
                 statement = member.evidence
-            changed = dataclasses.replace(member, level=TrustLevel.NONE, trust=0, evidence=statement)
-            self._change(changed, "distrust_node", {"why": why.message})
+            member.level, member.trust, member.evidence = TrustLevel.NONE, 0, statement
+            self._change(member, "distrust_node", {"why": why.message})
 
     def _change(self, changed: StoredMember, action: str, details: dict[str, str | int]) -> None:
         log.warning("member_changed", member=changed.id, name=changed.name, what=action, **details)

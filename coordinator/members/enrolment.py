@@ -78,19 +78,27 @@ class Enrolment:
         if self._store.members.banned(identifier):
             raise refused("BANNED", "this identity is banned from the cluster")
         known = self._store.members.find(identifier)
-        if known is not None and known.role is not role:
+        if known is not None and known.role != role:
             raise refused("OTHER_ROLE", f"this identity is enrolled as a {known.role}")
         now = int(self._clock())
         name = self._free_name(request.name, role, identifier)
         if role is Role.GATEWAY:
-            return StoredMember(identifier, role, name, request.identity_key, KeyType(request.key_type), now)
+            return StoredMember(
+                id=identifier,
+                role=role,
+                name=name,
+                identity_key=request.identity_key,
+                key_type=request.key_type,
+                enrolled_at=now,
+                level=TrustLevel.NONE,
+            )
         verdict = self.attest(request, now)
         return StoredMember(
             id=identifier,
             role=role,
             name=name,
             identity_key=request.identity_key,
-            key_type=KeyType(request.key_type),
+            key_type=request.key_type,
             enrolled_at=now,
             sealing_key=request.sealing_key,
             level=verdict.level,
@@ -99,9 +107,9 @@ class Enrolment:
             attested_at=now,
             challenged_at=now,
             manifest_hash=verdict.statement.manifest_hash,
-            addresses=tuple(request.addresses),
+            addresses=request.addresses,
             evidence=request.attestation,
-            device_chain=tuple(request.device_chain),
+            device_chain=request.device_chain,
         )
 
     def _free_name(self, wanted: str, role: Role, identifier: str) -> str:
@@ -131,7 +139,7 @@ class Enrolment:
         verdict = verify_statement(
             request.attestation, request.attestation_signature, expected, now=now, device=device
         )
-        if verdict.level is TrustLevel.SOFTWARE and not self._settings.software_identity_allowed:
+        if verdict.level == TrustLevel.SOFTWARE and not self._settings.software_identity_allowed:
             raise AttestationError(
                 "the evidence is of level software, which this coordinator does not take",
                 hint="its operator allows them: coordinator run --software-identity-allowed, or "

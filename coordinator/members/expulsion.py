@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sealring.coordinator.members.joincodes import JoinCodes
 from sealring.coordinator.roster.publisher import RosterPublisher
-from sealring.coordinator.store import Revocation, Store, StoredMember
+from sealring.coordinator.store import Revocation, Store, StoredMember, revocation_of
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import Clock
@@ -43,12 +43,12 @@ class Expulsion:
             hint=f"{hint}ask the operator for a new join token",
             reason="EVICTED",
         )
-        self._throw_out(Revocation.of(who, self._now(), banned=False), actor, error, why)
+        self._throw_out(revocation_of(who, self._now(), banned=False), actor, error, why)
 
     def ban(self, who: StoredMember | Revocation, actor: str) -> None:
         """This identity never comes back, be it evicted already."""
         error = PermissionDenied("this machine was banned", hint="ask the operator", reason="BANNED")
-        self._throw_out(Revocation.of(who, self._now(), banned=True), actor, error, "")
+        self._throw_out(revocation_of(who, self._now(), banned=True), actor, error, "")
 
     def _throw_out(self, revocation: Revocation, actor: str, error: PermissionDenied, why: str) -> None:
         identifier = revocation.id

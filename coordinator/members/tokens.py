@@ -37,7 +37,10 @@ class JoinTokens:
         token = JoinToken.generate(self._pin, self._addresses())
         expires = now + seconds
         with self._store.transaction():
-            self._store.tokens.add(StoredToken(token.token_id, role, now, expires, note, uses), token.secret)
+            stored = StoredToken(
+                id=token.token_id, role=role, created=now, expires=expires, note=note, uses=uses
+            )
+            self._store.tokens.add(stored, token.secret)
             details = {"role": role, "expires": expires, "note": note, "uses": uses}
             self._store.audit.append(now, actor, "create_join_token", token.token_id, details)
         return token, expires

@@ -62,7 +62,9 @@ class DeploymentService:
             details = {"model": spec.model, "rings": len(made.rings), "plan_hash": made.plan_hash}
             stored = without_rings(made) if checked.on_demand else made
             with self._publisher.change(grows=True):
-                self._store.deployments.add(StoredDeployment(spec, stored, int(now)))
+                self._store.deployments.add(
+                    StoredDeployment(name=stored.spec.name, asked=spec, plan=stored, created=int(now))
+                )
                 self._store.audit.append(now, actor, "create_deployment", spec.name, details)
         return made
 
@@ -108,7 +110,8 @@ class DeploymentService:
             with self._publisher.change(grows=not freed):
                 for other in freed:
                     self._unload(other, f"to make room for {spec.name}")
-                self._store.deployments.replace(StoredDeployment(known.asked, made, known.created))
+                known.plan.CopyFrom(made)
+                self._store.deployments.save(known)
                 details = {"rings": len(made.rings), "plan_hash": made.plan_hash}
                 self._store.audit.append(self._clock(), "coordinator", "load_model", spec.name, details)
 
@@ -130,8 +133,8 @@ class DeploymentService:
 
     def _unload(self, name: str, why: str) -> None:
         known = self._store.deployments.get(name)
-        bare = without_rings(known.plan)
-        self._store.deployments.replace(StoredDeployment(known.asked, bare, known.created))
+        known.plan.CopyFrom(without_rings(known.plan))
+        self._store.deployments.save(known)
         self._store.audit.append(self._clock(), "coordinator", "unload_model", name, {"why": why})
 
     def _may_be_freed(self, spec: admin_pb2.DeploymentSpec) -> list[str]:
@@ -167,7 +170,8 @@ class DeploymentService:
                 changed.reasons[:] = [one for one in changed.reasons if one != CLEAR]
             changed.reasons.append(f"{ring} is a pipeline, because its group did not come up: {why}")
             with self._publisher.change():
-                self._store.deployments.replace(StoredDeployment(known.asked, changed, known.created))
+                known.plan.CopyFrom(changed)
+                self._store.deployments.save(known)
                 details = {"deployment": name, "why": why, "plan_hash": changed.plan_hash}
                 self._store.audit.append(self._clock(), "coordinator", "fall_back", ring, details)
 

@@ -198,7 +198,8 @@ class Moves:
         known = self._store.members.find(member)
         if known is not None and known.draining:
             try:
-                self._store.members.save(dataclasses.replace(known, draining=_LONG_AGO))
+                known.draining = _LONG_AGO
+                self._store.members.save(known)
             except SealringError as error:  # the next run resumes it, and finds that it is over
                 log.warning("drain_not_marked", member=member, reason=error.reason, why=error.message)
 
@@ -285,9 +286,8 @@ class Moves:
             made.rings[0].pipeline = old.pipeline
             changed = with_ring(deployment.plan, ring, made.rings[0])
             with self._publisher.change():
-                self._store.deployments.replace(
-                    StoredDeployment(deployment.asked, changed, deployment.created)
-                )
+                deployment.plan.CopyFrom(changed)
+                self._store.deployments.save(deployment)
                 details = {
                     "deployment": name,
                     "leaving": " ".join(sorted(lost)),

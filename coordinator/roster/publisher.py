@@ -7,6 +7,7 @@ follows it even after a crash.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember, StoredRoster
 from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
+from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
 from sealring.mesh.errors import FailedPrecondition, SealringError
 from sealring.mesh.pki.certificates import Role
@@ -39,7 +41,7 @@ from sealring.mesh.roster.model import (
     Roster,
     RosterMember,
 )
-from sealring.mesh.trust.levels import SCORES
+from sealring.mesh.trust.levels import SCORES, TrustLevel
 from sealring.v1 import admin_pb2
 
 _MAX_REVOKED = 100
@@ -155,7 +157,9 @@ class RosterPublisher:
                 log.error("ring_left_out", ring=ring.id, why="the roster would be too large")
             draft = oldest(kept)
         envelope = sign_roster(draft, self._keys.rosters)
-        stored = StoredRoster(draft.version, roster_hash(encode_roster(draft)), envelope)
+        stored = StoredRoster(
+            version=draft.version, hash=roster_hash(encode_roster(draft)), envelope=envelope
+        )
         self._store.rosters.add(stored)
         return draft, stored
 
@@ -200,15 +204,15 @@ class RosterPublisher:
         return RosterMember(
             id=member.id,
             identity_key=member.identity_key,
-            key_type=member.key_type,
+            key_type=KeyType(member.key_type),
             sealing_key=member.sealing_key,
-            level=member.level,
+            level=TrustLevel(member.level),
             trust=self.standing.trust(member),
-            attestation_hash=member.attestation_hash,
+            attestation_hash=hashlib.sha256(member.attestation).digest(),
             attested_at=min(member.attested_at, now),
             challenged_at=min(member.challenged_at, now),
             manifest_hash=member.manifest_hash,
-            addresses=member.addresses,
+            addresses=tuple(member.addresses),
             enrolled=member.enrolled_at,
         )
 

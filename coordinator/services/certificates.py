@@ -40,7 +40,7 @@ class Issuer:
         root = self._keys.root_chain
         certificate = self._keys.ca.issue(
             csr,
-            PeerIdentity(self._keys.root.cluster, member.role, member.id),
+            PeerIdentity(self._keys.root.cluster, Role(member.role), member.id),
             lifetime=self._settings.certificate_lifetime,
             now=self._clock(),
         )

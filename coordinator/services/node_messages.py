@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from copy import deepcopy
 
 import structlog
 
@@ -84,12 +84,9 @@ class NodeMessages:
         if hello.roster_version > self._publisher.current.version:
             raise _newer_roster(identifier, hello.roster_version, self._publisher.current.version)
         self._places[identifier] = addresses, -math.inf
-        changed = dataclasses.replace(
-            member,
-            addresses=addresses,
-            sealing_key=hello.sealing_key,
-            software_version=hello.software_version,
-        )
+        changed = deepcopy(member)
+        changed.addresses[:] = addresses
+        changed.sealing_key, changed.software_version = hello.sealing_key, hello.software_version
         if (changed.addresses, changed.sealing_key) != (member.addresses, member.sealing_key):
             with self._publisher.change(grows=True):
                 self._store.members.save(changed)
@@ -149,11 +146,12 @@ class NodeMessages:
             return
         self._places[identifier] = addresses, self._clock()
         member = self._store.members.find(identifier)
-        if member is None or member.addresses == addresses:
+        if member is None or tuple(member.addresses) == addresses:
             return
         log.info("node_addresses_changed", member=identifier, addresses=addresses)
         with self._publisher.change(grows=True):
-            self._store.members.save(dataclasses.replace(member, addresses=addresses))
+            member.addresses[:] = addresses
+            self._store.members.save(member)
 
     def _check_seen(self, member: str, seen: membership_pb2.RosterSeen) -> None:
         """Raises the alarm for a roster that this coordinator did not sign: another one has signed it."""

@@ -1,12 +1,17 @@
 """The coordinator's memory: SQLite behind one narrow interface per kind of thing."""
 
-from sealring.coordinator.store.deployments import StoredDeployment
 from sealring.coordinator.store.joincodes import StoredJoinCode
-from sealring.coordinator.store.members import Revocation, StoredMember
-from sealring.coordinator.store.operators import OperatorRole, StoredOperator
-from sealring.coordinator.store.rosters import StoredRoster
+from sealring.coordinator.store.members import revocation_of
+from sealring.coordinator.store.operators import OperatorRole
 from sealring.coordinator.store.store import DATABASE_NAME, Store
-from sealring.coordinator.store.tokens import StoredToken
+from sealring.v1.store_pb2 import (
+    Revocation,
+    StoredDeployment,
+    StoredMember,
+    StoredOperator,
+    StoredRoster,
+    StoredToken,
+)
 
 __all__ = [
     "DATABASE_NAME",
@@ -19,4 +24,5 @@ __all__ = [
     "StoredOperator",
     "StoredRoster",
     "StoredToken",
+    "revocation_of",
 ]

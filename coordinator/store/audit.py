@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-from sealring.coordinator.store.database import Database, columns
+from sealring.coordinator.store.database import Database
+from sealring.coordinator.store.messages import Messages
 from sealring.mesh.audit import FIRST_PREVIOUS, KEPT, PRUNED, entry_hash
 from sealring.v1 import admin_pb2
 
@@ -13,11 +13,11 @@ PRUNED_AT_ONCE = 5_000
 _MAX_VALUE = 256
 
 
-class AuditLog:
+class AuditLog(Messages[admin_pb2.AuditEntry]):
     """Append only, but for the oldest entries: `kept` stay, or up to `PRUNED_AT_ONCE` more."""
 
     def __init__(self, database: Database, *, kept: int = KEPT, at_once: int = PRUNED_AT_ONCE) -> None:
-        self._database = database
+        super().__init__(database, "audit", admin_pb2.AuditEntry, lambda entry: entry.sequence)
         self._kept = kept
         self._at_once = at_once
 
@@ -30,54 +30,44 @@ class AuditLog:
     def _prune(self, at: float) -> None:
         """Drops the oldest entries where there are too many, and says so in one that stays."""
         last, _ = self.head()
-        first = self._database.row("SELECT min(sequence) FROM audit")
-        if first is None or first[0] is None or last - first[0] + 1 < self._kept + self._at_once:
+        first = self.entries(after=0, limit=1)
+        if not first or last - first[0].sequence + 1 < self._kept + self._at_once:
             return
-        through = last - self._kept
-        row = self._database.row("SELECT hash FROM audit WHERE sequence = ?", through)
-        assert row is not None
-        self._add(at, "coordinator", PRUNED, "audit", {"through": through, "hash": row["hash"].hex()})
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM audit WHERE sequence <= ?", (through,))
+        through = self.find(last - self._kept)
+        assert through is not None
+        details = {"through": through.sequence, "hash": through.hash.hex()}
+        self._add(at, "coordinator", PRUNED, "audit", details)
+        self._remove("key <= ?", through.sequence)
 
     def _add(self, at: float, actor: str, action: str, subject: str, details: Mapping[str, object]) -> None:
-        with self._database.transaction():
-            sequence, previous = self.head()
-            entry = admin_pb2.AuditEntry(
-                sequence=sequence + 1,
-                at=int(at),
-                actor=actor,
-                action=action,
-                subject=subject,
-                details={name: str(value)[:_MAX_VALUE] for name, value in details.items()},
-                previous=previous,
-            )
-            known = {field.name: getattr(entry, field.name) for field in entry.DESCRIPTOR.fields}
-            own = {
-                "details": json.dumps(dict(entry.details), sort_keys=True),
-                "hash": entry_hash(entry),
-            }
-            self._database.write("audit", known | own, verb="INSERT")
+        sequence, previous = self.head()
+        entry = admin_pb2.AuditEntry(
+            sequence=sequence + 1,
+            at=int(at),
+            actor=actor,
+            action=action,
+            subject=subject,
+            details={name: str(value)[:_MAX_VALUE] for name, value in details.items()},
+            previous=previous,
+        )
+        entry.hash = entry_hash(entry)
+        self.save(entry)
 
     def entries(self, *, after: int, limit: int, newest: bool = False) -> list[admin_pb2.AuditEntry]:
         """At most `limit` entries with a sequence number above `after`, oldest first; of more than that the
         first, or the `newest`."""
-        rows = self._database.rows(
-            f"SELECT * FROM audit WHERE sequence > ? ORDER BY sequence {'DESC' if newest else ''} LIMIT ?",  # noqa: S608
-            after,
-            limit,
-        )
-        return [
-            admin_pb2.AuditEntry(**columns(row) | {"details": json.loads(row["details"])})
-            for row in (reversed(rows) if newest else rows)
-        ]
+        order = "DESC" if newest else ""
+        found = self._select(f"key > ? ORDER BY key {order} LIMIT ?", after, limit)
+        return found[::-1] if newest else found
 
     def tokens_of(self, member: str) -> list[str]:
         """The ids of the join tokens that a member has enrolled with."""
-        rows = self._database.rows("SELECT details FROM audit WHERE action = 'enrol' AND subject = ?", member)
-        return sorted({json.loads(row["details"]).get("token_id", "") for row in rows})
+        # The whole log is searched, for the member's bytes first: few entries are parsed.
+        found = self._select("instr(message, ?)", member.encode())
+        enrolments = [one for one in found if (one.action, one.subject) == ("enrol", member)]
+        return sorted({one.details["token_id"] for one in enrolments})
 
     def head(self) -> tuple[int, bytes]:
         """Sequence number and hash of the newest entry; (0, FIRST_PREVIOUS) before the first."""
-        row = self._database.row("SELECT sequence, hash FROM audit ORDER BY sequence DESC LIMIT 1")
-        return (row["sequence"], row["hash"]) if row else (0, FIRST_PREVIOUS)
+        newest = self._last()
+        return (newest.sequence, newest.hash) if newest else (0, FIRST_PREVIOUS)

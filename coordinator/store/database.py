@@ -5,65 +5,21 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import structlog
+from google.protobuf.message import DecodeError
 
+from sealring.coordinator.store.schema import FIRST, SCHEMA, SCHEMA_VERSION, checksum_of, make_messages
 from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
 from sealring.mesh.system.files import UNWRITABLE_HINT, sync, sync_folder, unwritable
 
-SCHEMA_VERSION = 8
 RESTORE_HINT = "move the folder aside, then: sealring coordinator restore FILE (a backup)"
 log = structlog.get_logger()
 _APPLICATION_ID = 0x73726331  # "src1"
-
-_SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE tokens (
-  id TEXT PRIMARY KEY, secret_hash BLOB NOT NULL, role TEXT NOT NULL,
-  created INTEGER NOT NULL, expires INTEGER NOT NULL, note TEXT NOT NULL,
-  uses INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE members (
-  id TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, identity_key BLOB NOT NULL,
-  key_type TEXT NOT NULL, sealing_key BLOB NOT NULL, level TEXT NOT NULL, trust INTEGER NOT NULL,
-  attestation BLOB NOT NULL, attested_at INTEGER NOT NULL, challenged_at INTEGER NOT NULL,
-  manifest_hash BLOB NOT NULL, addresses TEXT NOT NULL, software_version TEXT NOT NULL,
-  draining INTEGER NOT NULL, enrolled_at INTEGER NOT NULL,
-  evidence BLOB NOT NULL, device_chain BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE revocations (
-  id TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL, identity_key BLOB NOT NULL,
-  enrolled_at INTEGER NOT NULL, at INTEGER NOT NULL, banned INTEGER NOT NULL,
-  PRIMARY KEY (id, enrolled_at)) WITHOUT ROWID;
-CREATE TABLE operators (
-  name TEXT PRIMARY KEY, role TEXT NOT NULL, key_hash BLOB NOT NULL, added INTEGER NOT NULL,
-  expires INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE deployments (
-  name TEXT PRIMARY KEY, asked BLOB NOT NULL, plan BLOB NOT NULL, created INTEGER NOT NULL,
-  checksum BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE epochs (ring TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE rosters (version INTEGER PRIMARY KEY, hash BLOB NOT NULL, envelope BLOB NOT NULL);
-CREATE TABLE audit (
-  sequence INTEGER PRIMARY KEY, at INTEGER NOT NULL, actor TEXT NOT NULL, action TEXT NOT NULL,
-  subject TEXT NOT NULL, details TEXT NOT NULL, previous BLOB NOT NULL, hash BLOB NOT NULL);
-CREATE INDEX enrolments ON audit (subject) WHERE action = 'enrol';
-"""
-
-_MIGRATIONS = {
-    6: "CREATE INDEX enrolments ON audit (subject) WHERE action = 'enrol';",
-    7: """
-ALTER TABLE revocations RENAME TO earlier;
-CREATE TABLE revocations (
-  id TEXT NOT NULL, role TEXT NOT NULL, name TEXT NOT NULL, identity_key BLOB NOT NULL,
-  enrolled_at INTEGER NOT NULL, at INTEGER NOT NULL, banned INTEGER NOT NULL,
-  PRIMARY KEY (id, enrolled_at)) WITHOUT ROWID;
-INSERT INTO revocations SELECT id, role, name, identity_key, 0, at, banned FROM earlier;
-DROP TABLE earlier;""",
-}
-"""What makes the schema of one version that of the next. Before 6 there was no release. Whoever raises
-SCHEMA_VERSION keeps the schema before as `tests/coordinator/store/schemas/N.sql`."""
 
 
 class Database:
@@ -90,7 +46,7 @@ class Database:
             connection = _connect(path)
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+            connection.executescript(f"BEGIN;{SCHEMA}COMMIT;")
         except sqlite3.OperationalError as error:
             os.close(lock)
             raise ConfigError(
@@ -174,36 +130,28 @@ class Database:
         finally:
             self._depth -= 1
 
-    def corrupt(self, table: str, what: str) -> ConfigError:
-        """Something in a table is not what was written (STATE_CORRUPT)."""
-        return ConfigError(
-            f"table {table} of {self._path} is corrupt: {what}", hint=RESTORE_HINT, reason="STATE_CORRUPT"
-        )
+    def corrupt(self, what: str) -> ConfigError:
+        """Something is not what was written (STATE_CORRUPT)."""
+        return _corrupt(self._path, what)
 
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
-    def write(self, table: str, values: Mapping[str, object], *, verb: str = "REPLACE") -> None:
-        """Stores one row, by the names of its columns."""
-        names, places = ", ".join(values), ", ".join("?" * len(values))
-        with self.transaction() as connection:
-            connection.execute(f"{verb} INTO {table} ({names}) VALUES ({places})", tuple(values.values()))
+    def check(self) -> None:
+        """Looks at every row but the audit log's. Raises ConfigError (STATE_CORRUPT)."""
+        query = "SELECT kind, key, message, checksum FROM messages WHERE kind != 'audit'"
+        for kind, key, data, checksum in self.rows(query):
+            if checksum != checksum_of(kind, key, data):
+                raise self.corrupt(f"{kind} {key}".rstrip())
 
-    def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """What a SELECT finds."""
-        found: list[sqlite3.Row] = self._connection.execute(query, values).fetchall()
-        return found
-
-    def row(self, query: str, *values: object) -> sqlite3.Row | None:
-        """The one row that a SELECT finds, if any."""
-        found: sqlite3.Row | None = self._connection.execute(query, values).fetchone()
-        return found
+        return self._connection.execute(query, values).fetchall()
 
 
-def columns(row: sqlite3.Row) -> dict[str, Any]:
-    """The values of a row by the names of its columns, which are those of the fields of what it holds."""
-    return dict(zip(row.keys(), row, strict=True))
+def _corrupt(path: Path, what: str) -> ConfigError:
+    return ConfigError(f"the database {path} is corrupt: {what}", hint=RESTORE_HINT, reason="STATE_CORRUPT")
 
 
 def take_lock(path: Path) -> int:
@@ -232,7 +180,6 @@ def take_lock(path: Path) -> int:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.row_factory = sqlite3.Row
     # FULL: a roster version or epoch number that was given out before a power failure must not be given out
     # again. Full fsync: on macOS fsync alone stops at the drive's cache.
     for pragma in (
@@ -264,11 +211,7 @@ def _open_checked(path: Path) -> sqlite3.Connection:
     if connection is None or not healthy or application != _APPLICATION_ID:
         if connection is not None:
             connection.close()
-        raise ConfigError(
-            f"the database {path} is corrupt or not a coordinator's",
-            hint=RESTORE_HINT,
-            reason="STATE_CORRUPT",
-        )
+        raise _corrupt(path, "it cannot be read, or it is not a coordinator's")
     try:
         _migrate(connection, path, version)
     except BaseException:
@@ -284,25 +227,29 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
     """
     if version == SCHEMA_VERSION:
         return
-    if version not in _MIGRATIONS:
+    if not FIRST <= version < SCHEMA_VERSION:
         newer = version > SCHEMA_VERSION
         raise ConfigError(
             f"the database {path} has schema version {version} and this release knows {SCHEMA_VERSION}",
             hint="run the release that wrote it" if newer else "make the state folder anew",
             reason="STATE_VERSION",
         )
-    steps = "".join(_MIGRATIONS[each] for each in range(version, SCHEMA_VERSION))
     try:
         _keep(connection, path.with_name(f"{path.stem}-schema-{version}{path.suffix}"))
-        connection.executescript(f"BEGIN IMMEDIATE;{steps}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+        connection.execute("BEGIN IMMEDIATE")
+        make_messages(connection)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+        with suppress(sqlite3.Error):  # a standby's copy need not hold the pages of the tables that are gone
+            connection.execute("VACUUM")
     except (OSError, sqlite3.Error) as error:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
         raise ConfigError(
             f"the database {path} of an earlier release cannot be migrated: {error}",
             hint=UNWRITABLE_HINT,
             reason="STATE_UNWRITABLE",
         ) from None
+    except (ValueError, TypeError, KeyError, DecodeError) as error:
+        raise _corrupt(path, str(error)) from None
     log.info("database_migrated", version=version, to=SCHEMA_VERSION)
 
 
@@ -330,7 +277,7 @@ def check_image(image: bytes) -> int:
             connection.deserialize(image)
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             sound = connection.execute("PRAGMA quick_check").fetchone()[0] == "ok"
-            newest = connection.execute("SELECT max(version) FROM rosters").fetchone()[0]
+            newest = connection.execute("SELECT max(key) FROM messages WHERE kind = 'roster'").fetchone()[0]
         except sqlite3.DatabaseError:
             version, sound, newest = SCHEMA_VERSION, False, 0
     if version != SCHEMA_VERSION:

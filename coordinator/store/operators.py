@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
-from sealring.coordinator.store.database import Database, columns
+from sealring.coordinator.store.database import Database
+from sealring.coordinator.store.messages import Messages
 from sealring.mesh.errors import NotFound
+from sealring.v1.store_pb2 import StoredOperator
 
 
 class OperatorRole(enum.StrEnum):
@@ -16,44 +17,11 @@ class OperatorRole(enum.StrEnum):
     ADMIN = "admin"
 
 
-@dataclass(frozen=True)
-class StoredOperator:
-    """An operator. `key_hash` is SHA-256 of its TLS key's SubjectPublicKeyInfo; times are unix seconds.
-
-    A role that this release does not know is None, and may do nothing.
-    """
-
-    name: str
-    role: OperatorRole | None
-    key_hash: bytes
-    added: int
-    expires: int
-
-
-class Operators:
-    """The operators, one key each. All others are refused, whatever certificate they hold."""
+class Operators(Messages[StoredOperator]):
+    """The operators by name, one key each. All others are refused, whatever certificate they hold."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def save(self, operator: StoredOperator) -> None:
-        """Add an operator, or replace its role and key."""
-        self._database.write("operators", vars(operator))
-
-    def all(self) -> list[StoredOperator]:
-        """Every operator, by name."""
-        rows = self._database.rows("SELECT * FROM operators ORDER BY name")
-        known = set(OperatorRole)
-        return [
-            StoredOperator(
-                **columns(row) | {"role": OperatorRole(row["role"]) if row["role"] in known else None}
-            )
-            for row in rows
-        ]
-
-    def find(self, name: str) -> StoredOperator | None:
-        """The operator of this name, if there is one."""
-        return next((one for one in self.all() if one.name == name), None)
+        super().__init__(database, "operator", StoredOperator, lambda one: one.name)
 
     def get(self, name: str) -> StoredOperator:
         """The operator of this name. Raises NotFound (UNKNOWN_OPERATOR)."""
@@ -66,8 +34,3 @@ class Operators:
                 param="name",
             )
         return found
-
-    def remove(self, name: str) -> None:
-        """Forget an operator: its certificate counts for nothing from now on."""
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM operators WHERE name = ?", (name,))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Self
 
@@ -12,69 +11,48 @@ from sealring.coordinator.store.database import Database
 from sealring.coordinator.store.deployments import Deployments
 from sealring.coordinator.store.joincodes import StoredJoinCodes
 from sealring.coordinator.store.members import Members
+from sealring.coordinator.store.messages import Messages
 from sealring.coordinator.store.operators import Operators
 from sealring.coordinator.store.rosters import Rosters
 from sealring.coordinator.store.tokens import Tokens
-from sealring.mesh.errors import ConfigError
+from sealring.v1.store_pb2 import StoredValue
 
 DATABASE_NAME = "coordinator.db"
 
 
-class Store:
-    """The tables. Use it from one thread."""
+class Store(Database):
+    """The database with a part for each kind of thing. Use it from one thread."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.tokens = Tokens(database)
-        self.join_codes = StoredJoinCodes(database)
-        self.members = Members(database)
-        self.operators = Operators(database)
-        self.deployments = Deployments(database)
-        self.rosters = Rosters(database)
-        self.audit = AuditLog(database)
+    def __init__(self, path: Path, connection: sqlite3.Connection, lock: int) -> None:
+        super().__init__(path, connection, lock)
+        self.tokens = Tokens(self)
+        self.join_codes = StoredJoinCodes(self)
+        self.members = Members(self)
+        self.operators = Operators(self)
+        self.deployments = Deployments(self)
+        self.rosters = Rosters(self)
+        self.audit = AuditLog(self)
+        self._meta = Messages(self, "meta", StoredValue, lambda one: one.name)
 
     @classmethod
-    def create(cls, state_dir: Path) -> Self:
+    def create(cls, folder: Path) -> Self:
         """A new, empty store. Raises AlreadyExists (STATE_EXISTS), ConfigError (STATE_IN_USE)."""
-        return cls(Database.create(state_dir / DATABASE_NAME))
+        return super().create(folder / DATABASE_NAME)
 
     @classmethod
-    def open(cls, state_dir: Path) -> Self:
+    def open(cls, folder: Path) -> Self:
         """The store of a coordinator. Raises ConfigError (STATE_*)."""
-        return cls(Database.open(state_dir / DATABASE_NAME))
-
-    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Changes to several tables, all of them or none."""
-        return self._database.transaction()
+        return super().open(folder / DATABASE_NAME)
 
     def get_meta(self, name: str) -> bytes | None:
         """A value of the cluster's own."""
-        row = self._database.row("SELECT value FROM meta WHERE name = ?", name)
-        return None if row is None else bytes(row["value"])
+        found = self._meta.find(name)
+        return found.value if found else None
 
     def set_meta(self, name: str, value: bytes) -> None:
         """Store a value of the cluster's own."""
-        with self._database.transaction() as connection:
-            connection.execute("REPLACE INTO meta VALUES (?, ?)", (name, value))
+        self._meta.save(StoredValue(name=name, value=value))
 
     def delete_meta(self, name: str) -> None:
         """Forget a value of the cluster's own."""
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM meta WHERE name = ?", (name,))
-
-    @property
-    def changes(self) -> int:
-        """Counts what was changed since it was opened."""
-        return self._database.changes
-
-    def image(self) -> bytes:
-        """All of the database as one file."""
-        return self._database.image()
-
-    def corrupt(self, table: str, what: str) -> ConfigError:
-        """Something in a table is not what was written (STATE_CORRUPT)."""
-        return self._database.corrupt(table, what)
-
-    def close(self) -> None:
-        """Let another process have it."""
-        self._database.close()
+        self._meta.remove(name)

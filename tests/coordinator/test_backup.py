@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import storekit
 
 from sealring.coordinator.backup import backup, recover, restore
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.coordinator.store import Store, StoredToken
+from sealring.coordinator.store import Store
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
-from sealring.mesh.pki import Role
 from sealring.mesh.roster import Equivocation, RosterReader, RosterStateFile
 from tests.coordinator.conftest import Cluster
 
@@ -135,7 +135,7 @@ def test_so_many_numbers_are_skipped_and_the_log_says_so(
 
 def test_join_tokens_of_a_backup_are_worth_nothing(site: Site) -> None:
     store = Store.open(site.settings.state_dir)
-    store.tokens.add(StoredToken("t", Role.MEMBER, NOW, NOW + 600, ""), b"secret")
+    store.tokens.add(storekit.token("t"), b"secret")
     store.close()
     recover(site.settings, clock=site.clock)
     store = Store.open(site.settings.state_dir)

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import storekit
 from expired import expire
 
 from sealring.coordinator.auth.nonces import Nonces
@@ -19,8 +20,8 @@ from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.services.certificates import Issuer, RenewalService
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.coordinator.store import Revocation, Store, StoredMember
-from sealring.mesh.crypto import Ed25519Signer, KeyType, Label, SoftwareSigner, member_id
+from sealring.coordinator.store import Store, revocation_of
+from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner, member_id
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member import (
     IDENTITY_KEY,
@@ -102,7 +103,7 @@ class Desk:
     def enrol(self, role: Role = Role.MEMBER) -> Machine:
         machine = Machine()
         key = machine.signer.public_key
-        self.store.members.enrol(StoredMember(machine.id, role, "one", key, KeyType.SOFTWARE, int(self.now)))
+        self.store.members.enrol(storekit.changed(storekit.gateway(key, now=self.now), role=role))
         return machine
 
     async def nonce(self, caller: Caller | None = None) -> bytes:
@@ -202,7 +203,7 @@ async def test_a_nonce_has_to_be_fresh_and_from_here(desk: Desk) -> None:
 async def test_who_was_thrown_out_gets_nothing(desk: Desk, banned: bool) -> None:
     machine = desk.enrol()
     member = desk.store.members.get(machine.id)
-    desk.store.members.revoke(Revocation.of(member, int(desk.now), banned=banned))
+    desk.store.members.revoke(revocation_of(member, int(desk.now), banned=banned))
     assert await desk.refused(desk.request(machine, await desk.nonce())) == "NOT_ENROLLED"
 
 
@@ -210,7 +211,7 @@ async def test_a_stranger_learns_nothing_of_who_is_enrolled(desk: Desk) -> None:
     """A stranger gets the same reply for a key that is enrolled, banned or unknown."""
     stranger, enrolled, banned = Machine(), desk.enrol(), desk.enrol()
     member = desk.store.members.get(banned.id)
-    desk.store.members.revoke(Revocation.of(member, int(desk.now), banned=True))
+    desk.store.members.revoke(revocation_of(member, int(desk.now), banned=True))
     heard = set()
     for machine in (enrolled, banned, Machine()):
         request = desk.request(machine, await desk.nonce(), signer=stranger.signer)

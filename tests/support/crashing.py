@@ -1,8 +1,8 @@
 """Kills a process with a coordinator's state at every point of what it does, and looks at what is left.
 
-`python crashing.py changes|made|restored|full FOLDER`: a process of its own, without threads, because it
-forks. It writes how many points there were, and fails where the state of one was neither that before nor
-that after what was being done.
+`python crashing.py changes|migrated|made|restored|full FOLDER`: a process of its own, without threads,
+because it forks. It writes how many points there were, and fails where the state of one was neither that
+before nor that after what was being done.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import storekit
 
 from sealring.coordinator.backup import backup, restore
 from sealring.coordinator.init import init
@@ -23,9 +26,13 @@ from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.main import Coordinator
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredToken
+from sealring.coordinator.store import (
+    Store,
+    StoredDeployment,
+    revocation_of,
+)
 from sealring.coordinator.store.integrity import check_stored
-from sealring.mesh.crypto import KeyType, SoftwareSigner, member_id
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import SealringError
 from sealring.mesh.pki import Role
 from sealring.v1 import admin_pb2
@@ -43,9 +50,11 @@ def settings(folder: Path) -> CoordinatorSettings:
 
 def changes(store: Store, publisher: RosterPublisher, key: bytes) -> list[Callable[[], object]]:
     """What a coordinator writes in its life, one thing after the other."""
-    member = StoredMember(member_id(key), Role.GATEWAY, "gate", key, KeyType.SOFTWARE, NOW)
+    member = storekit.gateway(key)
     spec = admin_pb2.DeploymentSpec(name="demo", model="m")
-    deployment = StoredDeployment(spec, admin_pb2.DeploymentPlan(spec=spec, plan_hash="ab"), NOW)
+    deployment = StoredDeployment(
+        name="demo", asked=spec, plan=admin_pb2.DeploymentPlan(spec=spec, plan_hash="ab"), created=NOW
+    )
 
     def join() -> None:
         with publisher.change():
@@ -60,10 +69,10 @@ def changes(store: Store, publisher: RosterPublisher, key: bytes) -> list[Callab
 
     def ban() -> None:
         with publisher.change():
-            store.members.revoke(Revocation.of(member, NOW, banned=True))
+            store.members.revoke(revocation_of(member, NOW, banned=True))
 
     return [
-        lambda: store.tokens.add(StoredToken("t", Role.GATEWAY, NOW, NOW + 600, ""), b"secret"),
+        lambda: store.tokens.add(storekit.token("t", Role.GATEWAY), b"secret"),
         publisher.publish,
         join,
         deploy,
@@ -147,6 +156,44 @@ def between_writes(folder: Path) -> int:
         assert dump(copy) in states[done : done + 2], f"at statement {point}, after {done} changes"
         publisher.publish()  # and it goes on
         store.close()
+        shutil.rmtree(copy)
+        if not again:
+            return point
+        point += 1
+
+
+def between_migrations(folder: Path) -> int:
+    """Before every statement that takes a database of an earlier release over."""
+    first, whole = folder / "first", folder / "whole"
+    first.mkdir()
+    schemas = Path(__file__).parents[1] / "coordinator/store/schemas"
+    with contextlib.closing(sqlite3.connect(first / "coordinator.db")) as made:
+        made.executescript((schemas / "8.sql").read_text("utf-8"))
+    shutil.copytree(first, whole)
+    Store.open(whole).close()
+    states = [dump(first), dump(whole)]
+    point = 0
+    while True:
+        copy = folder / f"at-{point}"
+        shutil.copytree(first, copy)
+
+        def work(kill: Callable[[], None], copy: Path = copy, point: int = point) -> None:
+            connect, at = sqlite3.connect, after(point, kill)
+
+            def traced(*of: Any, **how: Any) -> sqlite3.Connection:
+                made = connect(*of, **how)
+                made.set_trace_callback(lambda _: at())
+                return made
+
+            sqlite3.connect = traced
+            Store.open(copy)
+
+        again = killed(work)
+        assert dump(copy) in states, f"at statement {point}"
+        store = Store.open(copy)
+        check_stored(store)
+        store.close()
+        assert dump(copy) == states[1]
         shutil.rmtree(copy)
         if not again:
             return point
@@ -246,6 +293,8 @@ def full(folder: Path) -> int:
 def main(what: str, folder: Path) -> int:
     if what == "full":
         return full(folder)
+    if what == "migrated":
+        return between_migrations(folder)
     if what == "changes":
         return between_writes(folder)
     if what == "made":

@@ -52,7 +52,8 @@ def expire_all(coordinator: Path, members: list[Path], *, ago: float = 4 * DAY) 
     try:
         for member in store.members.all(Role.MEMBER):
             at = int(then) - 60
-            store.members.save(dataclasses.replace(member, attested_at=at, challenged_at=at))
+            member.attested_at = member.challenged_at = at
+            store.members.save(member)
         publisher = RosterPublisher(store, keys, settings, clock=lambda: then)
         publisher.publish()
         envelope = publisher.current.envelope

@@ -7,12 +7,13 @@ from typing import Any
 
 import grpc.aio
 import pytest
+import storekit
 
 from sealring.coordinator.admin.service import AdminService
 from sealring.coordinator.members.tokens import MAX_OPEN_TOKENS
 from sealring.coordinator.nodes.profiles import ProfileReply, nobody_has
 from sealring.coordinator.planning.planner import memory_of
-from sealring.coordinator.store import OperatorRole, StoredToken
+from sealring.coordinator.store import OperatorRole
 from sealring.mesh.audit import verify_chain
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto import encode_base32
@@ -302,7 +303,7 @@ async def test_too_many_open_tokens_are_no_fault_of_the_request(cluster: Cluster
     now = int(wall_clock())
     with cluster.coordinator.store.transaction():
         for number in range(MAX_OPEN_TOKENS - 1):
-            token = StoredToken(str(number), Role.MEMBER, now, now + 600, "")
+            token = storekit.token(str(number), now=now)
             cluster.coordinator.store.tokens.add(token, b"")
     await cluster.token()
     with pytest.raises(ResourceExhausted) as caught:

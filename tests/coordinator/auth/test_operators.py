@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+import storekit
 from patience import until
 
 from sealring.coordinator.auth.operators import MAX_OPERATOR_SECONDS, MAX_OPERATORS
@@ -97,8 +97,8 @@ async def test_the_table_of_calls_and_roles(cluster: Cluster) -> None:
     bundles = {name: await add(cluster, name, role) for name, role in roles.items()}
     await cluster.call("RevokeOperator", admin_pb2.RevokeOperatorRequest(name="gone"))
     operators = store(cluster).operators
-    operators.save(dataclasses.replace(operators.get("late"), expires=int(time.time()) - 1))
-    operators.save(dataclasses.replace(operators.get("odd"), role="superuser"))
+    operators.save(storekit.changed(operators.get("late"), expires=int(time.time()) - 1))
+    operators.save(storekit.changed(operators.get("odd"), role="superuser"))
     for method in sorted(methods):
         found = {name: await call(cluster, tls, method) for name, tls in bundles.items()}
         assert found["chief"] not in REFUSED, method
@@ -236,7 +236,7 @@ async def test_bad_operators_are_not_added(cluster: Cluster) -> None:
 async def test_operators_are_bounded(cluster: Cluster) -> None:
     operators = store(cluster).operators
     for number in range(MAX_OPERATORS - len(operators.all())):
-        operators.save(dataclasses.replace(operators.get(OPERATOR_ID), name=f"n{number}"))
+        operators.save(storekit.changed(operators.get(OPERATOR_ID), name=f"n{number}"))
     with pytest.raises(SealringError) as caught:
         await add(cluster, "new", "read")
     assert caught.value.reason == "TOO_MANY_OPERATORS"
@@ -256,7 +256,7 @@ async def test_what_cannot_be_rotated(cluster: Cluster, name: str, reason: str) 
 
 async def test_an_unknown_role_is_not_rotated_into_a_known_one(cluster: Cluster) -> None:
     operators = store(cluster).operators
-    operators.save(dataclasses.replace(operators.get(OPERATOR_ID), name="odd", role="superuser"))
+    operators.save(storekit.changed(operators.get(OPERATOR_ID), name="odd", role="superuser"))
     with pytest.raises(PermissionDenied):
         request = admin_pb2.RotateOperatorRequest(name="odd", csr=LeafKey().csr())
         await cluster.call("RotateOperator", request)
@@ -313,8 +313,8 @@ def test_a_database_without_the_operators_request_is_refused(tmp_path: Path) -> 
     init(made)
     coordinator = Coordinator(made)
     known = coordinator.store.operators.get(OPERATOR_ID)
-    assert known.role is OperatorRole.ADMIN
-    coordinator.store.operators.save(dataclasses.replace(known, role="superuser"))  # type: ignore[arg-type]
+    assert known.role == OperatorRole.ADMIN
+    coordinator.store.operators.save(storekit.changed(known, role="superuser"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as caught:
         coordinator.renew_operator()
     assert caught.value.reason == "STATE_CORRUPT"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from pathlib import Path
 from typing import Any
 
 import pytest
+import storekit
 
 from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.settings import CoordinatorSettings
@@ -48,7 +48,7 @@ def member(challenged_at: int, **changes: Any) -> StoredMember:
         trust=SCORE,
         challenged_at=challenged_at,
     )
-    return dataclasses.replace(made, **changes)
+    return storekit.changed(made, **changes)
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0])

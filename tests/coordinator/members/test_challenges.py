@@ -10,6 +10,7 @@ from typing import Any
 
 import appletest
 import pytest
+import storekit
 import structlog
 from appletest import SERIAL, DeviceAuthority
 from patience import until
@@ -421,7 +422,7 @@ async def test_stale_evidence_lowers_the_score_and_an_answer_restores_it(cluster
     await deploy(cluster, stages=1)
     assert (await ring_state(cluster, SERVING)).epoch == 1
     member = cluster.coordinator.store.members.get(node.id)
-    old = dataclasses.replace(member, challenged_at=int(time.time()) - 700)
+    old = storekit.changed(member, challenged_at=int(time.time()) - 700)
     node.answers = False
     with cluster.coordinator.publisher.change():
         cluster.coordinator.store.members.save(old)

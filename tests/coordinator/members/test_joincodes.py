@@ -115,7 +115,9 @@ def test_where_the_try_cannot_be_stored_no_code_is_compared(bed: Bed) -> None:
 
 
 def test_a_damaged_code_is_reported(bed: Bed) -> None:
-    bed.store.set_meta("join_code", b"{}")
+    bed.codes.create("me", seconds=600, uses=1)
+    with bed.store.transaction() as connection:
+        connection.execute("UPDATE messages SET message = x'ff' WHERE kind = 'join code'")
     with refused("STATE_CORRUPT", ConfigError):
         bed.codes.current()
 

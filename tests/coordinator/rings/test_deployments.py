@@ -34,7 +34,7 @@ class FakeSurvey:
 
 async def test_two_deployments_never_share_the_name_of_a_ring() -> None:
     """A name may be spelt like what another one's ring is called."""
-    there = StoredDeployment(admin_pb2.DeploymentSpec(), planned("Qwen2.5"), 0)
+    there = StoredDeployment(name="Qwen2.5", plan=planned("Qwen2.5"))
     store: Any = SimpleNamespace(
         deployments=SimpleNamespace(all=lambda: [there], check_free=lambda name: None)
     )
@@ -53,7 +53,7 @@ async def test_of_two_at_once_the_second_is_refused_by_its_name_and_not_for_lack
 
     class Survey(FakeSurvey):
         async def ask(self, spec: Any, *, replacing: Any) -> Any:
-            there.append(StoredDeployment(admin_pb2.DeploymentSpec(), planned("demo"), 0))
+            there.append(StoredDeployment(name="demo", plan=planned("demo")))
 
         async def plan(self, spec: Any, answers: Any, *, digest: str = "", replacing: Any) -> Any:
             raise FailedPrecondition("no node can serve", reason="NOT_ENOUGH_NODES")
@@ -76,12 +76,12 @@ async def test_what_falls_back_keeps_its_nodes_and_promises_unless_it_was_made_a
         ],
     )
     asked = admin_pb2.DeploymentSpec(name="demo", strategy="tensor", clear_links=True, or_pipeline=True)
-    known = {"demo": StoredDeployment(asked, plan, 1)}
+    known = {"demo": StoredDeployment(name="demo", asked=asked, plan=plan, created=1)}
 
     class Survey(FakeSurvey):
         async def ask(self, spec: Any, *, replacing: Any) -> Any:
             if remade:
-                known["demo"] = StoredDeployment(asked, plan, 2)
+                known["demo"] = StoredDeployment(name="demo", asked=asked, plan=plan, created=2)
             return dict.fromkeys(["a", "b", "c", "d", "stranger"])
 
         async def plan(self, spec: Any, answers: Any, *, digest: str = "", replacing: Any) -> Any:
@@ -90,7 +90,7 @@ async def test_what_falls_back_keeps_its_nodes_and_promises_unless_it_was_made_a
             assert (spec.context, spec.max_rows) == (512, 4)
             return admin_pb2.DeploymentPlan(spec=spec, rings=[admin_pb2.RingPlan(ring="demo-0", min_trust=7)])
 
-    deployments = SimpleNamespace(get=known.get, replace=lambda made: known.update(demo=made))
+    deployments = SimpleNamespace(get=known.get, save=lambda made: known.update(demo=made))
     store: Any = SimpleNamespace(deployments=deployments, audit=SimpleNamespace(append=lambda *of: None))
     publisher: Any = SimpleNamespace(change=nullcontext)
     unused: Any = None

@@ -15,7 +15,6 @@ from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredDeployment, StoredMember
 from sealring.mesh.clock import AwakeClock
-from sealring.mesh.crypto import KeyType
 from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError, Unavailable
 from sealring.mesh.pki import Role
 from sealring.v1 import admin_pb2, membership_pb2
@@ -207,7 +206,7 @@ class Scene:
         spec = admin_pb2.DeploymentSpec(name="r", **asked)
         plan = admin_pb2.DeploymentPlan(rings=[ring], spec={"name": "r", "context": 512, "max_rows": 8})
         self.now, self.slept = 100.5, False
-        self.deployments = {"r": StoredDeployment(spec, plan, 0)}
+        self.deployments = {"r": StoredDeployment(name="r", asked=spec, plan=plan)}
         self.asked: list[admin_pb2.DeploymentSpec] = []
         self.planned: list[admin_pb2.DeploymentSpec] = []
         self.errors: list[Exception] = []
@@ -220,7 +219,7 @@ class Scene:
         self.free = frozenset("c")
         self.go = asyncio.Event()
         self.go.set()
-        member = StoredMember("a", Role.MEMBER, "a", b"", KeyType.SOFTWARE, 0, draining=drained)
+        member = StoredMember(id="a", role=Role.MEMBER, name="a", draining=drained)
         self.members = {"a": member}
         self.unwritable: SealringError | None = None
         part: Any = SimpleNamespace
@@ -238,7 +237,7 @@ class Scene:
                 deployments=part(
                     all=lambda: list(self.deployments.values()),
                     get=self.deployments.__getitem__,
-                    replace=lambda one: self.deployments.update({one.name: one}),
+                    save=lambda one: self.deployments.update({one.name: one}),
                 ),
                 members=part(
                     all=lambda role: list(self.members.values()),
@@ -473,7 +472,7 @@ async def test_a_defect_in_one_move_of_a_drain_keeps_no_other_ring() -> None:
     scene = Scene()
     other = admin_pb2.RingPlan(ring="s-0", stages=RING.stages)
     plan = admin_pb2.DeploymentPlan(rings=[other], spec={"name": "s"})
-    scene.deployments["s"] = StoredDeployment(admin_pb2.DeploymentSpec(name="s"), plan, 0)
+    scene.deployments["s"] = StoredDeployment(name="s", asked=admin_pb2.DeploymentSpec(name="s"), plan=plan)
     scene.show()
     scene.errors = [KeyError("r-0")]
     with structlog.testing.capture_logs() as logs:

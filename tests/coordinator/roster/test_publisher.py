@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import storekit
 from patience import until
 from structlog.testing import capture_logs
 
@@ -17,7 +17,13 @@ from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
-from sealring.coordinator.store import Revocation, Store, StoredDeployment, StoredMember, StoredRoster
+from sealring.coordinator.store import (
+    Store,
+    StoredDeployment,
+    StoredMember,
+    StoredRoster,
+    revocation_of,
+)
 from sealring.mesh.crypto import KeyType, SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, RosterError, Unavailable
 from sealring.mesh.pki import Role
@@ -70,7 +76,7 @@ class Bench:
             manifest_hash=bytes(32),
             addresses=("127.0.0.1:7000",),
         )
-        member = dataclasses.replace(member, **changes)
+        member = storekit.changed(member, **changes)
         with self.publisher.change(grows=True):
             self.store.members.enrol(member)
         return member
@@ -90,7 +96,7 @@ class Bench:
             plan_hash="cd" * 32,
         )
         with self.publisher.change(grows=True):
-            self.store.deployments.add(StoredDeployment(spec, plan, created))
+            self.store.deployments.add(StoredDeployment(name=name, asked=spec, plan=plan, created=created))
 
 
 @pytest.fixture
@@ -193,7 +199,7 @@ def test_a_ring_without_a_member_or_below_its_floor_is_left_out(bench: Bench) ->
     bench.deploy(bench.enrol(), name="strict", floor=20)
     assert not bench.publisher.serves("strict-0")
     with bench.publisher.change():
-        bench.store.members.revoke(Revocation.of(members[0], NOW, banned=False))
+        bench.store.members.revoke(revocation_of(members[0], NOW, banned=False))
     assert not bench.publisher.serves("demo-0")
     roster = bench.roster()
     assert roster.rings == ()
@@ -218,7 +224,7 @@ def test_a_roster_that_is_full_takes_no_more_rings_and_every_eviction(
     with pytest.raises(RosterError):
         bench.enrol(addresses=("127.0.0.1:7000", *(f"{'h' * 240}:{port}" for port in range(1, 8))))
     with capture_logs() as logs, bench.publisher.change():
-        bench.store.members.revoke(Revocation.of(members[2], NOW, banned=False))
+        bench.store.members.revoke(revocation_of(members[2], NOW, banned=False))
     assert members[2].id in {one.id for one in bench.roster().revoked}
     kept = {ring.id for ring in bench.roster().rings}
     assert kept == set(names[-len(kept) :]), "the oldest deployments"
@@ -233,7 +239,7 @@ def test_a_roster_that_is_full_takes_no_more_rings_and_every_eviction(
 def test_a_revocation_is_told_until_every_certificate_has_expired(bench: Bench) -> None:
     member = bench.enrol()
     with bench.publisher.change():
-        bench.store.members.revoke(Revocation.of(member, NOW, banned=True))
+        bench.store.members.revoke(revocation_of(member, NOW, banned=True))
     bench.now += bench.settings.certificate_lifetime
     bench.publisher.publish()
     assert member.id in {one.id for one in bench.roster().revoked}

@@ -79,9 +79,10 @@ async def test_a_token_is_for_its_role(cluster: Cluster) -> None:
 
 
 async def test_an_expired_token_is_refused(cluster: Cluster) -> None:
-    token = await cluster.token(ttl=600)
-    with cluster.coordinator.store.transaction() as connection:
-        connection.execute("UPDATE tokens SET expires = expires - 601")
+    token, store = await cluster.token(ttl=600), cluster.coordinator.store
+    (stored,) = store.tokens.open(now=0)
+    stored.expires -= 601
+    store.tokens.add(stored, JoinToken.parse(token).secret)
     await refused(cluster.join("alpha", token=token))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import storekit
 
 from sealring.coordinator.services.node_messages import NodeMessages
 from sealring.coordinator.store import StoredMember
-from sealring.mesh.crypto import KeyType, SoftwareSigner
+from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.pki import Role
 from sealring.mesh.trust.attestation import sign_sealing_key
@@ -74,7 +74,10 @@ def test_heartbeats_are_bounded_and_the_first_is_compared(heartbeat: dict[str, A
 SIGNER = SoftwareSigner.generate()
 SEALING, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
 MEMBER = StoredMember(
-    *("alpha", Role.MEMBER, "node-a", SIGNER.public_key, KeyType.SOFTWARE, 1),
+    id="alpha",
+    role=Role.MEMBER,
+    name="node-a",
+    identity_key=SIGNER.public_key,
     sealing_key=SEALING,
     addresses=("127.0.0.1:1",),
     software_version="1.0",
@@ -143,7 +146,7 @@ def test_a_hello_that_cannot_be_changes_nothing(changes: dict[str, Any], reason:
 def test_a_hello_is_stored_and_signed_into_a_roster_if_others_need_it(
     changes: dict[str, Any], signed: bool, saved: dict[str, Any]
 ) -> None:
-    stored = [dataclasses.replace(MEMBER, **saved)] if saved else []
+    stored = [storekit.changed(MEMBER, **saved)] if saved else []
     assert say_hello(**changes) == ([{"grows": True}] if signed else []) + stored
 
 
@@ -167,9 +170,9 @@ def test_addresses_that_change_while_a_node_stays_are_signed_once_a_minute_at_mo
 
     def beat(*addresses: str) -> tuple[str, ...]:
         made.take(session, MemberMessage(heartbeat=membership_pb2.Heartbeat(addresses=addresses)))
-        return members["alpha"].addresses
+        return tuple(members["alpha"].addresses)
 
-    assert beat() == beat(*MEMBER.addresses) == MEMBER.addresses
+    assert beat() == beat(*MEMBER.addresses) == tuple(MEMBER.addresses)
     assert done == []
     now[0] += 60
     assert beat("10.0.0.1:7") == ("10.0.0.1:7",)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import crashing
 import pytest
+import storekit
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -19,7 +20,7 @@ from sealring.coordinator.backup import recover
 from sealring.coordinator.init import init
 from sealring.coordinator.keys import ClusterKeys
 from sealring.coordinator.roster.publisher import RosterPublisher
-from sealring.coordinator.store import Store, StoredToken
+from sealring.coordinator.store import Store
 from sealring.coordinator.store.integrity import check_stored
 from sealring.mesh.pki import Role
 from sealring.mesh.roster import Equivocation, RosterMemory, RosterReader
@@ -39,7 +40,9 @@ def points(*command: str) -> int:
     return int(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("what", "least"), [("changes", 80), ("made", 20), ("restored", 20)])
+@pytest.mark.parametrize(
+    ("what", "least"), [("changes", 80), ("migrated", 40), ("made", 20), ("restored", 20)]
+)
 @pytest.mark.timeout(300)
 def test_what_is_killed_leaves_all_or_nothing(what: str, least: int) -> None:
     folder = quick_folder()
@@ -107,7 +110,7 @@ class Coordinators(RuleBasedStateMachine):
     @rule()
     def make_token(self) -> None:
         self.tokens.append(f"t{len(self.tokens)}")
-        self.store.tokens.add(StoredToken(self.tokens[-1], Role.MEMBER, NOW, NOW * 2, ""), b"secret")
+        self.store.tokens.add(storekit.token(self.tokens[-1], seconds=NOW), b"secret")
 
     @rule(which=st.integers(0, 9))
     def spend(self, which: int) -> None:
@@ -136,7 +139,7 @@ class Coordinators(RuleBasedStateMachine):
 
     def _token(self) -> None:
         name = f"untold{self.number}"  # one that was killed in between may have left its own
-        self.store.tokens.add(StoredToken(name, Role.MEMBER, NOW, NOW * 2, ""), os.urandom(8))
+        self.store.tokens.add(storekit.token(name, seconds=NOW), os.urandom(8))
         self.store.tokens.revoke(name)
 
     def _spend(self) -> None:

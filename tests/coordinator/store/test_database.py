@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sqlite3
@@ -11,9 +12,28 @@ from typing import Any
 
 import psutil
 import pytest
+from google.protobuf.message import Message
 
-from sealring.coordinator.store.database import SCHEMA_VERSION, Database, check_image, take_lock
+from sealring.coordinator.store import (
+    Store,
+    StoredDeployment,
+    StoredJoinCode,
+    StoredMember,
+    StoredOperator,
+    StoredRoster,
+    StoredToken,
+)
+from sealring.coordinator.store.database import Database, check_image, take_lock
+from sealring.coordinator.store.integrity import check_stored
+from sealring.coordinator.store.schema import FIRST, SCHEMA_VERSION
+from sealring.mesh.audit import verify_chain
+from sealring.mesh.crypto import pack_fields
 from sealring.mesh.errors import ConfigError
+from sealring.mesh.pki import Role
+from sealring.v1 import admin_pb2
+from sealring.v1.store_pb2 import Revocations, StoredNumber, StoredValue
+
+NOW = 1_800_000_000
 
 
 def test_only_one_has_the_lock_and_who_is_refused_keeps_nothing_open(tmp_path: Path) -> None:
@@ -55,7 +75,7 @@ def test_what_is_committed_reaches_the_disk_itself(tmp_path: Path) -> None:
     Database.create(tmp_path / "state.db").close()
     database = Database.open(tmp_path / "state.db")
     asked = ("synchronous", "fullfsync", "checkpoint_fullfsync")
-    said = [row[0] for name in asked if (row := database.row(f"PRAGMA {name}")) is not None]
+    said = [value for name in asked for (value,) in database.rows(f"PRAGMA {name}")]
     assert said == [2, 1, 1]
     database.close()
 
@@ -73,7 +93,7 @@ def test_an_image_is_a_whole_database_that_says_whose_it_is(tmp_path: Path) -> N
     database = Database.create(path)
     image = database.image()
     with database.transaction() as connection:
-        connection.execute("INSERT INTO rosters VALUES (7, x'', x'')")
+        connection.execute("INSERT INTO messages VALUES ('roster', 7, x'', 0)")
     later = database.image()
     for _ in range(2):
         database.close()
@@ -85,8 +105,14 @@ def test_an_image_is_a_whole_database_that_says_whose_it_is(tmp_path: Path) -> N
 
 
 SCHEMAS = Path(__file__).parent / "schemas"
-FIRST = 6
-"""The schema of the first release; `N.sql` is a dump by the release that had schema N, with a few rows."""
+KINDS: dict[str, tuple[str, str, type[Message]]] = {
+    "tokens": ("token", "id", StoredToken),
+    "members": ("member", "id", StoredMember),
+    "operators": ("operator", "name", StoredOperator),
+    "deployments": ("deployment", "name", StoredDeployment),
+    "rosters": ("roster", "version", StoredRoster),
+    "audit": ("audit", "sequence", admin_pb2.AuditEntry),
+}
 
 
 def earlier(version: int, folder: Path) -> Path:
@@ -106,28 +132,91 @@ def shape_and_rows(path: Path) -> tuple[list[Any], dict[str, list[Any]]]:
         }
 
 
+def as_stored(column: str, value: Any) -> Any:
+    """What a field holds in place of a column's value."""
+    if column in ("addresses", "details"):
+        return json.loads(value)
+    return field_list(value) if column == "device_chain" else value
+
+
+def field_list(packed: bytes) -> list[bytes]:
+    found = []
+    while packed:
+        end = 4 + int.from_bytes(packed[:4])
+        found.append(packed[4:end])
+        packed = packed[end:]
+    assert pack_fields(*found) == b"".join(pack_fields(one) for one in found)
+    return found
+
+
+def as_column(value: Any) -> Any:
+    if isinstance(value, Message):
+        return value.SerializeToString(deterministic=True)
+    return dict(value) if hasattr(value, "items") else list(value) if hasattr(value, "append") else value
+
+
 @pytest.mark.parametrize("version", range(FIRST, SCHEMA_VERSION))
 def test_a_database_of_an_earlier_release_is_migrated_and_kept(version: int, tmp_path: Path) -> None:
+    """Row by row. `schemas/make.txt` has the releases."""
     path = earlier(version, tmp_path)
     before = shape_and_rows(path)
-    Database.open(path).close()
+    Store.open(tmp_path).close()
     Database.create(tmp_path / "new.db").close()
     shape, rows = shape_and_rows(path)
     assert shape == shape_and_rows(tmp_path / "new.db")[0]
-    for name, found in before[1].items():
-        told = [{column: row[column] for column in found[0]} for row in rows[name]] if found else []
-        assert told == found, "no row is lost"
+    stored = {(row["kind"], row["key"]): row["message"] for row in rows["messages"]}
+    for table, (kind, key, of) in KINDS.items():
+        for row in before[1][table]:
+            message = of.FromString(stored.pop((kind, row[key])))
+            row.pop("checksum", None)
+            told = {name: as_column(getattr(message, name)) for name in row}
+            assert told == {name: as_stored(name, value) for name, value in row.items()}
+    for row in before[1]["revocations"]:
+        ended = Revocations.FromString(stored.pop(("revocations", row["id"])))
+        assert [{name: getattr(one, name) for name in row} for one in ended.revocations] == [row]
+    for row in before[1]["epochs"]:
+        assert StoredNumber.FromString(stored.pop(("epoch", row["ring"]))).number == row["epoch"]
+    for row in before[1]["meta"]:
+        if ("meta", row["name"]) in stored:
+            assert StoredValue.FromString(stored.pop(("meta", row["name"]))).value == row["value"]
+    stored.pop(("join code", ""), None)
+    left = {key: StoredNumber.FromString(data).number for key, data in stored.items()}
+    assert left == ({} if version == FIRST else {("epoch", ""): 8, ("skipped", "roster"): 10})
     kept = tmp_path / f"coordinator-schema-{version}.db"
-    assert shape_and_rows(kept) == before
+    assert shape_and_rows(kept)[1].keys() == before[1].keys()
     assert kept.stat().st_mode & 0o777 == 0o600
     Database.open(path).close()  # which migrates nothing more
 
 
+@pytest.mark.parametrize("version", range(FIRST + 1, SCHEMA_VERSION))
+def test_a_coordinator_goes_on_with_the_database_of_an_earlier_release(version: int, tmp_path: Path) -> None:
+    earlier(version, tmp_path)
+    store = Store.open(tmp_path)
+    check_stored(store)
+    assert verify_chain(store.audit.entries(after=0, limit=99)) == store.audit.head()
+    assert store.rosters.next_version() == 12
+    assert [store.deployments.next_epoch(ring) for ring in ("demo-0", "demo-1", "demo-2")] == [9, 10, 9]
+    assert store.join_codes.find() == StoredJoinCode("1234567", NOW, NOW + 600, 2, 1, NOW + 3)
+    assert [(one.id, one.uses, one.note) for one in store.tokens.open(now=NOW)] == [
+        ("one", 2, "for the attic"),
+        ("two", 1, ""),
+    ]
+    assert store.tokens.spend("one", b"secret", Role.MEMBER, now=NOW)
+    (gone,) = store.members.gone(limit=9)
+    assert store.members.banned(gone.id)
+    assert store.audit.tokens_of(gone.id) == ["one"]
+    (deployed,) = store.deployments.all()
+    assert {stage.member for stage in deployed.plan.rings[0].stages} <= {
+        one.id for one in store.members.all()
+    }
+    store.close()
+
+
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
-    """Here another index has the name already."""
+    """Here another table has the name already."""
     path = earlier(FIRST, tmp_path)
     with closing(sqlite3.connect(path)) as opened:
-        opened.execute("CREATE INDEX enrolments ON audit (actor)")
+        opened.execute("CREATE TABLE messages (kind)")
     before = shape_and_rows(path)
     for _ in range(2):
         with pytest.raises(ConfigError) as caught:
@@ -136,6 +225,34 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
         assert shape_and_rows(path) == before
         with closing(sqlite3.connect(path)) as opened:
             assert opened.execute("PRAGMA user_version").fetchone()[0] == FIRST
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "UPDATE deployments SET plan = x'0a00'",
+        "UPDATE deployments SET asked = x'ff'",
+        "UPDATE members SET addresses = 'no list'",
+        "UPDATE members SET trust = 'high'",
+        "UPDATE meta SET value = 'x' WHERE name = 'skipped_epochs'",
+        "UPDATE meta SET value = '[1]' WHERE name = 'join_code'",
+        "ALTER TABLE tokens ADD COLUMN more",
+        "UPDATE revocations SET role = 'none'",
+        "UPDATE tokens SET role = 'none'",
+        "UPDATE members SET level = 'none yet'",
+        "UPDATE rosters SET hash = x'00'",
+    ],
+)
+def test_an_earlier_database_that_is_broken_is_refused_and_kept(broken: str, tmp_path: Path) -> None:
+    path = earlier(SCHEMA_VERSION - 1, tmp_path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as opened:
+        opened.execute(broken)
+    before = shape_and_rows(path)
+    with pytest.raises(ConfigError) as caught:
+        check_stored(Store.open(tmp_path))
+    assert caught.value.reason == "STATE_CORRUPT"
+    kept = tmp_path / f"coordinator-schema-{SCHEMA_VERSION - 1}.db"
+    assert shape_and_rows(kept) == before
 
 
 @pytest.mark.parametrize(
@@ -160,7 +277,7 @@ def test_what_is_no_sound_image_of_this_release_is_refused(tmp_path: Path) -> No
     for bad, reason in (
         (changed(image, f"PRAGMA user_version = {SCHEMA_VERSION + 1}"), "STATE_VERSION"),
         (changed(image, f"PRAGMA user_version = {SCHEMA_VERSION - 1}"), "STATE_VERSION"),
-        (changed(image, "DROP TABLE rosters"), "STATE_CORRUPT"),
+        (changed(image, "DROP TABLE messages"), "STATE_CORRUPT"),
         (bytes(damaged), "STATE_CORRUPT"),
         (b"junk" * 2048, "STATE_CORRUPT"),
     ):

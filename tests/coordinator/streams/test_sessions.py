@@ -172,7 +172,7 @@ async def test_who_was_sent_the_roster_before_is_sent_what_is_new() -> None:
     signers, entries = [Ed25519Signer.generate()], b",".join(b'{"id":"%d"}' % number for number in range(50))
     payloads = [b'{"members":[' + entries + b'],"version":%d}' % version for version in (1, 2, 3)]
     signed = [sign_envelope(PAYLOAD_TYPE, payload, signers) for payload in payloads]
-    rosters = [StoredRoster(1, bytes(32), envelope) for envelope in signed]
+    rosters = [StoredRoster(version=1, hash=bytes(32), envelope=envelope) for envelope in signed]
     sessions, early, late = Sessions(), session("early"), session("late")
     early.send_roster(rosters[0])
     sessions.open(early)

@@ -11,6 +11,8 @@ from patience import until
 from ringtest import CLUSTER, LIMIT_SECONDS
 
 from sealring.cli.local.cluster import LocalCluster
+from sealring.coordinator.store import StoredMember
+from sealring.mesh.pki import Role
 
 from .conftest import QUESTION, Sick
 
@@ -23,7 +25,9 @@ def challenged_at(cluster: LocalCluster) -> list[int]:
     """When each node proved itself last, by the coordinator's clock in whole seconds."""
     file = cluster.state_dir / "coordinator" / "coordinator.db"
     with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as store:
-        return [at for (at,) in store.execute("SELECT challenged_at FROM members WHERE role = 'member'")]
+        found = store.execute("SELECT message FROM messages WHERE kind = 'member'").fetchall()
+    members = [StoredMember.FromString(message) for (message,) in found]
+    return [one.challenged_at for one in members if one.role == Role.MEMBER]
 
 
 async def test_nodes_with_sick_parts_serve(sick: Sick) -> None:
