@@ -110,7 +110,7 @@ class Member(control_grpc.ControlServicer):
             done = control.StepDone(step=resolved.number)
             for row in resolved.sampled:
                 tokens[row] = tokens.get(row, 0) + 1
-                done.outputs.add(row=row, text=" word", tokens=tokens[row])
+                done.outputs.add(row=row, delta=inference.Delta(text=" word", tokens=tokens[row]))
             out.put_nowait(control.ScheduleResponse(done=done))
 
 

@@ -31,6 +31,7 @@ from sealring.node.engine.warm_up import warm_up
 from sealring.node.wire.frames import FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import inference_pb2 as inference
 
 PARAMETERS = params.encode(params.RowParameters())
 
@@ -91,7 +92,7 @@ class Front:
         for row, token in zip(step.sampled, tokens, strict=True):
             mine = self.tokens.setdefault(row, [])
             mine.append(token)
-            outputs.append(control.RowOutput(row=row, tokens=len(mine)))
+            outputs.append(control.RowOutput(row=row, delta=inference.Delta(tokens=len(mine))))
         self._emit(engine.EngineEvent(done=control.StepDone(step=step.number, outputs=outputs)))
 
 

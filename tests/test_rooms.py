@@ -241,7 +241,7 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_700,
+    "mesh": 14_750,
     "sealring/api": 4_650,
     "sealring/client": 2_350,
     "sealring/testing": 700,
@@ -250,7 +250,7 @@ LINES = {
     "gateway": 600,
     "gateway/rings": 3_400,
     "gateway/scheduler": 4_100,
-    "node": 14_250,
+    "node": 14_260,
     "node/engine": 17_200,
     "node/engine/text": 6_400,
     "node/engine/vision": 1_650,

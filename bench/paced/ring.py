@@ -106,9 +106,9 @@ class VirtualGateway:
             self.rows[action.row] = action.request
             self.at(self.now + self.OPEN_SECONDS, lambda: self.scheduler.row_opened(self.opened(action.row)))
         elif isinstance(action, Deliver):
-            for request, _, _, tokens, *_ in action.pieces:
+            for request, delta, _ in action.pieces:
                 times = self.arrivals.setdefault(request.id, [])
-                times += [self.now] * (tokens - len(times))
+                times += [self.now] * (delta.tokens - len(times))
         elif isinstance(action, Finish):
             self.ended.append(action.request.id)
             self.cached[action.request.id] = action.finished.cached_tokens
@@ -153,7 +153,8 @@ class Head:
         done = control.StepDone(step=number)
         for row in rows:
             self.generated[row] = self.generated.get(row, 0) + 1
-            done.outputs.add(row=row, text=" word", tokens=self.generated[row])
+            delta = inference.Delta(text=" word", tokens=self.generated[row])
+            done.outputs.add(row=row, delta=delta)
         return done, decoded
 
 
@@ -230,5 +231,5 @@ class VirtualRing(VirtualGateway):
 
     def sampled(self, output: control.RowOutput) -> None:
         """The head finds out whether an answer ends."""
-        if output.tokens == self.rows[output.row].max_tokens:
+        if output.delta.tokens == self.rows[output.row].max_tokens:
             output.finish = inference.FINISH_REASON_LENGTH

@@ -156,7 +156,7 @@ class VirtualMacs(VirtualRing):
         if output.finish and (names := self._names.pop(output.row, None)) is not None:
             name = self.rows[output.row].id
             prompt, tokens = 4 * self.prompts[name], self._said[name]
-            whole = prompt + 4 * output.tokens
+            whole = prompt + 4 * output.delta.tokens
             for said in (tokens[prompt : whole - 4], tokens[whole - 4 : whole]):
                 prefixes, ends = self._ends.extend(names, said)
                 output.prefixes += prefixes

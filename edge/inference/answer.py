@@ -54,18 +54,9 @@ class AnswerWriter(Protocol):
 
     def started(self, event: inference.Started) -> None: ...
 
-    def delta(
-        self,
-        text: str,
-        sealed: bytes,
-        tokens: int,
-        logprobs: Sequence[inference.TokenLogprob] = (),
-        choice: int = 0,
-        parsed: inference.Parsed | None = None,
-        held: Sequence[inference.TokenLogprob] = (),
-    ) -> None:
-        """Adds text (or a sealed chunk of it) of one choice, whose tokens so far `tokens` counts. The
-        log-probabilities that are `held` come later."""
+    def delta(self, delta: inference.Delta, held: Sequence[inference.TokenLogprob] = ()) -> None:
+        """Adds a piece of one choice. The log-probabilities that are `held` come later. The writer copies
+        what it keeps: the delta is a part of a step's message."""
 
     def finished(self, event: inference.Finished) -> None: ...
 
@@ -84,15 +75,13 @@ class Answer:
     def __init__(self) -> None:
         self.timings = Timings()
         self._events: deque[tuple[inference.GenerateResponse, int]] = deque()
-        self._text: list[str] = []
-        self._text_tokens = 0
-        self._choice = 0
-        self._parsed: inference.Parsed | None = None
-        self._logprobs: list[inference.TokenLogprob] = []
+        self._event = inference.GenerateResponse()
+        self._open: inference.Delta | None = None  # of `_event`, joined with the deltas that follow
+        self._texts: list[str] = []  # of these
         self._error: SealringError | None = None
         self.over = False
         self._waiter: asyncio.Future[None] | None = None
-        self._joining = 0  # bytes of what the next delta joins
+        self._joining = 0  # bytes of memory of the open delta, about
         self._queued = 0
 
     @property
@@ -112,37 +101,35 @@ class Answer:
         event.load_ms = self.timings.load_ms
         self._put(inference.GenerateResponse(started=event))
 
-    def delta(
-        self,
-        text: str,
-        sealed: bytes,
-        tokens: int,
-        logprobs: Sequence[inference.TokenLogprob] = (),
-        choice: int = 0,
-        parsed: inference.Parsed | None = None,
-        held: Sequence[inference.TokenLogprob] = (),
-    ) -> None:
+    def delta(self, delta: inference.Delta, held: Sequence[inference.TokenLogprob] = ()) -> None:
         """A delta with `parsed` is never joined with another."""
-        if sealed:
-            self._put(inference.GenerateResponse(delta=inference.Delta(sealed=sealed, tokens=tokens)))
-            return
-        if choice != self._choice:
+        opened = self._open
+        if delta.sealed or delta.HasField("parsed"):
+            self._begin(delta)
             self._flush()
-            self._choice = choice
-        if parsed is not None:
-            self._flush()
-            self._parsed = parsed
-        self._text.append(text)
-        self._text_tokens = tokens
-        self._joining += len(text)
-        if logprobs:
-            self._joining += ENTRY_BYTES * _entries(logprobs)
-            self._logprobs.extend(logprobs)
-            if len(self._logprobs) >= MOST_LOGPROBS:
-                self._flush()
-        if parsed is not None:
-            self._flush()
+        elif opened is None or opened.choice != delta.choice:
+            self._begin(delta)
+        else:
+            self._texts.append(delta.text)
+            opened.tokens = delta.tokens
+            opened.logprobs.MergeFrom(delta.logprobs)
+            self._grow(delta)
         self._wake()
+
+    def _begin(self, delta: inference.Delta) -> None:
+        self._flush()
+        self._event = event = inference.GenerateResponse()
+        self._open = opened = event.delta
+        opened.CopyFrom(delta)
+        self._joining = EVENT_BYTES
+        self._grow(delta)
+
+    def _grow(self, delta: inference.Delta) -> None:
+        self._joining += delta.ByteSize()
+        if logprobs := delta.logprobs:
+            self._joining += ENTRY_BYTES * _entries(logprobs)
+            if self._open is not None and len(self._open.logprobs) >= MOST_LOGPROBS:
+                self._flush()
 
     def finished(self, event: inference.Finished) -> None:
         self._put(inference.GenerateResponse(finished=event))
@@ -156,8 +143,8 @@ class Answer:
 
     def give_up(self, error: SealringError) -> None:
         self._events.clear()
-        self._text.clear()
-        self._logprobs.clear()
+        self._texts.clear()
+        self._open = None
         self._queued = self._joining = 0
         self.fail(error)
 
@@ -171,7 +158,7 @@ class Answer:
                 event, size = self._events.popleft()
                 self._queued -= size
                 return event
-            if self._text:
+            if self._open is not None:
                 self._flush()
                 continue
             if self._error is not None:
@@ -186,28 +173,21 @@ class Answer:
 
     def _put(self, event: inference.GenerateResponse) -> None:
         self._flush()
-        self._queue(event)
+        self._queue(event, weight(event))
         self._wake()
 
-    def _queue(self, event: inference.GenerateResponse) -> None:
-        size = weight(event)
+    def _queue(self, event: inference.GenerateResponse, size: int) -> None:
         self._queued += size
         self._events.append((event, size))
 
     def _flush(self) -> None:
-        if self._text:
-            delta = inference.Delta(
-                text="".join(self._text),
-                tokens=self._text_tokens,
-                logprobs=self._logprobs,
-                choice=self._choice,
-                parsed=self._parsed,
-            )
-            self._queue(inference.GenerateResponse(delta=delta))
+        if (opened := self._open) is not None:
+            if self._texts:
+                opened.text += "".join(self._texts)
+                self._texts.clear()
+            self._queue(self._event, self._joining)
             self._joining = 0
-            self._text.clear()
-            self._logprobs.clear()
-            self._parsed = None
+            self._open = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -11,6 +11,7 @@ from sealring.mesh.errors import EpochEnded, FailedPrecondition, StageFailed, Un
 from sealring.mesh.prompt.images import VISION
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.roster import model as rosters
+from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import membership_pb2 as membership
 
@@ -37,6 +38,7 @@ class ServingEpoch:
     roster_version: int
     speculate: bool
     clear_links: bool
+    protocol: int = PROTOCOL_VERSION
 
     @classmethod
     def of(cls, roster: rosters.Roster, ring: rosters.Ring, state: membership.RingState) -> ServingEpoch:
@@ -54,6 +56,7 @@ class ServingEpoch:
             roster_version=roster.version,
             speculate=state.speculate,
             clear_links=ring.clear_links,
+            protocol=state.protocol,
         )
 
 

@@ -98,9 +98,10 @@ class Sent:
         if forwarded.event.HasField("delta"):
             choice = request.progress.choices[forwarded.event.delta.choice]
             choice.pieces += 1
-            # a sealed piece does not say which choice it is of: all count as the first one's
+            # a gateway of protocol 12 does not say which choice a sealed piece is of: all count together
             counted = request.progress.choices if request.sealed else (choice,)
-            if choice.pieces > sum(len(one.tokens) + (request.receipt is not None) for one in counted):
+            most = sum(len(one.tokens) + (request.receipt is not None) for one in counted)
+            if sum(one.pieces for one in counted) > most:
                 raise InvalidInput("a forwarded answer has more pieces than tokens", reason="BAD_MESSAGE")
             choice.spend(forwarded.event.ByteSize(), sealed=request.sealed, logprobs=request.logprobs)
         if kind == "problem" or forwarded.event.HasField("finished"):
@@ -168,9 +169,7 @@ class ForwardedRequests:
                     request.progress.started, event.started.request_id = True, request.id
                     answer.started(event.started)
             case "event", "delta":
-                delta = event.delta
-                parsed = delta.parsed if delta.HasField("parsed") else None
-                answer.delta(delta.text, delta.sealed, delta.tokens, delta.logprobs, delta.choice, parsed)
+                answer.delta(event.delta)
                 if behind := self._answers.give_up_behind(request.id):
                     self.cancel(behind)
             case "event", "finished":

@@ -53,17 +53,15 @@ class IdlePrefills:
         if chat.messages and not request.shows and request.choices == 1 and not request.progress.started:
             self._said[request.id] = _Said()
 
-    def said(self, request_id: str, text: str, parsed: inference.Parsed | None) -> None:
+    def said(self, request_id: str, delta: inference.Delta) -> None:
         """A piece of its answer has come."""
         said = self._said.get(request_id)
         if said is None:
             return
-        thought = parsed.reasoning if parsed is not None else ""
-        said.text.append(text)
-        said.thought.append(thought)
-        said.characters += len(text) + len(thought)
-        calls = parsed is not None and parsed.tool_calls
-        if calls or said.characters > LONGEST_ANSWER:  # a tool's result is soon there
+        said.text.append(delta.text)
+        said.thought.append(delta.parsed.reasoning)
+        said.characters += len(delta.text) + len(delta.parsed.reasoning)
+        if delta.parsed.tool_calls or said.characters > LONGEST_ANSWER:  # a tool's result is soon there
             del self._said[request_id]
 
     def finished(self, request: Request, finished: inference.Finished) -> None:

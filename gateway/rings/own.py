@@ -33,6 +33,7 @@ from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import Load, Scheduler
 from sealring.mesh.clock import Clock
 from sealring.mesh.prompt.tools import THINKING
+from sealring.mesh.rpc import protocol12
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
@@ -139,6 +140,8 @@ class OwnRequests:
             case kind:
                 rows.epoch.streams.answered()
                 if kind == "done":
+                    if rows.epoch.serving.protocol == protocol12.PROTOCOL:
+                        protocol12.read_from_12(response.done)
                     self.perform(self.scheduler.step_done(response.done, self._clock()))
                 elif kind == "opened":
                     rows.opened(response.opened.row)
@@ -216,12 +219,13 @@ class OwnRequests:
                     failed.fail(error)
 
     def _deliver(self, piece: Piece) -> None:
-        request_id = piece[0].id
+        request, delta, held = piece
+        request_id = request.id
         answer = self._answers.get(request_id)
         if answer is None:  # it was given up
             return
-        answer.delta(*piece[1:])
-        self._idle.said(request_id, piece[1], piece[6])
+        answer.delta(delta, held)
+        self._idle.said(request_id, delta)
         if behind := self._answers.give_up_behind(request_id):
             self.cancel(behind)
 
@@ -261,7 +265,8 @@ class OwnRequests:
             return
         request, choice = taken
         if part.sealed and (answer := self._answers.get(request.id)) is not None:
-            answer.delta("", part.sealed, len(request.progress.choices[choice].tokens), choice=choice)
+            tokens = len(request.progress.choices[choice].tokens)
+            answer.delta(inference.Delta(sealed=part.sealed, tokens=tokens, choice=choice))
         self._finish_complete(request)
 
     def _finish_complete(self, request: Request) -> None:

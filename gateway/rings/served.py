@@ -134,26 +134,14 @@ class GuestAnswer:
     def started(self, event: inference.Started) -> None:
         self._say(event=inference.GenerateResponse(started=event))
 
-    def delta(
-        self,
-        text: str,
-        sealed: bytes,
-        tokens: int,
-        logprobs: Sequence[inference.TokenLogprob] = (),
-        choice: int = 0,
-        parsed: inference.Parsed | None = None,
-        held: Sequence[inference.TokenLogprob] = (),
-    ) -> None:
+    def delta(self, delta: inference.Delta, held: Sequence[inference.TokenLogprob] = ()) -> None:
         """The guest gets the tokens up to this delta and no others: all tokens of a step are known before its
         first delta, and this gateway may be gone before the next one."""
-        if sealed:
-            delta = inference.Delta(sealed=sealed, tokens=tokens)
-        else:
-            delta = inference.Delta(text=text, tokens=tokens, logprobs=logprobs, choice=choice, parsed=parsed)
         assert self._request is not None
+        choice = delta.choice
         known, sent = self._request.progress.choices[choice], self._counted[choice]
         self._held[choice] = held
-        self._counted[choice] = count = len(known.tokens) if sealed else tokens
+        self._counted[choice] = count = len(known.tokens) if delta.sealed else delta.tokens
         progress = [control.Progress(held=one) for one in self._held]
         progress[choice].tokens.extend(known.tokens[sent:count])
         if known.end is not None and count == len(known.tokens):

@@ -57,20 +57,8 @@ class Begin(NamedTuple):
     prompt_tokens: int
 
 
-Piece: TypeAlias = tuple[
-    Request,
-    str,
-    bytes,
-    int,
-    Sequence[inference.TokenLogprob],
-    int,
-    inference.Parsed | None,
-    Sequence[inference.TokenLogprob],
-]
-"""A delta of one request: text, sealed, tokens, log-probabilities, choice, parsed, those still held.
-
-Either sealed is not empty, or text or the log-probabilities are not; tokens counts all generated so far.
-"""
+Piece: TypeAlias = tuple[Request, inference.Delta, Sequence[inference.TokenLogprob]]
+"""A delta of one request, and the log-probabilities that its head still holds back."""
 
 
 class Deliver(NamedTuple):

@@ -338,13 +338,22 @@ class Scheduler:
             row = rows.get(number)
             if row is None:
                 continue
-            tokens, progress = output.tokens, row.progress
+            delta, progress = output.delta, row.progress
+            tokens = delta.tokens
             if tokens != len(progress.tokens) + 1 + row.earlier:
                 raise InvalidInput(f"the head counts {tokens} tokens of row {row.number}", reason="BAD_STEP")
             if finish := output.finish:  # it may raise: an answer is not resumed behind its last token
                 self._running_epoch().planner.finished(row, tokens - row.answered, output)
             progress.tokens.append(output.token)
-            self._content(row, output, pieces, large=large)
+            if large:
+                self._spend(row, output)
+            held: Sequence[inference.TokenLogprob] = ()
+            if row.request.logprobs:
+                progress.held = held = output.held
+            if delta.text or delta.sealed or delta.HasField("parsed") or delta.logprobs:
+                if delta.choice != row.choice:
+                    delta.choice = row.choice
+                pieces.append((row.request, delta, held))
             if finish:
                 self._sign(row, tokens)
                 self._finish(row, finish, tokens)
@@ -352,23 +361,11 @@ class Scheduler:
                 self._sign(row, 0)
                 self._finish(row, inference.FINISH_REASON_LENGTH, tokens)
 
-    def _content(self, row: Row, output: control.RowOutput, pieces: list[Piece], *, large: bool) -> None:
-        """Takes what an output tells. Raises InvalidInput (BAD_STEP) for a size that cannot be."""
-        progress = row.progress
-        if large:
-            size = sum(one.ByteSize() for one in output.held)
-            progress.spend(
-                output.ByteSize(), sealed=row.request.sealed, logprobs=row.request.logprobs, held=size
-            )
-        logprobs: Sequence[inference.TokenLogprob] = ()
-        held: Sequence[inference.TokenLogprob] = ()
-        if row.request.logprobs:
-            logprobs = output.logprobs
-            progress.held = held = output.held
-        text, sealed = output.text, output.sealed
-        parsed = output.parsed if output.HasField("parsed") else None
-        if text or sealed or logprobs or parsed is not None:
-            pieces.append((row.request, text, sealed, output.tokens, logprobs, row.choice, parsed, held))
+    def _spend(self, row: Row, output: control.RowOutput) -> None:
+        """Raises InvalidInput (BAD_STEP) for a size that cannot be."""
+        held = sum(one.ByteSize() for one in output.held)
+        size, request = output.ByteSize(), row.request
+        row.progress.spend(size, sealed=request.sealed, logprobs=request.logprobs, held=held)
 
     def _sign(self, row: Row, tokens: int) -> None:
         """Has a row signed for, as `SignRow` says."""

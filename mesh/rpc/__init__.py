@@ -12,6 +12,7 @@ __all__, __getattr__ = face(
     pieces="Joiner Outgoing PIECE_BYTES",
     problem="from_parts from_problem to_problem",
     protocol="PROTOCOL_VERSION agree check_release check_speaks own_release software_version",
+    protocol12="read_from_12 say_as_12",
     reach="Backoff Reach",
     server="CHANNEL_OPTIONS INFERENCE JOINING MAX_MESSAGE Server",
     silence="Silence",

@@ -16,13 +16,13 @@ from importlib import metadata
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.v1 import proof_pb2
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """The newest that this release speaks. Raised with every change that old and new machines cannot share."""
 
 OLDEST_PROTOCOL = 12
 """The oldest that it speaks, which the previous release spoke: machines can be updated one after the other.
-Protocol 12 is the first release's. Steps of 11 name no source of drafts, and rosters of 10 do not say when a
-member has joined."""
+`mesh/rpc/protocol12.py` has what 12 says otherwise than 13. Steps of 11 name no source of drafts, and rosters
+of 10 do not say when a member has joined."""
 
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,64}")
 

@@ -36,6 +36,7 @@ from sealring.mesh.pki.certificates import Role, key_hash
 from sealring.mesh.ring.composition import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.ring.prefix_names import MAX_CHAIN_BYTES, clear_scope, sealed_scope
 from sealring.mesh.roster.rules import links_in_clear
+from sealring.mesh.rpc import protocol12
 from sealring.mesh.rpc.pieces import MAX_WHOLE, Joiner, Outgoing
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.silence import ANSWER_SECONDS, Silence
@@ -182,6 +183,8 @@ class GatewayStream:
         except SealringError as error:
             self._epoch.fault(error)
             return
+        if self._epoch.plan.protocol == protocol12.PROTOCOL:
+            event = protocol12.say_as_12(event)
         self._put(_RESPONSE_OF_EVENT[event[0]] + event[1:])
 
     def row_digests(self, digests: engine_pb2.RowDigests) -> None:

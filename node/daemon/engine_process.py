@@ -14,7 +14,7 @@ from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.system.starting import Starts
 from sealring.node.daemon.supervisor import Child, Liveness, Spawn, child_ended, within
-from sealring.node.wire.frames import socket_pair
+from sealring.node.wire.frames import ENGINE_FORM, socket_pair
 from sealring.v1 import control_pb2, engine_pb2, model_pb2, trace_pb2
 
 log = structlog.get_logger()
@@ -136,12 +136,13 @@ class EngineProcess:
         """
         engine = cls(on_end)
         ours, theirs = socket_pair()
+        more = ["--cpu"] if cpu else []
         engine._handoff = ours
         try:
             with theirs:
                 engine._child = await spawn(
                     "engine",
-                    ["-m", ENGINE_MODULE, "--handoff-fd", str(theirs.fileno()), *(["--cpu"] if cpu else [])],
+                    ["-m", ENGINE_MODULE, "--form", ENGINE_FORM, "--handoff-fd", str(theirs.fileno()), *more],
                     on_message=engine._message,
                     on_end=engine._ended,
                     descriptors=(theirs.fileno(),),

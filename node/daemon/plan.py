@@ -9,7 +9,7 @@ from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput
 from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.ring.limits import BACKENDS, MAX_CONTEXT, MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.roster.model import Ring, RingMember, Roster
-from sealring.mesh.rpc.protocol import check_speaks
+from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, check_speaks
 from sealring.node.link.params import LinkParams
 from sealring.v1 import membership_pb2
 
@@ -79,6 +79,7 @@ class EpochPlan:
     """A folder, named as the model, by whose adapter that is tuned."""
     releases: tuple[bytes, ...] = ()
     """The hashes of its members' software, each once, in order."""
+    protocol: int = PROTOCOL_VERSION
 
 
 def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str) -> EpochPlan:
@@ -123,6 +124,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         vision=prepare.vision and not prepare.backend and own.rank == 0,
         adapter=prepare.adapter,
         releases=tuple(sorted({roster.member(each.id).manifest_hash for each in ring.members})),
+        protocol=prepare.protocol,
     )
 
 

@@ -168,13 +168,13 @@ class SealedReply:
     def seal(self, output: control_pb2.RowOutput) -> None:
         """Replaces the content of an output by the next sealed chunk."""
         delta = inference_pb2.SealedDelta(
-            text=output.text,
-            tokens=output.tokens,
-            logprobs=output.logprobs,
+            text=output.delta.text,
+            tokens=output.delta.tokens,
+            logprobs=output.delta.logprobs,
             choice=output.row - self._row,
             token=output.token,
             held=output.held,
-            parsed=output.parsed if output.HasField("parsed") else None,
+            parsed=output.delta.parsed if output.delta.HasField("parsed") else None,
         )
         _clear(output)
         if not self._begun:  # an answer in Anthropic's form begins with it
@@ -182,7 +182,7 @@ class SealedReply:
         if output.finish:
             delta.finish, delta.prompt_tokens = output.finish, self.prompt_tokens
             self._unfinished -= not self.receipts
-        output.sealed = self._sealer.seal(padded(delta), last=not self._unfinished)
+        output.delta.sealed = self._sealer.seal(padded(delta), last=not self._unfinished)
 
     def seal_receipt(self, row: int, receipt: inference_pb2.HeadReceipt) -> bytes:
         """The chunk with the receipt of one choice, its last."""
@@ -277,8 +277,10 @@ class SealedRows:
 
 
 def _clear(output: control_pb2.RowOutput) -> None:
-    for name in ("content", "logprobs", "token", "held", "parsed"):
-        output.ClearField(name)
+    """Leaves nothing that a prompt or an answer says."""
+    left = inference_pb2.Delta(tokens=output.delta.tokens)
+    names = {name: getattr(output, name) for name in ("row", "finish", "prefixes", "ends")}
+    output.CopyFrom(control_pb2.RowOutput(delta=left, **names))
 
 
 def padded(delta: inference_pb2.SealedDelta) -> bytes:

@@ -46,7 +46,7 @@ from sealring.node.engine.staging import Shard
 from sealring.node.engine.text.answers import refusal
 from sealring.node.engine.text.book import StoredNames
 from sealring.node.wire.channel import EngineChannel
-from sealring.node.wire.frames import FrameSocket
+from sealring.node.wire.frames import ENGINE_FORM, FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 
@@ -445,6 +445,7 @@ def main() -> NoReturn:
     )
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--handoff-fd", type=int)
+    parser.add_argument("--form", choices=[ENGINE_FORM], required=True, help="of the messages")
     parser.add_argument("--cpu", action="store_true", help="leave the GPU to the engine that serves")
     arguments = parser.parse_args()
     if arguments.cpu:

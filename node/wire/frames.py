@@ -16,6 +16,11 @@ from google.protobuf.message import DecodeError, Message
 
 from sealring.mesh.errors import InvalidInput
 
+ENGINE_FORM = "13"
+"""The form of an engine's messages, which a daemon names when it starts the engine. An engine ends at once if
+its files were replaced under a running daemon. That daemon would let fields pass that it does not know, also
+of a sealed answer."""
+
 MAX_FRAME = 64 << 20
 LENGTH = struct.Struct(">I")
 

@@ -22,6 +22,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _DraftSource:
@@ -1490,25 +1495,23 @@ Global___DraftRate: _TypeAlias = DraftRate  # noqa: Y015
 
 @_typing.final
 class RowOutput(_message.Message):
+    """What a step brought of one row."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROW_FIELD_NUMBER: _builtins.int
-    TEXT_FIELD_NUMBER: _builtins.int
-    SEALED_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
-    LOGPROBS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     PARSED_FIELD_NUMBER: _builtins.int
     row: _builtins.int
-    text: _builtins.str
-    """what became printable with this step; may be empty"""
-    sealed: _builtins.bytes
-    tokens: _builtins.int
-    """generated so far, counting the end of sequence"""
     finish: _inference_pb2.FinishReason.ValueType
     """set once; the gateway evicts the row"""
     prefixes: _builtins.bytes
@@ -1516,37 +1519,58 @@ class RowOutput(_message.Message):
     ends: _builtins.bytes
     """with finish: as RowOpened.ends, of prompt and answer"""
     token: _builtins.int
-    """Fields for a Resume; never beside sealed, which has them inside."""
+    """Fields for a Resume; never beside a sealed delta, which has them inside."""
     @_builtins.property
-    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]:
-        """never beside sealed, which has them inside"""
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def text(self) -> _builtins.str: ...
+    @text.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def text(self, value: _builtins.str) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def sealed(self) -> _builtins.bytes: ...
+    @sealed.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def sealed(self, value: _builtins.bytes) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def tokens(self) -> _builtins.int: ...
+    @tokens.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def tokens(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    def delta(self) -> _inference_pb2.Delta:
+        """as it goes to the client, but for its choice; it may have no text"""
 
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]:
         """with log-probabilities: all tokens that are not told yet"""
 
     @_builtins.property
-    def parsed(self) -> _inference_pb2.Parsed:
-        """never beside sealed, which has it inside"""
-
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprob]: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def parsed(self) -> _inference_pb2.Parsed: ...
     def __init__(
         self,
         *,
         row: _builtins.int = ...,
-        text: _builtins.str = ...,
-        sealed: _builtins.bytes = ...,
-        tokens: _builtins.int = ...,
+        delta: _inference_pb2.Delta | None = ...,
         finish: _inference_pb2.FinishReason.ValueType = ...,
-        logprobs: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
         prefixes: _builtins.bytes = ...,
         ends: _builtins.bytes = ...,
         token: _builtins.int = ...,
         held: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
+        text: _builtins.str = ...,
+        sealed: _builtins.bytes = ...,
+        tokens: _builtins.int = ...,
+        logprobs: _abc.Iterable[_inference_pb2.TokenLogprob] | None = ...,
         parsed: _inference_pb2.Parsed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "parsed", b"parsed", "sealed", b"sealed", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "delta", b"delta", "parsed", b"parsed", "sealed", b"sealed", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "ends", b"ends", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "parsed", b"parsed", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "token", b"token", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "delta", b"delta", "ends", b"ends", "finish", b"finish", "held", b"held", "logprobs", b"logprobs", "parsed", b"parsed", "prefixes", b"prefixes", "row", b"row", "sealed", b"sealed", "text", b"text", "token", b"token", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "sealed"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

@@ -1027,9 +1027,9 @@ class Delta(_message.Message):
     sealed: _builtins.bytes
     """SealedDelta, by the reply key inside the sealed prompt"""
     tokens: _builtins.int
-    """tokens that this delta ends with, counted from the first"""
+    """tokens that this delta ends with, the end of sequence too, counted from the first"""
     choice: _builtins.int
-    """which answer this is of, from 0; never told beside sealed, which has it inside"""
+    """which answer this is of, from 0"""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """with text only, where the prompt asks for them"""

@@ -101,9 +101,9 @@ class ActedRing:
     def _output(self, row: int, output: control.RowOutput) -> None:
         words = self.answers[row]
         self.given[row] += 1
-        output.tokens = self.given[row]
+        output.delta.tokens = self.given[row]
         if words:
-            output.text = words.pop(0) + " "
+            output.delta.text = words.pop(0) + " "
         if not words:
             output.finish = inference.FINISH_REASON_STOP
             del self.answers[row]

@@ -317,7 +317,7 @@ async def test_the_wait_for_the_first_step_is_counted_once_and_where_it_is_known
     answer.timings.routed, answer.timings.computed = 1.0, computed
     answer.started(inference.Started(prompt_tokens=7))
     for text in "ab":
-        answer.delta(text, b"", 1)
+        answer.delta(inference.Delta(text=text, tokens=1))
         await asyncio.sleep(0)
     answer.finished(inference.Finished())
     assert next(event.WhichOneof("event") for event in await told) == "started"

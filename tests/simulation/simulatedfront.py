@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rowoutput import row_output
 from simulatedmodel import EMPTY, END, SimulatedModel, after, packed, prompt_text, spell
 from simulatedrows import Parameters
 
@@ -322,7 +323,7 @@ class SimulatedFront:
         if opened.receipt is not None:
             opened.receipt.token(token)
             opened.receipt.add(text, None)
-        output = control.RowOutput(row=number, text=text, tokens=opened.count, token=token)
+        output = row_output(number, text=text, tokens=opened.count, token=token)
         output.finish = opened.finish
         if opened.names is not None:
             opened.generated.append(token)

@@ -154,7 +154,7 @@ class Ring:
         if event.HasField("done"):
             self.done = event.done.step
             for output in event.done.outputs:
-                self.texts[output.row] = self.texts.get(output.row, "") + output.text
+                self.texts[output.row] = self.texts.get(output.row, "") + output.delta.text
                 self.outputs[output.row] = output
         self.changed.set()
 
@@ -264,7 +264,7 @@ class Ring:
                 number = self.step(*changes, decode=work)
                 changes = []
             await self.until(lambda: self.done >= number)  # noqa: B023
-            tokens = opened.prompt_tokens + self.outputs[row].tokens - 1
+            tokens = opened.prompt_tokens + self.outputs[row].delta.tokens - 1
             changes = [control.Change(settle=control.Settle(row=row, tokens=tokens))]
         number = self.step(*changes, control.Change(evict=control.Evict(row=row)))
         await self.until(lambda: self.done >= number)
@@ -272,7 +272,7 @@ class Ring:
     async def answer(self, row: int, text: str, max_tokens: int = 0) -> tuple[str, int]:
         await self.prefill(await self.opened(row, text, max_tokens))
         await self.decode(row)
-        return self.texts[row], self.outputs[row].tokens
+        return self.texts[row], self.outputs[row].delta.tokens
 
 
 def _row_of(event: engine.EngineEvent) -> int:
@@ -376,7 +376,7 @@ def test_an_answer_goes_on_in_the_next_epoch_and_begins_with_what_was_kept(simul
         ring.step(adopt, prefill=control.Prefill(chunks=[chunk]))
         await ring.until(lambda: ring.done == 1)
         await ring.decode(1)
-        assert (ring.texts[1], ring.outputs[1].tokens) == MODEL.answer(LONG)
+        assert (ring.texts[1], ring.outputs[1].delta.tokens) == MODEL.answer(LONG)
         assert [one.kv_bytes for one in ring.wires.served] == [0] * 4
         assert ring.wires.broken == []
 
@@ -666,7 +666,7 @@ def test_drafts_change_no_answer(simulated: Any, size: int, runs: int, drafts: i
             opened = await ring.opened(row, text, most)
             await ring.prefill(opened)
             await ring.draft(row, opened, runs, drafts)
-            assert (ring.texts[row], ring.outputs[row].tokens) == MODEL.answer(text, 0, most)
+            assert (ring.texts[row], ring.outputs[row].delta.tokens) == MODEL.answer(text, 0, most)
         assert [(one.rows, one.kv_bytes) for one in ring.wires.served] == [(0, 0)] * size
         assert ring.steps < 3 * 40
         assert ring.wires.broken == []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from ringfacts import member_with, ring_of
+from rowoutput import row_output
 
 from bench.paced.ring import VirtualGateway
 from sealring.gateway.scheduler import (
@@ -293,7 +294,7 @@ class DraftedRing(VirtualGateway):
             self._lookup.heard(token)
             self._guesses.heard(token)
             self._arrived.append(self.now)
-            done.outputs.add(row=self._row, text="x", tokens=self._said)
+            done.outputs.append(row_output(self._row, text="x", tokens=self._said))
         if job.step.asks:
             looked_up = self._claims or self._lookup.right()
             done.rates.add(source=control.DRAFT_SOURCE_LOOKUP, right=round(100 * looked_up))

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from draftedring import Machine
+from rowoutput import row_output
 
 from bench.paced.ring import Head, VirtualRing, Work
 from sealring.gateway.scheduler import StepCosts
@@ -50,8 +51,8 @@ class GuessingHead(Head):
                 self._owed[row] = count
             else:
                 self._guess()
-            for tokens in range(output.tokens, output.tokens + count):
-                done.outputs.add(row=row, text=output.text, tokens=tokens)
+            for tokens in range(output.delta.tokens, output.delta.tokens + count):
+                done.outputs.append(row_output(row, text=output.delta.text, tokens=tokens))
             self.generated[row] += count - 1
         if self._step.asks:
             done.rates.add(source=self._source, right=round(100 * self._known))

@@ -37,7 +37,7 @@ def messages(attack: str, deployment: str, done: control_pb2.StepDone) -> Iterat
         step=done.step, outputs=[control_pb2.RowOutput(row=done.outputs[0].row)], more=True
     )
     small = control_pb2.StepDone(step=done.step, outputs=list(large.outputs) * 20_000, more=True)
-    large.outputs[0].text = _LARGE
+    large.outputs[0].delta.text = _LARGE
     steps = {
         "flood": large.SerializeToString,
         "small": small.SerializeToString,

@@ -188,16 +188,17 @@ class OpenRow:
         """
         answer = self.answer
         output = control.RowOutput(row=row)
+        delta = output.delta
         if logprobs is not None:
-            output.text, parsed, told = answer.add_logged(token, logprobs)
-            output.logprobs.extend(answer.of_prompt(self.scored, logprobs))
+            delta.text, parsed, told = answer.add_logged(token, logprobs)
+            delta.logprobs.extend(answer.of_prompt(self.scored, logprobs))
             self.scored = ()
             if output.ByteSize() > MAX_TOLD_BYTES:
                 raise too_many_logprobs(
                     "the log-probabilities of the prompt's tokens are too long for one message",
                     "send a shorter prompt, or ask for fewer likely tokens beside each",
                 )
-            output.logprobs.extend(told)
+            delta.logprobs.extend(told)
             output.held.extend(answer.held)
             size = sum(one.ByteSize() for one in output.held)
             if len(output.held) > MAX_WITHHELD or size > MAX_TOLD_BYTES:
@@ -206,13 +207,13 @@ class OpenRow:
                     "leave the stop strings out, or the log-probabilities",
                 )
         else:
-            output.text, parsed = answer.add(token)
+            delta.text, parsed = answer.add(token)
         if parsed is not None:
-            output.parsed.CopyFrom(parsed)
+            delta.parsed.CopyFrom(parsed)
         for source in self.sources.values():
             source.heard(token)
         output.token = token
-        output.tokens, output.finish = answer.tokens, answer.finish
+        delta.tokens, output.finish = answer.tokens, answer.finish
         if self.names is not None:
             self.generated.append(token)
             if answer.finish:  # caches may hold the last token, or not

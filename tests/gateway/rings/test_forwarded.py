@@ -62,8 +62,8 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     first.end = inference.FinishedChoice(reason=inference.FINISH_REASON_STOP, completion_tokens=2)
     second.tokens.append(7)
     second.held = [inference.TokenLogprob(id=7)]
-    answer.delta("a", b"", 2)
-    answer.delta("b", b"", 1, choice=1, held=second.held)
+    answer.delta(inference.Delta(text="a", tokens=2))
+    answer.delta(inference.Delta(text="b", tokens=1, choice=1), second.held)
     requests = [sent.take(one, CONTEXT) for one in told]
     assert requests == [asked] * 4
     assert [state(one) for one in asked.progress.choices] == [state(one) for one in served.progress.choices]
@@ -149,7 +149,7 @@ def test_an_answer_that_has_ended_or_was_cancelled_leaves_nothing() -> None:
         answer.request(forward, "demo", CONTEXT)
         answer.computed()
         assert sent.take(told[-1], CONTEXT) is asked
-        answer.delta("a", b"", 1)
+        answer.delta(inference.Delta(text="a", tokens=1))
         assert told[-1].event.delta == inference.Delta(text="a", tokens=1)
         if over:
             answer.finished(inference.Finished())
@@ -237,7 +237,7 @@ def test_a_sealed_answer_goes_back_as_it_is() -> None:
     told = Told()
     answer = GuestAnswer(told, 1, 1, Refused())
     answer.request(Sent().add(ask(), 0.0), "demo", CONTEXT)
-    answer.delta("", b"sealed", 3)
+    answer.delta(inference.Delta(sealed=b"sealed", tokens=3))
     answer.finished(inference.Finished(completion_tokens=3))
     answer.waits()
     answer.computed()
@@ -319,7 +319,7 @@ def test_what_is_not_on_its_way_to_the_guest_is_unread() -> None:
     answer = GuestAnswer(told, 1, 1, Refused())
     answer.request(Sent().add(ask(), 0.0), "demo", CONTEXT)
     for number in range(1, 4):
-        answer.delta("x" * 1000, b"", number)
+        answer.delta(inference.Delta(text="x" * 1000, tokens=number))
     assert answer.unread > 3000
     for written in told.written:
         written()
@@ -359,11 +359,12 @@ def test_a_gateway_that_takes_over_has_the_tokens_of_the_text_that_was_told_and_
                 choice.end = inference.FinishedChoice(completion_tokens=len(choice.tokens))
             if tells:
                 logprobs = [inference.TokenLogprob(id=one) for one in logged]
-                deltas.append(
-                    ("x" * len(logged), b"", len(choice.tokens), logprobs, number, None, choice.held)
+                delta = inference.Delta(
+                    text="x" * len(logged), tokens=len(choice.tokens), logprobs=logprobs, choice=number
                 )
-        for delta in deltas:
-            answer.delta(*delta)
+                deltas.append((delta, choice.held))
+        for delta, held in deltas:
+            answer.delta(delta, held)
     texts = ["", "", ""]
     for message in told[:arrived]:
         sent.take(message, CONTEXT)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import structlog
+from rowoutput import row_output
 
 from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
@@ -34,6 +35,7 @@ from sealring.mesh.prompt.images import NOTE
 from sealring.mesh.prompt.validate import MAX_TEXT_ENVELOPE_BYTES
 from sealring.mesh.ring import Chain, Composition, ResolvedStep
 from sealring.mesh.rpc import Backoff, to_problem
+from sealring.mesh.rpc.protocol import OLDEST_PROTOCOL
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -180,9 +182,9 @@ async def test_requests_wait_from_the_moment_on_that_the_coordinator_ends_an_epo
     for row in (1, 2):
         opened = control.RowOpened(row=row, prompt_tokens=2, max_tokens=5)
         ring.handle(control.ScheduleResponse(opened=opened))
-    output = control.RowOutput(row=1, text="so far", tokens=1, token=77)
+    output = row_output(1, text="so far", tokens=1, token=77)
     ring.handle(control.ScheduleResponse(done=control.StepDone(step=1, outputs=[output])))
-    output = control.RowOutput(row=2, sealed=b"so far", tokens=1)
+    output = row_output(2, sealed=b"so far", tokens=1)
     ring.handle(control.ScheduleResponse(done=control.StepDone(step=2, outputs=[output])))
     ring.leave()
     ring.submit(Request("later", "key", 1, inference.Envelope(), "model"), later)
@@ -223,7 +225,7 @@ async def test_an_answer_from_beginning_to_end() -> None:
     assert ring.counted("steps") == 2
     owed = ring.members.owed
     for step in (1, 2):
-        outputs = [control.RowOutput(row=1, text="all", tokens=1, finish=STOP)][: step - 1]
+        outputs = [row_output(1, text="all", tokens=1, finish=STOP)][: step - 1]
         ring.hear(done=control.StepDone(step=step, outputs=outputs))
     assert ring.members.heard == 3
     assert ring.members.owed > owed
@@ -835,11 +837,18 @@ class Stepped(Serving):
             if resolved.sampled:
                 break
         self.tokens.update(resolved.sampled)
-        outputs = [
-            control.RowOutput(row=row, text=text, tokens=self.tokens[row], **fields)
-            for row in resolved.sampled
-        ]
+        outputs = [row_output(row, text=text, tokens=self.tokens[row], **fields) for row in resolved.sampled]
         self.hear(done=control.StepDone(step=resolved.number, outputs=outputs))
+
+
+async def test_an_epoch_of_the_protocol_before_brings_the_same_answer() -> None:
+    ring = Serving(dataclasses.replace(SERVING, protocol=OLDEST_PROTOCOL))
+    answer = ring.ask("one")
+    ring.opened(1)
+    output = control.RowOutput(row=1, text="a", tokens=1, token=77, finish=STOP)
+    ring.hear(done=control.StepDone(step=1, outputs=[output]))
+    _, delta, _ = await read(answer)
+    assert delta.delta == inference.Delta(text="a", tokens=1)
 
 
 def test_an_answer_with_a_receipt_tells_the_head_which_epochs_brought_it_so_far() -> None:
@@ -963,7 +972,7 @@ class Thinking(Serving):
         """Its answer comes, in one token."""
         self.opened(row, prompt=100)
         last = {"text": "So.", "finish": STOP} | last
-        for step, outputs in ((1, []), (2, [control.RowOutput(row=row, tokens=1, **last)])):
+        for step, outputs in ((1, []), (2, [row_output(row, tokens=1, **last)])):
             self.hear(done=control.StepDone(step=step, outputs=outputs))
 
     def tick(self) -> control.OpenRow | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 from requestkit import request_of
 from ringfacts import member_with, ring_of
+from rowoutput import row_output
 
 from sealring.gateway.scheduler import (
     Action,
@@ -117,7 +118,7 @@ class Desk:
         while self.under_way:
             step = self.under_way.pop(0)
             end = inference.FINISH_REASON_STOP
-            outputs = [control.RowOutput(row=row, tokens=1, finish=end) for row in step.sampled]
+            outputs = [row_output(row, tokens=1, finish=end) for row in step.sampled]
             self.take(self.scheduler.step_done(control.StepDone(step=step.number, outputs=outputs), 0.0))
 
     @property

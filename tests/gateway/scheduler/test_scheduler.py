@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from requestkit import request_of, with_progress
 from ringfacts import member_with, ring_of
+from rowoutput import row_output
 
 from sealring.coordinator.rings.epochs import FIRST_BACKOFF, LAST_BACKOFF
 from sealring.gateway.scheduler import (
@@ -136,7 +137,8 @@ class Driver:
             done = control.StepDone(step=step.number)
             for row in rows:
                 self.tokens[row] = self.tokens.get(row, 0) + 1
-                output = done.outputs.add(row=row, text="x", tokens=self.tokens[row])
+                output = done.outputs.add()
+                output.CopyFrom(row_output(row, text="x", tokens=self.tokens[row]))
                 if row in stop:
                     output.finish = inference.FINISH_REASON_STOP
             self.take(self.scheduler.step_done(done, self.now))
@@ -767,7 +769,7 @@ def test_a_head_that_tells_of_too_few_tokens_ends_the_epoch(limit: int, silent: 
         for _ in range(100):
             step = driver.under_way.popleft()
             rows = driver.sampled.get(step.number, [chunk.row for chunk in step.prefill.chunks])
-            outputs = [control.RowOutput(row=row, tokens=0) for row in rows if row > 1 or not silent]
+            outputs = [row_output(row, tokens=0) for row in rows if row > 1 or not silent]
             driver.take(driver.scheduler.step_done(control.StepDone(step=step.number, outputs=outputs), 0.0))
     assert caught.value.reason == "BAD_STEP"
 
@@ -788,7 +790,7 @@ def test_an_end_with_names_that_cannot_be_is_no_part_of_what_is_resumed() -> Non
 
 
 def output(row: int, tokens: int, **fields: object) -> control.RowOutput:
-    return control.RowOutput(row=row, tokens=tokens, **fields)  # type: ignore[arg-type]
+    return row_output(row, tokens=tokens, **fields)
 
 
 @pytest.mark.parametrize(
@@ -866,7 +868,7 @@ def test_what_a_step_brings_may_come_in_several_messages() -> None:
     driver = Driver(1)
     driver.ask("a", max_tokens=1)
     part = control.StepDone(step=1, more=True)
-    part.outputs.add(row=1, text="x", tokens=1)
+    part.outputs.append(row_output(1, text="x", tokens=1))
     driver.take(driver.scheduler.step_done(part, 0.0))
     assert driver.finished == {"a": 1}
     driver.take(driver.scheduler.step_done(control.StepDone(step=1), 0.0))

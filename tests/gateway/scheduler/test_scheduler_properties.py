@@ -313,11 +313,11 @@ class ModelRing:
             if row in self.finished or row not in self.lengths:
                 continue
             self.generated[row] += 1
-            output = done.outputs.add(row=row, tokens=self.generated[row])
+            output = done.outputs.add(row=row, delta=inference.Delta(tokens=self.generated[row]))
             if self.generated[row] >= self.stops[row]:
                 output.finish = inference.FINISH_REASON_STOP
                 if row in self.named:
-                    end = self.prompts[row] + output.tokens - self.answered[row]
+                    end = self.prompts[row] + output.delta.tokens - self.answered[row]
                     for start, length in ((self.prompts[row], end - 1), (end - 1, end)):
                         prefixes, more = self.names(row, length, start)
                         output.prefixes += prefixes
@@ -329,15 +329,15 @@ class ModelRing:
     def tell(self, output: control.RowOutput) -> None:
         request = self.known[output.row]
         if request.sealed:
-            output.sealed = b"x"
+            output.delta.sealed = b"x"
             return
-        output.text = "x"
-        output.token = token_of(request.id, self.choices[output.row], output.tokens)
+        output.delta.text = "x"
+        output.token = token_of(request.id, self.choices[output.row], output.delta.tokens)
         if request.logprobs:
             held = self.held[output.row]
             held.append(inference.TokenLogprob(id=output.token))
-            if output.finish or output.tokens % TOLD_AT_ONCE == 0:
-                output.logprobs.extend(held)
+            if output.finish or output.delta.tokens % TOLD_AT_ONCE == 0:
+                output.delta.logprobs.extend(held)
                 held.clear()
             output.held.extend(held)
 
@@ -667,13 +667,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert request.id in self.open_requests
                     assert prompt == self.plans[request.id][0]
                 case Deliver(pieces):
-                    for request, text, sealed, tokens, logprobs, choice, *_ in pieces:
+                    for request, delta, _ in pieces:
                         assert request.id in self.open_requests
-                        assert tokens == self.tokens.get((request.id, choice), 0) + 1
-                        assert (text, sealed) == (("", b"x") if request.sealed else ("x", b""))
-                        self.tokens[request.id, choice] = tokens
-                        told = self.logprobs.setdefault((request.id, choice), [])
-                        told.extend(entry.id for entry in logprobs)
+                        which = request.id, delta.choice
+                        assert delta.tokens == self.tokens.get(which, 0) + 1
+                        assert (delta.text, delta.sealed) == (("", b"x") if request.sealed else ("x", b""))
+                        self.tokens[which] = delta.tokens
+                        told = self.logprobs.setdefault(which, [])
+                        told.extend(entry.id for entry in delta.logprobs)
                 case Finish(request, told):
                     assert told.cached_tokens < told.prompt_tokens
                     self.end(request, action)

@@ -53,9 +53,10 @@ def test_one_protocol_mixes_whatever_the_software() -> None:
 
 def test_both_versions_are_named_and_the_older_one_is_to_be_updated() -> None:
     newer = refusal(proof_pb2.Release(software="2.0.0rc1", protocol=PROTOCOL_VERSION + 1))
+    spoken = f"protocols {OLDEST_PROTOCOL} to {PROTOCOL_VERSION}"
     assert newer.message == (
         f"node alpha runs sealring 2.0.0rc1 (protocol {PROTOCOL_VERSION + 1}) and the coordinator runs "
-        f"sealring {software_version()} (protocol {PROTOCOL_VERSION}): they cannot work together"
+        f"sealring {software_version()} ({spoken}): they cannot work together"
     )
     assert newer.hint.startswith("update the coordinator;")
     assert refusal(proof_pb2.Release(software="0.0.1")).hint.startswith("update node alpha;")

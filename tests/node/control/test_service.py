@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from patience import until
 from playedengine import PlayedEngine
 from prooftest import identity, introduce
+from rowoutput import row_output
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto import Label, SoftwareSigner, verify
@@ -24,14 +25,17 @@ from sealring.mesh.ring import MAX_CHANGES, MAX_CHOICES
 from sealring.mesh.roster import RingMember
 from sealring.mesh.rpc import (
     PIECE_BYTES,
+    PROTOCOL_VERSION,
     Lease,
     Outgoing,
     PeerChannel,
     Server,
     from_rpc_error,
+    read_from_12,
     server_credentials,
     silence,
 )
+from sealring.mesh.rpc.protocol import OLDEST_PROTOCOL
 from sealring.mesh.system.power import power
 from sealring.node.control import service as control
 from sealring.node.control.service import SERVICE, ControlService, add_control_to_server, reframe
@@ -44,7 +48,7 @@ from sealring.v1 import control_pb2, engine_pb2, inference_pb2, membership_pb2
 
 class Plan:
     ring, epoch, deployment, rank, size, kv_budget = "demo-0", 1, "demo", 0, 1, 1 << 20
-    backend, model_digest, layers = "", "", (0, 1)
+    backend, model_digest, layers, protocol = "", "", (0, 1), PROTOCOL_VERSION
     members: tuple[RingMember, ...] = ()
 
 
@@ -188,7 +192,7 @@ async def test_what_passes_through(connect) -> None:
     assert stepped.step == step
     assert discarded.discard.row == 4
     await until(lambda: desk.engine.waited_for == [1, 2, 3])
-    done = control_pb2.StepDone(step=1, outputs=[control_pb2.RowOutput(row=1, text="x" * 500, tokens=1)])
+    done = control_pb2.StepDone(step=1, outputs=[row_output(1, text="x" * 500, tokens=1)])
     events = [
         engine_pb2.EngineEvent(opened=control_pb2.RowOpened(row=1, prompt_tokens=5)),
         engine_pb2.EngineEvent(refused=control_pb2.RowRefused(row=2)),
@@ -337,8 +341,10 @@ def sealed_row(desk: Desk, row: int, **changes: Any) -> tuple[control_pb2.OpenRo
     return open_row(row=row, envelope=envelope), opener
 
 
-async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
+@pytest.mark.parametrize("spoken", [OLDEST_PROTOCOL, PROTOCOL_VERSION])
+async def test_sealed_rows_are_opened_here_and_answered_sealed(connect, spoken: int) -> None:
     desk, stream = await connect()
+    desk.plan.protocol = spoken
     row, opener = sealed_row(desk, 1)
     await stream.send(open=row)
     await stream.send(open=open_row(row=2))
@@ -350,12 +356,17 @@ async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
     chunks = []
     for number, (text, finish) in enumerate([("the ", 0), ("", 0), ("answer", 0), ("", 1)]):
         outputs = [
-            control_pb2.RowOutput(row=1, text=text, tokens=number + 1, finish=finish),
-            control_pb2.RowOutput(row=2, text="clear", tokens=1),
+            row_output(1, text=text, tokens=number + 1, finish=finish),
+            row_output(2, text="clear", tokens=1),
         ]
         done = control_pb2.StepDone(step=number + 1, outputs=outputs)
         desk.epoch.row_event(engine_pb2.EngineEvent(done=done).SerializeToString())
-        sealed, clear = (await stream.next()).done.outputs
+        told = (await stream.next()).done
+        assert text.encode() not in told.outputs[0].SerializeToString() or not text
+        assert told.outputs[1].HasField("delta") == (spoken > OLDEST_PROTOCOL)
+        if spoken == OLDEST_PROTOCOL:
+            read_from_12(told)
+        sealed, clear = (output.delta for output in told.outputs)
         assert clear.text == "clear"
         assert not sealed.text
         if sealed.sealed:
@@ -367,7 +378,7 @@ async def test_sealed_rows_are_opened_here_and_answered_sealed(connect) -> None:
     row.row = 3
     await stream.send(open=row)
     assert (await stream.next()).refused.problem.reason == "ENVELOPE_REPLAYED"
-    late = control_pb2.StepDone(step=9, outputs=[control_pb2.RowOutput(row=1, text="late", tokens=9)])
+    late = control_pb2.StepDone(step=9, outputs=[row_output(1, text="late", tokens=9)])
     desk.epoch.row_event(engine_pb2.EngineEvent(done=late).SerializeToString())
     assert (await stream.next()).fault.problem.reason == "REPLY_ENDED"
 

@@ -198,7 +198,7 @@ class Gateway:
             await self.step(prefill=control_pb2.Prefill(chunks=[chunk]))
             answer = (await self.next(self.calls[0])).done
             done = end
-        text += answer.outputs[0].text
+        text += answer.outputs[0].delta.text
         changes = [control_pb2.Change(admit=control_pb2.Admit(row=row, lane=0))]
         for _ in range(tokens):
             if answer.outputs[0].finish:
@@ -206,7 +206,7 @@ class Gateway:
             await self.step(changes=changes, decode=control_pb2.Decode(lane=0))
             changes = []
             answer = (await self.next(self.calls[0])).done
-            text += answer.outputs[0].text
+            text += answer.outputs[0].delta.text
         await self.step(changes=[control_pb2.Change(evict=control_pb2.Evict(row=row))])
         assert not (await self.next(self.calls[0])).done.outputs
         return text

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rowoutput import row_output
 
 from sealring.mesh.errors import (
     EnvelopeError,
@@ -207,7 +208,7 @@ def test_a_prompt_that_is_refused_uses_up_no_id() -> None:
         rows.add(number, head.unsealer.open(row, head.plan)[1])
         rows.seal(engine.EngineEvent(refused=control.RowRefused(row=number)).SerializeToString())
     rows.add(3, head.unsealer.open(row, head.plan)[1])
-    told = control.RowOutput(row=3, text=SECRET, tokens=1)
+    told = row_output(3, text=SECRET, tokens=1)
     rows.seal(engine.EngineEvent(done=control.StepDone(step=1, outputs=[told])).SerializeToString())
     rows.seal(engine.EngineEvent(refused=control.RowRefused(row=3)).SerializeToString())
     with pytest.raises(EnvelopeError, match="taken before"):
@@ -234,7 +235,7 @@ def test_nothing_is_touched_before_a_sealed_row() -> None:
     rows = SealedRows()
     rows.check(1)
     rows.add(1, None)
-    event = done(1, control.RowOutput(row=1, text="clear", tokens=1))
+    event = done(1, row_output(1, text="clear", tokens=1))
     assert rows.seal(event) is event
 
 
@@ -249,10 +250,10 @@ def test_chunks_have_one_length_and_the_last_one_says_all() -> None:
     sizes, texts = set(), ["a", "bb" * 8, "\N{SNOWMAN}" * 12, "", "x" * 30]
     for number, text in enumerate(texts, start=1):
         finish = inference.FINISH_REASON_STOP if number == len(texts) else 0
-        told = control.RowOutput(row=1, text=text, tokens=number, finish=finish, token=9, held=logged(0))
+        told = row_output(1, text=text, tokens=number, finish=finish, token=9, held=logged(0))
         (output,) = outputs(rows.seal(done(number, told)))
-        assert output == control.RowOutput(row=1, tokens=number, finish=finish, sealed=output.sealed)
-        chunk, last = opener.open(output.sealed)
+        assert output == row_output(1, tokens=number, finish=finish, sealed=output.delta.sealed)
+        chunk, last = opener.open(output.delta.sealed)
         sizes.add(len(chunk))
         delta = inference.SealedDelta.FromString(chunk)
         assert (delta.text, delta.tokens, last) == (text, number, bool(finish))
@@ -284,16 +285,16 @@ def test_log_probabilities_are_sealed_and_their_lengths_do_not_tell() -> None:
     rows.add(1, head.unsealer.open(row, head.plan)[1])
     sizes = set()
     for number, spelling in enumerate((b"a", b" swordfish", "☃☃☃".encode() * 4), start=1):
-        told = control.RowOutput(row=1, text="x" * number, tokens=number, logprobs=logged(20, spelling))
+        told = row_output(1, text="x" * number, tokens=number, logprobs=logged(20, spelling))
         (output,) = outputs(rows.seal(done(number, told)))
-        assert output.WhichOneof("content") == "sealed"
-        assert not output.logprobs
-        delta = inference.SealedDelta.FromString(opener.open(output.sealed)[0])
+        assert output.delta.WhichOneof("content") == "sealed"
+        assert not output.delta.logprobs
+        delta = inference.SealedDelta.FromString(opener.open(output.delta.sealed)[0])
         assert list(delta.logprobs) == logged(20, spelling)
         sizes.add(delta.ByteSize())
     assert sizes == {22 * CHUNK_BYTES}
-    (output,) = outputs(rows.seal(done(4, control.RowOutput(row=1, tokens=4, logprobs=logged(0)))))
-    assert opener.open(output.sealed)  # a token without text is sent, too
+    (output,) = outputs(rows.seal(done(4, row_output(1, tokens=4, logprobs=logged(0)))))
+    assert opener.open(output.delta.sealed)  # a token without text is sent, too
 
 
 events = st.lists(
@@ -338,8 +339,7 @@ def test_no_order_of_events_lets_out_what_was_sealed(events: list[tuple[str, int
             step += 1
             finish = inference.FINISH_REASON_STOP if kind == "finish" else 0
             told = [
-                control.RowOutput(row=one, text=SECRET, tokens=1, finish=finish, logprobs=logged(2))
-                for one in opened
+                row_output(one, text=SECRET, tokens=1, finish=finish, logprobs=logged(2)) for one in opened
             ]
             try:
                 out = rows.seal(done(step, *told))
@@ -348,10 +348,10 @@ def test_no_order_of_events_lets_out_what_was_sealed(events: list[tuple[str, int
             for output in outputs(out):
                 if opened[output.row]:
                     assert SECRET.encode() not in output.SerializeToString()
-                    assert not output.logprobs
+                    assert not output.delta.logprobs
                 elif output.row not in gone:
-                    assert output.text == SECRET
-                    assert list(output.logprobs) == logged(2)
+                    assert output.delta.text == SECRET
+                    assert list(output.delta.logprobs) == logged(2)
 
 
 def test_the_choices_of_a_sealed_prompt_are_sealed_by_one_count() -> None:
@@ -364,9 +364,9 @@ def test_the_choices_of_a_sealed_prompt_are_sealed_by_one_count() -> None:
         rows.check(2)
     told = []
     for number, (at, finish) in enumerate([(1, 0), (2, 1), (1, 1)], start=1):
-        event = done(number, control.RowOutput(row=at, text="x", tokens=number, finish=finish))
+        event = done(number, row_output(at, text="x", tokens=number, finish=finish))
         (output,) = outputs(rows.seal(event))
-        chunk, last = opener.open(output.sealed)
+        chunk, last = opener.open(output.delta.sealed)
         told.append((inference.SealedDelta.FromString(chunk).choice, last))
     assert told == [(0, False), (1, False), (0, True)]
 
@@ -378,8 +378,8 @@ def test_copies_that_never_were_are_forgotten_with_their_row() -> None:
     rows.add(1, head.unsealer.open(row, head.plan)[1], 3)
     rows.evict(evict(1, 1))
     rows.seal(done(1))
-    (output,) = outputs(rows.seal(done(2, control.RowOutput(row=3, text=SECRET))))
-    assert output.WhichOneof("content") is None
+    (output,) = outputs(rows.seal(done(2, row_output(3, text=SECRET))))
+    assert output.delta.WhichOneof("content") is None
 
 
 def test_a_gateway_cannot_change_the_number_of_choices() -> None:

@@ -22,7 +22,7 @@ import pytest
 
 from sealring.mesh.ring import STORED_BLOCK, clear_scope
 from sealring.node.engine import device, digest, main
-from sealring.node.wire.frames import FrameSocket
+from sealring.node.wire.frames import ENGINE_FORM, FrameSocket
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -53,6 +53,8 @@ class EngineProcess:
             "-P",
             "-m",
             "sealring.node.engine.main",
+            "--form",
+            ENGINE_FORM,
             "--control-fd",
             str(theirs.fileno()),
         ]
@@ -504,3 +506,11 @@ def test_the_end_of_the_pipe_ends_the_process() -> None:
     other.frames.socket.shutdown(socket.SHUT_WR)
     assert other.process.wait(200) == 0
     other.end()
+
+
+@pytest.mark.parametrize("named", [[], ["--form", "12"], ["--form", "14"]])
+def test_an_engine_of_another_release_than_its_daemon_does_not_start(named: list[str]) -> None:
+    """A daemon of protocol 12 names no form."""
+    command = [sys.executable, "-m", "sealring.node.engine.main", "--control-fd", "0", *named]
+    ended = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, check=False)
+    assert (ended.returncode, "--form" in ended.stderr) == (2, True)

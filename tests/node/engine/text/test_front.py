@@ -155,7 +155,9 @@ class Desk:
         self.front.book.deliver(step, list(rows.values()), {})
         done = self.events.get(timeout=200).done
         assert done.step == self._step
-        return {output.row: (output.text, output.tokens, output.finish) for output in done.outputs}
+        return {
+            output.row: (output.delta.text, output.delta.tokens, output.finish) for output in done.outputs
+        }
 
 
 @pytest.fixture
@@ -692,7 +694,7 @@ def test_a_row_that_asks_is_told_log_probabilities(desk: Desk) -> None:
     assert desk.front.book.asking((2, 1, 2), first=True) == ((0, 2, 0), (2, 2, 0))
     step = ResolvedStep(1, bytes(32), (), (), 0, (1, 2), (1, 2))
     desk.front.book.deliver(step, [65, 66], {1: told_of(66, 67, END)})
-    plain, asked = desk.events.get(timeout=200).done.outputs
+    plain, asked = (one.delta for one in desk.events.get(timeout=200).done.outputs)
     assert (plain.text, list(plain.logprobs)) == ("A", [])
     (entry,) = asked.logprobs
     assert (asked.text, entry.id, entry.spelling, entry.logprob) == ("B", 66, b"B", -0.5)
@@ -716,11 +718,11 @@ def test_a_row_that_asks_is_told_of_its_prompt_once(desk: Desk) -> None:
     desk.front.book.deliver(step, [100], {0: told})
     first = desk.events.get(timeout=200).done
     assert (first.step, first.more) == (1, False)
-    found = [(one.spelling, one.logprob, one.prompt) for one in first.outputs[0].logprobs]
+    found = [(one.spelling, one.logprob, one.prompt) for one in first.outputs[0].delta.logprobs]
     assert found == [(b"a", 0.0, True), (b"b", -2.0, True), (b"c", -3.0, True), (b"d", -1.0, False)]
     desk.front.book.deliver(step, [END], {0: TokenLogprobs(-1.0, ())})
     last = desk.events.get(timeout=200).done.outputs[0]
-    assert [(one.spelling, one.prompt) for one in last.logprobs] == [(b"<end>", False)]
+    assert [(one.spelling, one.prompt) for one in last.delta.logprobs] == [(b"<end>", False)]
     assert last.finish == inference.FINISH_REASON_STOP
 
 
@@ -765,7 +767,7 @@ def test_what_comes_at_once_after_long_is_bounded(desk: Desk, monkeypatch: pytes
     step = ResolvedStep(99, bytes(32), (), (), 0, (1, 2), (1, 2))
     desk.front.book.deliver(step, [ord("b")] * 2, {})
     assert desk.events.get(timeout=200).refused.problem.reason == "OUTPUT_TOO_LARGE"
-    assert [(one.row, one.text) for one in desk.events.get(timeout=200).done.outputs] == [(2, "b")]
+    assert [(one.row, one.delta.text) for one in desk.events.get(timeout=200).done.outputs] == [(2, "b")]
 
 
 def test_tokens_without_text_are_not_withheld_for_ever(folder: Path) -> None:
@@ -781,7 +783,7 @@ def test_tokens_without_text_are_not_withheld_for_ever(folder: Path) -> None:
         if event.HasField("refused"):
             break
         (output,) = event.done.outputs
-        assert (output.text, len(output.held), output.finish) == ("", withheld + 1, 0)
+        assert (output.delta.text, len(output.held), output.finish) == ("", withheld + 1, 0)
         token, withheld = without_text, withheld + 1
     assert event.refused.problem.reason == "TOO_MANY_LOGPROBS"
     assert withheld >= MAX_STOP_CHARACTERS, "as many as may have text"
@@ -1087,24 +1089,24 @@ def reading(folder: Path) -> Iterator[Reading]:
 def test_a_call_is_told_with_its_last_token(reading: Reading) -> None:
     reading.ask(1)
     *before, last = reading.say("row1", b"a " + CALLED)
-    assert "".join(output.text for output in before) == "a "
-    assert (list(last.parsed.tool_calls), last.tokens) == ([LOOK], len(b"a " + CALLED))
+    assert "".join(output.delta.text for output in before) == "a "
+    assert (list(last.delta.parsed.tool_calls), last.delta.tokens) == ([LOOK], len(b"a " + CALLED))
     told = [*reading.say("row1", b"b"), *reading.step(row1=END)]
-    assert ("".join(one.text for one in told), told[-1].finish) == ("b", inference.FINISH_REASON_STOP)
+    assert ("".join(one.delta.text for one in told), told[-1].finish) == ("b", inference.FINISH_REASON_STOP)
 
 
 def test_what_is_no_call_is_text(reading: Reading) -> None:
     reading.ask(1)
     told = [*reading.say("row1", HOSTILE), *reading.step(row1=END)]
-    assert "".join(one.text for one in told) == HOSTILE.decode()
-    assert not any(one.parsed.tool_calls for one in told)
+    assert "".join(one.delta.text for one in told) == HOSTILE.decode()
+    assert not any(one.delta.parsed.tool_calls for one in told)
 
 
 def test_the_one_call_of_an_answer_is_its_end(reading: Reading) -> None:
     reading.ask(1, one_call=True)
     told = reading.say("row1", CALLED)
     assert told[-1].finish == inference.FINISH_REASON_STOP
-    assert list(told[-1].parsed.tool_calls) == [LOOK]
+    assert list(told[-1].delta.parsed.tool_calls) == [LOOK]
 
 
 def test_a_budget_ends_thoughts_and_holds_nothing_else(folder: Path) -> None:

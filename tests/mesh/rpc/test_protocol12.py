@@ -1,0 +1,60 @@
+"""Steps' outputs as machines of protocol 12 say them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rowoutput import row_output
+
+from sealring.mesh.rpc import read_from_12, say_as_12
+from sealring.v1 import control_pb2 as control
+from sealring.v1 import engine_pb2 as engine
+from sealring.v1 import inference_pb2 as inference
+
+LOGPROBS = st.lists(st.builds(inference.TokenLogprob, id=st.integers(0, 9), spelling=st.binary()), max_size=2)
+CLEAR = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": st.text(),
+        "logprobs": LOGPROBS,
+        "parsed": st.builds(inference.Parsed, reasoning=st.text(), stop=st.text()),
+        "token": st.integers(0, 9),
+        "held": LOGPROBS,
+        "finish": st.integers(0, 2),
+        "prefixes": st.binary(),
+        "ends": st.binary(),
+    },
+)
+OUTPUTS = st.builds(
+    lambda row, tokens, content: row_output(row, tokens=tokens, **content),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    CLEAR | st.builds(lambda sealed: {"sealed": sealed}, st.binary(min_size=1)),
+)
+
+
+@given(st.lists(OUTPUTS, max_size=3), st.booleans())
+def test_a_step_that_was_said_in_the_older_form_is_read_as_it_was(
+    outputs: list[control.RowOutput], more: bool
+) -> None:
+    done = control.StepDone(step=7, outputs=outputs, more=more)
+    said = engine.EngineEvent.FromString(say_as_12(engine.EngineEvent(done=done).SerializeToString())).done
+    for output, older in zip(outputs, said.outputs, strict=True):
+        assert not older.HasField("delta")
+        assert older.tokens == output.delta.tokens
+        assert (older.text, older.sealed) == (output.delta.text, output.delta.sealed)
+        assert (older.token, older.finish) == (output.token, output.finish)
+    read_from_12(said)
+    assert said == done
+
+
+def test_a_head_of_protocol_12_says_nothing_in_two_forms() -> None:
+    done = control.StepDone(outputs=[control.RowOutput(row=1, text="a", tokens=1)])
+    done.outputs[0].delta.text = "b"
+    read_from_12(done)
+    assert done.outputs == [row_output(1, text="a", tokens=1)]
+
+
+def test_other_events_pass_as_they_are() -> None:
+    event = engine.EngineEvent(opened=control.RowOpened(row=1)).SerializeToString()
+    assert say_as_12(event) is event
