@@ -114,6 +114,13 @@ def test_the_table_of_folders_is_what_their_docstrings_say() -> None:
     assert checked.stdout == ""
 
 
+def test_the_list_of_settings_is_what_their_models_say() -> None:
+    checked = subprocess.run(
+        [sys.executable, ".ci/settings.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (checked.stdout, checked.stderr) == ("", "")
+
+
 def test_a_subject_is_found_by_words() -> None:
     found = subprocess.run(
         [sys.executable, ".ci/where.py", "spake2", "exchange", "join"],

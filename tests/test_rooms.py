@@ -255,7 +255,7 @@ LINES = {
     "node/engine/text": 6_400,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 10_850,
+    "cli": 10_830,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

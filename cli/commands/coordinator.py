@@ -21,14 +21,7 @@ app = typer.Typer(
 KEYS = ("state_dir", "roster_key_files")
 MAKE = (*KEYS, "cluster")
 FINISH = (*KEYS, "listen", "advertise")
-RUN = (
-    *("state_dir", "listen", "join_listen", "advertise", "hidden", "standby"),
-    *("trust_floor", "software_identity_allowed"),
-    *("allowed_manifests", "allowed_serials", "roster_key_files", "roster_lifetime"),
-    "certificate_lifetime",
-    *("heartbeat_timeout", "challenge_interval", "challenge_timeout", "prepare_timeout", "commit_timeout"),
-    *("profile_timeout", "drain_timeout", "replace_after"),
-)
+RUN = (*FINISH, "join_listen", "standby", "software_identity_allowed")
 
 RosterThreshold = Annotated[
     int, typer.Option(min=1, max=16, help="signatures that a roster needs; see --roster-key-files")

@@ -32,8 +32,7 @@ GatewayName = Annotated[str, typer.Argument(metavar="GATEWAY", help="id or name 
 
 RUN = (
     *("state_dir", "http_listen", "grpc_listen", "http_tls_certificate", "http_tls_key"),
-    *("grpc_tls_certificate", "grpc_tls_key", "key_requests_per_second", "key_requests_at_once"),
-    *("peer_requests_per_second", "queue_limit", "idle_prefill", "drain_timeout", "cors_origins"),
+    *("grpc_tls_certificate", "grpc_tls_key"),
 )
 
 

@@ -35,16 +35,11 @@ app = typer.Typer(
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="id or name of a node")]
 
-IDENTITY = ("state_dir", "software_identity_allowed", "enclave_helper")
-RUN = (
-    *("state_dir", "listen", "advertise", "ring_host", "measure_links", "rdma_devices"),
-    *("models", "memory_limit", "prefix_disk", "allow_downloads"),
-    *("software_identity_allowed", "hybrid_sealing_key", "enclave_helper", "device_attestation"),
-)
-JOIN = (*IDENTITY, "name", "listen", "advertise", "measure_links", "device_attestation")
+ADDRESSED = ("state_dir", "listen", "advertise", "software_identity_allowed")
+RUN = (*ADDRESSED, "ring_host", "models", "memory_limit", "allow_downloads")
 
 
-@command(app, example="sealring node join TOKEN", section="node", fields=JOIN)
+@command(app, example="sealring node join TOKEN", section="node", fields=(*ADDRESSED, "name"), every=True)
 def join(context: typer.Context, token: JoinTokenText, as_json: AsJson = False) -> None:
     """Enrol this machine with a join token.
 

@@ -50,7 +50,9 @@ ParentPipe = Annotated[int | None, typer.Option("--die-with-parent-fd", hidden=T
 def add_run_command(app: typer.Typer, component: str, fields: Sequence[str], *, summary: str) -> None:
     """Gives a component's commands the one that runs its daemon, with `fields` of its settings as options."""
 
-    @command(app, example=f"sealring {component} run", section=component, fields=fields, help=summary)
+    @command(
+        app, example=f"sealring {component} run", section=component, fields=fields, every=True, help=summary
+    )
     def run(
         context: typer.Context,
         log_level: LogLevel = Level.INFO,

@@ -1,9 +1,8 @@
 """How a command is declared: with an example, and with the settings that it reads as its options.
 
-A command names the fields that it reads of a section of the settings. Each is an option, and `load_settings`
-hands out these fields and no others: an option without a reader, or a setting that is read without an option,
-cannot be. The settings model is imported only when such a command runs or shows its help, so that
-`sealring --help` stays quick.
+A command names those fields of a section of the settings that are its options. If it runs a component, it
+takes all others by `--set KEY=VALUE`. The settings model is imported only when such a command runs or shows
+its help, so that `sealring --help` stays quick.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import importlib
 import inspect
 import os
 import shlex
-import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from sealring.mesh.settings.config import Loaded
-    from sealring.mesh.settings.types import Written
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -44,6 +41,7 @@ ADMIN = ("operator", "coordinator", "timeout")
 """The settings of section `cli` that reach the coordinator's Admin service."""
 
 _FLAGS = "sealring.flags"
+_SET = "set"
 _METAVARS = {"str": "TEXT", "int": "N", "float": "N", "path": "PATH", "file": "PATH", "datetime": "TIME"}
 
 
@@ -54,13 +52,15 @@ def command(
     example: str,
     section: str = "",
     fields: Sequence[str] = (),
+    every: bool = False,
     **more: Any,
 ) -> Callable[[F], F]:
     """Makes a function a command of `app`, with options for `fields` of the settings section `section`.
 
-    `example` is a command line that its help shows.
+    `every` says that it takes any other setting too, by `--set`. `example` is a command line that its help
+    shows.
     """
-    kind = type("Command", (Command,), {"section": section, "fields": tuple(fields)})
+    kind = type("Command", (Command,), {"section": section, "fields": tuple(fields), "every": every})
     return app.command(name, cls=kind, epilog=example, **more)
 
 
@@ -69,11 +69,12 @@ class Command(TyperCommand):
 
     section: ClassVar[str] = ""
     fields: ClassVar[tuple[str, ...]] = ()
+    every: ClassVar[bool] = False
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The command's own arguments and options, then its settings."""
         own = super().get_params(ctx)
-        settings = _options(self.section, self.fields) if self.fields else []
+        settings = _options(self.section, self.fields, self.every) if self.fields else []
         return [*own[:-1], *settings, own[-1]]  # the last is --help
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -115,10 +116,9 @@ def settings_model(section: str) -> type[BaseModel]:
 
 
 def load_settings(context: typer.Context) -> Loaded[Any]:
-    """The settings of this call's command: settings file, then environment, then options.
+    """The settings of this call's command: settings file, then environment, then `--set` and options.
 
-    They have the fields that the command declares; any other raises AttributeError. A command with a state
-    folder may write there, so that has to be its own.
+    A command with a state folder may write there, so that has to be its own.
 
     Raises ConfigError, PermissionDenied (OTHERS_STATE).
     """
@@ -127,12 +127,11 @@ def load_settings(context: typer.Context) -> Loaded[Any]:
 
     declared: Any = context.command
     file = config_file(context.find_root().params.get("config"))
-    flags = context.meta.get(_FLAGS, {})
-    loaded = load(settings_model(declared.section), declared.section, file=file, flags=flags)
-    for name in type(loaded.settings).model_fields.keys() - set(declared.fields):
-        del loaded.settings.__dict__[name]
+    flags = dict(context.meta.get(_FLAGS, {}))
+    said = flags.pop(_SET, ())
+    loaded = load(settings_model(declared.section), declared.section, file=file, said=said, flags=flags)
     if "state_dir" in declared.fields:
-        require_own_state(loaded.settings.__dict__["state_dir"], line=context.command_path)
+        require_own_state(getattr(loaded.settings, "state_dir"), line=context.command_path)  # noqa: B009
     return loaded
 
 
@@ -143,7 +142,7 @@ def same_settings(context: typer.Context, line: str, fields: Sequence[str]) -> s
     if config is not None:
         words[1:1] = ["--config", str(config)]
     for name, value in context.meta.get(_FLAGS, {}).items():
-        if name not in fields:
+        if name not in (*fields, _SET):
             continue
         flag = name.replace("_", "-")
         if isinstance(value, bool):
@@ -169,24 +168,19 @@ def config_file(named: Path | None) -> Path | None:
 
 
 @functools.cache
-def _options(section: str, fields: tuple[str, ...]) -> list[Any]:
-    """An option for each field; its value goes to `load_settings` and not to the command."""
+def _options(section: str, fields: tuple[str, ...], every: bool) -> list[Any]:
+    """An option for each field, and `--set`; their values go to `load_settings` and not to the command."""
+    described = settings_model(section).model_fields
+    given = [_parameter(name, _kind(described[name]), _option(described[name])) for name in fields]
+    if every:
+        text = f"any other of docs/settings.md; may be repeated (values: sealring config show {section})"
+        option = typer.Option(None, "--set", help=text, metavar="KEY=VALUE")
+        given.append(_parameter(_SET, list[str] | None, option))
 
     def function() -> None: ...
 
-    described = settings_model(section).model_fields
-    function.__annotations__ = {name: _kind(described[name]) for name in fields}
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=typer.Option(None, help=_help(described[name]), metavar=_metavar(described[name])),
-                annotation=function.__annotations__[name],
-            )
-            for name in fields
-        ]
-    )
+    function.__annotations__ = {one.name: one.annotation for one in given}
+    function.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
     made = typer.Typer(add_completion=False)
     made.command(add_help_option=False)(function)
     options: list[Any] = get_command(made).params
@@ -196,72 +190,30 @@ def _options(section: str, fields: tuple[str, ...]) -> list[Any]:
     return options
 
 
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+
+
 def _remember(context: Any, parameter: Any, value: Any) -> None:
     if value is not None and value != () and value != []:
         given = list(value) if isinstance(value, tuple | list) else value
         context.meta.setdefault(_FLAGS, {})[parameter.name] = given
 
 
-def _plain_kinds(field: FieldInfo) -> set[Any]:
-    from sealring.mesh.settings.config import kinds_of
-
-    return kinds_of(field.annotation)
-
-
 def _kind(field: FieldInfo) -> Any:
     """Text, which the model validates itself; a switch for booleans; repeatable for lists."""
-    kinds = _plain_kinds(field)
-    if bool in kinds:
-        return typing.Optional[bool]  # noqa: UP045 - typer reads it at run time
-    if kinds & {list, tuple, set, frozenset}:
-        return typing.Optional[list[str]]  # noqa: UP045
-    return typing.Optional[str]  # noqa: UP045
+    from sealring.mesh.settings.config import kinds_of
+
+    kinds = kinds_of(field.annotation)
+    return bool | None if bool in kinds else list[str] | None if list in kinds else str | None
 
 
-def _metavar(field: FieldInfo) -> str | None:
-    written = _written(field)
-    if written is not None:
-        return written.metavar
-    kinds = _plain_kinds(field)
-    if bool in kinds:
-        return None
-    for kind, shown in ((Path, "PATH"), (int, "N"), (float, "N")):
-        if kind in kinds:
-            return shown
-    return "TEXT"
+def _option(field: FieldInfo) -> Any:
+    from sealring.cli.terminal.described import default_of, value_of
 
-
-def _written(field: FieldInfo) -> Written | None:
-    """How a value of the field is written, where its type says so, by itself or in a list or a union."""
-    from sealring.mesh.settings.types import Written
-
-    return next(
-        (one for one in [*field.metadata, *_extras(field.annotation)] if isinstance(one, Written)), None
-    )
-
-
-def _extras(annotation: Any) -> Iterator[Any]:
-    yield from getattr(annotation, "__metadata__", ())
-    for part in typing.get_args(annotation):
-        yield from _extras(part)
-
-
-def _help(field: FieldInfo) -> str:
-    text = field.description or ""
-    default = field.get_default(call_default_factory=True, validated_data={})
-    if field.is_required() or default in (None, "", [], ()) or isinstance(default, bool):
-        return text
-    written = _written(field)
-    show = _short if written is None else written.show
-    shown = ", ".join(map(show, default if isinstance(default, list | tuple) else [default]))
-    return f"{text} [default: {shown}]".strip()
-
-
-def _short(value: object) -> str:
-    """A path below the home folder with `~`."""
-    if isinstance(value, Path) and value.is_relative_to(Path.home()):
-        return f"~/{value.relative_to(Path.home())}"
-    return str(value)
+    value, default = value_of(field), default_of(field)
+    shown = f" [default: {default}]" if value and default else ""
+    return typer.Option(None, help=f"{field.description}{shown}", metavar=value or None)
 
 
 def _argument_name(param: Any) -> str:

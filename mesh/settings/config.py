@@ -1,4 +1,4 @@
-"""Settings from a TOML file, then the environment, then flags, each value with its origin.
+"""Settings from a TOML file, then the environment, then the command line, each value with its origin.
 
 A file has one table per section; an environment variable is `SEALRING_<SECTION>_<FIELD>`. An unknown name is
 refused with the nearest known one, so that a typo never means the default.
@@ -12,7 +12,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -30,7 +30,8 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):
-    """Validated settings; `origin[field]` is "default", "file:PATH", "env:NAME" or "flag --NAME"."""
+    """Validated settings; `origin[field]` is "default", "file:PATH", "env:NAME", "flag --set FIELD" or
+    "flag --FIELD"."""
 
     settings: M
     origin: Mapping[str, str]
@@ -41,22 +42,25 @@ def load(
     section: str,
     *,
     file: Path | None = None,
-    flags: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    said: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
 ) -> Loaded[M]:
-    """The settings of `section`: file, overridden by the environment, overridden by flags that are not None.
+    """The settings of `section`: each of these sources overrides those before it.
 
-    The model's fields are single values and lists; `flags` has values by field.
+    `said` are texts KEY=VALUE of `--set`. `flags` has values by field, of which None is
+    not said.
 
-    Raises ConfigError: CONFIG_FILE_MISSING, BAD_CONFIG_FILE, UNKNOWN_SETTING, BAD_SETTING, MISSING_SETTING.
+    Raises ConfigError: CONFIG_FILE_MISSING, BAD_CONFIG_FILE, UNKNOWN_SETTING, BAD_SETTING.
     """
     values: dict[str, Any] = {}
     origin = dict.fromkeys(model.model_fields, "default")
     sources = (
         _from_file(model, section, file),
         _from_environment(model, section, os.environ if environment is None else environment),
+        _from_set(model, section, said),
         {
-            name: (value, f"flag {flag_name(name)}")
+            name: (value, f"flag --{name.replace('_', '-')}")
             for name, value in (flags or {}).items()
             if value is not None
         },
@@ -122,11 +126,6 @@ def environment_name(section: str, field: str) -> str:
     return f"{PREFIX}_{section}_{field}".upper()
 
 
-def flag_name(field: str) -> str:
-    """The command-line flag of a setting."""
-    return f"--{field.replace('_', '-')}"
-
-
 def _from_file(model: type[BaseModel], section: str, file: Path | None) -> dict[str, tuple[Any, str]]:
     if file is None:
         return {}
@@ -148,21 +147,35 @@ def _from_environment(
             continue
         if variable not in known:
             raise unknown(f"environment variable {variable[:80]}", variable, known)
-        name = known[variable]
-        found[name] = (_expand(model, name, _parse_text(model, name, variable, text)), f"env:{variable}")
+        where = f"env:{variable}"
+        found[known[variable]] = (_parsed(model, known[variable], text, where), where)
     return found
 
 
-def _parse_text(model: type[BaseModel], name: str, variable: str, text: str) -> Any:
+def _from_set(model: type[BaseModel], section: str, said: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    found: dict[str, tuple[Any, str]] = {}
+    for one in said:
+        name, equals, text = one.partition("=")
+        where = f"flag --set {name}"
+        if name not in model.model_fields:
+            raise unknown(f"setting {name[:40]!r} of [{section}] in --set", name, model.model_fields)
+        if not equals:
+            raise ConfigError(f"{where} has no value", hint="write: --set KEY=VALUE", reason="BAD_SETTING")
+        found[name] = (_parsed(model, name, text, where), where)
+    return found
+
+
+def _parsed(model: type[BaseModel], name: str, text: str, where: str) -> Any:
     """Lists are JSON or separated by commas; the rest is left to the model's own parser."""
     if list not in kinds_of(model.model_fields[name].annotation):
-        return text
+        return _expand(model, name, text)
+    items = [item.strip() for item in text.split(",") if item.strip()]
     if text.lstrip().startswith("["):
         try:
-            return json.loads(text)
+            items = json.loads(text)
         except (ValueError, RecursionError):
-            raise ConfigError(f"environment variable {variable} is not JSON", reason="BAD_SETTING") from None
-    return [item.strip() for item in text.split(",") if item.strip()]
+            raise ConfigError(f"the list from {where} is not JSON", reason="BAD_SETTING") from None
+    return _expand(model, name, items)
 
 
 def _expand(model: type[BaseModel], name: str, value: Any) -> Any:
@@ -207,13 +220,6 @@ def _bad_setting(
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else ""
     path = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "missing":
-        return ConfigError(
-            f"setting {name!r} of section [{section}] is missing",
-            hint=f"set {flag_name(name)}, {environment_name(section, name)}, or {name} in the config file",
-            reason="MISSING_SETTING",
-            param=name,
-        )
     said = _lower_first(first["msg"].removeprefix("Value error, "))
     if not name:  # settings that exclude each other; the model's own check names them
         return ConfigError(f"section [{section}] is refused: {said}", reason="BAD_SETTING")

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from sealring.cli.commands import gateway
-from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.system.lock import lock_state
 
 
@@ -16,10 +14,6 @@ def test_the_nonce_is_that_of_the_identity(here: Any, home: Path) -> None:
     printed = here("node", "nonce", "--state-dir", str(home)).out.strip()
     assert len(bytes.fromhex(printed)) == 32
     assert here("node", "nonce", "--state-dir", str(home), "--json").data == {"nonce": printed}
-
-
-def test_a_gateway_runs_with_all_of_its_settings() -> None:
-    assert set(GatewaySettings.model_fields) - set(gateway.RUN) == {"name"}, "which only joining needs"
 
 
 @pytest.mark.parametrize("role", ["node", "gateway"])

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import shutil
+import tomllib
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from sealring.cli.local import processes
+from sealring.cli.main import app
 from sealring.cli.service.launchd import (
     COMPONENTS,
     DRAIN_SECONDS,
@@ -111,3 +118,38 @@ def test_rules_have_newsyslogs_columns(service: Service) -> None:
     assert int(count) == 7
     assert int(size) == 10240
     assert (when, flags) == ("*", "JN")
+
+
+INSTALLED = Path(__file__).parent / "installed"
+"""`arguments.txt` has what property lists of 62e62ae8 and 4c9b52ca hold, `settings.toml` every setting of
+62e62ae8 as its installation writes them."""
+
+
+@pytest.mark.parametrize("line", (INSTALLED / "arguments.txt").read_text("utf-8").splitlines())
+def test_a_service_that_an_earlier_release_installed_starts_with_its_settings(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read up to the component's own program, for which a recorder stands in."""
+    ran: list[Any] = []
+    config = tmp_path / "settings.toml"
+    shutil.copyfile(INSTALLED / "settings.toml", config)
+    words = line.replace("/var/log/sealring", str(tmp_path)).replace("/var/db/sealring/config/", "").split()
+    words = [str(config) if word.endswith(".toml") else word for word in words]
+    monkeypatch.delenv("SEALRING_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("sealring.mesh.system.lock.require_own_state", lambda *_, **how: None)
+    monkeypatch.setattr(processes, "run_daemon", lambda *of, **how: ran.append((*of, how)))
+    done = CliRunner().invoke(app, words)
+    assert (done.exception, done.exit_code) == (None, 0)
+    ((component, serve, how),) = ran
+    (settings,) = (one.cell_contents for one in serve.__closure__ if hasattr(one.cell_contents, "state_dir"))
+    assert component in words
+    assert how["log_file"] == tmp_path / f"{component}.log"
+    assert settings.state_dir == Path(f"/var/db/sealring/{component}")
+    if "--config" in words:
+        said = tomllib.loads(config.read_text("utf-8"))[component]
+        assert {name: as_said(getattr(settings, name)) for name in said} == said
+
+
+def as_said(value: Any) -> Any:
+    return str(value) if isinstance(value, Path | StrEnum) else value

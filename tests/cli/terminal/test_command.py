@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import subprocess
@@ -22,7 +23,6 @@ from typer.testing import CliRunner
 
 from sealring.cli.terminal import command as command_module
 from sealring.cli.terminal.command import (
-    Command,
     command,
     config_file,
     load_settings,
@@ -41,17 +41,33 @@ TRACKED = subprocess.run(
 ).stdout.split()
 
 
-@pytest.mark.parametrize("name", WITH_SETTINGS)
-def test_a_command_reads_the_settings_that_it_declares_and_no_others(name: str) -> None:
+@functools.cache
+def read_by(name: str) -> set[str]:
+    """The settings that the code behind a command reads."""
     declared = WITH_SETTINGS[name]
+    model = settings_model(declared.section)
     start = declared.callback
     if name.endswith(" run"):
         start = importlib.import_module(f"sealring.{declared.section}.main").run
-    read = fields_read(start, settings_model(declared.section), stop=Host)
+    read = fields_read(start, model, stop=Host)
     if name in ("node join", "gateway join"):  # which reach it through the host
-        start = importlib.import_module(f"sealring.{declared.section}.join").join
-        read |= fields_read(start, settings_model(declared.section), stop=Host)
-    assert set(declared.fields) == read
+        read |= fields_read(
+            importlib.import_module(f"sealring.{declared.section}.join").join, model, stop=Host
+        )
+    return read
+
+
+@pytest.mark.parametrize("name", WITH_SETTINGS)
+def test_a_command_reads_the_settings_that_are_its_options(name: str) -> None:
+    """And no others, unless it takes all by `--set`."""
+    declared = WITH_SETTINGS[name]
+    assert set(declared.fields) == read_by(name) & (set(declared.fields) if declared.every else read_by(name))
+
+
+@pytest.mark.parametrize("section", command_module.MODELS)
+def test_each_setting_is_read_by_a_command(section: str) -> None:
+    names = [name for name, one in WITH_SETTINGS.items() if one.section == section]
+    assert set[str]().union(*map(read_by, names)) == settings_model(section).model_fields.keys()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -228,26 +244,16 @@ def test_messages_name_commands_that_exist() -> None:
             assert said in known or said.split()[0] in COMMANDS, f"{file}: sealring {said}"
 
 
-def test_what_a_command_does_not_declare_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SEALRING_CONFIG", raising=False)
-    made: dict[str, Any] = {"section": "cli", "fields": ("timeout",)}
-    context: Any = SimpleNamespace(
-        command=type("Made", (Command,), made)(None), meta={}, find_root=lambda: SimpleNamespace(params={})
-    )
-    settings = load_settings(context).settings
-    assert settings.timeout == 30
-    with pytest.raises(AttributeError):
-        _ = settings.gateway
-
-
 def test_a_line_that_follows_has_the_same_settings() -> None:
     flags = {"state_dir": "/a b", "models": ["/x", "/y"], "allow_downloads": False, "name": "n"}
+    flags["set"] = ["measure_links=true"]
     context: Any = SimpleNamespace(
         meta={"sealring.flags": flags}, find_root=lambda: SimpleNamespace(params={"config": Path("c.toml")})
     )
     line = same_settings(context, "node run", ("state_dir", "models", "allow_downloads"))
     assert line == (
         "sealring --config c.toml node run --state-dir '/a b' --models /x --models /y --no-allow-downloads"
+        " --set measure_links=true"
     )
 
 
@@ -266,3 +272,76 @@ def test_a_setting_from_an_option_is_told_from_a_default(capsys: pytest.CaptureF
     assert (found[0].settings.timeout, found[0].origin["timeout"]) == (120, "flag --timeout")
     assert found[0].origin["gateway"] == "default"
     assert "with its unit" in str(CliRunner().invoke(own, ["shown", "--timeout", "120"]).exception)
+
+
+GIVEN = [
+    ("node run", ["prefix_disk=20GB"], {"prefix_disk": 20 * 10**9}),
+    ("node run", ["measure_links=yes", "prefix_disk=0B"], {"measure_links": True, "prefix_disk": 0}),
+    ("node join", ["enclave_helper=~/helper"], {"enclave_helper": Path.home() / "helper"}),
+    ("node run", ['models=["/a,b"]'], {"models": [Path("/a,b")]}),
+    ("coordinator run", ["heartbeat_timeout=2s", "heartbeat_timeout=3s"], {"heartbeat_timeout": 3}),
+    ("gateway run", ["cors_origins=https://a,https://b"], {"cors_origins": ["https://a", "https://b"]}),
+]
+REFUSED = [
+    ("heartbeat_timout=3s", "UNKNOWN_SETTING", "did you mean heartbeat_timeout?"),
+    ("heartbeat-timeout=3s", "UNKNOWN_SETTING", "did you mean heartbeat_timeout?"),
+    ("heartbeat_timeout=3", "BAD_SETTING", "with its unit"),
+    ("heartbeat_timeout=2h", "BAD_SETTING", "from flag --set heartbeat_timeout, is refused: input should be"),
+    ("heartbeat_timeout", "BAD_SETTING", "--set KEY=VALUE"),
+    ("roster_key_files=", "", ""),
+    ("roster_key_files=[", "BAD_SETTING", "flag --set roster_key_files is not JSON"),
+    ("state_dir=", "BAD_SETTING", "it is empty"),
+    ("=3", "UNKNOWN_SETTING", "known are"),
+]
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> Any:
+    """What the command's code gets."""
+    found: list[Any] = []
+    group, _, leaf = name.partition(" ")
+    own = typer.Typer()
+    declared = WITH_SETTINGS[name]
+
+    @own.callback()
+    def root(config: Path | None = None) -> None: ...
+
+    @command(own, leaf, example="x", section=group, fields=declared.fields, every=declared.every)
+    def shown(context: typer.Context) -> None:
+        found.append(load_settings(context))
+
+    monkeypatch.delenv("SEALRING_CONFIG", raising=False)
+    done = CliRunner().invoke(own, [leaf, *words])
+    if done.exception is not None:
+        raise done.exception
+    return found[0]
+
+
+@pytest.mark.parametrize(("name", "said", "expected"), GIVEN)
+def test_any_setting_of_a_component_is_set_by_its_name(
+    name: str, said: list[str], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [word for one in said for word in ("--set", one)]
+    loaded = settings_of(monkeypatch, name, *words)
+    assert {one: getattr(loaded.settings, one) for one in expected} == expected
+    assert {loaded.origin[one] for one in expected} == {f"flag --set {one}" for one in expected}
+
+
+@pytest.mark.parametrize(("said", "reason", "words"), REFUSED)
+def test_what_is_set_by_name_is_checked_as_the_file_is(
+    said: str, reason: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not reason:
+        assert settings_of(monkeypatch, "coordinator run", "--set", said).settings.roster_key_files == []
+        return
+    with pytest.raises(ConfigError) as caught:
+        settings_of(monkeypatch, "coordinator run", "--set", said)
+    assert caught.value.reason == reason
+    assert words in f"{caught.value}"
+
+
+def test_an_option_is_stronger_than_what_is_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEALRING_NODE_LISTEN", "127.0.0.1:1")
+    said = ["--set", "listen=127.0.0.1:2"]
+    assert settings_of(monkeypatch, "node run", *said).settings.listen == "127.0.0.1:2"
+    both = [*said, "--listen", "127.0.0.1:3"]
+    assert settings_of(monkeypatch, "node run", *both).settings.listen == "127.0.0.1:3"

@@ -29,10 +29,6 @@ class Shape(BaseModel):
         return value
 
 
-class Needy(BaseModel):
-    name: str
-
-
 def read(file: Path | None = None, **environment: str) -> Loaded[Shape]:
     return load(Shape, "node", file=file, environment=environment)
 
@@ -183,13 +179,6 @@ def test_a_bad_value_names_its_source() -> None:
         read(SEALRING_NODE_COUNT="many")
     with pytest.raises(ConfigError, match="from flag --count, is refused"):
         load(Shape, "node", environment={}, flags={"count": 0})
-
-
-def test_a_missing_value_says_how_to_give_it() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(Needy, "gateway", environment={})
-    assert caught.value.reason == "MISSING_SETTING"
-    assert "SEALRING_GATEWAY_NAME" in caught.value.hint
 
 
 def test_values_are_not_shown() -> None:
