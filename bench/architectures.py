@@ -29,9 +29,10 @@ INTRODUCTION = """\
 What sealring can do with the architectures of mlx-lm 0.32.2, and with text models that only mlx-vlm 0.7.10
 has. Each line is a small configuration of `tests/data`, with random float32 weights, on a CPU. A name is a
 configuration's, with a variant after a colon. Names with ¹ are unknown to mlx-lm, and the text part of such
-a model is one of its models. Names with ² are unknown to mlx-lm too, and the text part is mlx-vlm's. It has
-to be installed on every member: by `pip install 'sealring[vision]'`, `pipx inject sealring mlx-vlm` or `uv
-tool install 'sealring[vision]'`. In a checkout, `make env` installs it.
+a model is one of its models. Names with ² are unknown to mlx-lm too, and the text part is mlx-vlm's. The
+same goes for glm_moe_dsa where layers share indexers, as in GLM-5.2. mlx-vlm has to be installed on every
+member: by `pip install 'sealring[vision]'`, `pipx inject sealring mlx-vlm` or `uv tool install
+'sealring[vision]'`. In a checkout, `make env` installs it.
 
 `python -m bench.architectures` makes this page from `docs/models.json`. To check the architectures again:
 
@@ -315,7 +316,7 @@ def _by_reason(denied: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _marked(name: str) -> str:
     kind = name.partition(":")[0]
-    return name + "¹" * (kind in WRAPPED) + "²" * (kind in MODEL_TYPES)
+    return name + "¹" * (kind in WRAPPED) + "²" * (kind in MODEL_TYPES and name != "glm_moe_dsa")
 
 
 def _said(name: str, published: dict[str, dict[str, Any]]) -> list[str]:

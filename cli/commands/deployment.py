@@ -526,7 +526,8 @@ def print_plan(plan: Any) -> None:
                 stage.member_name or stage.member[:16],
                 layers_of(ring, stage),
                 " + ".join(
-                    [size(stage.weight_bytes), *(f"{size(one.bytes)} {one.name}" for one in stage.residents)]
+                    [size(stage.weight_bytes)]
+                    + [f"{size(one.bytes)} {one.name}" for one in stage.residents if one.bytes]
                 ),
                 size(stage.kv_bytes),
                 size(stage.memory_usable),

@@ -87,7 +87,8 @@ def profile(path: Path, ranks: int = 1, adapter: Path | None = None) -> dict[str
     like where they are quantized.
 
     `residents`: what the folder has for a head or a tail besides layers, as `Resident` of model.proto: an MTP
-    head that is of use, and the vision tower. `image_tokens` and `not_seeing` are those of `vision.sizes`.
+    head that is of use, the vision tower, and layers that read tokens. `image_tokens` and `not_seeing` are
+    those of `vision.sizes`.
 
     With several `ranks`, layers and caches are what one of them holds. Raises ModelError as
     `weights.load_stage` and `weights.load_shard` do.
@@ -124,6 +125,7 @@ def measure(
     report = _weights(model, anatomy) | _caches(model, anatomy)
     seeing = tower_sizes(path, config)
     residents = [*_mtp_head(path, model, config, tied=report["tied"]), *seeing.pop("residents")]
+    residents += _token_layers(anatomy)
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     handoffs = [
         sum(math.prod(spec.tail) * getattr(mx, spec.dtype).size for spec in boundary.specs)
@@ -180,6 +182,15 @@ def _mtp_head(path: Path, model: nn.Module, config: dict[str, Any], *, tied: boo
         return []
     named = {"name": "mtp", "at": "RING_END_TAIL", "guesses": True, "does": "the model's MTP head guesses"}
     return [named | {"bytes": head.weight_bytes, "bytes_per_token": head.kv_bytes_per_token}]
+
+
+def _token_layers(anatomy: Anatomy) -> list[dict[str, Any]]:
+    """The first layers as a resident of no bytes, where the head has to hold all of them."""
+    if not (count := anatomy.head_layers):
+        return []
+    what = "the model's first layer reads" if count == 1 else f"the model's first {count} layers read"
+    named = {"name": "token_layers", "at": "RING_END_HEAD", "layers": count, "does": f"{what} tokens"}
+    return [named | {"bytes": 0}]
 
 
 def _arrays(module: nn.Module) -> list[mx.array]:

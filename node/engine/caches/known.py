@@ -1,4 +1,4 @@
-"""The kinds of caches by mlx-lm's exact class. What derives from a class is another one."""
+"""The kinds of caches by their exact class, mostly mlx-lm's. What derives from a class is another one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from .chunked import Chunked
 from .kind import UNKNOWN, Kind
 from .latents import Latents
 from .plain import Plain
+from .pools import Nothing, Pooled, Pools, Unfilled
 from .quantized import Quantized, QuantizedRowCache
-from .state import State
+from .state import Recurrent, State, States
 from .window import Window
 
 _CACHE = "mlx_lm.models.cache"
@@ -21,6 +22,9 @@ KINDS: Mapping[tuple[str, str], Kind] = {
     (_CACHE, "ChunkedKVCache"): Chunked(),
     (_CACHE, "ArraysCache"): State(),
     ("mlx_lm.models.deepseek_v41", "LayerCache"): Latents(),
+    (States.__module__, "States"): Recurrent(),
+    (Pools.__module__, "Pools"): Pooled(),
+    (Unfilled.__module__, "Unfilled"): Nothing(),
 }
 """By module and name, because a model's own module is loaded with the model only."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
+import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from .kind import Kind, Several, Snapshot
@@ -28,3 +30,33 @@ class State(Kind):
 
     def stored(self, cache: Any) -> int:
         return len(cache.cache)
+
+
+class States(ArraysCache):  # type: ignore[misc]
+    """As mlx-lm's, with what the text models of mlx-vlm call besides."""
+
+    def update_window(self, index: int, source: mx.array, width: int, *, lengths: Any = None) -> mx.array:
+        """Keeps the last `width` tokens of `source`, [rows, tokens, ...]."""
+        assert lengths is None
+        kept = self.cache[index] = mx.contiguous(source[:, source.shape[1] - width :])
+        return kept
+
+    def update_recurrent(self, index: int, _: int, update: Callable[..., Any]) -> tuple[mx.array, mx.array]:
+        """Keeps the state that follows from the one that it has; returns the output and the state."""
+        output, self.cache[index] = update(self.cache[index], None)[:2]
+        return output, self.cache[index]
+
+
+class RowsOfStates(StateRows, States):
+    """Rows of `States`."""
+
+    def extract(self, idx: int) -> States:
+        row = States(len(self.cache))
+        row.cache = [array[idx : idx + 1] for array in self.cache]
+        return row
+
+
+class Recurrent(State):
+    """The states of mlx-vlm's recurrent and convolution layers."""
+
+    several = RowsOfStates

@@ -87,6 +87,10 @@ class Adapter:
         """The names of `needs` that this mlx-lm lacks."""
         return [name for name in self.needs if not hasattr(_module_of(model), name)]
 
+    def reads_tokens(self, layer: nn.Module) -> bool:
+        """Whether a layer makes something of the tokens, which only the head has."""
+        return False
+
     def donors(self, model: nn.Module) -> dict[int, int]:
         """The donor of each layer that reads keys and values from another layer's cache."""
         return {}
@@ -214,6 +218,60 @@ class _MuseSpark(Adapter):
         arguments[1]["attn_input"] = normed
 
 
+def _shares(model: nn.Module, layer: int) -> bool:
+    """Whether the first layer from here on that chooses keys takes an earlier layer's choice."""
+    found = (getattr(getattr(one, "self_attn", None), "skip_topk", None) for one in model.layers[layer:])
+    return next((skips for skips in found if skips is not None), False)
+
+
+class _Glm5Next(Adapter):
+    """A layer returns the keys that an indexer chose too, and later layers attend to the same."""
+
+    def passed(self, arguments: Arguments, followed: Followed | None) -> Any:
+        return get_argument(arguments, self.state[0]), get_argument(arguments, self.state[1])
+
+    def handed_on(self, model: nn.Module, layer: int, arguments: Arguments) -> list[Any]:
+        chosen = get_argument(arguments, self.state[1]) if _shares(model, layer) else None
+        return [get_argument(arguments, self.state[0]), chosen]
+
+
+class _SharedIndexer(_Glm5Next):
+    """As above. There is no choice as long as there are no more keys than are chosen, so what crosses is as
+    wide as a choice and of no meaning then."""
+
+    def handed_on(self, model: nn.Module, layer: int, arguments: Arguments) -> list[Any]:
+        hidden, chosen = super().handed_on(model, layer, arguments)
+        if not _shares(model, layer):
+            return [hidden, None]
+        if chosen is None:
+            chosen = mx.zeros((hidden.shape[0], 1, hidden.shape[1], model.args.whole.index_topk), mx.uint32)
+        return [hidden, chosen.squeeze(1)]
+
+    def resume(
+        self, model: nn.Module, layer: int, arguments: Arguments, arrived: dict[Place, mx.array]
+    ) -> None:
+        hidden = arguments[0][0] = arrived[self.state[0]]
+        if self.state[1] in arrived:
+            cache = arguments[0][2][0]
+            keys = getattr(cache, "_idx", cache.offset) + hidden.shape[1]
+            chosen = arrived[self.state[1]][:, None]
+            arguments[0][3] = chosen if keys > model.args.whole.index_topk else None
+
+
+class _DeepseekV4(Adapter):
+    """The first layers choose experts by a hash of the token."""
+
+    def reads_tokens(self, layer: nn.Module) -> bool:
+        return "tid2eid" in layer.ffn.gate
+
+
+class _Qwen4Exp(Adapter):
+    """A layer adds rows of a table of n-grams."""
+
+    def reads_tokens(self, layer: nn.Module) -> bool:
+        return "ple" in layer
+
+
 class _Rwkv7(Adapter):
     """Every layer mixes in the first layer's values, which travel with the state."""
 
@@ -255,6 +313,11 @@ ADAPTERS = {
     "llama4": Adapter(together=together.llama4),
     "longcat_flash": Adapter(together=together.longcat_flash),
     "minimax_m3_vl": Adapter(together=together.minimax_m3),
+    "mlx_vlm.deepseek_v4": _DeepseekV4(batches=False, gpu_code=True),
+    "mlx_vlm.glm5_next": _Glm5Next(state=((0,), (3,)), batches=False, gpu_code=True),
+    "mlx_vlm.glm_moe_dsa": _SharedIndexer(state=((0,), (3,)), gpu_code=True),
+    "mlx_vlm.hy_v4": _SharedIndexer(state=((0,), (3,)), gpu_code=True),
+    "mlx_vlm.qwen4_exp": _Qwen4Exp(batches=False, gpu_code=True),
     "muse_glimmer": Adapter(splices=splicing.before_layers),
     "muse_spark": _MuseSpark(batches=False, needs=("pre_norm",)),
     "plamo3": Adapter(steps_alike=False),  # its mask shows a token more than its window holds in single steps

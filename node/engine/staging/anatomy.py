@@ -60,6 +60,8 @@ class Anatomy:
     uses: dict[tuple[int, str], frozenset[float]] = field(repr=False)
     """The times at which each parameter outside the layers is read, by module id and key: i between the
     layers i - 1 and i, i + 0.5 within layer i."""
+    head_layers: int = 0
+    """The first layers, which the head has to hold all of, because they read tokens."""
     indivisible: str = ""
     """The reason why the model cannot be cut; empty if it can."""
 
@@ -100,13 +102,34 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
     except Unsuitable as reason:
         owners: tuple[tuple[int, ...], ...] = tuple((0,) for _ in first.owners())
         return Anatomy(
-            model_type, layers, adapter, {}, owners, first.idle, (), logits, first.uses, str(reason)
+            model_type,
+            layers,
+            adapter,
+            {},
+            owners,
+            first.idle,
+            (),
+            logits,
+            first.uses,
+            indivisible=str(reason),
         )
     owners = tuple(
         tuple(sorted({*users, *(reader for reader, donor in donors.items() if donor in users)}))
         for users in first.owners()
     )
-    return Anatomy(model_type, layers, adapter, donors, owners, first.idle, boundaries, logits, first.uses)
+    reading = [index + 1 for index, layer in enumerate(layers) if adapter.reads_tokens(layer)]
+    return Anatomy(
+        model_type,
+        layers,
+        adapter,
+        donors,
+        owners,
+        first.idle,
+        boundaries,
+        logits,
+        first.uses,
+        head_layers=max(reading, default=0),
+    )
 
 
 def not_runnable(model_type: str, error: Exception) -> ModelError:

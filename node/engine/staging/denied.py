@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _REASONS = {
-    "cohere_compass deepseek_v4 ernie4_5_moe_vl glm5_next hrm_text hunyuan_vl hy_v4 jina_vlm limite mllama "
-    "molmo molmo2 molmo_point moondream2 moondream3 qwen3_5_moe_text qwen3_5_text qwen4_exp z1t zaya1_vl": (
+    "cohere_compass ernie4_5_moe_vl hrm_text hunyuan_vl jina_vlm limite mllama "
+    "molmo molmo2 molmo_point moondream2 moondream3 qwen3_5_moe_text qwen3_5_text z1t zaya1_vl": (
         "nobody has compared stages of mlx-vlm's text model with the whole"
     ),
     "deepseek_vl_v2 plamo2vl": (

@@ -24,6 +24,7 @@ from sealring.node.engine.caches import Cache
 
 from .anatomy import full_cache
 from .interception import Call, intercept_call
+from .second_source import comes_first
 
 _EMBEDDINGS = ("embed_tokens", "embeddings", "word_embeddings")
 _NORMS = ("norm", "norm_f")
@@ -119,7 +120,7 @@ FORMATS: dict[str, Format] = {
 
 def format_of(config: Mapping[str, Any]) -> Format | None:
     """How a model of this configuration names its head; None if none is known of this architecture."""
-    return FORMATS.get(config.get("model_type", ""))
+    return None if comes_first(config) else FORMATS.get(config.get("model_type", ""))
 
 
 def has_head(config: Mapping[str, Any], names: set[str]) -> bool:

@@ -32,6 +32,8 @@ def random_model(config: dict[str, Any], *, seed: int, dtype: mx.Dtype = mx.floa
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             noise = mx.random.normal(value.shape, key=mx.random.key(int.from_bytes(digest[:8], "big")))
             value = (value + _SPREAD * noise).astype(dtype)
+        elif value.ndim > 1:  # a table of indices, such as a router's by tokens
+            value = (mx.arange(value.size) * 7 // 3 % 2).reshape(value.shape).astype(value.dtype)
         parameters.append((name, value))
     model.update(tree_unflatten(parameters))
     if quantization is not None:

@@ -11,19 +11,24 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.caches.pools import Pools, Unfilled
+from sealring.node.engine.caches.state import States
 
 INSTALL = "pip install 'sealring[vision]' (pipx inject sealring mlx-vlm; uv tool install 'sealring[vision]')"
 
-_NAMED_ALIKE = "cohere2_moe flint inkling k2_horizon kolibri1 longcat_flash_sparse xing4_0"
+_NAMED_ALIKE = (
+    "cohere2_moe deepseek_v4 flint glm5_next glm_moe_dsa hy_v4 inkling k2_horizon kolibri1 "
+    "longcat_flash_sparse qwen4_exp xing4_0"
+)
 MODEL_TYPES: Mapping[str, str] = {
     **{name: name for name in _NAMED_ALIKE.split()},
     "cohere2moe": "cohere2_moe",
@@ -33,18 +38,26 @@ MODEL_TYPES: Mapping[str, str] = {
 
 _TEXT = "language_model."
 _TOWERS = ("vision_tower", "vision_model", "audio_tower")
+_PAST_LAYERS = "_supports_batch_invariant_decode"
+"""What a text side says of a decode of its own, which does not call the layers."""
+
 _AS_GIVEN = SimpleNamespace(sanitize=lambda weights: weights)
 
 
-def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any] | None:
-    """Classes of a model and of its arguments, around mlx-vlm's; None for a model type that is not served so.
+def comes_first(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-lm has a class for the model type that knows less than this configuration says: layers
+    of GLM-5.2 that share an indexer."""
+    kinds = config.get("indexer_types") or config.get("index_topk_pattern") or ()
+    shares = any(str(kind) in ("shared", "S") for kind in kinds) or config.get("index_topk_freq", 1) > 1
+    return config.get("model_type") == "glm_moe_dsa" and shares
+
+
+def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Classes of a model of one of MODEL_TYPES and of its arguments, around mlx-vlm's.
 
     Raises ModelError (MODEL_NEEDS_PACKAGE) where mlx-vlm is not installed.
     """
-    name = MODEL_TYPES.get(config["model_type"])
-    if name is None:
-        return None
-    family = _family(name, config["model_type"])
+    family = _family(MODEL_TYPES[config["model_type"]], config["model_type"])
 
     class Arguments(SimpleNamespace):
         @classmethod
@@ -62,6 +75,8 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any] | None:
             made = family.language.LanguageModel
             given = (args.text, args.whole)[: len(inspect.signature(made).parameters)]
             self.language_model = made(*given)
+            if hasattr(made, _PAST_LAYERS):
+                setattr(self.language_model, _PAST_LAYERS, lambda: False)
 
         def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
             logits: mx.array = self.language_model(inputs, cache=cache).logits
@@ -78,8 +93,7 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any] | None:
 
         def make_cache(self) -> list[Any]:
             own = self.language_model
-            made = own.make_cache() if hasattr(own, "make_cache") else [KVCache() for _ in own.layers]
-            return [_of_mlx_lm(cache) for cache in made]
+            return own.make_cache() if hasattr(own, "make_cache") else [KVCache() for _ in own.layers]
 
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             whole = family.Model.__new__(family.Model)  # without its towers
@@ -109,18 +123,43 @@ def _family(name: str, model_type: str) -> Any:
             hint=INSTALL,
             model_type=model_type,
         ) from error
+    lent = {**_LENT, **_LENT_TO.get(name, {})}
+    for module in (
+        language,
+        importlib.import_module(f"mlx_vlm.models.{_ALSO.get(name, f'{name}.language')}"),
+    ):
+        vars(module).update({one: lent[one] for one in lent.keys() & vars(module).keys()})
     return SimpleNamespace(**vars(config), language=language, Model=main.Model)
 
 
-def _of_mlx_lm(cache: Any) -> Any:
-    """An empty cache of mlx-lm's class for one of mlx-vlm's of the same name, and what has none as it is."""
-    kind = type(cache).__name__
-    if kind == "CacheList":
-        return CacheList(*map(_of_mlx_lm, cache.caches))
-    if kind == "KVCache":
-        return KVCache()
-    if kind == "RotatingKVCache":
-        return RotatingKVCache(max_size=cache.max_size, keep=cache.keep)
-    if kind == "ArraysCache":
-        return ArraysCache(len(cache.cache))
-    return cache
+def _lazy() -> ModuleType:
+    """`mlx.core` with two functions less. Nothing is launched: a stage's graph is built before its weights
+    are read, and before its input arrives. And nothing is compiled for all shapes: `argpartition` goes by the
+    first shape then, so that Hy4 chooses wrong keys of longer rows and reads behind the end of shorter
+    ones."""
+    module = ModuleType(mx.__name__)
+    vars(module).update(vars(mx), async_eval=lambda *_: None, compile=lambda call, **_: mx.compile(call))
+    return module
+
+
+_LENT: Mapping[str, Any] = {
+    "ArraysCache": States,
+    "CacheList": CacheList,
+    "HyV4KVCache": KVCache,
+    "KVCache": KVCache,
+    "PoolingCache": Pools,
+    "RotatingKVCache": RotatingKVCache,
+    "mx": _lazy(),
+}
+"""What a family's module finds in the place of its own imports."""
+
+_LENT_TO: Mapping[str, Mapping[str, Any]] = {
+    # The last of a layer's caches has keys and values of all heads, in the published GLM 5.3 Flash 64 KiB a
+    # token beside 1 KiB of latents, from which they can be computed.
+    "glm5_next": {"CacheList": lambda *parts: CacheList(*parts[:-1], Unfilled())},
+    "deepseek_v4": {"PoolingCache": lambda ratio: Pools(ratio, overlaps=ratio == 4)},
+}
+"""What other families do not get."""
+
+_ALSO: Mapping[str, str] = {"hy_v4": "hy_v4.indexer", "qwen4_exp": "qwen3_5.gated_delta"}
+"""A further module that a family's text side needs, which gets the same."""

@@ -66,6 +66,8 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
             reason="MODEL_NEEDS_REMOTE_CODE",
             hint="use a model of an architecture that mlx-lm ships",
         )
+    if second_source.comes_first(config):
+        return second_source.classes_of(config)
     said = io.StringIO()
     try:  # mlx-lm has no public way from a configuration to its classes without weights
         with contextlib.redirect_stdout(said):
@@ -79,8 +81,8 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     except (ValueError, AttributeError) as error:
         if (text := text_config(config)) is not None:
             return wrapped(*model_classes(text))
-        if (found := second_source.classes_of(config)) is not None:
-            return found
+        if model_type in second_source.MODEL_TYPES:
+            return second_source.classes_of(config)
         if (why := DENIED.get(model_type)) is not None:
             raise ModelError(
                 f"models of type {model_type} are not served: {why}",

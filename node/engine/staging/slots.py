@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from sealring.node.engine.caches import Cache, parts_of
+from sealring.node.engine.caches.pools import Pools
 
 
 class Slots:
@@ -71,15 +72,15 @@ class Slots:
         nothing, state = mx.zeros((rows, 1, tokens, 0)), mx.zeros((rows, 1))
         for shadow in cache[len(self._present) :]:
             for part in parts_of(shadow):
-                if _counts(part):
-                    part.update_and_fetch(nothing, nothing)
-                else:  # else it could not be merged with others
+                if hasattr(part, "cache"):  # else it could not be merged with others
                     part.cache = [state for _ in part.cache]
+                elif _counts(part):
+                    part.update_and_fetch(nothing, nothing)
 
 
 def _counts(part: Any) -> bool:
     """Whether it knows how many tokens it holds."""
-    return hasattr(part, "offset")
+    return hasattr(part, "offset") and not isinstance(part, Pools)
 
 
 def _kind(cache: Any) -> tuple[Any, ...]:

@@ -98,6 +98,16 @@ class Stage:
             {donor for reader, donor in anatomy.donors.items() if lo <= donor < hi <= reader}
         )
         self._intercept_layers(lo, hi)
+        self._to_see = self._expected()
+
+    def _expected(self) -> list[int]:
+        """The layers whose calls a step has to pass through, in order, of those that stand at an end of the
+        stage."""
+        spec, first = self.spec, [self.spec.lo] if self.spec.lo else []
+        if spec.is_tail:
+            return [*range(spec.lo), *first, spec.layers - 1]
+        to_end = spec.is_head and self._anatomy.boundaries[spec.hi].per_layer is not None
+        return [*range(spec.lo), *first, *range(spec.hi, spec.layers if to_end else spec.hi + 1)]
 
     def _intercept_layers(self, lo: int, hi: int) -> None:
         """Has the model's own call skip the layers before the stage, take its input and end behind it."""
@@ -242,6 +252,7 @@ class Stage:
 
     def _cut(self, original: Call, *args: Any, **kwargs: Any) -> Any:
         """The last layer."""
+        self._step.seen.append(self.spec.layers - 1)
         output = original(*args, **kwargs)
         if self.hidden is not None:
             self.hidden.append(output[0] if isinstance(output, tuple) else output)
@@ -296,6 +307,10 @@ class Stage:
                 outputs = self._outputs(updates)
             finally:
                 self._step = _Step()
+        if step.seen != self._to_see and not self._anatomy.indivisible:
+            raise not_stageable(
+                self.spec.model_type, f"a step went through the layers {step.seen} at its ends"
+            )
         self._slots.count(cache, rows, tokens)
         return outputs
 
@@ -307,6 +322,7 @@ class Stage:
         it."""
 
         def call(_: Call, *args: Any, **kwargs: Any) -> Any:
+            self._step.seen.append(index)
             followed = None
             if index in self._followed:
                 cache = self._cache_of(index)
@@ -329,6 +345,7 @@ class Stage:
                 for (place, layout), array in zip(boundary.state, self._step.arrived, strict=False)
             }
             if index == self.spec.lo:
+                self._step.seen.append(index)
                 adapter.resume(self.model, index, arguments, arrived)
             else:
                 for place in adapter.every_layer:
@@ -348,6 +365,7 @@ class Stage:
 
         def call(_: Call, *args: Any, **kwargs: Any) -> Any:
             arguments = (list(args), kwargs)
+            self._step.seen.append(index)
             self._step.next_arguments.append(arguments)
             if ends:
                 raise _HandedOn
@@ -405,6 +423,8 @@ class _Step:
         self.angles: tuple[mx.array, mx.array] | None = None
         self.both_ways: BothWays | None = None
         self.next_arguments: list[Arguments] = []
+        self.seen: list[int] = []
+        """The layers at the stage's ends that were called."""
 
 
 def _both_ways(positions: Positions, cache: Cache, tokens: int) -> BothWays | None:
@@ -434,6 +454,12 @@ def _check_layers(anatomy: Anatomy, lo: int, hi: int) -> None:
         )
     if anatomy.indivisible and (lo, hi) != (0, count):
         raise not_stageable(anatomy.model_type, anatomy.indivisible)
+    if any(0 < cut < anatomy.head_layers for cut in (lo, hi)):
+        raise InvalidInput(
+            f"the layers [{lo}, {hi}) cut the first {anatomy.head_layers}, which read tokens",
+            hint=f"give the head at least {anatomy.head_layers} layers",
+            param="layers",
+        )
 
 
 def _spec(anatomy: Anatomy, lo: int, hi: int) -> StageSpec:
