@@ -251,11 +251,11 @@ LINES = {
     "gateway/rings": 3_400,
     "gateway/scheduler": 4_100,
     "node": 14_260,
-    "node/engine": 17_500,
+    "node/engine": 17_720,
     "node/engine/text": 6_400,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 10_830,
+    "cli": 10_880,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import plain, print_json, print_table, progress, say
 from sealring.mesh.errors import ModelError
+from sealring.mesh.rpc.protocol import software_version
 from sealring.mesh.units import size
 
 app = typer.Typer(
@@ -24,6 +25,9 @@ app = typer.Typer(
 )
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="hub id, or a folder's name on another node")]
+_LONG_SECONDS = 10.0
+"""For which a check computes a long prompt with the whole model; the stages take as long again."""
+
 Adapter = Annotated[str, typer.Option(metavar="FOLDER", help="of an adapter by which the model is tuned")]
 Nodes = Annotated[list[str] | None, typer.Option("--node", metavar="NODE", help="may be repeated")]
 
@@ -103,7 +107,8 @@ def check(
         typer.Argument(metavar="PATH_OR_CONFIG", help="model folder, config.json, or FILE.json#KEY"),
     ],
     stages: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="stages of about the same size [default: 2]")
+        int | None,
+        typer.Option(min=1, max=1024, help="stages of about the same size [default: a cut of each kind]"),
     ] = None,
     split: Annotated[str, typer.Option(metavar="A,B,...", help="layers per stage, by hand")] = "",
     rows: Annotated[int, typer.Option(min=1, max=64, help="sequences at once")] = 3,
@@ -118,7 +123,8 @@ def check(
     from sealring.node.engine.apart import ask_apart
 
     sizes = parse_split(split) or None
-    asked = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed, "adapter": adapter}
+    asked: dict[str, Any] = {"splits": sizes, "stages": stages, "rows": rows, "seed": seed}
+    asked |= {"seconds": _LONG_SECONDS} | ({"adapter": adapter} if adapter else {})
     with progress(f"comparing {path_or_config} with its stages"):
         report = host_of(context).reach(
             ask_apart, "sealring.node.engine.check", [path_or_config, json.dumps(asked)]
@@ -134,17 +140,49 @@ def check(
         answers = [report[name] for name in ("exact", "tokens_equal", "alone_equal")]
         outcome = [_yes(answers[0]), difference, *map(_yes, answers[1:])]
         print_table(columns, [[report["model_type"], report["layers"], ranges, report["weights"], *outcome]])
-        if (template := report["template"]) is not None:
-            say(f"chat template: {', '.join(template['changes']) or 'takes messages as they are'}")
-            lost = template["lost"]
-            say(f"it does not show {', '.join(lost)}" if lost else "it shows everything")
+        print_table(["what", "value"], _known(report))
+        say(_in_a_line(report))
     if report["right"]:
         return
+    if report["wrong_cuts"]:
+        say(f"a cut is wrong in front of layers {', '.join(map(str, report['wrong_cuts']))}")
     if report["exact"] and report["tokens_equal"]:
         say("a row's answer depends on the rows that run with it")
     else:
         say("the stages do not compute what the whole model computes")
     raise typer.Exit(CHECK_FAILED)
+
+
+def _known(report: dict[str, Any]) -> list[list[str]]:
+    """What the table of a check does not hold, a row each."""
+    longest, reach = report["longest"], report["reach"]
+    beyond = "longer than all that it names" if longest > reach else f"it names one of {reach}"
+    rows = [
+        ["code", f"{report['code']} ({report['package']})"],
+        ["longest prompt", f"{longest} tokens, {beyond}"],
+        ["crosses a cut", "; ".join(report["crosses"]) or "nothing: one stage holds it"],
+        ["rows", "together" if report["rows_together"] else "in turn"],
+        ["KV bits", ", ".join(map(str, report["kv_bits"])) or "its own"],
+        ["kept prefixes", "cut anywhere" if report["prefixes"] == "any" else "whole, or up to a mark"],
+        ["drafts", ("yes" if report["drafts"] else "no") + ", MTP" * report["mtp"]],
+    ]
+    if (template := report["template"]) is not None:
+        rows += [
+            ["calls", report["calls"] or "not read"],
+            ["thoughts", _yes(report["thoughts"])],
+            ["chat template", ", ".join(template["changes"]) or "takes messages as they are"],
+            ["not shown by it", ", ".join(template["lost"]) or "nothing"],
+        ]
+    return rows
+
+
+def _in_a_line(report: dict[str, Any]) -> str:
+    """The whole of a check, to paste into an issue."""
+    stages = " ".join(f"{lo}-{hi - 1}" for lo, hi in report["stages"])
+    told = "; ".join(f"{what} {value}" for what, value in _known(report))
+    outcome = "right" if report["right"] else "not right"
+    what = f"{report['model_type']}, {report['weights']} weights, {stages} {outcome}"
+    return f"sealring {software_version()}: {what}; {told}"
 
 
 @command(app, example="sealring model profile ~/models/Qwen3-8B")

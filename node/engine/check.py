@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,25 @@ from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine import nvidia
 from sealring.node.engine.apart import answer
+from sealring.node.engine.check_report import about, cuts_of
 from sealring.node.engine.check_runs import (
+    Run,
     Staged,
     Whole,
     comparable,
     follow_alone,
+    follow_long,
     follow_schedule,
     largest_difference,
+    long_prompt,
     random_prompts,
     rounding,
 )
 from sealring.node.engine.staging import Stage, random_model, random_stage
 from sealring.node.engine.staging.anatomy import dissect, not_runnable
+from sealring.node.engine.staging.bounds import reach_of
 from sealring.node.engine.staging.skeleton import build_skeleton
-from sealring.node.engine.text.marked import in_short
-from sealring.node.engine.text.tokenizer import load_tokenizer
-from sealring.node.engine.weights import load_lazily, load_stage
+from sealring.node.engine.weights import load_lazily, load_stage, read_config
 
 _MAX_ROWS = 64
 
@@ -65,6 +69,12 @@ class CheckReport:
     alone_equal: bool
     """Whether that is rounding: no more than half of a float's digits. If not, a row's answer depends on
     what else runs, which is so where mlx-lm batches an architecture wrongly."""
+    reach: int = 0
+    """The largest of the lengths that the model's arguments name, in tokens: windows, chunks, pools, keys."""
+    longest: int = 0
+    """Tokens of the longest prompt that was compared."""
+    wrong_cuts: tuple[int, ...] = ()
+    """Layers in front of which a cut is wrong, of the cuts that were compared."""
 
     @property
     def right(self) -> bool:
@@ -81,12 +91,16 @@ def check(
     seed: int = 0,
     dtype: mx.Dtype = mx.float32,
     adapter: str = "",
+    seconds: float = 0.0,
 ) -> CheckReport:
     """Compares the whole model with its stages, with real weights for a model folder, else with random ones.
 
     `path_or_config`: a model folder, a config.json, `file.json#key` for one of several configurations in a
     file, or a configuration. `splits`: layers per stage; `stages`: as many stages of about the same size.
+    Without either there is a cut of each kind that the model has.
     `dtype` is that of random weights. `adapter` is the folder of an adapter for a model's folder.
+    `seconds`: how long the whole model may compute a prompt that is longer than its windows and the like; 0
+    leaves that out.
 
     Raises InvalidInput, ModelError.
     """
@@ -97,8 +111,12 @@ def check(
     model = source.whole()
     anatomy = dissect(build_skeleton(source.config), source.config["model_type"])
     count = len(anatomy.layers)
+    if splits is None and stages is None and (cuts := cuts_of(anatomy)):
+        splits = [end - start for start, end in pairwise([0, *cuts, count])]
     ranges = ranges_of(count, splits=splits, stages=stages)
     prompts = random_prompts(rows, anatomy.logits.tail[0], seed)
+    reach = reach_of(model)
+    long, chunks = long_prompt(reach, anatomy.logits.tail[0], seed)
     whole = Whole(model, anatomy.adapter)
     try:
         expected = follow_schedule(prompts, whole)
@@ -107,10 +125,21 @@ def check(
     with anatomy.adapter.unrounded(model):
         together = follow_schedule(prompts, whole) if anatomy.adapter.rounds else expected
         alone = follow_alone(prompts, whole, [len(expected.tokens[row]) for row in range(rows)])
+    far, chunks = follow_long(long, whole, chunks, seconds) if seconds else ([], [])
     del model, whole
     mx.clear_cache()
-    got = follow_schedule(prompts, Staged([source.stage(lo, hi) for lo, hi in ranges]))
-    difference = largest_difference(expected.logits, got.logits)
+
+    def compare(ranges: Sequence[tuple[int, int]]) -> tuple[Run, float | None]:
+        staged = Staged([source.stage(lo, hi) for lo, hi in ranges])
+        run = follow_schedule(prompts, staged)
+        return run, largest_difference(
+            [*expected.logits, *far], [*run.logits, *follow_long(long, staged, chunks)[0]]
+        )
+
+    got, difference = compare(ranges)
+    wrong = [lo for lo, _ in ranges[1:]] if difference != 0.0 else []
+    if len(wrong) > 1:
+        wrong = [cut for cut in wrong if compare([(0, cut), (cut, count)])[1] != 0.0]
     apart = largest_difference(*comparable(together, alone))
     return CheckReport(
         model_type=source.config["model_type"],
@@ -126,6 +155,9 @@ def check(
         alone_tokens_equal=together.tokens == alone.tokens,
         alone_max_abs_diff=apart,
         alone_equal=apart is not None and apart <= rounding(alone),
+        reach=reach,
+        longest=max(sum(chunks), *(prompt.shape[1] for prompt in prompts)),
+        wrong_cuts=tuple(wrong),
     )
 
 
@@ -163,20 +195,10 @@ def main() -> int:
 
     def report() -> dict[str, Any]:
         found = check(path, **json.loads(options))
-        return dataclasses.asdict(found) | {"right": found.right, "template": template_of(Path(path))}
+        known = about(Path(path), configuration_of(path))
+        return dataclasses.asdict(found) | {"right": found.right} | known
 
     return answer(report)
-
-
-def template_of(path: Path) -> dict[str, Any] | None:
-    """What is done for the chat template of a model folder, and what it shows in no shape; None for a folder
-    without a template, and for no folder."""
-    if not path.is_dir():
-        return None
-    tokenizer = load_tokenizer(path)
-    tokenizer.close()
-    shape = tokenizer.shape
-    return {"changes": shape.changes, "lost": in_short(shape.lost)} if shape.asked else None
 
 
 @dataclass(frozen=True)
@@ -192,23 +214,30 @@ def _source(
 ) -> _Source:
     if isinstance(path_or_config, dict):
         return _random_source(path_or_config, seed, dtype)
-    name, _, key = str(path_or_config).partition("#")
-    path = Path(name)
+    path = Path(path_or_config)
     if path.is_dir():
         model, config = load_lazily(path, adapter=adapter)
         return _Source(
             config, "real", lambda: model, lambda lo, hi: load_stage(path, lo, hi, adapter=adapter)
         )
-    config = read_configurations(path)
+    return _random_source(configuration_of(path_or_config), seed, dtype)
+
+
+def configuration_of(path: str | Path) -> dict[str, Any]:
+    """The configuration of a model's folder, of a config.json, or of `file.json#key`. Raises ModelError."""
+    if Path(path).is_dir():
+        return read_config(Path(path))
+    name, _, key = str(path).partition("#")
+    config = read_configurations(Path(name))
     if key:
         if key not in config:
             raise ModelError(
-                f"{path} has no configuration {key}", reason="MODEL_NOT_FOUND", hint="check the key"
+                f"{name} has no configuration {key}", reason="MODEL_NOT_FOUND", hint="check the key"
             )
         config = config[key]
     if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object", reason="BAD_MODEL_CONFIG", hint="give a config.json")
-    return _random_source(config, seed, dtype)
+        raise ModelError(f"{name} is not a JSON object", reason="BAD_MODEL_CONFIG", hint="give a config.json")
+    return config
 
 
 def read_configurations(file: str | Path) -> dict[str, Any]:

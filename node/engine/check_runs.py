@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,14 @@ FIRST_CHUNK = 2
 DECODE_STEPS = 7
 ADMIT_AT, EVICT_AT, MOVE_AT = 1, 3, 5
 """Decode steps of the schedule, and the steps at which rows change."""
+
+
+LONG_CHUNK, LONG_STEPS = 190, 3
+"""Tokens of a chunk of a long prompt, which ends inside windows and pools; single tokens behind them."""
+
+MOST_TOKENS = 1 << 14
+_KEPT = 16
+"""Logits of a chunk that are compared: the last have seen all tokens before them."""
 
 
 class Whole:
@@ -120,6 +129,31 @@ def follow_schedule(prompts: Sequence[mx.array], machine: Whole | Staged) -> Run
             batch = _recompose(batch, range(len(rows) - 1), [moved])
         tokens = run.note(rows, machine(tokens, batch))
     return run
+
+
+def follow_long(
+    prompt: mx.array, machine: Whole | Staged, chunks: Sequence[int], seconds: float = math.inf
+) -> tuple[list[mx.array], list[int]]:
+    """Computes a long prompt, uint32 [1, length], in chunks of these numbers of tokens. The last logits of
+    each chunk, and the chunks that were computed: fewer where `seconds` have passed before the end."""
+    cache, found, done, end = machine.new_cache(), list[mx.array](), 0, time.monotonic() + seconds
+    for chunk in chunks:
+        logits = machine(prompt[:, done : done + chunk], cache)[:, -_KEPT:]
+        mx.eval(logits)
+        found.append(logits)
+        done += chunk
+        if time.monotonic() > end:
+            break
+    return found, list(chunks[: len(found)])
+
+
+def long_prompt(reach: int, vocabulary: int, seed: int) -> tuple[mx.array, list[int]]:
+    """A random prompt that is longer than `reach` tokens, uint32 [1, length], and its chunks. At its end are
+    single tokens."""
+    longer = min(reach, MOST_TOKENS) + LONG_CHUNK // 2
+    chunks = [min(LONG_CHUNK, longer - done) for done in range(0, longer, LONG_CHUNK)] + [1] * LONG_STEPS
+    shape = (1, sum(chunks))
+    return mx.random.randint(0, vocabulary, shape, key=mx.random.key(seed)).astype(mx.uint32), chunks
 
 
 def follow_alone(prompts: Sequence[mx.array], machine: Whole, lengths: Sequence[int]) -> Run:

@@ -20,8 +20,12 @@ from sealring.mesh.errors import ModelError
 from sealring.node.engine.caches import parts_of
 
 from .adapters import Adapter, adapter_for
+from .bounds import reach_of
 from .interception import Call, intercept_call, intercept_reads, leaves
 from .layout import PROBES, Arguments, Layout, Place, TensorSpec, Unsuitable, find_layout, get_argument
+
+_LONGEST = 1 << 13
+"""Tokens of a run that nothing is evaluated of; its graph may have nodes for each token."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,11 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
         if lacking:
             raise Unsuitable(f"this mlx-lm has no {lacking[0]} in {type(layers[0]).__module__}")
         boundaries = _boundaries(adapter, donors, first, second, layers)
+        if type(adapter) is Adapter and (more := min(reach_of(model), _LONGEST)):
+            one, two = (
+                _Probe(model, layers, outer, adapter, donors, rows, tokens + more) for rows, tokens in PROBES
+            )
+            _check_chain(adapter, layers, one, two, more)
     except Unsuitable as reason:
         owners: tuple[tuple[int, ...], ...] = tuple((0,) for _ in first.owners())
         return Anatomy(
@@ -294,15 +303,20 @@ def _boundaries(
     if len(first.order) != count:
         raise Unsuitable(f"layer {len(first.order)} is never called")
     if type(adapter) is Adapter:
-        if first.no_chain:
-            raise Unsuitable(first.no_chain)
-        if adapter.state == Adapter.state:
-            for index, layer in enumerate(layers):
-                _check_one_state(index, layer, first.arguments[index], second.arguments[index])
+        _check_chain(adapter, layers, first, second)
     return tuple(_boundary(adapter, donors, first, second, index) for index in range(count))
 
 
-def _check_one_state(index: int, layer: nn.Module, first: Arguments, second: Arguments) -> None:
+def _check_chain(adapter: Adapter, layers: list[Any], first: _Probe, second: _Probe, more: int = 0) -> None:
+    """Refuses layers that are no chain for prompts of `more` tokens than PROBES says."""
+    if first.no_chain:
+        raise Unsuitable(first.no_chain)
+    if adapter.state == Adapter.state:
+        for index, layer in enumerate(layers):
+            _check_one_state(index, layer, first.arguments[index], second.arguments[index], more)
+
+
+def _check_one_state(index: int, layer: nn.Module, first: Arguments, second: Arguments, more: int) -> None:
     """Refuses layers that are given anything per token besides their state, such as token ids."""
     found = []
     for (name, one), (_, two) in zip(
@@ -311,7 +325,7 @@ def _check_one_state(index: int, layer: nn.Module, first: Arguments, second: Arg
         for left, right in zip(leaves(one), leaves(two), strict=True):
             if isinstance(left, mx.array) and left.dtype != mx.bool_:
                 with contextlib.suppress(Unsuitable):
-                    find_layout(name, left, right)
+                    find_layout(name, left, right, more)
                     found.append(name)
     if len(found) != 1:
         given = f"{' and '.join(found)} per token" if found else "nothing per token"

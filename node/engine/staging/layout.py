@@ -131,14 +131,17 @@ class Unsuitable(Exception):  # noqa: N818  not an error of the user's
     """A tensor or a model is not of the form that the generic way needs."""
 
 
-def find_layout(name: str, first: Any, second: Any) -> Layout:
-    """Finds the axes of rows and tokens by what changed between the two probes. Raises Unsuitable."""
+def find_layout(name: str, first: Any, second: Any, more: int = 0) -> Layout:
+    """Finds the axes of rows and tokens by what changed between the two probes, which had `more` tokens than
+    PROBES says. Raises Unsuitable."""
     if not isinstance(first, mx.array) or not isinstance(second, mx.array) or first.ndim != second.ndim:
         raise Unsuitable(f"its {name} is not one array")
     lengths = list(zip(first.shape, second.shape, strict=True))
     changed = [axis for axis, (one, two) in enumerate(lengths) if one != two]
     try:
-        rows, tokens = (lengths.index((PROBES[0][i], PROBES[1][i])) for i in (0, 1))
+        rows, tokens = (
+            lengths.index((PROBES[0][i] + add, PROBES[1][i] + add)) for i, add in ((0, 0), (1, more))
+        )
     except ValueError:
         raise Unsuitable(f"its {name} has no axis of rows and one of tokens") from None
     if sorted((rows, tokens)) != changed:

@@ -93,7 +93,7 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
         raise ModelError(
             f"neither mlx-lm nor mlx-vlm has an architecture {model_type} that is served here",
             reason="MODEL_TYPE_UNKNOWN",
-            hint="update sealring, or choose a model of an architecture of docs/models.md",
+            hint="update sealring, or see docs/families.md, which says how a family is added",
             model_type=model_type,
         ) from error
     return classes

@@ -15,7 +15,7 @@ from sealring.cli.terminal.command import MODELS, settings_model
 from sealring.coordinator.planning.specs import KEEP_ALIVE_SECONDS
 from sealring.mesh.units import show_duration, show_size
 from sealring.node.daemon.engines import USABLE_SHARE
-from sealring.node.engine import DEFAULT_CONTEXT_SIZE, RowParameters, ranges_of
+from sealring.node.engine import DEFAULT_CONTEXT_SIZE, RowParameters
 from sealring.node.stored import policy
 from sealring.v1 import inference_pb2
 
@@ -84,7 +84,6 @@ def test_a_default_that_a_help_text_states_by_hand_is_the_one_in_effect() -> Non
         "chat --temperature": f"{inference_pb2.Sampling().temperature:g}",
         "chat --repetition-penalty": f"{RowParameters().repetition_penalty:g}",
         "chat --repetition-context-size": f"{DEFAULT_CONTEXT_SIZE}",
-        "model check --stages": f"{len(ranges_of(64))}",
         **dict.fromkeys(
             (f"{each} --keep-alive" for each in ("deploy", "deployment create", "deployment plan")),
             show_duration(KEEP_ALIVE_SECONDS),
