@@ -42,6 +42,7 @@ ADMIN = ("operator", "coordinator", "timeout")
 
 _FLAGS = "sealring.flags"
 _SET = "set"
+_SET_OPTION = "--set"
 _METAVARS = {"str": "TEXT", "int": "N", "float": "N", "path": "PATH", "file": "PATH", "datetime": "TIME"}
 
 
@@ -76,6 +77,17 @@ class Command(TyperCommand):
         own = super().get_params(ctx)
         settings = _options(self.section, self.fields, self.every) if self.fields else []
         return [*own[:-1], *settings, own[-1]]  # the last is --help
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does; for an option that is a setting, the error names `--set`."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            given = str(getattr(error, "option_name", None) or "")
+            name = given.removeprefix("--").removeprefix("no-").replace("-", "_")
+            if self.every and name in settings_model(self.section).model_fields:
+                vars(error)["possibilities"] = [f"{_SET_OPTION} {name}=VALUE"]
+            raise
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Arguments as their names, in brackets where they may be left out."""
@@ -174,7 +186,7 @@ def _options(section: str, fields: tuple[str, ...], every: bool) -> list[Any]:
     given = [_parameter(name, _kind(described[name]), _option(described[name])) for name in fields]
     if every:
         text = f"any other of docs/settings.md; may be repeated (values: sealring config show {section})"
-        option = typer.Option(None, "--set", help=text, metavar="KEY=VALUE")
+        option = typer.Option(None, _SET_OPTION, help=text, metavar="KEY=VALUE")
         given.append(_parameter(_SET, list[str] | None, option))
 
     def function() -> None: ...

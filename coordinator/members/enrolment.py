@@ -82,35 +82,24 @@ class Enrolment:
             raise refused("OTHER_ROLE", f"this identity is enrolled as a {known.role}")
         now = int(self._clock())
         name = self._free_name(request.name, role, identifier)
-        if role is Role.GATEWAY:
-            return StoredMember(
-                id=identifier,
-                role=role,
-                name=name,
-                identity_key=request.identity_key,
-                key_type=request.key_type,
-                enrolled_at=now,
-                level=TrustLevel.NONE,
-            )
-        verdict = self.attest(request, now)
-        return StoredMember(
+        member = StoredMember(
             id=identifier,
             role=role,
             name=name,
             identity_key=request.identity_key,
             key_type=request.key_type,
             enrolled_at=now,
-            sealing_key=request.sealing_key,
-            level=verdict.level,
-            trust=verdict.trust,
-            attestation=request.attestation,
-            attested_at=now,
-            challenged_at=now,
-            manifest_hash=verdict.statement.manifest_hash,
-            addresses=request.addresses,
-            evidence=request.attestation,
-            device_chain=request.device_chain,
+            level=TrustLevel.NONE,
         )
+        if role is Role.MEMBER:
+            verdict = self.attest(request, now)
+            member.level, member.trust = verdict.level, verdict.trust
+            member.manifest_hash = verdict.statement.manifest_hash
+            member.attestation = member.evidence = request.attestation
+            member.attested_at = member.challenged_at = now
+            member.sealing_key = request.sealing_key
+            member.addresses[:], member.device_chain[:] = request.addresses, request.device_chain
+        return member
 
     def _free_name(self, wanted: str, role: Role, identifier: str) -> str:
         """The name that the machine asks for, with a number if another one of its role has it."""
