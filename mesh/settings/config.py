@@ -12,7 +12,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,6 +26,8 @@ SECTIONS = ("coordinator", "node", "gateway", "cli")
 PREFIX = "SEALRING"
 
 M = TypeVar("M", bound=BaseModel)
+Given = tuple[str, Any, str]
+"""A setting's name, its value, and where it comes from."""
 
 
 @dataclass(frozen=True)
@@ -48,28 +50,22 @@ def load(
 ) -> Loaded[M]:
     """The settings of `section`: each of these sources overrides those before it.
 
-    `said` are texts KEY=VALUE of `--set`. `flags` has values by field, of which None is
-    not said.
+    `said` are texts KEY=VALUE of `--set`. `flags` has values by field, where None is no value.
 
     Raises ConfigError: CONFIG_FILE_MISSING, BAD_CONFIG_FILE, UNKNOWN_SETTING, BAD_SETTING.
     """
     values: dict[str, Any] = {}
     origin = dict.fromkeys(model.model_fields, "default")
-    sources = (
+    variables = os.environ if environment is None else environment
+    for source in (
         _from_file(model, section, file),
-        _from_environment(model, section, os.environ if environment is None else environment),
+        _from_environment(model, section, variables),
         _from_set(model, section, said),
-        {
-            name: (value, f"flag --{name.replace('_', '-')}")
-            for name, value in (flags or {}).items()
-            if value is not None
-        },
-    )
-    for source in sources:
-        for name, (value, where) in source.items():
-            _check_path(model, section, name, value, where)
-            values[name] = value
-            origin[name] = where
+        ((name, value, f"flag --{name.replace('_', '-')}") for name, value in (flags or {}).items()),
+    ):
+        for name, value, where in source:
+            if value is not None:
+                values[name], origin[name] = _placed(model, section, name, value, where), where
     try:
         settings = model.model_validate(values)
     except ValidationError as error:
@@ -126,34 +122,26 @@ def environment_name(section: str, field: str) -> str:
     return f"{PREFIX}_{section}_{field}".upper()
 
 
-def _from_file(model: type[BaseModel], section: str, file: Path | None) -> dict[str, tuple[Any, str]]:
-    if file is None:
-        return {}
-    table = read_toml(file).get(section, {})
-    for name in table:
+def _from_file(model: type[BaseModel], section: str, file: Path | None) -> Iterator[Given]:
+    for name, value in (read_toml(file).get(section, {}) if file is not None else {}).items():
         if name not in model.model_fields:
             raise unknown(f"setting {name[:40]!r} in section [{section}] of {file}", name, model.model_fields)
-    return {name: (_expand(model, name, value), f"file:{file}") for name, value in table.items()}
+        yield name, value, f"file:{file}"
 
 
 def _from_environment(
     model: type[BaseModel], section: str, environment: Mapping[str, str]
-) -> dict[str, tuple[Any, str]]:
+) -> Iterator[Given]:
     known = {environment_name(section, name): name for name in model.model_fields}
-    prefix = environment_name(section, "")
-    found: dict[str, tuple[Any, str]] = {}
     for variable, text in environment.items():
-        if not variable.startswith(prefix):
-            continue
-        if variable not in known:
+        if variable in known:
+            where = f"env:{variable}"
+            yield known[variable], _parsed(model, known[variable], text, where), where
+        elif variable.startswith(environment_name(section, "")):
             raise unknown(f"environment variable {variable[:80]}", variable, known)
-        where = f"env:{variable}"
-        found[known[variable]] = (_parsed(model, known[variable], text, where), where)
-    return found
 
 
-def _from_set(model: type[BaseModel], section: str, said: Sequence[str]) -> dict[str, tuple[Any, str]]:
-    found: dict[str, tuple[Any, str]] = {}
+def _from_set(model: type[BaseModel], section: str, said: Sequence[str]) -> Iterator[Given]:
     for one in said:
         name, equals, text = one.partition("=")
         where = f"flag --set {name}"
@@ -161,48 +149,39 @@ def _from_set(model: type[BaseModel], section: str, said: Sequence[str]) -> dict
             raise unknown(f"setting {name[:40]!r} of [{section}] in --set", name, model.model_fields)
         if not equals:
             raise ConfigError(f"{where} has no value", hint="write: --set KEY=VALUE", reason="BAD_SETTING")
-        found[name] = (_parsed(model, name, text, where), where)
-    return found
+        yield name, _parsed(model, name, text, where), where
 
 
 def _parsed(model: type[BaseModel], name: str, text: str, where: str) -> Any:
     """Lists are JSON or separated by commas; the rest is left to the model's own parser."""
     if list not in kinds_of(model.model_fields[name].annotation):
-        return _expand(model, name, text)
-    items = [item.strip() for item in text.split(",") if item.strip()]
+        return text
     if text.lstrip().startswith("["):
         try:
-            items = json.loads(text)
+            return json.loads(text)
         except (ValueError, RecursionError):
             raise ConfigError(f"the list from {where} is not JSON", reason="BAD_SETTING") from None
-    return _expand(model, name, items)
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _expand(model: type[BaseModel], name: str, value: Any) -> Any:
-    """Replaces `~/` in a path by the home folder: no shell has done so in a file or the environment."""
+def _placed(model: type[BaseModel], section: str, name: str, value: Any, where: str) -> Any:
+    """A path with the home folder for `~/`, which a shell replaces only in some places.
+
+    Raises ConfigError (BAD_SETTING) for an empty path, which would be the working folder: mostly a variable
+    was not set.
+    """
     if Path not in kinds_of(model.model_fields[name].annotation):
         return value
-    return [_expanded(one) for one in value] if isinstance(value, list) else _expanded(value)
-
-
-def _expanded(value: Any) -> Any:
-    return Path(value).expanduser() if isinstance(value, str) and value[:2] == "~/" else value
-
-
-def _check_path(model: type[BaseModel], section: str, name: str, value: Any, where: str) -> None:
-    """Refuses an empty path, which would be the working folder: mostly a variable was not set.
-
-    Raises ConfigError (BAD_SETTING).
-    """
-    if Path in kinds_of(model.model_fields[name].annotation) and "" in (
-        value if isinstance(value, list) else [value]
-    ):
+    paths = value if isinstance(value, list) else [value]
+    if "" in paths:
         raise ConfigError(
             f"setting {name!r} of section [{section}], from {where}, is refused: it is empty",
             hint="name a place, or leave it out",
             reason="BAD_SETTING",
             param=name,
         )
+    paths = [Path(one).expanduser() if str(one).startswith("~/") else one for one in paths]
+    return paths if isinstance(value, list) else paths[0]
 
 
 def kinds_of(annotation: Any) -> set[Any]:
