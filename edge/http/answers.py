@@ -109,16 +109,19 @@ def check_calls(delta: inference.Delta) -> None:
             ) from None
 
 
-async def together(parts: Sequence[Events], choices: int) -> Events:
-    """The answers to several prompts, `choices` to each, as those to one.
+async def together(parts: Sequence[Events], choices: int, at_once: int = 0) -> Events:
+    """The answers to several prompts, `choices` to each, as those to one; `at_once` of them at the same time,
+    0: all.
 
     Raises what any of them fails with; the others are ended then.
     """
     queue: asyncio.Queue[tuple[int, inference.GenerateResponse | Exception]] = asyncio.Queue(len(parts))
 
+    turns = asyncio.Semaphore(at_once or len(parts))
+
     async def read(number: int, events: Events) -> None:
         try:
-            async with contextlib.aclosing(events):
+            async with turns, contextlib.aclosing(events):
                 async for event in events:
                     await queue.put((number, event))
         except Exception as error:

@@ -27,6 +27,7 @@ from sealring.api.completions import ask_completion
 from sealring.api.fields import bad, renamed
 from sealring.api.ollama import VERSION, ask_ollama_chat, ask_ollama_generate, loaded, show, tags
 from sealring.api.responses import ask_responses
+from sealring.api.vectors import ask_embed, ask_embedding, ask_embeddings, ask_rerank
 from sealring.edge.access.gate import ANY, LOOK, USE, WATCH, Door, Gate
 from sealring.edge.http.answers import (
     EventStream,
@@ -104,6 +105,7 @@ PAGE = """<!doctype html>
 <ul>
 <li><a href="/v1/models">/v1/models</a>: what is served</li>
 <li>/v1/chat/completions, /v1/completions, /v1/responses: OpenAI</li>
+<li>/v1/embeddings, /v1/rerank, /api/embed: models of vectors</li>
 <li>/v1/messages: Anthropic; /api/chat, /api/generate: Ollama</li>
 <li><a href="/docs">/docs</a>: all paths and their fields</li>
 <li><a href="/health">/health</a>, <a href="/metrics">/metrics</a></li>
@@ -146,10 +148,17 @@ class Edge:
     ) -> tuple[Asked, AsyncGenerator[inference.GenerateResponse, None]]:
         """What is asked, and its answer's events. Nothing keeps the body, which has images in base64."""
         asked = ask(body, number)
+        if RECEIPT in request.headers and asked.at_once:
+            raise InvalidInput(
+                "vectors have receipts only where inputs are sealed",
+                hint="ask over `sealring proxy` or the client library, which check them",
+                reason="BAD_NONCE",
+                param=RECEIPT,
+            )
         if RECEIPT in request.headers:
             for one in (asked.request, *asked.others):
                 one.receipt.nonce = nonce_of(request.headers[RECEIPT])
-        request.state.caller.claim(asked.choices)
+        request.state.caller.claim(min(asked.choices, asked.at_once or asked.choices))
         return asked, self._load(request, asked) if asked.loads else self._answer(request, asked, body)
 
     async def _answered(
@@ -183,7 +192,7 @@ class Edge:
             self._backend.generate(one, key=key_id or asked.user, tenant=key_id)
             for one in (asked.request, *asked.others)
         ]
-        return together(parts, asked.request.choices) if asked.others else parts[0]
+        return together(parts, asked.request.choices, asked.at_once) if asked.others else parts[0]
 
     async def _load(self, request: Request, asked: Asked) -> AsyncGenerator[inference.GenerateResponse, None]:
         """The answer to a request that asks for no more than the model: it begins when the model is there."""
@@ -297,6 +306,11 @@ PATHS: Paths[Edge] = Paths(
         Path("POST", "/v1/responses/compact", Edge.compact, USE, described.COMPACT),
         Path("POST", "/v1/messages", _asks(ask_messages), USE, described.MESSAGES),
         Path("POST", "/v1/messages/count_tokens", Edge.count, USE, described.COUNT_TOKENS),
+        Path("POST", "/v1/embeddings", _asks(ask_embeddings), USE, described.EMBEDDINGS),
+        Path("POST", "/v1/rerank", _asks(ask_rerank), USE, described.RERANK),
+        Path("POST", "/v2/rerank", _asks(ask_rerank), USE, described.RERANK),  # Cohere's client
+        Path("POST", "/api/embed", _asks(ask_embed), USE, described.OLLAMA_EMBED),
+        Path("POST", "/api/embeddings", _asks(ask_embedding), USE, described.OLLAMA_EMBEDDINGS),
         Path("POST", "/api/chat", _asks(ask_ollama_chat), USE, described.OLLAMA_CHAT),
         Path("POST", "/api/generate", _asks(ask_ollama_generate), USE, described.OLLAMA_GENERATE),
         Path("POST", "/api/show", Edge.show, LOOK, described.OLLAMA_SHOW),

@@ -127,7 +127,7 @@ class Request:
 
     `key` is the client, for fairness between clients; prompts of one `tenant` may share prefixes.
     `max_tokens` 0 means as many as the context holds. `logprobs` is whether a prompt in clear asks for
-    log-probabilities: outputs are searched for them only then. `routing_key` prefers a ring
+    log-probabilities, or for a vector: outputs are searched for them only then. `routing_key` prefers a ring
     (mesh.ring.routing), or is empty. Rings with less trust than `min_trust` do not get the request.
 
     `priority` orders the requests of one key, the lower the earlier. `patience` is the time in seconds after
@@ -179,7 +179,7 @@ class Request:
             deployment,
             tenant,
             asked.choices or 1,
-            asked.envelope.clear.sampling.HasField("logprobs"),
+            asked.envelope.clear.sampling.HasField("logprobs") or asked.envelope.clear.HasField("pooled"),
             routing_key,
             asked.priority,
             asked.deadline_ms / 1e3 or math.inf,

@@ -12,7 +12,10 @@ from sealring.mesh.errors import InvalidInput
 from sealring.v1 import inference_pb2 as inference
 
 THINKING = "thinking"
-CAPABILITIES = ("tools", THINKING, "vision")
+EMBEDDING, RERANK = "embedding", "rerank"
+"""Capabilities of models that make vectors and generate nothing."""
+
+CAPABILITIES = ("tools", THINKING, "vision", EMBEDDING, RERANK)
 """Optional abilities of models, by Ollama's names."""
 
 MAX_TOOLS = 128

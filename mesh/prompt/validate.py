@@ -56,6 +56,8 @@ def validate_prompt(prompt: inference.Prompt) -> None:
         _check_length(len(prompt.text.encode()), "prompt")
     elif prompt.tokens.ids:
         _check_length(4 * len(prompt.tokens.ids), "prompt")
+    elif prompt.HasField("pooled"):
+        _check_pooled(prompt)
     else:
         raise InvalidInput("the prompt is empty", reason="EMPTY_PROMPT", param="prompt")
     if prompt.schema:
@@ -184,6 +186,19 @@ def _check_messages(chat: inference.Chat) -> None:
             reason="EMPTY_PROMPT",
             param="messages",
         )
+
+
+def _check_pooled(prompt: inference.Prompt) -> None:
+    asked = prompt.pooled
+    if not (asked.text or asked.tokens.ids):
+        raise InvalidInput("the input is empty", reason="EMPTY_PROMPT", param="input")
+    texts = (asked.text, asked.query, asked.instruction)
+    _check_length(4 * len(asked.tokens.ids) + sum(len(text.encode()) for text in texts), "input")
+    others = {field.name for field, _ in prompt.ListFields()} - {"pooled"}
+    if asked.query:
+        others |= {field.name for field, _ in asked.ListFields()} & {"tokens", "dimensions"}
+    for name in sorted(others):
+        raise InvalidInput(f"{name} has no use beside a vector", reason="BAD_FIELD", param=name)
 
 
 def _check_length(total: int, param: str) -> None:

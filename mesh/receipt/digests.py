@@ -79,6 +79,11 @@ class AnswerHash:
         return AnswerDigests(text, reasoning, self._calls.digest(), order.digest())
 
 
+def vector_text(vector: Iterable[float]) -> str:
+    """A vector as its receipt has it, in the place of text: float32, little-endian, in hex."""
+    return b"".join(struct.pack("<f", number) for number in vector).hex()
+
+
 def _part(kind: str, size: int) -> bytes:
     """One part in the order: its kind, and the bytes of its text."""
     return pack_fields(kind.encode(), size.to_bytes(8, "big"))

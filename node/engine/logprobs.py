@@ -28,9 +28,10 @@ from sealring.node.engine.ranks import highest
 LOWEST = -9999.0
 """Replaces anything lower and NaN, because JSON has no infinities. OpenAI's own figure."""
 
-Asking: TypeAlias = tuple[tuple[int, int, int], ...]
+Asking: TypeAlias = tuple[tuple[int, int, int, int], ...]
 """For each row that asks: its index among the step's sampled rows, the number of likeliest tokens beside each
-token, and the number of the prompt's tokens that have log-probabilities."""
+token, and the number of the prompt's tokens that have log-probabilities. Last comes the length of a vector,
+which a row has in place of these."""
 
 Words: TypeAlias = npt.NDArray[np.uint32]
 
@@ -39,31 +40,38 @@ Words: TypeAlias = npt.NDArray[np.uint32]
 class TokenLogprobs:
     """The log-probability of one token, and the likeliest tokens in its place as (id, log-probability).
 
-    An answer's first token may have `prompt`: the same of the prompt's tokens from the second on.
+    An answer's first token may have `prompt`: the same of the prompt's tokens from the second on. Where a
+    model makes vectors there is nothing but a `vector`.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
     prompt: tuple[TokenLogprobs, ...] = ()
+    vector: tuple[float, ...] = ()
 
 
 def asking_of(logprobs: Iterable[int | None], prompts: Iterable[int] = repeat(0)) -> Asking:
     """The rows that ask, from the number of likeliest tokens that each sampled row wants (None: it does not
     ask) and the number of its prompt's tokens that have log-probabilities."""
     asked = enumerate(zip(logprobs, prompts, strict=False))
-    return tuple((index, count, tokens) for index, (count, tokens) in asked if count is not None)
+    return tuple((index, count, tokens, 0) for index, (count, tokens) in asked if count is not None)
+
+
+def pooled(rows: int, width: int) -> Asking:
+    """Rows that all have a vector."""
+    return tuple((index, 0, 0, width) for index in range(rows))
 
 
 def words_of(asking: Asking) -> int:
     """Length of their part of the tokens record, in words."""
-    return sum((1 + tokens) * (1 + 2 * count) for _, count, tokens in asking)
+    return sum(width or (1 + tokens) * (1 + 2 * count) for _, count, tokens, width in asking)
 
 
 class Reporter:
     """Makes the rows' part of the record; at least one row must ask."""
 
     def __init__(self, asking: Asking) -> None:
-        counts = [count for _, count, _ in asking]
+        counts = [count for _, count, *_ in asking]
         self._rows = mx.array([index for index, *_ in asking], mx.uint32)
         self._width = max(counts)
         self._picked: mx.array | None = None
@@ -95,9 +103,13 @@ def unpack(asking: Asking, words: Words) -> dict[int, TokenLogprobs]:
         top = tuple(zip(words[own + 1 : middle].tolist(), values, strict=True))
         return TokenLogprobs(_bounded(float(words[own : own + 1].view(np.float32)[0])), top)
 
-    for index, count, _ in asking:
-        found[index] = take(count)
-    for index, count, tokens in asking:
+    for index, count, _, width in asking:
+        if width:
+            vector = words[start : start + width].view(np.float32).tolist()
+            found[index], start = TokenLogprobs(0.0, (), vector=tuple(vector)), start + width
+        else:
+            found[index] = take(count)
+    for index, count, tokens, _ in asking:
         if tokens:
             found[index] = replace(found[index], prompt=tuple(take(count) for _ in range(tokens)))
     return found

@@ -61,7 +61,7 @@ _SCALES = ("scales", "biases", "global_scale")
 
 _WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "hidden_dim", "model_dim")
 COVERED = frozenset(
-    {"config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"}
+    {"config.json", "generation_config.json", "modules.json", "chat_template.jinja", "chat_template.json"}
     | {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
     | {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}
     | {"tokenizer.model", "spiece.model", "sentencepiece.model", "sentencepiece.bpe.model", "spm.model"}
@@ -135,7 +135,7 @@ def measure(
         "model_type": anatomy.model_type,
         "layers": len(anatomy.layers),
         "hidden_size": _hidden_size(config, text or {}),
-        "vocab_size": anatomy.logits.tail[0],
+        "vocab_size": model.args.vocab_size if hasattr(model, "pooling") else anatomy.logits.tail[0],
         "dtype": anatomy.boundaries[0].specs[0].dtype if anatomy.boundaries else anatomy.logits.dtype,
         **report,
         **seeing,

@@ -45,7 +45,7 @@ KINDS = (
 
 def warm_up(stage: Stage) -> None:
     """Runs the samplers of a stage that makes logits, unless the device has no kernels to build."""
-    if stage.spec.makes_logits and not device.rows_in_turn():
+    if stage.spec.makes_logits and not stage.pools and not device.rows_in_turn():
         inputs = [mx.zeros((1, 1, *tensor.tail), getattr(mx, tensor.dtype)) for tensor in stage.spec.receives]
         logits = stage.last_logits(inputs, stage.make_cache())
         for results in samples(logits.reshape(-1, logits.shape[-1])[-1:]):

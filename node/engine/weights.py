@@ -30,6 +30,7 @@ from sealring.node.engine.staging.mtp_head import (
     no_head,
     one_layer,
 )
+from sealring.node.engine.staging.pooling import pooled, pooling_of
 from sealring.node.engine.staging.quantization import cache_quantization
 from sealring.node.engine.staging.skeleton import check_layers, model_classes
 from sealring.node.models.kept import is_part
@@ -147,6 +148,8 @@ def load_lazily(
     if (converts := CONVERSIONS.get(config["model_type"])) is not None:
         classes = converts(classes[0]), classes[1]
     classes = with_blocks(classes, block_of(path, config))
+    if (pooling := pooling_of(path, config)) is not None:
+        classes = pooled(classes, pooling)
     check_layers(config)
     try:
         model, loaded = mlx_lm_import.import_utils().load_model(

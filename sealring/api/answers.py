@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -36,6 +37,9 @@ class Choice:
     begun: int = 0
     """When its first piece came, in nanoseconds of the monotonic clock."""
 
+    vector: array[float] = field(default_factory=lambda: array("f"))
+    """In place of all else, of a prompt that asks for one."""
+
     logprobs: list[inference.TokenLogprob] = field(default_factory=list)
     logprobs_of_text: list[inference.TokenLogprob] = field(default_factory=list)
     """Those without the reasoning's and the calls'."""
@@ -47,6 +51,7 @@ class Choice:
         """Takes the next piece in."""
         self.begun = self.begun or time.monotonic_ns()
         self.logprobs.extend(delta.logprobs)
+        self.vector.extend(delta.parsed.vector)
         if of_text(delta):
             self.logprobs_of_text.extend(delta.logprobs)
         for kind, piece in pieces(delta):
@@ -109,6 +114,9 @@ class Asked:
 
     loads: bool = False
     """It asks for the model to be loaded, or with a `keep_alive` of 0 unloaded, and for nothing else."""
+
+    at_once: int = 0
+    """Prompts that are asked at the same time, at most; 0: all."""
 
     @property
     def choices(self) -> int:

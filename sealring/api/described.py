@@ -14,6 +14,7 @@ from sealring.api.chat import ChatBody
 from sealring.api.completions import CompletionBody
 from sealring.api.errors import form_of
 from sealring.api.fields import NOTHING, Body, Rule, Rules
+from sealring.api.vectors import EmbedBody, EmbeddingBody, EmbeddingsBody, RerankBody
 
 _Schema = dict[str, Any]
 
@@ -91,6 +92,14 @@ COUNT_TOKENS = Operation(
     _object("input_tokens", input_tokens=_COUNT),
     (anthropic.MESSAGES, ("messages",)),
 )
+EMBEDDINGS = Operation(
+    "OpenAI's embeddings", _object("object", "data", "model", "usage", data=_LIST), EmbeddingsBody
+)
+RERANK = Operation(
+    "scores of documents for a query", _object("id", "model", "results", results=_LIST), RerankBody
+)
+OLLAMA_EMBED = Operation("Ollama's embeddings", _object("embeddings", embeddings=_LIST), EmbedBody)
+OLLAMA_EMBEDDINGS = Operation("one of these", _object("embedding", embedding=_LIST), EmbeddingBody)
 OLLAMA_CHAT = Operation("Ollama's chat", _OLLAMA_SCHEMA, (ollama.CHAT, ()), _LINES)
 OLLAMA_GENERATE = Operation("Ollama's generate", _OLLAMA_SCHEMA, (ollama.GENERATE, ()), _LINES)
 OLLAMA_SHOW = Operation("Ollama's: what a model can do", _SHOWN_SCHEMA, (_SHOW, ()))

@@ -32,6 +32,7 @@ from sealring.api.logprobs import chat_logprobs
 from sealring.api.sampling import OPENAI, OPTIONS, clean
 from sealring.mesh.errors import SealringError
 from sealring.mesh.prompt.options import MAX_REPETITION_CONTEXT_SIZE
+from sealring.mesh.prompt.tools import EMBEDDING, RERANK
 from sealring.v1 import inference_pb2 as inference
 
 _LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -370,7 +371,8 @@ def show(model: inference.Model) -> _Object:
 
 
 def _capabilities(model: inference.Model) -> list[str]:
-    return ["completion", *model.capabilities]
+    generates = not {EMBEDDING, RERANK} & set(model.capabilities)
+    return [*["completion"] * generates, *model.capabilities]
 
 
 def _details(model: inference.Model) -> _Object:

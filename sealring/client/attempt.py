@@ -288,8 +288,10 @@ class Attempt:
             delta.parsed.reasoning,
             tuple(ToolCall(call.name, call.arguments, call.id) for call in delta.parsed.tool_calls),
             delta.parsed.stop,
+            tuple(delta.parsed.vector),
         )
-        if not (told.text or told.logprobs or told.reasoning or told.tool_calls or told.stop):
+        said = told.text or told.reasoning or told.tool_calls or told.vector
+        if not (said or told.logprobs or told.stop):
             return None
         choice.pieces.append(told)
         return told

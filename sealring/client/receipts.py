@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sealring.client.question import Question
 from sealring.client.types import Delta
-from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
+from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest, vector_text
 from sealring.mesh.receipt.statement import binding, parse_statement
 from sealring.mesh.receipt.verify import Known, check_receipt
 from sealring.mesh.roster.model import Roster
@@ -70,7 +70,7 @@ class SealedReceipts:
         answer, nonce = AnswerHash(), self._question.receipt_nonce
         for piece in pieces:
             calls = [inference.ToolCall(name=one.name, arguments=one.arguments) for one in piece.tool_calls]
-            answer.add(piece.text, piece.reasoning, calls)
+            answer.add(piece.text or vector_text(piece.vector), piece.reasoning, calls)
         digests = answer.digests()
         request = request_digest(self._question.prompt, self._question.request.max_tokens)
         # The epoch is what the head has signed: a gateway may have begun the envelope in one, and computed it

@@ -147,8 +147,9 @@ def _delta(delta: Delta) -> inference.Delta:
         token = told.logprobs.add(id=one.id, spelling=one.spelling, logprob=one.logprob, prompt=one.prompt)
         for each in one.top:
             token.top.add(id=each.id, spelling=each.spelling, logprob=each.logprob)
-    if delta.reasoning or delta.tool_calls or delta.stop:
+    if delta.reasoning or delta.tool_calls or delta.stop or delta.vector:
         told.parsed.reasoning, told.parsed.stop = delta.reasoning, delta.stop
+        told.parsed.vector.extend(delta.vector)
         for call in delta.tool_calls:
             told.parsed.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
     return told

@@ -102,7 +102,8 @@ class Delta:
     """The next piece of an answer; `tokens` counts all that were generated so far of its `choice`, from 0.
 
     `logprobs` has the tokens that were generated, where the question asked for them. `reasoning` comes before
-    the text, `tool_calls` after it. `stop` is the stop string that ended the answer.
+    the text, `tool_calls` after it. `stop` is the stop string that ended the answer. A `vector` is the whole
+    answer.
     """
 
     text: str
@@ -112,6 +113,7 @@ class Delta:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     stop: str = ""
+    vector: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -453,6 +453,7 @@ class Prompt(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    POOLED_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
@@ -471,6 +472,10 @@ class Prompt(_message.Message):
         """completed as they stand"""
 
     @_builtins.property
+    def pooled(self) -> Global___Pooled:
+        """nothing is generated: the answer is a vector"""
+
+    @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -484,21 +489,63 @@ class Prompt(_message.Message):
         chat: Global___Chat | None = ...,
         text: _builtins.str = ...,
         tokens: Global___TokenIds | None = ...,
+        pooled: Global___Pooled | None = ...,
         sampling: Global___Sampling | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         resume: Global___Resume | None = ...,
         schema: _builtins.str = ...,
         prediction: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "resume", b"resume", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "pooled", b"pooled", "resume", b"resume", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prediction", b"prediction", "resume", b"resume", "sampling", b"sampling", "schema", b"schema", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "pooled", b"pooled", "prediction", b"prediction", "resume", b"resume", "sampling", b"sampling", "schema", b"schema", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "text", "tokens"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "text", "tokens", "pooled"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
+
+@_typing.final
+class Pooled(_message.Message):
+    """A text for a model of embeddings, or for one that scores texts for a query. The answer is one delta with a vector:
+    the embedding, or the probability that the text is relevant.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    query: _builtins.str
+    """that the text is scored for; empty: its embedding is asked for"""
+    instruction: _builtins.str
+    """with `query`: what relevant means; empty: the model's own"""
+    dimensions: _builtins.int
+    """the first numbers of an embedding, made unit-length again; 0: all"""
+    @_builtins.property
+    def tokens(self) -> Global___TokenIds:
+        """in place of `text`; without a query alone"""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        tokens: Global___TokenIds | None = ...,
+        query: _builtins.str = ...,
+        instruction: _builtins.str = ...,
+        dimensions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "instruction", b"instruction", "query", b"query", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pooled: _TypeAlias = Pooled  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -773,28 +820,34 @@ Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class Parsed(_message.Message):
-    """What the head found in an answer. The reasoning comes before the text of the same delta, the calls after it."""
+    """What the head found in an answer, or made of it. The reasoning comes before the text of the same delta, the calls after it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASONING_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    VECTOR_FIELD_NUMBER: _builtins.int
     reasoning: _builtins.str
     stop: _builtins.str
     """the stop string that ended the answer"""
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]: ...
+    @_builtins.property
+    def vector(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """of a Pooled: the whole answer"""
+
     def __init__(
         self,
         *,
         reasoning: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
         stop: _builtins.str = ...,
+        vector: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning", "stop", b"stop", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning", "stop", b"stop", "tool_calls", b"tool_calls", "vector", b"vector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,7 @@ from sealring.api.completions import ask_completion
 from sealring.api.described import openapi
 from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate
 from sealring.api.responses import ask_responses
+from sealring.api.vectors import ask_embed, ask_embedding, ask_embeddings, ask_rerank
 from sealring.edge.http.app import PATHS
 from sealring.mesh.errors import InvalidInput
 
@@ -68,6 +69,21 @@ ASKED: dict[str, tuple[Any, list[dict[str, Any]], list[dict[str, Any]]]] = {
         ask_ollama_generate,
         [{}, {"prompt": "x", "raw": False}],
         [{"prompt": 1}, {"raw": True}],
+    ),
+    "/v1/embeddings": (
+        ask_embeddings,
+        [{"input": "a"}, {"input": [[1, 2], [3]], "dimensions": 3, "encoding_format": "base64"}],
+        [{}, {"input": []}, {"input": "a", "dimensions": 0}, {"input": "a", "temperature": 1}],
+    ),
+    "/api/embed": (ask_embed, [{}, {"input": ["a"], "truncate": False}], [{"input": [1]}]),
+    "/api/embeddings": (ask_embedding, [{"prompt": "a"}], [{"prompt": 1}]),
+    **dict.fromkeys(
+        ("/v1/rerank", "/v2/rerank"),
+        (
+            ask_rerank,
+            [{"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1}],
+            [{"query": "q"}, {"query": "", "documents": ["a"]}],
+        ),
     ),
 }
 

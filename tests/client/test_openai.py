@@ -169,6 +169,6 @@ async def test_copies_lead_nowhere_else(gateway: ScriptedGateway, client: AsyncO
     for attempt in copies(client):
         with pytest.raises(InvalidInput, match="not supported"):
             attempt()
-    with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
-        await client.embeddings.create(model="demo", input=MARK)
+    with pytest.raises(openai.NotFoundError, match="/v1/moderations"):
+        await client.moderations.create(model="demo", input=MARK)
     assert gateway.requests == []

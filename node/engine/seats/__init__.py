@@ -8,6 +8,7 @@
 | tail | `Neighbour` | `Sampling` | `LinkExit` |
 | first rank of a tensor ring | `ShardHead`: as the head, and passes tokens on | `Alike` | `LinkExit` |
 | rank between | `ShardNeighbour`: tokens of the rank before, passed on | `Alike` | `LinkExit` |
+| alone or tail, of a model of vectors | as above | `Pooled` | as above |
 | last rank | `ShardTail`: prompts of the rank before, own tokens | `Sampling` | `LinkExit` |
 """
 
@@ -26,6 +27,7 @@ from sealring.node.engine.vision.tower import Tower
 from sealring.node.wire.channel import EngineChannel
 
 from .exits import Exit, LinkExit, OwnExit, Prompts
+from .pooled import Pooled
 from .results import Alike, HandingOn, Results, Sampling
 from .sources import Alone, Head, Neighbour, ShardHead, ShardNeighbour, ShardTail, Source
 
@@ -73,9 +75,12 @@ def seat_of(
         assert prompts is not None
         source: Source = Alone(prompts, images)
         alone = OwnExit(prompts, fail)
-        return Seat(
-            source, alone, Sampling(stage, source, alone, moves, grammars), moves, sampled, None, prompts
+        results: Results = (
+            Pooled(stage, source, alone, moves, sampled)
+            if stage.pools
+            else Sampling(stage, source, alone, moves, grammars)
         )
+        return Seat(source, alone, results, moves, sampled, None, prompts)
     link = LinkExit(channel, fail, sampled)
     if isinstance(spec, ShardSpec):
         if spec.is_head:
@@ -90,9 +95,11 @@ def seat_of(
         source = Head(spec, prompts, channel, moves, deadline, fail, sources, images)
     else:
         source = Neighbour(spec, channel, moves, deadline)
-    if spec.is_tail:
+    if spec.is_tail and stage.pools:
+        results = Pooled(stage, source, link, moves, sampled)
+    elif spec.is_tail:
         tail = sources.tail if sources is not None else None
-        results: Results = Sampling(stage, source, link, moves, grammars, tail, sampled)
+        results = Sampling(stage, source, link, moves, grammars, tail, sampled)
     elif isinstance(spec, ShardSpec):
         results = Alike(stage, source, link, moves)
     else:

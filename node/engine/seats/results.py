@@ -158,7 +158,7 @@ class HandingOn(Results):
         self._link.send(header, results, call.times)
 
 
-class _Logits(Results):
+class Logits(Results):
     """Outputs that are logits."""
 
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array | None:
@@ -196,6 +196,14 @@ class _Logits(Results):
         self._exit.filled(filled, call.times)
         call.times = StepTimes(call.step.number, call.times.launched, fed=call.times.launched)
 
+    def _hand_out(
+        self, step: ResolvedStep, asking: Asking, tokens: mx.array, results: SendBuffer, times: StepTimes
+    ) -> None:
+        launch(tokens, results.pending)
+        times.launched = time.perf_counter()
+        self._source.launched(step, tokens)
+        self._exit.tokens(step, asking, results, times)
+
     def _wait_for(self, *arrays: object) -> None:
         launch(*arrays)  # outside the wait: compiling a new kernel is no sign of a stuck device
         with self._exit.waits.one():
@@ -214,7 +222,7 @@ class _Logits(Results):
             self._wait_for(row.scores[-1], states(row.cache))
 
 
-class Alike(_Logits):
+class Alike(Logits):
     """Logits at a rank of a tensor ring whose tail samples.
 
     They are evaluated because the tail evaluates its own, and each sum takes every rank.
@@ -248,7 +256,7 @@ class Alike(_Logits):
         self._source.launched(step, None)
 
 
-class Sampling(_Logits):
+class Sampling(Logits):
     """Logits of which this member samples tokens."""
 
     def __init__(
@@ -310,7 +318,7 @@ class Sampling(_Logits):
         )
         asking = asking_of((row.logprobs for row in parameters), scored)
         self._next_chunk(times)
-        self._launch(step, asking, tokens, results, times)
+        self._hand_out(step, asking, tokens, results, times)
         for index, (row, _) in enumerate(prompts):
             row.sampler = sampler.extract(index)
             row.scores = []
@@ -348,7 +356,7 @@ class Sampling(_Logits):
             guesses = [self._guesses(step, sampler, tokens, hidden)]
         results = self._transfer.send_buffer([tokens, *guesses, *report])
         call.built()
-        self._launch(step, asking, tokens, results, call.times)
+        self._hand_out(step, asking, tokens, results, call.times)
         if drafter is not None and hidden is not None and not step.guesses:
             drafter.follow(step.rows[0], hidden, tokens, unsettled=step.drafts > 0)
 
@@ -376,14 +384,6 @@ class Sampling(_Logits):
         tokens = sampler(logits)
         report = sampler.report(logits, tokens)
         return [tokens] if report is None else [tokens, report, *prompt_scores]
-
-    def _launch(
-        self, step: ResolvedStep, asking: Asking, tokens: mx.array, results: SendBuffer, times: StepTimes
-    ) -> None:
-        launch(tokens, results.pending)
-        times.launched = time.perf_counter()
-        self._source.launched(step, tokens)
-        self._exit.tokens(step, asking, results, times)
 
 
 def behind(arrays: list[object]) -> mx.array:

@@ -98,6 +98,8 @@ def sharded(model: nn.Module, rank: int, ranks: int, model_type: str) -> list[tu
     cut = getattr(model, "shard", None)
     if cut is None:
         raise not_shardable(model_type, ranks, "mlx-lm does not shard this architecture")
+    if hasattr(model, "pooling"):
+        raise not_shardable(model_type, ranks, "it ends with vectors")
     for name, count in _counts(model):
         if count % ranks:
             raise not_shardable(model_type, ranks, f"{name} is {count}")

@@ -202,6 +202,11 @@ class Stage:
         return runs_of(self.make_cache(), stages, self._anatomy.adapter.steps_alike)
 
     @property
+    def pools(self) -> bool:
+        """Whether the model ends with a vector in place of logits (`pooling`)."""
+        return hasattr(self.model, "pooling")
+
+    @property
     def weight_bytes(self) -> int:
         """The bytes of the parameters that the stage keeps."""
         return sum(array.nbytes for array in self.kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, SealringError, StageFailed
 from sealring.mesh.prompt.validate import MAX_STOP_CHARACTERS
+from sealring.mesh.receipt.digests import vector_text
 from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import NO_CHAIN, Chain, PrefixNames
 from sealring.mesh.rpc.problem import to_problem
@@ -99,6 +100,13 @@ class Answer:
             piece += self._detokenizer.flush()
         return self._divide(piece)
 
+    def end_with(self, token: int, parsed: inference.Parsed) -> None:
+        """The answer is a vector."""
+        self.tokens, self.finish = 1, inference.FINISH_REASON_STOP
+        if self.receipt is not None:
+            self.receipt.token(token)
+            self.receipt.add(vector_text(parsed.vector), None)
+
     def add_logged(
         self, token: int, told: TokenLogprobs
     ) -> tuple[str, inference.Parsed | None, list[inference.TokenLogprob]]:
@@ -179,6 +187,8 @@ class OpenRow:
     client: bytes = b""
     pictures: Sequence[Picture] = ()
     generated: list[int] = field(default_factory=list)
+    made: Callable[[Sequence[float]], list[float]] | None = None
+    """Makes the answer of the vector that the tail sends in its place."""
 
     def output(self, row: int, token: int, logprobs: TokenLogprobs | None, ends: Ends) -> control.RowOutput:
         """The gateway's message of the next token of row number `row`. `ends` notes where the answer ends:
@@ -189,7 +199,12 @@ class OpenRow:
         answer = self.answer
         output = control.RowOutput(row=row)
         delta = output.delta
-        if logprobs is not None:
+        if self.made is not None:
+            assert logprobs is not None
+            vector = inference.Parsed(vector=self.made(logprobs.vector))
+            answer.end_with(token, vector)
+            parsed: inference.Parsed | None = vector
+        elif logprobs is not None:
             delta.text, parsed, told = answer.add_logged(token, logprobs)
             delta.logprobs.extend(answer.of_prompt(self.scored, logprobs))
             self.scored = ()

@@ -23,7 +23,7 @@ from sealring.mesh.ring.composition import (
 from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, PrefixNames, chain_of, is_clear
 from sealring.node.engine.drafts.source import RowSource, Source
-from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of
+from sealring.node.engine.logprobs import Asking, TokenLogprobs, asking_of, pooled
 from sealring.node.engine.text.answers import OpenRow, Tokens, parts_of, rates, refusal
 from sealring.node.engine.text.picture import Picture
 from sealring.node.stored.policy import Sights
@@ -65,6 +65,9 @@ class Book:
         self._sights = Sights()
         self._asking: dict[int, tuple[int, int]] = {}  # of open rows that ask for log-probabilities: of how
         # many tokens in each place, and of how many of the prompt
+        self.width = 0
+        """Numbers of the vector that each row has, where the model makes these."""
+
         self._lock = threading.Lock()
         self._telling = threading.Lock()  # outputs leave in their order; taken before the other lock
 
@@ -277,6 +280,8 @@ class Book:
             self.forget(copy)
 
     def asking(self, rows: Sequence[int], *, first: bool) -> Asking:
+        if self.width:
+            return pooled(len(rows), self.width)
         if not self._asking:
             return ()
         asked = [self._asking.get(row, (None, 0)) for row in rows]

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from sealring.node.engine.drafts.tally import Tally
 from sealring.node.engine.grammar import Follower, Grammars
 from sealring.node.engine.receipts import Delivered
 from sealring.node.engine.staging.grid import needs_grids
+from sealring.node.engine.staging.pooling import pooling_of
 from sealring.node.engine.text.answers import Answer, OpenRow, Tokens, bad_resume
 from sealring.node.engine.text.book import Book
 from sealring.node.engine.text.chat import budget_of, encode_chat, sections_of
@@ -45,6 +47,7 @@ from sealring.node.engine.text.detokenizer import StopStrings
 from sealring.node.engine.text.marked import TOOLS
 from sealring.node.engine.text.picture import Picture, Reading, Sight, grids_of, text_of, with_digests
 from sealring.node.engine.text.plaintext import too_long
+from sealring.node.engine.text.pooled import Vectors, other_kind
 from sealring.node.engine.text.thinking import FREE
 from sealring.node.engine.text.tokenizer import Tokenizer, load_tokenizer
 from sealring.node.engine.text.tokenlog import TokenLog
@@ -98,6 +101,7 @@ class InputProcessor:
         self._book = book
         self._sight = sight
         self._tokenizer: Tokenizer | None = None
+        self._vectors: Vectors | None = None
         self._placed = False  # whether all stages need to know where images are
         self._sources: Collection[Source] = ()
         self._tail_reads = False
@@ -110,7 +114,11 @@ class InputProcessor:
         self._tokenizer = load_tokenizer(self._path, context=self._context)
         self.grammars.prepare()
         self._sight.open(self._tokenizer)
-        self._placed = self._sight.sees and needs_grids(read_config(self._path))
+        config = read_config(self._path)
+        self._placed = self._sight.sees and needs_grids(config)
+        if (pooling := pooling_of(self._path, config)) is not None:
+            self._vectors = Vectors(pooling, len(pooling.tokens) or int(config["hidden_size"]))
+            self._book.width = self._vectors.width
 
     def close(self) -> None:
         """Ends the processes of a loaded processor."""
@@ -121,6 +129,8 @@ class InputProcessor:
     @property
     def capabilities(self) -> list[str]:
         """The model's abilities beside answering, by its template (mesh.prompt.tools.CAPABILITIES)."""
+        if self._vectors is not None:
+            return [self._vectors.capability]
         form, shape = self.tokenizer().format, self.tokenizer().shape
         return (
             ["tools"] * (form.call is not None and TOOLS not in shape.lost)
@@ -160,7 +170,7 @@ class InputProcessor:
         tokenizer = self.tokenizer()
         prompt = yield from self._read_prompt(tokenizer, command, reading)
         words = with_digests(prompt.tokens, prompt.pictures).tobytes()
-        shares = command.prefix_scope and not prompt.scored  # what is kept of a prompt has no logits
+        shares = command.prefix_scope and not prompt.scored and self._vectors is None  # logits are not kept
         chain = self._book.chain(command.prefix_scope, words) if shares else NO_CHAIN
         worth = self._book.worth(chain, returns=_returns(command.prompt))
         record = self._record(tokenizer, command, prompt, worth)
@@ -177,7 +187,7 @@ class InputProcessor:
             params_bytes=len(record),
             max_tokens=prompt.max_tokens - len(prompt.answered),
             answered=len(prompt.answered),
-            drafts=_drafts(command.prompt.sampling) if self._sources else 0,
+            drafts=_drafts(command.prompt.sampling) if self._sources and self._vectors is None else 0,
             prefixes=prefixes,
             ends=ends,
             stored=self._book.stored(chain),
@@ -193,6 +203,10 @@ class InputProcessor:
         """The prompt of a row as tokens, once everything that was asked for is known to be possible."""
         asked, sampling = command.prompt, command.prompt.sampling
         validate_prompt(asked)
+        if self._vectors is not None:
+            self._vectors.check(command)
+        elif asked.HasField("pooled"):
+            raise other_kind("")
         answered = list(asked.resume.tokens)
         _check_resume(command, self._vocabulary)
         numbers = range(command.row, command.row + (command.choices or 1))
@@ -209,6 +223,8 @@ class InputProcessor:
             param = "messages"
         elif asked.WhichOneof("input") == "tokens":
             ids, param = list(asked.tokens.ids), "prompt"
+        elif self._vectors is not None:
+            ids, param = self._vectors.encode(tokenizer, asked.pooled), "input"
         else:
             ids, param = tokenizer.encode_text(asked.text), "prompt"
         room = self._room(len(ids), param)
@@ -218,7 +234,7 @@ class InputProcessor:
         scores = sampling.prompt_logprobs and not answered
         if scores:
             _check_scored(len(ids), sampling)
-        most = min(command.max_tokens or room, room)
+        most = 1 if self._vectors is not None else min(command.max_tokens or room, room)
         grammar, matcher = self._grammar(asked, tokenizer, tokenizer.last_turn(ids), most)
         if grammar and not grammar.endswith(FREE):
             _check_free(sampling)
@@ -301,6 +317,8 @@ class InputProcessor:
         row = OpenRow(prompt.tokens, b"", first, None, sources, client=client)
         row.copies = list(range(command.row + 1, command.row + (command.choices or 1)))
         row.scored, row.pictures = prompt.scored, prompt.pictures
+        if self._vectors is not None:
+            row.made = partial(self._vectors.made, dimensions=asked.pooled.dimensions)
         row.answer.resume(asked.resume)
 
         def copy() -> OpenRow:

@@ -126,6 +126,11 @@ class Tokenizer(ABC):
         Raises InvalidInput: CONTEXT_TOO_LONG, PROMPT_UNUSABLE."""
         return self._plain.encode(text, lambda write: write(text), add_special_tokens=True)
 
+    def encode_within(self, written: str, render: Callable[[Write], str]) -> list[int]:
+        """Tokens of what `render` makes of texts, whose own are text while those around them may be control
+        tokens. Raises as `encode_text`."""
+        return self._plain.encode(written, render, add_special_tokens=False)
+
     def encode_answer(self, text: str) -> list[int]:
         """Tokens of a text as an answer has them. Raises InvalidInput: CONTEXT_TOO_LONG, PROMPT_UNUSABLE."""
         return self._plain.encode(text, lambda write: write(text), add_special_tokens=False)

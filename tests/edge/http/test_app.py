@@ -500,7 +500,7 @@ async def test_a_client_that_leaves_before_the_start_cancels(port: int, backend:
 async def test_what_is_served_is_told_where_nothing_is(port: int, backend: Any) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         page = await http.get("/")
-        lost = await http.post("/v1/embeddings", json={})
+        lost = await http.post("/v1/moderations", json={})
         read = await http.get("/docs")
         described = (await http.get("/openapi.json")).json()
     app = create_app(backend, exposition=lambda: b"")

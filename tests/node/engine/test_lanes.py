@@ -73,7 +73,7 @@ def test_caches_follow_the_composition(choices: random.Random) -> None:
                 contents(filled(row, lengths[row])) for row in rows
             ]
             assert found.sampler is not None
-            assert [count for _, count, _ in found.sampler.asking] == list(rows)
+            assert [count for _, count, *_ in found.sampler.asking] == list(rows)
         for row in composition.prefilling():
             assert lanes.prefilling(row).number == row
 

@@ -39,7 +39,7 @@ def test_what_is_packed_is_what_a_reference_finds(asks: list[int | None], vocabu
     assert packed.shape == (words_of(asking),)
     found = unpack(asking, packed)
     assert list(found) == [index for index, ask in enumerate(asks) if ask is not None]
-    for index, count, _ in asking:
+    for index, count, *_ in asking:
         logprob, top = reference(logits[index].tolist(), int(tokens[index]), count)
         assert found[index].logprob == pytest.approx(logprob, abs=1e-4)
         assert [each for each, _ in found[index].top] == [each for each, _ in top]
@@ -48,15 +48,15 @@ def test_what_is_packed_is_what_a_reference_finds(asks: list[int | None], vocabu
 
 def test_impossible_tokens_have_a_number() -> None:
     logits = mx.array([[0.0, -math.inf, math.nan]])
-    found = unpack(((0, 0, 0),), np.array(Reporter(((0, 0, 0),))(logits[:, :2], mx.array([1]))))
+    found = unpack(((0, 0, 0, 0),), np.array(Reporter(((0, 0, 0, 0),))(logits[:, :2], mx.array([1]))))
     assert found[0].logprob == LOWEST
-    found = unpack(((0, 3, 0),), np.array(Reporter(((0, 3, 0),))(logits, mx.array([0]))))
+    found = unpack(((0, 3, 0, 0),), np.array(Reporter(((0, 3, 0, 0),))(logits, mx.array([0]))))
     assert found[0].logprob == LOWEST
     assert all(value == LOWEST for _, value in found[0].top)
 
 
 def test_a_small_vocabulary_fills_what_was_announced() -> None:
-    asking = ((0, 20, 0),)
+    asking = ((0, 20, 0, 0),)
     report = Reporter(asking)(mx.array([[1.0, 0.0, 2.0]]), mx.array([0]))
     assert report.shape == (words_of(asking),)
     assert [each for each, _ in unpack(asking, np.array(report))[0].top[:3]] == [2, 0, 1]

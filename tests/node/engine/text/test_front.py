@@ -691,7 +691,7 @@ def test_a_row_that_asks_is_told_log_probabilities(desk: Desk) -> None:
     desk.open(1, text_prompt("a"))
     desk.open(2, text_prompt("a", sampling=inference.Sampling(logprobs=2)))
     assert desk.front.book.asking((1,), first=True) == ()
-    assert desk.front.book.asking((2, 1, 2), first=True) == ((0, 2, 0), (2, 2, 0))
+    assert desk.front.book.asking((2, 1, 2), first=True) == ((0, 2, 0, 0), (2, 2, 0, 0))
     step = ResolvedStep(1, bytes(32), (), (), 0, (1, 2), (1, 2))
     desk.front.book.deliver(step, [65, 66], {1: told_of(66, 67, END)})
     plain, asked = (one.delta for one in desk.events.get(timeout=200).done.outputs)
@@ -711,8 +711,8 @@ def test_a_row_that_asks_is_told_of_its_prompt_once(desk: Desk) -> None:
     opened = desk.open(1, text_prompt("abc", sampling=sampling), scope=b"shares").opened
     assert opened.prefixes == b"", "a prefix that is kept has no logits"
     assert params.decode(desk.front.book.parameters(1)).scored == tuple(b"abc")
-    assert desk.front.book.asking((1,), first=True) == ((0, 1, 2),)
-    assert desk.front.book.asking((1,), first=False) == ((0, 1, 0),)
+    assert desk.front.book.asking((1,), first=True) == ((0, 1, 2, 0),)
+    assert desk.front.book.asking((1,), first=False) == ((0, 1, 0, 0),)
     told = TokenLogprobs(-1.0, ((100, -1.0),), tuple(TokenLogprobs(-at, ((1, -0.5),)) for at in (2.0, 3.0)))
     step = ResolvedStep(1, bytes(32), (), (), 0, (1,), (1,))
     desk.front.book.deliver(step, [100], {0: told})

@@ -1,0 +1,114 @@
+"""Bodies that ask for vectors, and the vectors in the forms of the APIs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from array import array
+from typing import Any
+
+import pytest
+
+from sealring.api.answers import Asked, Choice
+from sealring.api.vectors import MAX_INPUTS, ask_embed, ask_embedding, ask_embeddings, ask_rerank
+from sealring.mesh.errors import InvalidInput
+from sealring.mesh.prompt.validate import validate_request
+from sealring.v1 import inference_pb2 as inference
+
+STARTED = inference.Started(request_id="r", model="m")
+FINISHED = inference.Finished(prompt_tokens=9)
+
+
+def told(asked: Asked, *vectors: list[float]) -> Any:
+    answers = [Choice(vector=array("f", one)) for one in vectors]
+    return json.loads(asked.render(STARTED).whole(answers, FINISHED))
+
+
+@pytest.mark.parametrize(
+    ("given", "pooled"),
+    [
+        ("one", [{"text": "one"}]),
+        (["one", "two"], [{"text": "one"}, {"text": "two"}]),
+        ([3, 4], [{"tokens": {"ids": [3, 4]}}]),
+        ([[3], [4, 5]], [{"tokens": {"ids": [3]}}, {"tokens": {"ids": [4, 5]}}]),
+    ],
+)
+def test_each_input_is_a_prompt_of_one_token(given: Any, pooled: list[dict[str, Any]]) -> None:
+    body = {"model": "m", "input": given, "dimensions": 2, "priority": 3}
+    asked = ask_embeddings(body, "r")
+    requests = [asked.request, *asked.others]
+    expected = [inference.Pooled(**one, dimensions=2) for one in pooled]
+    assert [one.envelope.clear.pooled for one in requests] == expected
+    assert {(one.model, one.max_tokens, one.choices, one.priority) for one in requests} == {("m", 1, 1, 3)}
+    assert len({one.request_id for one in requests}) == len(requests)
+    for one in requests:
+        validate_request(one)
+
+
+def test_numbers_are_told_as_floats_or_in_base64() -> None:
+    floats = told(ask_embeddings({"model": "m", "input": ["a", "b"]}, "r"), [0.5, -1.0], [2.0, 0.25])
+    assert [one["embedding"] for one in floats["data"]] == [[0.5, -1.0], [2.0, 0.25]]
+    assert [one["index"] for one in floats["data"]] == [0, 1]
+    assert floats["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
+    packed = told(ask_embeddings({"model": "m", "input": "a", "encoding_format": "base64"}, "r"), [0.5, -1.0])
+    found = array("f", base64.b64decode(packed["data"][0]["embedding"]))
+    assert found.tolist() == [0.5, -1.0]
+
+
+def test_ollamas_forms() -> None:
+    asked = ask_embed({"model": "m:latest", "input": ["a", "b"], "truncate": True, "options": {"x": 1}}, "r")
+    assert asked.request.model == "m"
+    assert told(asked, [1.0], [2.0])["embeddings"] == [[1.0], [2.0]]
+    assert told(ask_embedding({"model": "m", "prompt": "a"}, "r"), [1.0]) == {"embedding": [1.0]}
+    for loading in (ask_embed({"model": "m"}, "r"), ask_embedding({"model": "m", "prompt": ""}, "r")):
+        assert loading.loads
+    assert told(ask_embed({"model": "m", "input": ""}, "r"))["embeddings"] == []
+
+
+def test_documents_come_by_their_scores() -> None:
+    body = {"model": "m", "query": "q", "documents": ["a", {"text": "b"}, "c"], "instruction": "i"}
+    asked = ask_rerank(body, "r")
+    pooled = [one.envelope.clear.pooled for one in (asked.request, *asked.others)]
+    assert [(one.text, one.query, one.instruction) for one in pooled] == [(one, "q", "i") for one in "abc"]
+    found = told(asked, [0.25], [0.75], [0.5])["results"]
+    assert found == [
+        {"index": at, "relevance_score": score} for at, score in ((1, 0.75), (2, 0.5), (0, 0.25))
+    ]
+    best = told(ask_rerank(body | {"top_n": 1, "return_documents": True}, "r"), [0.25], [0.75], [0.5])
+    assert best["results"] == [{"index": 1, "relevance_score": 0.75, "document": {"text": "b"}}]
+
+
+@pytest.mark.parametrize(
+    ("ask", "body", "param"),
+    [
+        (ask_embeddings, {"model": "m"}, "input"),
+        (ask_embeddings, {"model": "m", "input": []}, "input"),
+        (ask_embeddings, {"model": "m", "input": ["a"] * (MAX_INPUTS + 1)}, "input"),
+        (ask_embeddings, {"model": "m", "input": "a", "dimensions": 0}, "dimensions"),
+        (ask_embeddings, {"model": "m", "input": "a", "encoding_format": "int8"}, "encoding_format"),
+        (ask_embeddings, {"model": "m", "input": "a", "temperature": 1}, "temperature"),
+        (ask_rerank, {"model": "m", "query": "", "documents": ["a"]}, "query"),
+        (ask_rerank, {"model": "m", "query": "q", "documents": []}, "documents"),
+        (ask_rerank, {"model": "m", "query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_field(ask: Any, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        ask(body, "r")
+    assert caught.value.metadata["param"].startswith(param)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        inference.Prompt(pooled=inference.Pooled(query="q")),
+        inference.Prompt(pooled=inference.Pooled(text="a"), stop=["x"]),
+        inference.Prompt(pooled=inference.Pooled(text="a"), sampling=inference.Sampling(temperature=1)),
+        inference.Prompt(pooled=inference.Pooled(text="a", query="q", dimensions=3)),
+        inference.Prompt(pooled=inference.Pooled(tokens=inference.TokenIds(ids=[1]), query="q")),
+        inference.Prompt(pooled=inference.Pooled(text="a" * (4 << 20), query="q")),
+    ],
+)
+def test_a_prompt_for_a_vector_has_an_input_and_nothing_else(prompt: inference.Prompt) -> None:
+    with pytest.raises(InvalidInput):
+        validate_request(inference.GenerateRequest(envelope=inference.Envelope(clear=prompt)))

@@ -1,0 +1,134 @@
+"""Vectors of rings: those of mlx-lm's whole model, whatever the number of stages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from patience import PATIENCE_SECONDS
+from stagering import Prompts, Ring, compute_thread, config_of, free
+
+from sealring.mesh.errors import ModelError
+from sealring.node.engine import Asking, RowParameters, load_lazily, load_stage, params
+from sealring.node.engine.logprobs import pooled
+from sealring.node.engine.profile import profile
+from sealring.node.engine.staging import random_model
+from sealring.node.engine.warm_up import warm_up
+from sealring.v1 import control_pb2 as control
+
+PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8], [11])
+EMBEDS = [{"type": f"sentence_transformers.models.{name}", "path": name} for name in ("Pooling", "Normalize")]
+YES, NO = 17, 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def freed() -> Iterator[None]:
+    yield
+    free()
+
+
+def folder_of(path: Path, *, scores: bool, tied: bool = True, bare: bool = False) -> Any:
+    """Writes a model of embeddings or scores; returns mlx-lm's whole model."""
+    config = config_of("qwen3") | {"tie_word_embeddings": tied}
+    model = random_model(config, seed=1)
+    weights = dict(tree_flatten(model.parameters()))
+    if bare:  # as Qwen3-Embedding's own files
+        weights = {name.removeprefix("model."): it for name, it in weights.items() if "lm_head" not in name}
+    mx.save_safetensors(str(path / "model.safetensors"), weights)
+    if scores:
+        config["classifier_from_token"] = ["no", "yes"]
+        vocabulary = {"model": {"vocab": {"no": NO, "yes": YES}}}
+        (path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    else:
+        (path / "modules.json").write_text(json.dumps(EMBEDS))
+    (path / "config.json").write_text(json.dumps(config))
+    return model
+
+
+class Vectors(Prompts):
+    width = 0
+
+    def asking(self, rows: Any, *, first: bool) -> Asking:
+        return pooled(len(rows), self.width)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["tied", "bare", "scores"])
+def test_vectors_are_those_of_the_whole_model(tmp_path: Path, size: int, kind: str) -> None:
+    whole = folder_of(tmp_path, scores=kind == "scores", tied=kind == "tied", bare=kind == "bare")
+    layers = profile(tmp_path)["layers"]
+    edges = [layers * rank // size for rank in range(size + 1)]
+
+    def made(rank: int) -> Any:
+        stage = load_stage(tmp_path, *edges[rank : rank + 2])
+        warm_up(stage, 512)
+        return stage
+
+    stages = [compute_thread(rank).submit(made, rank).result(PATIENCE_SECONDS) for rank in range(size)]
+    prompts = Vectors({row: (list(ids), RowParameters()) for row, ids in enumerate(PROMPTS, 1)})
+    prompts.width = 2 if kind == "scores" else config_of("qwen3")["hidden_size"]
+    ring = Ring(stages, prompts)
+    number, starts = 0, dict.fromkeys(range(1, 4), 0)
+    while starts:  # the prompts in chunks of up to five tokens, side by side
+        number += 1
+        chunks = []
+        for row, start in list(starts.items()):
+            prompt = PROMPTS[row - 1]
+            end = min(start + 5, len(prompt))
+            size_of = len(params.encode(RowParameters())) if not start else 0
+            chunks.append(
+                control.Chunk(row=row, start=start, end=end, prompt_tokens=len(prompt), params_bytes=size_of)
+            )
+            starts[row] = end
+            if end == len(prompt):
+                del starts[row]
+        ring.announce(control.Step(number=number, prefill=control.Prefill(chunks=chunks)))
+    ring.wait_for(number)
+    for row, ids in enumerate(PROMPTS, 1):
+        (found,) = prompts.logprobs[row]
+        expected = expected_of(whole, ids, scores=kind == "scores")
+        assert np.array_equal(np.array(found.vector, np.float32), expected)
+        assert prompts.answers[row] == [0]
+    ring.announce(control.Step(number=number + 1, changes=[control.Change(admit=control.Admit(row=1))]))
+    ring.announce(control.Step(number=number + 2, decode=control.Decode()))
+    ring.wait_for_fault()
+    ring.close()
+
+
+def expected_of(whole: Any, ids: list[int], *, scores: bool) -> Any:
+    """In the same chunks: products of other lengths round differently."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    cache = make_prompt_cache(whole)
+    for start in range(0, len(ids), 5):
+        part = mx.array([ids[start : start + 5]])
+        states = whole.model(part, cache)[:, -1] if not scores else whole(part, cache)[:, -1, [NO, YES]]
+    return np.array(states[0].astype(mx.float32))
+
+
+def test_another_pooling_and_another_architecture_are_refused_by_name(tmp_path: Path) -> None:
+    folder_of(tmp_path, scores=False)
+    (tmp_path / "Pooling").mkdir()
+    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    with pytest.raises(ModelError, match="not the last token's"):
+        load_lazily(tmp_path)
+    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    load_lazily(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes()) | {"model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="llama") as caught:
+        load_lazily(tmp_path)
+    assert caught.value.reason == "POOLING_UNSUPPORTED"
+
+
+def test_the_profile_counts_the_models_vocabulary_and_no_head(tmp_path: Path) -> None:
+    folder_of(tmp_path, scores=False, tied=False)
+    found = profile(tmp_path)
+    assert found["vocab_size"] == config_of("qwen3")["vocab_size"]
+    assert found["head_bytes"] < 1 << 12
