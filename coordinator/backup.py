@@ -7,13 +7,13 @@ since: rosters and epochs come far more slowly than `_PER_SECOND`, also when one
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sqlite3
 import tarfile
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +21,7 @@ from sealring.coordinator.init import CA_FILES, make_folder, state_files
 from sealring.coordinator.keys import OPERATOR_DIR, ROOT_METADATA, ROSTER_KEY, ClusterKeys
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import DATABASE_NAME, Store
+from sealring.coordinator.store.database import image_of
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import AlreadyExists, ConfigError, InvalidInput
 from sealring.mesh.roster.codec import issued_unverified
@@ -49,14 +50,15 @@ def backup(settings: CoordinatorSettings, out: Path, *, clock: Clock = wall_cloc
     if not (folder / DATABASE_NAME).is_file():
         raise ConfigError(f"there is no coordinator state in {folder}", reason="STATE_MISSING")
     try:
-        with tempfile.TemporaryDirectory(dir=out.parent) as scratch, _created(out) as file:
-            copy = Path(scratch) / DATABASE_NAME
-            _copy_database(folder / DATABASE_NAME, copy)
+        with _created(out) as file:
             with tarfile.open(fileobj=file, mode="w") as archive:
-                for name in (*_NEEDED, *_OPERATOR):
-                    source = copy if name == DATABASE_NAME else folder / name
-                    if source.is_file():
-                        archive.add(source, name, recursive=False)
+                for name in sorted({*_NEEDED, *_OPERATOR} - {DATABASE_NAME}):
+                    if (folder / name).is_file():
+                        archive.add(folder / name, name, recursive=False)
+                image = image_of(folder / DATABASE_NAME)
+                entry = tarfile.TarInfo(DATABASE_NAME)
+                entry.size, entry.mode = len(image), 0o600
+                archive.addfile(entry, io.BytesIO(image))
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError:
@@ -136,15 +138,6 @@ def _created(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-
-
-def _copy_database(source: Path, target: Path) -> None:
-    """One moment of the database, while its coordinator goes on writing."""
-    with (
-        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True)) as live,
-        closing(sqlite3.connect(target)) as copy,
-    ):
-        live.backup(copy)
 
 
 def _unpack(file: Path, folder: Path) -> list[str]:

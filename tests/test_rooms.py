@@ -246,7 +246,7 @@ LINES = {
     "sealring/client": 2_350,
     "sealring/testing": 700,
     "edge": 4_050,
-    "coordinator": 12_475,
+    "coordinator": 12_450,
     "gateway": 600,
     "gateway/rings": 3_400,
     "gateway/scheduler": 4_100,

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from sealring.coordinator.store.schema import FIRST, SCHEMA, SCHEMA_VERSION, checksum_of, make_messages
 from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
-from sealring.mesh.system.files import UNWRITABLE_HINT, sync, sync_folder, unwritable
+from sealring.mesh.system.files import UNWRITABLE_HINT, unwritable, write_atomic
 
 RESTORE_HINT = "move the folder aside, then: sealring coordinator restore FILE (a backup)"
 log = structlog.get_logger()
@@ -85,14 +85,8 @@ class Database:
         return self._connection.total_changes
 
     def image(self) -> bytes:
-        """All of it as one file, as it is after the last transaction; its journal mode is SQLite's own.
-
-        Reads over a connection of its own, so it may be called in any thread.
-        """
-        with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=rw", uri=True)) as reader:
-            image = bytearray(reader.serialize())
-        image[18:20] = b"\x01\x01"  # a file in WAL mode cannot be opened in memory, to look at it
-        return bytes(image)
+        """As `image_of`; it may be called in any thread."""
+        return image_of(self._path)
 
     def close(self) -> None:
         """Close the file and let another process have it; once more does nothing."""
@@ -235,7 +229,7 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
             reason="STATE_VERSION",
         )
     try:
-        _keep(connection, path.with_name(f"{path.stem}-schema-{version}{path.suffix}"))
+        write_atomic(path.with_name(f"{path.stem}-schema-{version}{path.suffix}"), image_of(path))
         connection.execute("BEGIN IMMEDIATE")
         make_messages(connection)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -253,20 +247,15 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
     log.info("database_migrated", version=version, to=SCHEMA_VERSION)
 
 
-def _keep(connection: sqlite3.Connection, copy: Path) -> None:
-    """A copy of the database in a file of mode 0600, in place of one that a broken migration has left."""
-    made = copy.with_suffix(".part")
-    made.unlink(missing_ok=True)
-    os.close(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
-    with closing(sqlite3.connect(made)) as kept:
-        connection.backup(kept)
-    descriptor = os.open(made, os.O_RDONLY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(made, copy)
-    sync_folder(copy.parent)
+def image_of(path: Path) -> bytes:
+    """All of a database as one file, as it is after the last transaction, while others write to it.
+
+    Its journal mode is SQLite's own. Raises sqlite3.Error.
+    """
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as reader:
+        image = bytearray(reader.serialize())
+    image[18:20] = b"\x01\x01"  # a file in WAL mode cannot be opened in memory, to look at it
+    return bytes(image)
 
 
 def check_image(image: bytes) -> int:
