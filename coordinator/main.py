@@ -33,14 +33,13 @@ from sealring.coordinator.nodes.profiles import Profiles
 from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.nodes.survey import Survey
 from sealring.coordinator.planning.speeds import Speeds
+from sealring.coordinator.rings.cluster import Cluster
 from sealring.coordinator.rings.deployments import DeploymentService
-from sealring.coordinator.rings.driver import RingDriver
+from sealring.coordinator.rings.driver import ClusterDriver
 from sealring.coordinator.rings.link_survey import LinkSurvey
-from sealring.coordinator.rings.moves import Moves
-from sealring.coordinator.rings.ondemand import OnDemand
+from sealring.coordinator.rings.plans import Plans
 from sealring.coordinator.rings.reports import RingReports
-from sealring.coordinator.rings.rings import Rings
-from sealring.coordinator.rings.running import RingTable
+from sealring.coordinator.rings.state import State
 from sealring.coordinator.rings.traces import Traces
 from sealring.coordinator.rings.views import RingViews
 from sealring.coordinator.roster.publisher import RosterPublisher
@@ -58,7 +57,7 @@ from sealring.coordinator.store.integrity import check_stored
 from sealring.coordinator.streams.proofs import Proofs
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
-from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.clock import Clock, awake_clock, wall_clock
 from sealring.mesh.errors import SealringError
 from sealring.mesh.member.joincode import Offer
 from sealring.mesh.pki.certificates import Role, is_due
@@ -120,45 +119,28 @@ class Coordinator:
         self.publisher = publisher = RosterPublisher(store, keys, settings, clock=clock)
         self.sessions = sessions = Sessions()
         self.watchers = watchers = Watchers()
-        table, speeds, links = RingTable(settings), Speeds(), Links(clock=clock)
-        self.driver = driver = RingDriver(table, publisher, sessions, watchers)
-        self.rings = rings = Rings(table, driver, store, publisher, sessions, watchers, settings)
-        self.ring_views = views = RingViews(table, store, publisher)
+        speeds, links = Speeds(), Links(clock=clock)
+        state = State(sessions, watchers, settings.replace_after)
         questions = Questions(sessions)
-        self.link_survey = LinkSurvey(links, sessions, questions, table, publisher.addresses_of)
         profiles = Profiles(questions, timeout=settings.profile_timeout)
-        standing = publisher.standing
-        survey = Survey(store, sessions, profiles, standing, settings, speeds, links)
-        deployments = DeploymentService(store, publisher, survey, views, clock=clock)
-        self.moves = Moves(
-            store, publisher, sessions, survey, rings, views, deployments, settings, clock=clock
-        )
-        self.ring_reports = reports = RingReports(table, driver, speeds, links, self.moves.no_group)
-        self.on_demand = on_demand = OnDemand(store, sessions, watchers, table, deployments, clock=clock)
+        survey = Survey(store, sessions, profiles, publisher.standing, settings, speeds, links)
+        self.cluster = made = Cluster(state, settings, store.deployments.next_epoch, awake_clock())
+        plans = Plans(made, store, publisher, survey, wall=clock)
+        self.driver = driver = ClusterDriver(made, store, publisher, plans, wall=clock)
+        self.ring_views = views = RingViews(state)
+        deployments = DeploymentService(store, publisher, survey, plans, views, clock=clock)
+        self.link_survey = LinkSurvey(links, sessions, questions, state, publisher.addresses_of)
+        self.ring_reports = reports = RingReports(made, driver, speeds, links)
         tokens = JoinTokens(store, keys.pin, self.join_addresses)
         self.join_codes = codes = JoinCodes(store, tokens, keys.pin, clock=clock)
         expulsion = Expulsion(store, publisher, sessions, watchers, codes, clock=clock)
         self.challenges = challenges = Challenges(
-            cluster,
-            store,
-            publisher,
-            sessions,
-            rings,
-            views,
-            expulsion,
-            standing,
-            settings,
+            *(cluster, store, publisher, sessions, driver, views, expulsion, settings),
             clock=clock,
             device_root=self._device_root,
         )
-        sessions.listeners += [rings, challenges, on_demand]
-        publisher.listeners += [
-            sessions.roster_published,
-            watchers.roster_published,
-            lambda roster: rings.sync(),
-            lambda roster: self.moves.stored(),
-            lambda roster: on_demand.stored(),
-        ]
+        sessions.listeners += [driver, challenges]
+        publisher.listeners += [sessions.roster_published, watchers.roster_published, driver.stored]
         self.tls = TlsStore(
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
         )
@@ -167,9 +149,11 @@ class Coordinator:
         self.admin = AdminService(
             TokenCalls(operators, store, tokens, codes, clock),
             NodeList(operators, store, publisher, sessions, watchers, links, clock),
-            NodeCalls(operators, store, publisher, expulsion, self.moves, Diagnoses(questions), clock),
+            NodeCalls(
+                operators, store, publisher, expulsion, Diagnoses(questions), clock, settings.drain_timeout
+            ),
             ModelCalls(operators, store, Models(questions), clock),
-            DeploymentCalls(operators, deployments, on_demand, Traces(questions, views)),
+            DeploymentCalls(operators, deployments, driver, Traces(questions, views)),
             OperatorCalls(operators, store, keys),
             AuditCalls(operators, store, publisher, keys),
             StandbyCalls(operators, Copies(store, keys, settings.state_dir), self._stand_down),
@@ -182,13 +166,7 @@ class Coordinator:
         issuer = Issuer(keys, settings, clock=clock)
         self._certificates = CertificatesService(access, store, issuer)
         self._renewal = RenewalService(cluster, store, issuer, lambda: self.tls.current()[1].certificate)
-        self._scheduling = SchedulingService(
-            access,
-            proofs,
-            watchers,
-            reports.gateway_came,
-            lambda: [*views.snapshot(), *on_demand.snapshot()],
-        )
+        self._scheduling = SchedulingService(access, proofs, watchers, driver, views)
         enrolment = Enrolment(store, publisher, cluster, settings, clock=clock, device_root=self._device_root)
         self._enrolment = EnrolmentService(
             enrolment, codes, keys, publisher, settings, self.main_address, clock=clock
@@ -230,11 +208,10 @@ class Coordinator:
         self.join_port = self._join.listen(
             self.settings.join_listen, server_credentials(self.tls, require_client=False)
         )
-        self.moves.resume()
         self.publisher.addresses = self.settings.addresses(self.port)
         self.publisher.publish()
         self._operator_certificate = self.renew_operator()
-        await self.on_demand.look()  # before a gateway asks which models there are
+        self.driver.look()  # before a gateway asks which models there are
         await self._main.start()
         await self._join.start()
         announcing = [one.run() for one in self._announcers()]
@@ -243,8 +220,6 @@ class Coordinator:
                 *announcing,
                 self.publisher.renew_forever(),
                 self.driver.run(),
-                self.moves.run(),
-                self.on_demand.run(),
                 self.sessions.watch(self.settings.heartbeat_timeout),
                 self.challenges.run(),
                 self.link_survey.run(),
@@ -310,7 +285,7 @@ class Coordinator:
         await self._join.set_serving(False)
         self.sessions.close_all("the coordinator is stopping")
         self.watchers.close_all()
-        await self.moves.close()
+        await self.driver.close()
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait((self._work,))

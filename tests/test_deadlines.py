@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.coordinator.rings.driver import RingDriver
+from sealring.coordinator.rings.driver import ClusterDriver
 from sealring.coordinator.rings.epochs import End, RingEpochs, Timeouts
 from sealring.coordinator.rings.loads import Loads, Phase, Policy
-from sealring.coordinator.rings.moves import Moves
-from sealring.coordinator.rings.ondemand import OnDemand
+from sealring.coordinator.rings.plans import Plans
 from sealring.gateway.rings.control import ControlStreams
 from sealring.gateway.rings.models import ModelStates
 from sealring.gateway.rings.ring import Ring
@@ -31,8 +30,7 @@ ASKED_AGAIN = """
     coordinator/nodes/diagnoses.py:Diagnoses.ask coordinator/nodes/models.py:Models.change
     coordinator/nodes/profiles.py:Profiles._ask_one coordinator/nodes/survey.py:Survey._wait_for_beats
     coordinator/main.py:Coordinator._build coordinator/rings/link_survey.py:LinkSurvey.__init__
-    coordinator/rings/link_survey.py:LinkSurvey._measure coordinator/rings/moves.py:Moves._drain
-    coordinator/rings/moves.py:Moves._returned coordinator/rings/traces.py:Traces._offset
+    coordinator/rings/link_survey.py:LinkSurvey._measure coordinator/rings/traces.py:Traces._offset
     coordinator/rings/traces.py:Traces._member coordinator/services/scheduling.py:_message
     coordinator/services/membership.py:MembershipService._message coordinator/standby/terms.py:_tell
     coordinator/standby/follow.py:stand_by coordinator/standby/follow.py:Follower.fetch
@@ -68,8 +66,8 @@ CLOSES = """
 
 LOOKS = """
     edge/http/server.py:Accepting._take_in mesh/system/power.py:power
-    coordinator/members/announcer.py:Announcer._pause coordinator/rings/driver.py:RingDriver.run
-    coordinator/rings/ondemand.py:OnDemand.run coordinator/streams/sessions.py:Sessions.throw_out
+    coordinator/members/announcer.py:Announcer._pause coordinator/rings/driver.py:ClusterDriver.run
+    coordinator/streams/sessions.py:Sessions.throw_out
     gateway/rings/control.py:ControlStreams._pause gateway/rings/ring.py:Ring.run
     gateway/rings/watch.py:Watch._beat gateway/rings/watch.py:Watch._report
     node/control/service.py:GatewayStream.answer node/control/service.py:GatewayStream._gateway_silent
@@ -162,8 +160,14 @@ def test_it_is_decided_of_every_deadline_what_sleep_does_to_it() -> None:
 
 @pytest.mark.parametrize(
     ("made", "argument"),
-    [(RingDriver, "clock"), (Ring, "clock"), (Ring, "formable"), (ControlStreams, "clock")]
-    + [(made, "awake") for made in (OnDemand, Moves, ModelStates)],
+    [
+        (ClusterDriver, "clock"),
+        (Plans, "clock"),
+        (Ring, "clock"),
+        (Ring, "formable"),
+        (ControlStreams, "clock"),
+    ]
+    + [(made, "awake") for made in (ModelStates,)],
 )
 def test_what_is_given_up_is_given_up_by_time_awake(made: Callable[..., Any], argument: str) -> None:
     assert inspect.signature(made).parameters[argument].default is awake_clock

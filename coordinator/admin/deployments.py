@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sealring.coordinator.auth.operators import OperatorAccess, needs
 from sealring.coordinator.rings.deployments import DeploymentService
-from sealring.coordinator.rings.ondemand import OnDemand
+from sealring.coordinator.rings.driver import ClusterDriver
 from sealring.coordinator.rings.traces import Traces
 from sealring.coordinator.store import OperatorRole
 from sealring.v1 import admin_pb2
@@ -17,12 +17,12 @@ class DeploymentCalls:
         self,
         operators: OperatorAccess,
         deployments: DeploymentService,
-        on_demand: OnDemand,
+        driver: ClusterDriver,
         traces: Traces,
     ) -> None:
         self.operators = operators
         self._deployments = deployments
-        self._on_demand = on_demand
+        self._driver = driver
         self._traces = traces
 
     @needs(OperatorRole.ADMIN)
@@ -45,7 +45,7 @@ class DeploymentCalls:
         self, request: admin_pb2.ListDeploymentsRequest, actor: str
     ) -> admin_pb2.ListDeploymentsResponse:
         """Deployments with the state of every ring."""
-        found = self._deployments.list(self._on_demand.status)
+        found = self._deployments.list(self._driver.load_status)
         return admin_pb2.ListDeploymentsResponse(deployments=found)
 
     @needs(OperatorRole.ADMIN)

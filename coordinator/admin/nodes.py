@@ -10,7 +10,6 @@ from sealring.coordinator.members.expulsion import Expulsion
 from sealring.coordinator.nodes.description import describe_node
 from sealring.coordinator.nodes.diagnoses import Diagnoses
 from sealring.coordinator.nodes.links import Links
-from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import OperatorRole, Store
 from sealring.coordinator.streams.sessions import Sessions
@@ -96,15 +95,16 @@ class NodeCalls:
         store: Store,
         publisher: RosterPublisher,
         expulsion: Expulsion,
-        moves: Moves,
         diagnoses: Diagnoses,
         clock: Clock,
+        drain_timeout: float,
     ) -> None:
+        """`drain_timeout` is the time in seconds after which a drain moves rings that are not idle."""
         self.operators = operators
         self._store = store
         self._publisher = publisher
         self._expulsion = expulsion
-        self._moves = moves
+        self._drain_timeout = drain_timeout
         self._diagnoses = diagnoses
         self._clock = clock
 
@@ -118,15 +118,8 @@ class NodeCalls:
             raise bad("id", "a gateway cannot be drained", "NOT_A_NODE")
         if bool(member.draining) != request.undo:
             return admin_pb2.DrainNodeResponse()
-        until = 0 if request.undo else self._moves.drain_end()
-
-        def begin() -> None:
-            if request.undo:
-                self._moves.staying(member.id)
-            else:
-                self._moves.draining(member.id, until)
-
-        with self._publisher.change(stored=begin):
+        until = 0 if request.undo else int(self._clock() + self._drain_timeout) + 1
+        with self._publisher.change():
             member.draining = until
             self._store.members.save(member)
             action = "undo_drain_node" if request.undo else "drain_node"

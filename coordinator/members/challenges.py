@@ -17,9 +17,8 @@ from copy import deepcopy
 
 import structlog
 
-from sealring.coordinator.auth.standing import Standing
 from sealring.coordinator.members.expulsion import Expulsion
-from sealring.coordinator.rings.rings import Rings
+from sealring.coordinator.rings.driver import ClusterDriver
 from sealring.coordinator.rings.views import RingViews
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.settings import CoordinatorSettings
@@ -59,10 +58,9 @@ class Challenges:
         store: Store,
         publisher: RosterPublisher,
         sessions: Sessions,
-        rings: Rings,
+        driver: ClusterDriver,
         views: RingViews,
         expulsion: Expulsion,
-        standing: Standing,
         settings: CoordinatorSettings,
         *,
         clock: Clock,
@@ -76,10 +74,10 @@ class Challenges:
         self._store = store
         self._publisher = publisher
         self._sessions = sessions
-        self._rings = rings
+        self._driver = driver
         self._views = views
         self._expulsion = expulsion
-        self._standing = standing
+        self._standing = publisher.standing
         self._interval = settings.challenge_interval
         self._clock = clock
         self._device_root = device_root
@@ -100,14 +98,12 @@ class Challenges:
         """Sends the first challenge of a stream."""
         self._send(member)
 
-    def lost(self, member: str) -> None:
+    def left(self, member: str, *, gone: bool = False) -> None:
         """Forgets the open challenge of a stream that broke, and keeps its looks: a member cannot connect
         again for more time. A machine that sleeps is looked at only until its stream has ended."""
         if self._open.pop(member, None) is not None:
             self._looks[member] += 1  # also a stream that ends between two looks
         self._due.pop(member, None)
-
-    offline = lost
 
     # Time
 
@@ -253,7 +249,7 @@ class Challenges:
         else:
             self._change(changed, "reattest_node" if updated else "trust_changed", details)
         if not self._standing.attested(member):  # its rings have waited for this
-            self._rings.online(member.id)
+            self._driver.proved(member.id)
 
     def _distrust(self, member: StoredMember, statement: bytes, why: AttestationError) -> None:
         """Takes a member out of all rings. Its last evidence identifies the process that stays distrusted.

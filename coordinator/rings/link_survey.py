@@ -13,7 +13,7 @@ import structlog
 from sealring.coordinator.nodes.links import Links
 from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.running import RingTable
+from sealring.coordinator.rings.state import State
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import SealringError
@@ -52,7 +52,7 @@ class LinkSurvey:
         links: Links,
         sessions: Sessions,
         questions: Questions,
-        table: RingTable,
+        state: State,
         addresses: Callable[[str], Collection[str]],
         *,
         clock: Clock = monotonic_clock,
@@ -62,7 +62,7 @@ class LinkSurvey:
         self._links = links
         self._sessions = sessions
         self._questions = questions
-        self._table = table
+        self._state = state
         self._clock = clock
         self._next: dict[frozenset[str], _Next] = {}
         self._places: dict[str, frozenset[str]] = {}
@@ -86,7 +86,7 @@ class LinkSurvey:
 
         A ring that waits for a member that is away does neither.
         """
-        for running in self._table.running.values():
+        for running in self._state.running.values():
             if running.machine.phase in (Phase.PREPARING, Phase.COMMITTING):
                 return False
         for session in self._sessions:
@@ -107,10 +107,8 @@ class LinkSurvey:
         self._next = {pair: following for pair, following in self._next.items() if pair in pairs}
         due = []
         for pair, (one, other) in pairs.items():
-            last = self._next.get(pair)
-            if last is None:
-                due.append((float("-inf"), one, other))
-            elif last.at <= self._clock() or last.addresses != places[one.member] | places[other.member]:
+            last = self._next.get(pair, _Next(-math.inf, frozenset(), other.member))
+            if last.at <= self._clock() or last.addresses != places[one.member] | places[other.member]:
                 due.append((last.at, *((other, one) if last.caller == one.member else (one, other))))
         found = min(due, key=lambda each: each[0], default=None)
         self._places = places

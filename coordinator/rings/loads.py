@@ -129,6 +129,11 @@ class Victims:
     later: tuple[str, ...]
     at: float
 
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Those that may make room at any time."""
+        return (*self.now, *self.later)
+
 
 class Loads:
     """The machine of all models on demand."""
@@ -154,8 +159,8 @@ class Loads:
     def hear(self, name: str, heard: Heard, now: float) -> None:
         """Takes the newest reports of one model."""
         load = self.models[name]
-        load.heard = heard
-        if load.wanted or heard.used:
+        was_wanted, load.heard = load.wanted, heard
+        if was_wanted or load.wanted or heard.used:
             load.used = now
         if not load.wanted:
             load.asked_since = math.inf
@@ -169,18 +174,19 @@ class Loads:
             load.error = None
 
     def tick(self, now: float) -> list[str]:
-        """The models that are to be unloaded because nobody uses them: loaded ones that have yielded, and
-        ones whose rings have not formed for a turn."""
+        """Unloads models that nobody uses: those that have yielded, and those whose rings do not form."""
         due = []
         for name, load in self.models.items():
             idle = not load.wanted and now >= load.until(self.turn)
             if load.phase is Phase.LOADED and idle:
                 load.enter(Phase.YIELDING, now)
-            elif load.phase is Phase.YIELDING and not load.yields_to and not idle:
+            elif load.phase is Phase.YIELDING and not idle and not load.yields_to:
                 load.enter(Phase.LOADED, now)
             unused = load.phase is Phase.YIELDING and not load.yields_to and load.quiet
             if unused or (load.phase is Phase.LOADING and idle and now >= load.since + self.turn):
                 due.append(name)
+        for name in due:
+            self.unloaded(name, now)
         return due
 
     def waiting(self, now: float) -> list[str]:
@@ -225,35 +231,17 @@ class Loads:
         found = [other for other, load in self.models.items() if load.yields_to == name]
         return found if all(self.models[other].quiet for other in found) else None
 
-    def placed(self, name: str, freed: Sequence[str], now: float) -> None:
-        """It has rings now, in place of those that were freed."""
-        for other in freed:
-            self.unloaded(other, now)
-        self.models[name].enter(Phase.LOADING, now)
-
     def unloaded(self, name: str, now: float) -> None:
         """It has no rings any more."""
         self.models[name].enter(Phase.NOT_LOADED, now)
-        self.look_again(now)
-
-    def look_again(self, now: float) -> None:
-        """Has all models that wait look for room: there may be more."""
-        for load in self.models.values():
-            if load.phase is Phase.WAITING:
-                load.not_before = now
+        self.look_anew(now)
 
     def look_anew(self, now: float) -> None:
         """A node or a deployment has changed: what was refused may be asked for again, and what waits looks
         for room."""
         for load in self.models.values():
-            if load.error is not None:
+            if load.error is not None or load.phase is Phase.WAITING:
                 load.error, load.not_before = None, now
-        self.look_again(now)
-
-    def awaits(self, name: str, whom: Sequence[str], now: float) -> None:
-        """It does not fit without nodes that should come back."""
-        load = self.models[name]
-        load.not_before, load.reason = now + LOOK_SECONDS, f"it waits for {and_(whom)}"
 
     def postponed(self, name: str, victims: Victims, now: float) -> None:
         """It fits once others may be unloaded that may not yet."""

@@ -1,353 +1,176 @@
-"""Plans a ring anew over the nodes that are online when it loses a member for good.
+"""Which rings are planned anew over the nodes that are online, and when. Pure; times are arguments.
 
 A member is lost if it was evicted or banned, drains, is trusted too little, or is away for longer than a
 grace period. Choices by hand stay: a ring keeps to the nodes that the deployment names, and to the layers of
 its split; with both it waits. A number of stages gives way until as many nodes are online again and no
-request uses the ring."""
+request uses the ring. The rings of a member that drains move once all are idle, one after another. A tensor
+ring whose group does not come up becomes a pipeline."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import dataclasses
-from collections.abc import Coroutine
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-import structlog
-
-from sealring.coordinator.nodes.profiles import ProfileReply
-from sealring.coordinator.nodes.survey import Survey
-from sealring.coordinator.planning.planner import with_ring
-from sealring.coordinator.planning.specs import as_pipeline
-from sealring.coordinator.rings.deployments import DeploymentService
-from sealring.coordinator.rings.rings import Rings
-from sealring.coordinator.rings.views import RingViews
-from sealring.coordinator.roster.publisher import RosterPublisher
-from sealring.coordinator.settings import CoordinatorSettings
-from sealring.coordinator.store import Store, StoredDeployment
-from sealring.coordinator.streams.sessions import Sessions
-from sealring.mesh.clock import Clock, awake_clock
-from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError
-from sealring.mesh.pki.certificates import Role
-from sealring.mesh.roster.model import TENSOR
+from sealring.coordinator.rings.actions import Action, Drained, Move, Note
+from sealring.coordinator.rings.state import State
+from sealring.coordinator.store import StoredDeployment
+from sealring.mesh.errors import SealringError
 from sealring.v1 import admin_pb2
 
-_LOOK_SECONDS = 1.0
-_RETRY_SECONDS = 60.0
-_LONG_AGO = 1
-log = structlog.get_logger()
+RETRY_SECONDS = 60.0
+"""Time after which a move that has failed is tried again, unless nodes or what is stored change earlier."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Try:
-    """A move that was tried: the ring, the members to do without, the nodes, and the time."""
+@dataclass
+class _Drain:
+    """A member that drains: its rings move at `due` at the latest. Is it the drain of an earlier coordinator,
+    the member has until `back_by` to connect."""
 
-    ring: admin_pb2.RingPlan
-    lost: set[str]
-    over: frozenset[str]
-    at: float
+    due: float
+    back_by: float
+    tried: set[str] | None = None
+    """The rings whose moves were begun, once moves have."""
 
-    def same(self, other: _Try) -> bool:
-        """Whether the other would give the same result, unless a node has got the model since, or something
-        stored has changed (`Moves.stored`)."""
-        known = (self.ring, self.lost, self.over) == (other.ring, other.lost, other.over)
-        return known and other.at < self.at + _RETRY_SECONDS
+    move: Move | None = None
+    over: bool = False
 
 
 class Moves:
-    """Looks after the rings while `run` runs. `clock` is the wall clock."""
+    """The moves that are due, one of a ring at a time. Seconds are of a clock that stands still in sleep."""
 
-    def __init__(
-        self,
-        store: Store,
-        publisher: RosterPublisher,
-        sessions: Sessions,
-        survey: Survey,
-        rings: Rings,
-        views: RingViews,
-        deployments: DeploymentService,
-        settings: CoordinatorSettings,
-        *,
-        clock: Clock,
-        awake: Clock = awake_clock,
-    ) -> None:
-        """`awake` counts seconds without those in which this machine slept: no member is lost for these."""
-        self._awake = awake
-        self._store = store
-        self._publisher = publisher
-        self._sessions = sessions
-        self._survey = survey
-        self._rings = rings
-        self._views = views
-        self._deployments = deployments
-        self._drain_timeout = settings.drain_timeout
-        self._grace = settings.replace_after
-        self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._drains: dict[str, asyncio.Task[None]] = {}
+    def __init__(self, state: State, grace: float) -> None:
+        self._state = state
+        self._grace = grace
+        self._drains: dict[str, _Drain] = {}
         self._away: dict[tuple[str, str], float] = {}
         self._quiet: dict[str, float] = {}
-        self._moving: set[str] = set()
-        self._tried: dict[str, _Try] = {}
+        self._tried: dict[str, Move] = {}
+        self._begun: dict[str, Move] = {}
 
-    async def run(self) -> None:
-        """Begins moves as they are due. Runs until cancelled."""
-        while True:
-            self.look(self._awake())
-            await asyncio.sleep(_LOOK_SECONDS)
+    @property
+    def draining(self) -> set[str]:
+        """The members that drain and serve meanwhile."""
+        return {member for member, drain in self._drains.items() if not drain.over}
 
-    def look(self, now: float) -> None:
-        """Notes the absent members and the quiet rings, and begins the moves that are due."""
-        planned = self._views.planned
-        self._note([ring for _, ring in planned], now)
-        for deployment, ring in planned:
-            lost = self._lost(ring, now)
-            for member in lost:
-                self._rings.offline(member)  # also of a serving ring whose members are all silent
-            if lost or self._may_grow(deployment, ring, now):
-                self._try(deployment, ring, lost, now)
-            else:
-                self._tried.pop(ring.ring, None)
+    def stored(self, now: float, wall: float, *, first: bool) -> None:
+        """What is stored has changed; it is the `first` that this coordinator reads. Begins drains and takes
+        them back. There may be room for moves that have failed."""
+        self.look_anew()
+        known = self._state.wanted.members
+        for member in [one for one in self._drains if one not in known or not known[one].draining]:
+            move = self._drains.pop(member).move
+            self._begun = {ring: one for ring, one in self._begun.items() if one is not move}
+        for member, one in known.items():
+            if one.draining > wall and member not in self._drains:
+                back_by = now + self._grace if first else now
+                self._drains[member] = _Drain(now + one.draining - wall, back_by)
 
-    def _try(
-        self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, lost: set[str], now: float
-    ) -> None:
-        """Begins a move, unless it was tried a moment ago over the same nodes."""
-        over = self._survey.able(deployment.name, (ring.ring,))
-        now_tried, before = _Try(ring, lost, over, now), self._tried.get(ring.ring)
-        again = before is None or not before.same(now_tried)
-        if again and ring.ring not in self._moving and (lost or len(over) >= deployment.asked.stages):
-            self._tried[ring.ring] = now_tried
-            self._spawn(self._move(deployment.name, ring.ring, lost))
-
-    def stored(self) -> None:
-        """Forgets which moves were tried: deployments or members may have changed, and there may be room."""
+    def look_anew(self) -> None:
+        """Forgets which moves have failed: nodes or what is stored have changed."""
         self._tried.clear()
 
-    def resume(self) -> None:
-        """Goes on with the drains of this coordinator's last run. Call it before any ring forms."""
-        for member in self._store.members.all(Role.MEMBER):
-            if member.draining > self._clock():
-                self._begin_drain(member.id, member.draining, returning=True)
-
-    def drain_end(self) -> int:
-        """The end of a drain that begins now, in seconds since 1970."""
-        return int(self._clock() + self._drain_timeout) + 1
-
-    def draining(self, member: str, until: int) -> None:
-        """Begins a drain: the member's rings move once all are idle, or at `until`. Call it after the store
-        has the drain."""
-        self._begin_drain(member, until)
-
-    def staying(self, member: str) -> None:
-        """Ends a drain without a move. Call it after the store has that."""
-        drain = self._drains.pop(member, None)
-        if drain is not None:
-            drain.cancel()
-            self._rings.keep_serving(member, False)
-
-    def no_group(self, deployment: str, ring: str, why: str) -> None:
-        """A tensor ring's group does not come up: it becomes a pipeline."""
-        self._spawn(self._fall_back(deployment, ring, why))
-
-    async def _fall_back(self, deployment: str, ring: str, why: str) -> None:
-        try:
-            await self._deployments.fall_back(deployment, ring, why)
-            log.warning("tensor_fell_back", ring=ring, why=why)
-        except SealringError as error:
-            log.warning("tensor_not_fallen_back", ring=ring, reason=error.reason, why=error.message)
-
-    async def close(self) -> None:
-        """Cancels the tasks. The next run resumes drains."""
-        self._drains.clear()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _begin_drain(self, member: str, until: float, *, returning: bool = False) -> None:
-        self._rings.keep_serving(member, True)
-        self._drains[member] = self._spawn(self._drain(member, until - self._clock(), returning))
-
-    async def _drain(self, member: str, seconds: float, returning: bool) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                if returning:
-                    await self._returned(member)
-                while not self._idle(member):
-                    await self._sessions.next_beat()
-        except TimeoutError:
-            log.warning("drain_timeout", member=member)
-        try:
-            for deployment, ring in self._rings_of(member):
-                await self._move(deployment, ring, {member})
-        finally:
-            if self._drains.get(member) is asyncio.current_task():
-                del self._drains[member]
-                self._over(member)
-
-    async def _returned(self, member: str) -> None:
-        """Waits for a member that has not connected in this run, for the grace period at most."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._grace):
-                while self._sessions.find(member) is None:
-                    await self._sessions.next_beat()
-
-    def _over(self, member: str) -> None:
-        """Marks a drain as over, so that the next run of the coordinator does not resume it."""
-        self._rings.keep_serving(member, False)
-        self._rings.sync()
-        known = self._store.members.find(member)
-        if known is not None and known.draining:
-            try:
-                known.draining = _LONG_AGO
-                self._store.members.save(known)
-            except SealringError as error:  # the next run resumes it, and finds that it is over
-                log.warning("drain_not_marked", member=member, reason=error.reason, why=error.message)
-
-    def _idle(self, member: str) -> bool:
-        session = self._sessions.find(member)
-        return session is None or all(ring in session.idle for _, ring in self._rings_of(member))
-
-    def _rings_of(self, member: str) -> list[tuple[str, str]]:
-        return [
-            (deployment.name, ring.ring)
-            for deployment in self._store.deployments.all()
-            for ring in deployment.plan.rings
-            if any(stage.member == member for stage in ring.stages)
-        ]
-
-    # Lost members, and rings that may grow
-
-    def _note(self, rings: list[admin_pb2.RingPlan], now: float) -> None:
-        """Notes the times at which members went away and rings became quiet. While the coordinator hears of
-        no node at all, it is cut off itself, and no member counts as away."""
-        away = {
-            (ring.ring, member): self._away.get((ring.ring, member), now)
-            for ring in rings
-            for member in self._views.awaited(ring.ring)
-        }
-        self._away = away if any(True for _ in self._sessions) else {}
+    def note(self, now: float) -> list[tuple[str, str]]:
+        """Notes since when members are away, and rings that are short of stages quiet; the rings and members
+        that have been away too long. While the coordinator hears of no node at all, it is cut off itself, and
+        no member counts as away."""
+        planned, state = self._state.wanted.planned, self._state
+        away = [(ring.ring, member) for _, ring in planned for member in state.awaited(ring.ring)]
+        heard = any(True for _ in state.sessions)
+        self._away = {where: self._away.get(where, now) for where in away if heard}
         self._quiet = {
             ring.ring: self._quiet.get(ring.ring, now)
-            for ring in rings
-            if all(self._is_idle(stage.member, ring.ring) for stage in ring.stages)
+            for one, ring in planned
+            if len(ring.stages) < one.asked.stages
+            and all(state.is_idle(stage.member, ring.ring) for stage in ring.stages)
         }
+        return [where for where, since in self._away.items() if now >= since + self._grace]
 
-    def _is_idle(self, member: str, ring: str) -> bool:
-        session = self._sessions.find(member)
-        return session is not None and ring in session.idle
+    def due(self, now: float) -> list[Action]:
+        """The moves to begin, and the drains that are over."""
+        return [*self._of_lost(now), *self._of_drains(now)]
 
-    def _lost(self, ring: admin_pb2.RingPlan, now: float) -> set[str]:
-        """The members that the ring has to do without."""
-        awaited = self._views.awaited(ring.ring)
-        gone = {one for one in awaited if now >= self._away.get((ring.ring, one), now) + self._grace}
-        return gone | set(self._views.obstacles(ring.ring))
+    def fall_back(self, ring: str, why: str, now: float) -> list[Action]:
+        """A tensor ring's group does not come up."""
+        found = [(one, plan) for one, plan in self._state.wanted.planned if plan.ring == ring]
+        return [self._begin(*one, now, pipeline=why) for one in found if ring not in self._begun]
 
-    def _may_grow(self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, now: float) -> bool:
-        """Whether the ring is quiet and has fewer stages than were asked."""
-        return self._is_quiet(ring, now) and len(ring.stages) < deployment.asked.stages
-
-    def _is_quiet(self, ring: admin_pb2.RingPlan, now: float) -> bool:
-        """Whether no request has used the ring for the grace period."""
-        return now >= self._quiet.get(ring.ring, now) + self._grace
-
-    # Moving
-
-    async def _move(self, name: str, ring: str, lost: set[str]) -> None:
-        """Plans one ring anew, without the `lost` members; with none lost, for the stages that were asked."""
-        self._moving.add(ring)
-        try:
-            await self._move_ring(name, ring, lost)
-        except SealringError as error:
-            write = log.warning if lost else log.info
-            write("ring_not_moved", ring=ring, reason=error.reason, why=error.message)
-            if lost:
-                self._rings.not_moved(ring, error.message)
-        except Exception:  # a defect, which must not keep the other rings of a drain from their moves
-            log.exception("ring_not_moved", ring=ring)
-        finally:
-            self._moving.discard(ring)
-
-    async def _move_ring(self, name: str, ring: str, lost: set[str]) -> None:
-        deployment = self._store.deployments.get(name)
-        old = next((one for one in deployment.plan.rings if one.ring == ring), None)
-        if old is None:  # its deployment was deleted and made anew
-            return
-        freed = [stage.member for stage in old.stages]
-        spec = self._spec(deployment, freed, pipeline=old.pipeline)
-        answers = await self._survey.ask(spec, replacing=(ring,))
-        async with self._deployments.changing:
-            deployment = self._store.deployments.get(name)
-            digest = deployment.plan.profile.digest
-            if not self._still(old, lost):
-                return
-            made = await self._plan(spec, answers, digest, ring, gives_way=bool(lost))
-            if not self._still(old, lost):
-                return
-            made.rings[0].pipeline = old.pipeline
-            changed = with_ring(deployment.plan, ring, made.rings[0])
-            with self._publisher.change():
-                deployment.plan.CopyFrom(changed)
-                self._store.deployments.save(deployment)
-                details = {
-                    "deployment": name,
-                    "leaving": " ".join(sorted(lost)),
-                    "plan_hash": changed.plan_hash,
-                }
-                self._store.audit.append(self._clock(), "coordinator", "move_ring", ring, details)
-
-    def _still(self, ring: admin_pb2.RingPlan, lost: set[str]) -> bool:
-        """Whether a move still has its reason: members may be back, or no longer drain."""
-        if all(one != ring for _, one in self._views.planned):
+    def still(self, move: Move, now: float) -> bool:
+        """Whether a move has its reason yet: members may be back, or no longer drain."""
+        planned = next((one for one, ring in self._state.wanted.planned if ring == move.ring), None)
+        if planned is None or self._begun.get(move.ring.ring) is not move:
             return False
-        now_lost = self._lost(ring, self._awake()) | self._drains.keys()
-        return now_lost >= lost if lost else ring.ring in self._quiet
+        if move.lost:
+            return self._lost(planned, move.ring, now) | self.draining >= move.lost
+        return bool(move.pipeline) or move.ring.ring in self._quiet
 
-    async def _plan(
-        self,
-        spec: admin_pb2.DeploymentSpec,
-        answers: dict[str, ProfileReply],
-        digest: str,
-        ring: str,
-        *,
-        gives_way: bool,
-    ) -> admin_pb2.DeploymentPlan:
-        """The plan as asked, or if it `gives_way` in as few stages as hold the model."""
-        if spec.members and not spec.split:
-            able = self._survey.able(spec.name, (ring,))
-            named = [
-                member
-                for member in spec.members
-                if member in able and (reply := answers.get(member)) is not None and reply.profile
-            ]  # a node that connected after the questions has no reply
-            spec.members[:] = named or spec.members
-        try:
-            return await self._survey.plan(spec, answers, digest=digest, replacing=(ring,))
-        except (FailedPrecondition, ResourceExhausted):
-            if not spec.stages or not gives_way or spec.strategy == TENSOR:
-                raise
-            spec.stages = 0
-            return await self._survey.plan(spec, answers, digest=digest, replacing=(ring,))
+    def moved(self, move: Move, error: SealringError | None) -> Iterator[Action]:
+        """A move has ended, without an error if the ring has moved."""
+        ring = move.ring.ring
+        if self._begun.get(ring) is not move:  # its drain was taken back
+            return
+        del self._begun[ring]
+        if error is not None:
+            if move.lost:
+                self._state.not_moved[ring] = error.message
+            fields = {"ring": ring, "reason": error.reason, "why": error.message}
+            yield Note("ring_not_moved", fields, serious=bool(move.lost or move.pipeline))
+        elif move.pipeline:
+            yield Note("tensor_fell_back", {"ring": ring, "why": move.pipeline}, serious=True)
 
-    def _spec(
-        self, deployment: StoredDeployment, members: list[str], *, pipeline: bool
-    ) -> admin_pb2.DeploymentSpec:
-        """The specification that was asked, for one ring, with the context and rows that clients were
-        promised.
+    @property
+    def waits(self) -> bool:
+        """Whether time alone brings moves."""
+        return bool(self.draining or self._away or self._quiet or self._tried)
 
-        `pipeline` is set for a ring of a tensor deployment that fell back to a pipeline."""
-        asked = admin_pb2.DeploymentSpec()
-        asked.CopyFrom(deployment.asked)
-        if pipeline:
-            as_pipeline(asked)
-        if asked.split and asked.members:
-            asked.members[:] = members
-        asked.replicas = 1
-        asked.context = deployment.plan.spec.context
-        asked.max_rows = deployment.plan.spec.max_rows
-        return self._survey.check(asked)
+    def _of_lost(self, now: float) -> Iterator[Action]:
+        """Moves of rings that lost members, or may grow: each unless it was tried a moment ago."""
+        for deployment, ring in self._state.wanted.planned:
+            name, lost = ring.ring, self._lost(deployment, ring, now)
+            if not lost and now < self._quiet.get(name, math.inf) + self._grace:
+                self._tried.pop(name, None)
+                continue
+            before = self._tried.get(name)
+            known = before is not None and (before.ring, before.lost) == (ring, lost)
+            again = before is None or not known or now >= before.at + RETRY_SECONDS
+            if again and name not in self._begun:
+                yield self._begin(deployment, ring, now, lost=lost)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _of_drains(self, now: float) -> Iterator[Action]:
+        for member, drain in self._drains.items():
+            if drain.over or (drain.move is not None and drain.move in self._begun.values()):
+                continue
+            rings = [
+                (one, ring)
+                for one, ring in self._state.wanted.planned
+                if any(stage.member == member for stage in ring.stages)
+            ]
+            if drain.tried is None:
+                idle = all(self._state.is_idle(member, ring.ring) for _, ring in rings)
+                if self._state.sessions.find(member) is None:
+                    idle = now >= drain.back_by
+                if not idle and now < drain.due:
+                    continue
+                drain.tried = set()
+                if not idle:
+                    yield Note("drain_timeout", {"member": member}, serious=True)
+            left = [(one, ring) for one, ring in rings if ring.ring not in drain.tried]
+            if not left:
+                drain.over = True
+                yield Drained(member)
+            elif left[0][1].ring not in self._begun:
+                drain.tried.add(left[0][1].ring)
+                drain.move = self._begin(*left[0], now, lost=frozenset({member}))
+                yield drain.move
+
+    def _begin(self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, now: float, **why: Any) -> Move:
+        move = Move(deployment.name, ring, now, **why)
+        self._tried[ring.ring] = self._begun[ring.ring] = move
+        return move
+
+    def _lost(self, deployment: StoredDeployment, ring: admin_pb2.RingPlan, now: float) -> frozenset[str]:
+        """The members that the ring has to do without."""
+        awaited = self._state.awaited(ring.ring)
+        gone = {one for one in awaited if now >= self._away.get((ring.ring, one), now) + self._grace}
+        return frozenset(gone | self._state.obstacles(deployment, ring).keys())

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import structlog
 
 from sealring.coordinator.nodes.links import Links
 from sealring.coordinator.planning.speeds import Speeds
-from sealring.coordinator.rings.driver import RingDriver
+from sealring.coordinator.rings import epochs
+from sealring.coordinator.rings.cluster import Cluster
+from sealring.coordinator.rings.driver import ClusterDriver
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.running import RingTable, RunningRing, is_address, reported_links
+from sealring.coordinator.rings.running import RunningRing, is_address, reported_links
 from sealring.coordinator.streams.sessions import NodeSession
-from sealring.mesh.errors import EpochEnded, FailedPrecondition
+from sealring.mesh.errors import EpochEnded
 from sealring.mesh.rpc.problem import from_problem, one_line
 from sealring.v1 import membership_pb2
-from sealring.v1.membership_pb2 import CoordinatorMessage
+from sealring.v1.membership_pb2 import CoordinatorMessage, EpochPrepared, EpochProgress, EpochUp
+
+Report: TypeAlias = EpochProgress | EpochPrepared | EpochUp | membership_pb2.EpochFault
 
 _MAX_REASON = 200
 _MAX_WHAT = 64
@@ -25,163 +29,131 @@ _GROUPLESS_EPOCHS = 2
 """Epochs in a row without a group, after which a ring that may becomes a pipeline."""
 
 _ORDERLY = "GATEWAY_LEFT"
-_OF_OTHERS = {
-    _ORDERLY,
-    "BROKEN_OFF",
-    "EPOCH_TIMEOUT",
-    "GATEWAY_ENDED",
-    "GATEWAY_GONE",
-    "HANDSHAKE_BROKEN_OFF",
-    "HANDSHAKE_TIMEOUT",
-    "LINK_POISONED",
-    "NO_CONFIRMATION",
-    "NO_SUCH_EPOCH",
-    "PEER_FROZEN",
-    "PEER_LOST",
-    "PEER_SILENT",
-    "PEER_UNREACHABLE",
-    "RECORD_LOST",
-    "RECORD_OVERDUE",
-    "REKEY_TIMEOUT",
-    "RING_FAILED",
-}
+_OF_OTHERS = """
+    BROKEN_OFF EPOCH_TIMEOUT GATEWAY_ENDED GATEWAY_GONE GATEWAY_LEFT HANDSHAKE_BROKEN_OFF
+    HANDSHAKE_TIMEOUT LINK_POISONED NO_CONFIRMATION NO_SUCH_EPOCH PEER_FROZEN PEER_LOST PEER_SILENT
+    PEER_UNREACHABLE RECORD_LOST RECORD_OVERDUE REKEY_TIMEOUT RING_FAILED
+"""
 """Reasons for the end of an epoch whose fault lies with a neighbour of the member that reports it, with the
 gateway, or between."""
 
+_SLOW = (
+    "its steps take {:.1f} times as long as before, against those of the ring's others: look for heat, Low "
+    "Power Mode, swapping or other programs (sealring doctor on it)"
+)
 log = structlog.get_logger()
 
 
 class RingReports:
     """Passes reports to the ring's machine. Those of nodes that are no members of the ring are dropped."""
 
-    def __init__(
-        self,
-        table: RingTable,
-        driver: RingDriver,
-        speeds: Speeds,
-        links: Links,
-        no_group: Callable[[str, str, str], None],
-    ) -> None:
+    def __init__(self, cluster: Cluster, driver: ClusterDriver, speeds: Speeds, links: Links) -> None:
         """`speeds` takes the step times that members measure when they load a stage, and `links` what they
-        measure of the ways to their neighbours. `no_group` is called with deployment, ring and reason when a
-        ring's group does not come up."""
-        self._links = links
-        self._table = table
+        measure of the ways to their neighbours."""
+        self._cluster = cluster
+        self._state = cluster.state
         self._driver = driver
         self._speeds = speeds
-        self._no_group = no_group
+        self._links = links
 
-    def prepared(self, member: str, message: membership_pb2.EpochPrepared) -> None:
-        """A member finished phase one."""
-        running = self._table.find(member, message.ring)
+    def take(self, member: str, report: Report) -> None:
+        """Takes a member's report on the epoch of one of its rings."""
+        running = self._state.find(member, report.ring)
         if running is None:
             return
         now = self._driver.clock()
-        if running.backend and not is_address(message.group_address):  # it is sent to every member
-            reason = f"{running.name_of(member)}: it names no address for its group"
-            self._driver.apply(message.ring, running.machine.fault(member, message.epoch, reason, now))
-            return
-        self._note_speed(member, message)
-        links = reported_links(message.links, running)
-        address = message.group_address if running.backend else ""
-        caches = message.caches[:_CACHES_BYTES]  # they are sent to every member
-        actions = running.machine.prepared(member, message.epoch, links, now, address, caches)
-        self._driver.apply(message.ring, actions)
-
-    def progressed(self, member: str, message: membership_pb2.EpochProgress) -> None:
-        """A member is preparing."""
-        running = self._table.find(member, message.ring)
-        if running is not None:
-            what, now = one_line(message.what, _MAX_WHAT), self._driver.clock()
-            actions = running.machine.advanced(member, message.epoch, what, message.fraction, now)
-            self._driver.apply(message.ring, actions)
-
-    def up(self, member: str, message: membership_pb2.EpochUp) -> None:
-        """A member finished phase two."""
-        running = self._table.find(member, message.ring)
-        if running is not None:
-            links = reported_links(message.links, running)
+        if isinstance(report, EpochProgress):
+            what = one_line(report.what, _MAX_WHAT)
+            decided = running.machine.advanced(member, report.epoch, what, report.fraction, now)
+        elif isinstance(report, EpochPrepared):
+            decided = self._prepared(member, report, running, now)
+        elif isinstance(report, EpochUp):
+            links = reported_links(report.links, running)
             self._note_links(member, links, running)
-            actions = running.machine.up(member, message.epoch, self._driver.clock(), links)
-            self._driver.apply(message.ring, actions)
-
-    def faulted(self, member: str, message: membership_pb2.EpochFault) -> None:
-        """A member cannot go on."""
-        running = self._table.find(member, message.ring)
-        if running is None:
+            decided = running.machine.up(member, report.epoch, now, links)
+        else:
+            self._faulted(member, report, running, now)
             return
-        problem = from_problem(message.problem)
+        self._driver.event(self._cluster.follow(report.ring, decided, now))
+
+    def _prepared(
+        self, member: str, report: EpochPrepared, running: RunningRing, now: float
+    ) -> list[epochs.Action]:
+        if running.backend and not is_address(report.group_address):  # it is sent to every member
+            reason = f"{running.name_of(member)}: it names no address for its group"
+            return running.machine.fault(member, report.epoch, reason, now)
+        if len(self._state.of(member)) == 1 and not running.spec.backend:
+            # Else another ring may have had steps at that moment, or a rank has timed parts of layers.
+            self._speeds.note(running.stage_of(member), running.deployment.profile, report)
+        links = reported_links(report.links, running)
+        address = report.group_address if running.backend else ""
+        caches = report.caches[:_CACHES_BYTES]  # they are sent to every member
+        return running.machine.prepared(member, report.epoch, links, now, address, caches)
+
+    def _faulted(
+        self, member: str, report: membership_pb2.EpochFault, running: RunningRing, now: float
+    ) -> None:
+        problem, machine = from_problem(report.problem), running.machine
         write = log.info if problem.reason == _ORDERLY else log.warning
-        write("epoch_fault", ring=message.ring, epoch=message.epoch, member=member, why=problem.reason)
+        write("epoch_fault", ring=report.ring, epoch=report.epoch, member=member, why=problem.reason)
         reason = f"{running.name_of(member)}: {problem.message or problem.reason}"[:_MAX_REASON]
-        root = problem.reason not in _OF_OTHERS
-        actions = running.machine.fault(member, message.epoch, reason, self._driver.clock(), root=root)
-        self._driver.apply(message.ring, actions)
+        decided = machine.fault(
+            member, report.epoch, reason, now, root=problem.reason not in _OF_OTHERS.split()
+        )
+        self._driver.event(self._cluster.follow(report.ring, decided, now))
         # A neighbour that lost its peer may end the epoch before the rank without a group reports, and the
         # next epoch may have begun: epochs since the last that served count as well.
-        if problem.reason == EpochEnded.no_group and running.served < message.epoch <= running.machine.epoch:
-            running.groupless.add(message.epoch)
+        if problem.reason == EpochEnded.no_group and running.served < report.epoch <= machine.epoch:
+            running.groupless.add(report.epoch)
             able = running.backend and running.spec.or_pipeline
             if able and len(running.groupless) >= _GROUPLESS_EPOCHS:
                 running.groupless.clear()
-                self._no_group(running.spec.name, message.ring, reason)
+                self._driver.event(self._cluster.moves.fall_back(report.ring, reason, now))
 
-    def gateway_came(self) -> None:
-        """Forms rings anew whose protocol a new gateway lacks, if members and gateways share another.
-
-        Such rings formed while the gateway was away, for example after a restart of this coordinator.
-        """
-        for name, running in self._table.running.items():
-            machine = running.machine
-            if machine.undecided or not running.protocol:
-                continue
-            with contextlib.suppress(FailedPrecondition):
-                if self._driver.protocol(running) < running.protocol:
-                    why = f"a gateway came that does not speak protocol {running.protocol}"
-                    now = self._driver.clock()
-                    self._driver.apply(name, machine.fault(machine.members[0], machine.epoch, why, now))
-
-    def beaten(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat, *, first: bool) -> None:
-        """Takes a heartbeat. The `first` of a session is compared with the epochs that should run."""
+    def beaten(
+        self, session: NodeSession, heartbeat: membership_pb2.Heartbeat, *, first: bool, turned: bool
+    ) -> None:
+        """Takes a heartbeat; has it `turned`, other rings are idle than before. The `first` of a session is
+        compared with the epochs that should run."""
         for health in heartbeat.rings:
-            running = self._table.find(session.member, health.ring)
+            running = self._state.find(session.member, health.ring)
             if running is None:
                 continue
             if health.attended:
                 running.machine.attended(health.epoch, self._driver.clock())
             running.beaten(session.member, health)
-            alone = len(self._table.of(session.member)) == 1  # else the other ring changes the step times
+            alone = len(self._state.of(session.member)) == 1  # else the other ring changes the step times
             members = len(running.machine.members)
             running.step_times.beaten(session.member, health.step_us if alone else 0, members)
         self._warn_if_slow(session)
         if first:
             self._compare(session, heartbeat)
+            self._cluster.moves.look_anew()  # there may be room
+        if first or turned:
+            self._driver.changed()
 
     def _warn_if_slow(self, session: NodeSession) -> None:
         """Notes on the session, and logs, that a member has become slow or is no longer."""
         member = session.member
-        factor = max((running.step_times.slow(member) for _, running in self._table.of(member)), default=0.0)
+        factor = max((running.step_times.slow(member) for _, running in self._state.of(member)), default=0.0)
         if bool(factor) != bool(session.slow):
             log.warning(
                 "member_slow" if factor else "member_not_slow", member=member, factor=round(factor, 1)
             )
-        session.slow = ""
-        if factor:
-            session.slow = (
-                f"its steps take {factor:.1f} times as long as before, against those of the ring's others: "
-                "look for heat, Low Power Mode, swapping or other programs (sealring doctor on it)"
-            )
+        session.slow = _SLOW.format(factor) if factor else ""
 
     def _compare(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
         """Ends epochs that a node should run and does not, and those that it runs and should not."""
         reported = {health.ring: health.epoch for health in heartbeat.rings}
-        for name, running in self._table.of(session.member):
+        for name, running in self._state.of(session.member):
             machine = running.machine
             if machine.phase is Phase.SERVING and reported.get(name) != machine.epoch:
                 reason, now = f"{running.name_of(session.member)} was restarted", self._driver.clock()
-                self._driver.apply(name, machine.fault(session.member, machine.epoch, reason, now))
+                self._driver.event(
+                    self._cluster.follow(name, machine.fault(session.member, machine.epoch, reason, now), now)
+                )
         for name, epoch in reported.items():
-            known = self._table.running.get(name)
+            known = self._state.running.get(name)
             if known is None or epoch != known.machine.epoch or known.machine.phase is Phase.WAITING:
                 end = membership_pb2.EndEpoch(
                     ring=name, epoch=epoch, reason="the epoch is over", unload=known is None
@@ -199,12 +171,3 @@ class RingReports:
                     *(member, members[link.to_rank], link.address),
                     *(link.round_trip_us, link.bytes_per_second),
                 )
-
-    def _note_speed(self, member: str, message: membership_pb2.EpochPrepared) -> None:
-        if len(self._table.of(member)) > 1:  # the other ring may have had steps at that moment
-            return
-        for deployment, ring in self._table.planned:
-            for stage in ring.stages:
-                whole = not deployment.plan.spec.backend  # a rank of a tensor ring times parts of layers
-                if whole and ring.ring == message.ring and stage.member == member:
-                    self._speeds.note(stage, deployment.plan.profile, message)

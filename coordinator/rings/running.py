@@ -9,8 +9,6 @@ from statistics import median
 
 from sealring.coordinator.planning.demand import draft_context, draft_kv_bits
 from sealring.coordinator.rings.epochs import Phase, RingEpochs
-from sealring.coordinator.settings import CoordinatorSettings
-from sealring.coordinator.store import StoredDeployment
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.addresses import parse_address
 from sealring.v1 import admin_pb2, membership_pb2
@@ -70,27 +68,16 @@ _PHASES = {
 
 @dataclass
 class RunningRing:
-    """A ring that the newest roster holds.
+    """A ring that the newest roster holds, of a `deployment` with every default filled in.
 
-    `spec`, `digest` (hex) and `model_type` are the deployment's, with every default filled in. While the
-    ring is down, new requests are taken for `patience` seconds. `protocol` is that of its epoch.
+    While the ring is down, new requests are taken for `patience` seconds. `protocol` is that of its epoch.
     """
 
     plan: admin_pb2.RingPlan
-    spec: admin_pb2.DeploymentSpec
-    digest: str
-    model_type: str
+    deployment: admin_pb2.DeploymentPlan
     machine: RingEpochs
     patience: int
     protocol: int = 0
-    commit: str = ""
-    """The hub's commit, from which members fetch files that no member has."""
-
-    hub_files: str = ""
-
-    draft: membership_pb2.DraftPlan | None = None
-    """The draft model of its head."""
-
     step_times: StepTimes = field(default_factory=StepTimes)
     drafts: tuple[int, int, int] = (0, 0, 0)
     """An epoch, the tokens drafted in it, and those of them that were accepted."""
@@ -100,6 +87,11 @@ class RunningRing:
 
     groupless: set[int] = field(default_factory=set)
     """The epochs after `served` whose group did not come up."""
+
+    @property
+    def spec(self) -> admin_pb2.DeploymentSpec:
+        """What was asked for, with every default filled in."""
+        return self.deployment.spec
 
     @property
     def backend(self) -> str:
@@ -117,18 +109,12 @@ class RunningRing:
             max_rows=self.spec.max_rows,
             context=self.spec.context,
             prefill_chunk=self.spec.prefill_chunk,
-            model_type=self.model_type,
+            model_type=self.deployment.profile.model_type,
             share_prefixes=self.spec.share_prefixes,
             speculate=self.spec.speculate,
             protocol=self.protocol,
             patience=self.patience,
         )
-
-    def down(self, reason: str) -> RingState:
-        """The state for gateways while the ring's members change."""
-        state = self.state()
-        state.phase, state.reason = membership_pb2.RING_PHASE_DOWN, reason
-        return state
 
     def beaten(self, member: str, health: membership_pb2.RingHealth) -> None:
         """Takes the head's counts of drafts; those of other members are dropped."""
@@ -158,13 +144,14 @@ class RunningRing:
         self, stage: admin_pb2.StagePlan, epoch: int, roster_version: int, roster_hash: bytes, protocol: int
     ) -> PrepareEpoch:
         """The message of phase one for the member of a stage, under the given roster."""
+        profile = self.deployment.profile
         return PrepareEpoch(
             ring=self.plan.ring,
             epoch=epoch,
             roster_version=roster_version,
             roster_hash=roster_hash,
             model=self.spec.model,
-            model_digest=self.digest,
+            model_digest=profile.digest,
             context=self.spec.context,
             max_rows=self.spec.max_rows,
             kv_budget=stage.kv_budget,
@@ -173,9 +160,9 @@ class RunningRing:
             speculate=self.spec.speculate,
             protocol=protocol,
             backend=self.backend,
-            commit=self.commit,
-            hub_files=self.hub_files,
-            draft=self.draft if _holds(stage, "draft") else None,
+            commit=profile.commit,
+            hub_files=profile.hub_files,
+            draft=draft_plan(self.deployment) if _holds(stage, "draft") else None,
             mtp=_holds(self.plan.stages[-1], "mtp"),
             vision=_holds(stage, "vision"),
             adapter=self.spec.adapter,
@@ -194,10 +181,8 @@ def _holds(stage: admin_pb2.StagePlan, resident: str) -> bool:
     return any(one.name == resident for one in stage.residents)
 
 
-def draft_plan(plan: admin_pb2.DeploymentPlan) -> membership_pb2.DraftPlan | None:
-    """The draft model of a deployment's heads, as these are to load it; None if there is none."""
-    if not plan.spec.draft:
-        return None
+def draft_plan(plan: admin_pb2.DeploymentPlan) -> membership_pb2.DraftPlan:
+    """The draft model of a deployment's heads, as these are to load it."""
     draft, spec = plan.profile.draft, plan.spec
     return membership_pb2.DraftPlan(
         model=spec.draft,
@@ -226,34 +211,3 @@ def is_address(text: str) -> bool:
         return parse_address(text)[1] > 0
     except InvalidInput:
         return False
-
-
-_MAX_GRACE_SECONDS = 300
-_RELOAD_SECONDS = 30
-
-
-class RingTable:
-    """The state that the parts of the coordinator that handle rings share.
-
-    `planned` are the rings of the stored deployments, `running` those of them that are in service, by name.
-    `not_moved` says, by ring, why no other nodes could take it over.
-    """
-
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        self.planned: list[tuple[StoredDeployment, admin_pb2.RingPlan]] = []
-        self.running: dict[str, RunningRing] = {}
-        self.not_moved: dict[str, str] = {}
-        self.patience = int(min(settings.replace_after, _MAX_GRACE_SECONDS)) + _RELOAD_SECONDS
-        """Seconds for which a ring that is down takes new requests: until its silent member is replaced (five
-        minutes at most), and until the new member has loaded."""
-
-    def of(self, member: str) -> list[tuple[str, RunningRing]]:
-        """The rings in service that a node is a member of, by name."""
-        return [
-            (name, running) for name, running in self.running.items() if member in running.machine.members
-        ]
-
-    def find(self, member: str, ring: str) -> RunningRing | None:
-        """The ring of that name, if it is in service and the node is a member: others cannot report on it."""
-        running = self.running.get(ring)
-        return running if running is not None and member in running.machine.members else None

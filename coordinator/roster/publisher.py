@@ -75,10 +75,11 @@ class RosterPublisher:
             raise FailedPrecondition("no roster was signed yet", reason="NO_ROSTER")
         return self._current
 
-    def serves(self, ring: str) -> bool:
-        """Whether the newest roster holds this ring. It omits rings with a member that is gone or below the
-        floor, and those for which it has no room."""
-        return self._roster is not None and any(entry.id == ring for entry in self._roster.rings)
+    @property
+    def roster(self) -> Roster | None:
+        """The content of the newest roster. It omits rings with a member that is gone or below the floor, and
+        those for which it has no room."""
+        return self._roster
 
     def listed(self, identifier: str) -> RosterMember | None:
         """A member as the newest roster states it."""

@@ -104,14 +104,8 @@ class NodeMessages:
             self._heartbeat(session, message.heartbeat)
         elif kind in ("profile", "trace", "diagnosis", "model_changed", "measured"):
             self._questions.answered(session, getattr(message, kind))
-        elif kind == "progress":
-            self._reports.progressed(member, message.progress)
-        elif kind == "prepared":
-            self._reports.prepared(member, message.prepared)
-        elif kind == "up":
-            self._reports.up(member, message.up)
-        elif kind == "fault":
-            self._reports.faulted(member, message.fault)
+        elif kind in ("progress", "prepared", "up", "fault"):
+            self._reports.take(member, getattr(message, kind))
         elif kind == "challenge_answer":
             self._challenges.answered(member, message.challenge_answer)
         elif kind == "roster_seen":
@@ -135,8 +129,8 @@ class NodeMessages:
         if heartbeat.answer:
             session.outbox.put_latest(membership_pb2.Heard, _HEARD)
         first = session.heartbeat is None
-        session.beat(heartbeat)
-        self._reports.beaten(session, heartbeat, first=first)
+        turned = session.beat(heartbeat)
+        self._reports.beaten(session, heartbeat, first=first, turned=turned)
         self._sessions.beaten()
 
     def _move(self, identifier: str, addresses: tuple[str, ...]) -> None:

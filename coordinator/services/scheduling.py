@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import structlog
 
 from sealring.coordinator.auth.access import Access
+from sealring.coordinator.rings.driver import ClusterDriver
+from sealring.coordinator.rings.views import RingViews
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.coordinator.streams.proofs import Proofs
 from sealring.coordinator.streams.watchers import Watchers, tell
@@ -24,21 +26,21 @@ log = structlog.get_logger()
 
 
 class SchedulingService(membership_pb2_grpc.SchedulingServicer):
-    """`came` is called when a gateway begins to watch; `snapshot` then returns its first events."""
+    """Keeps the stream of each gateway, and tells the cluster's machine what gateways report."""
 
     def __init__(
         self,
         access: Access,
         proofs: Proofs,
         watchers: Watchers,
-        came: Callable[[], None],
-        snapshot: Callable[[], Iterable[WatchResponse]],
+        driver: ClusterDriver,
+        views: RingViews,
     ) -> None:
         self._access = access
         self._proofs = proofs
         self._watchers = watchers
-        self._came = came
-        self._snapshot = snapshot
+        self._driver = driver
+        self._views = views
 
     async def Follow(  # noqa: N802
         self, requests: AsyncIterator[FollowRequest], context: Any
@@ -59,14 +61,16 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
         log.info("gateway_watching", gateway=peer.id)
         reading = asyncio.create_task(self._read(tenure, requests, outbox))
         try:
-            self._came()
-            for event in (*self._snapshot(), WatchResponse(all_told=AllTold(hears=True))):
+            self._driver.gateway_came()
+            told = WatchResponse(all_told=AllTold(hears=True))
+            for event in (*self._views.snapshot(), told):
                 tell(outbox, event)
             async for event in outbox.messages():
                 yield event
         finally:
             reading.cancel()
             self._watchers.remove(outbox)
+            self._driver.changed()
             log.info("gateway_gone", gateway=peer.id)
 
     async def _read(
@@ -82,6 +86,7 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
                     self._watchers.troubled(outbox, str(from_problem(said)) if said.message else "")
                 elif request.HasField("demand"):
                     self._watchers.demanded(outbox, request.demand)
+                    self._driver.changed()
                 elif request.HasField("beat"):
                     outbox.put_latest(Heard, WatchResponse(heard=Heard()))
                 else:

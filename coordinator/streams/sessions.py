@@ -96,13 +96,20 @@ class NodeSession:
         """End the stream with a goodbye that says why."""
         self.outbox.close(error, last=CoordinatorMessage(goodbye=Goodbye(reason=reason)))
 
-    def beat(self, heartbeat: Heartbeat) -> None:
-        """Take in a heartbeat; a ring whose steps did not change since the one before is idle."""
+    def beat(self, heartbeat: Heartbeat) -> bool:
+        """Take in a heartbeat; a ring whose steps did not change since the one before is idle.
+
+        Returns whether other rings are idle than before.
+        """
         self.heartbeat = heartbeat
         self.rests = min(max(0.0, heartbeat.next_ms / 1000 - WORK_SECONDS), _MOST_REST_SECONDS)
         steps = {health.ring: health.steps for health in heartbeat.rings}
-        self.idle = {ring for ring, count in steps.items() if self.steps.get(ring) == count}
+        before, self.idle = (
+            self.idle,
+            {ring for ring, count in steps.items() if self.steps.get(ring) == count},
+        )
         self.steps = steps
+        return self.idle != before
 
     @property
     def memory_usable(self) -> int:
@@ -131,11 +138,8 @@ class SessionListener(Protocol):
     def online(self, member: str) -> None:
         """A node's stream is there."""
 
-    def lost(self, member: str) -> None:
-        """A node's stream broke or fell silent; the node may come back at once."""
-
-    def offline(self, member: str) -> None:
-        """A node is gone: it said goodbye, or was thrown out."""
+    def left(self, member: str, *, gone: bool) -> None:
+        """A node's stream broke or fell silent; or the node is `gone`: it said goodbye, or was thrown out."""
 
 
 class Sessions:
@@ -208,10 +212,7 @@ class Sessions:
         self._beat.set()
         log.info("node_session_ended", member=session.member, goodbye=session.said_goodbye)
         for listener in self.listeners:
-            if session.said_goodbye:
-                listener.offline(session.member)
-            else:
-                listener.lost(session.member)
+            listener.left(session.member, gone=session.said_goodbye)
 
     @contextmanager
     def arriving(self, member: str, limit: asyncio.Timeout) -> Iterator[None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.mesh.errors import InvalidInput, SealringError
@@ -27,8 +25,6 @@ class Watchers:
         """The protocol of each ring's epoch."""
         self.demands: dict[Outbox[WatchResponse], Demand] = {}
         """The last report of each stream on the models on demand; none of gateways that send no reports."""
-        self.asked = asyncio.Event()
-        """Set when a report on models comes or goes; `OnDemand` waits for it and clears it."""
 
     def add(self, gateway: str, release: Release) -> Outbox[WatchResponse]:
         """A new watch."""
@@ -41,8 +37,7 @@ class Watchers:
         """A watch has ended."""
         gateway = self._open.pop(outbox, "")
         self._troubles.pop(outbox, None)
-        if self.demands.pop(outbox, None) is not None:
-            self.asked.set()
+        self.demands.pop(outbox, None)
         if not self.watches(gateway):
             self.releases.pop(gateway, None)
 
@@ -58,7 +53,6 @@ class Watchers:
             raise InvalidInput("a report on models is out of bounds", reason="BAD_MESSAGE")
         if outbox in self._open:
             self.demands[outbox] = demand
-            self.asked.set()
 
     def trouble(self, gateway: str) -> str:
         """The trouble of a connected gateway: its own report, or a ring whose protocol it lacks."""

@@ -109,7 +109,7 @@ class KeepAliveStories:
 
     def _phase(self) -> int:
         coordinator = self._story.cluster.coordinator
-        status = coordinator.on_demand.status(NAME) if coordinator is not None else None
+        status = coordinator.driver.load_status(NAME) if coordinator is not None else None
         return int(status.phase) if status is not None else NOT_LOADED
 
     @property

@@ -249,7 +249,7 @@ class Cluster:
 
     async def _coordinate(self, stop: asyncio.Event) -> None:
         self.coordinator = coordinator = Coordinator(self._settings)
-        coordinator.on_demand.loads.turn = TURN_SECONDS
+        coordinator.cluster.on_demand.loads.turn = TURN_SECONDS
         try:
             await coordinator.start()
             stopped = asyncio.ensure_future(stop.wait())
@@ -385,7 +385,7 @@ class Cluster:
         there is no coordinator to say so."""
         if self.coordinator is None:
             return None
-        rings = self.coordinator.rings._table.running.items()  # noqa: SLF001 - gateways are told of some only
+        rings = self.coordinator.cluster.state.running.items()
         here = [ring for ring in rings if ring[1].spec.name == deployment]
         if any(ring.machine.phase is RingPhase.SERVING for _, ring in here):
             return None
@@ -396,14 +396,14 @@ class Cluster:
         assert self.coordinator is not None
         context = self.programs["coordinator"].process.context
         now = context.copy().run(self.coordinator.driver.clock)
-        rings = self.coordinator.rings._table.running  # noqa: SLF001 - deadlines are told to nobody
+        rings = self.coordinator.cluster.state.running
         dues = {name: ring.machine.deadline() for name, ring in rings.items()}
         return {name: due for name, due in dues.items() if due is not None and due < now}
 
     def forming(self) -> dict[str, tuple[RingPhase, object]]:
         """The rings that prepare or commit an epoch, and what their members have done for it."""
         assert self.coordinator is not None
-        rings = self.coordinator.rings._table.running  # noqa: SLF001 - as above
+        rings = self.coordinator.cluster.state.running
         found = {name: ring.machine for name, ring in rings.items()}
         return {
             name: (one.phase, (one.epoch, sorted(one.progress.items()), sorted(one._epoch.prepared)))  # noqa: SLF001

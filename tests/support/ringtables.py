@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from sealring.coordinator.rings.driver import RingDriver
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.running import RingTable
-from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.rings.state import State
+from sealring.coordinator.streams.sessions import Sessions
+from sealring.coordinator.streams.watchers import Watchers
 from sealring.v1 import admin_pb2
 
 
@@ -32,19 +33,33 @@ class Machine:
 
 def table(*, replace_after: float = 31.5, **machines: Machine) -> Any:
     """A ring of one stage in service for each machine."""
-    made: Any = RingTable(CoordinatorSettings(replace_after=replace_after))
+    made: Any = State(Sessions(), Watchers(), replace_after)
     for name, machine in machines.items():
         made.running[name] = SimpleNamespace(
             plan=admin_pb2.RingPlan(ring=name, stages=[admin_pb2.StagePlan(member="a")]),
+            deployment=admin_pb2.DeploymentPlan(profile={"digest": "abcd"}),
+            spec=admin_pb2.DeploymentSpec(),
             machine=machine,
-            digest="abcd",
             backend="",
             protocol=0,
             name_of=machine.members.__getitem__,
+            stage_of=lambda member: admin_pb2.StagePlan(member=member),
         )
     return made
 
 
-def driver(made: RingTable, **parts: Any) -> RingDriver:
-    names = ("publisher", "sessions", "watchers")
-    return RingDriver(made, *(parts.get(name) for name in names), clock=lambda: 7.0)
+class Driver:
+    """Notes what a cluster's machine has decided, at the time 7."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+        self.looks = 0
+
+    def clock(self) -> float:
+        return 7.0
+
+    def event(self, actions: Iterable[Any]) -> None:
+        self.done += actions
+
+    def changed(self) -> None:
+        self.looks += 1

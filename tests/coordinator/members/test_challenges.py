@@ -521,8 +521,9 @@ class Examiner:
         expulsion: Any = SimpleNamespace(
             evict=lambda member, actor, why: self.evicted.append((member.id, why))
         )
+        publisher: Any = SimpleNamespace(standing=None)
         self.made = Challenges(
-            *("demo", store, unused, sessions, unused, unused, expulsion, unused),
+            *("demo", store, publisher, sessions, unused, unused, expulsion),
             CoordinatorSettings(**settings),
             clock=lambda: self.now,
             awake=lambda: self.now,
@@ -545,7 +546,7 @@ def test_a_silent_member_fails_after_enough_looks_and_is_asked_again_when_it_is_
     assert examiner.made.failures("a") == 0
     examiner.look(1)
     assert (examiner.made.open, examiner.made.failures("a"), examiner.made.failures("b")) == ([], 1, 1)
-    examiner.made.lost("b")
+    examiner.made.left("b")
     examiner.now = 99.9
     examiner.look(1)
     assert examiner.sent == ["a", "b"]
@@ -566,7 +567,7 @@ def test_a_member_that_connects_anew_gets_no_more_time(seen: int) -> None:
     for _ in range(3 * 7):
         examiner.made.online("a")
         examiner.look(seen)
-        examiner.made.lost("a")
+        examiner.made.left("a")
     examiner.look(1)
     if not seen:  # failures are counted at looks: one for all of these streams
         assert examiner.made.failures("a") == 1
@@ -578,7 +579,7 @@ def test_a_machine_that_sleeps_fails_nothing_meanwhile() -> None:
     examiner = Examiner(challenge_timeout=3.0, challenge_interval=100)
     examiner.made.online("a")
     examiner.look(3)
-    examiner.made.lost("a")
+    examiner.made.left("a")
     examiner.look(1000)
     assert (examiner.made.failures("a"), examiner.made.open) == (0, [])
     examiner.made.online("a")

@@ -1,32 +1,191 @@
-"""The actions of epoch machines, carried out."""
+"""The cluster's machine and the world: what is done, what fails, and when it is looked at."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import structlog
-from ringtables import Machine, driver, table
+from ringtables import Machine, table
 
+from sealring.coordinator.rings.actions import Drained, Move, Note, Place, Send, Tell, Unload
+from sealring.coordinator.rings.cluster import Cluster
+from sealring.coordinator.rings.driver import ClusterDriver
 from sealring.coordinator.rings.epochs import Changed, Phase
-from sealring.v1 import membership_pb2
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import StoredMember
+from sealring.mesh.errors import SealringError, Unavailable
+from sealring.v1 import admin_pb2, membership_pb2
+from sealring.v1.membership_pb2 import CoordinatorMessage, WatchResponse
+from sealring.v1.proof_pb2 import Release
+
+MOVE = Move("r", admin_pb2.RingPlan(ring="r-0"), 0.0)
+
+
+class Scene:
+    """A driver whose machine notes the ends of changes, and plans that do what `make` does."""
+
+    def __init__(self) -> None:
+        self.now, self.due = 7.0, math.inf
+        self.looks: list[float] = []
+        self.ended: list[Any] = []
+        self.sent: list[Any] = []
+        self.unloaded: list[str] = []
+        self.saved: list[int] = []
+        self.make: Any = None
+        self.error: SealringError | None = None
+        part: Any = SimpleNamespace
+        cluster = part(
+            state=part(
+                sessions=part(send=lambda *sent: self.sent.append(sent)),
+                watchers=part(tell=self.sent.append),
+            ),
+            look=self.look,
+            deadline=lambda now: self.due,
+            ended=lambda change, error, now: self.ended.append((change, error)) or [],
+        )
+        member = StoredMember(id="a", draining=161)
+        store = part(members=part(find=lambda one: member if one == "a" else None, save=self.save))
+        plans = part(make=self.plan, unload=self.unload)
+        self.driver = ClusterDriver(
+            *(cluster, store, part(), plans), wall=lambda: 0.0, clock=lambda: self.now
+        )
+
+    def look(self, now: float, wall: float) -> list[Any]:
+        self.looks.append(now)
+        return []
+
+    async def plan(self, change: Any) -> None:
+        await self.make()
+
+    def unload(self, unload: Unload) -> None:
+        if self.error is not None:
+            raise self.error
+        self.unloaded.append(unload.deployment)
+
+    def save(self, member: StoredMember) -> None:
+        if self.error is not None:
+            raise self.error
+        self.saved.append(member.draining)
+
+
+def test_messages_go_to_their_receivers() -> None:
+    scene = Scene()
+    message, event = CoordinatorMessage(), WatchResponse()
+    with structlog.testing.capture_logs() as logs:
+        scene.driver.do([Send("a", message), Tell(event), Note("what", {"ring": "r"}, serious=True)])
+    assert scene.sent == [("a", message), event]
+    assert logs == [{"event": "what", "ring": "r", "log_level": "warning"}]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_cannot_be_stored_is_logged(full: bool) -> None:
+    scene = Scene()
+    scene.error = Unavailable("the disk is full", reason="STATE_UNWRITABLE") if full else None
+    with structlog.testing.capture_logs() as logs:
+        scene.driver.do([Unload("r", "why"), Drained("a"), Drained("gone")])
+    assert (scene.unloaded, scene.saved) == (([], []) if full else (["r"], [1]))
+    assert [one["reason"] for one in logs] == ["STATE_UNWRITABLE"] * 2 * full
+
+
+@pytest.mark.parametrize("raised", [None, Unavailable("silent", reason="NODES_SILENT"), KeyError("a defect")])
+async def test_a_change_ends_however_it_goes(raised: Exception | None) -> None:
+    scene = Scene()
+
+    async def make() -> None:
+        if raised is not None:
+            raise raised
+
+    scene.make = make
+    with structlog.testing.capture_logs() as logs:
+        scene.driver.do([MOVE])
+        while not scene.ended:
+            await asyncio.sleep(0)
+    ((change, error),) = scene.ended
+    assert change is MOVE
+    if isinstance(raised, KeyError):
+        assert error.code == "INTERNAL"
+        assert [one["log_level"] for one in logs] == ["error"]
+    else:
+        assert error is raised
+
+
+async def test_changes_that_are_under_way_when_it_stops_do_not_end() -> None:
+    scene, begun = Scene(), asyncio.Event()
+
+    async def make() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    scene.make = make
+    scene.driver.do([Place("m")])
+    await begun.wait()
+    await scene.driver.close()
+    assert scene.ended == []
+
+
+@pytest.mark.parametrize(("due", "looks"), [(math.inf, 1), (7.0, 3)])
+async def test_it_looks_at_events_and_while_something_is_due(due: float, looks: int) -> None:
+    scene = Scene()
+    scene.due = due
+    running = asyncio.create_task(scene.driver.run())
+    while len(scene.looks) < looks:
+        await asyncio.sleep(0.001)
+    scene.due = math.inf
+    scene.driver.changed()
+    before = len(scene.looks)
+    while len(scene.looks) == before:
+        await asyncio.sleep(0.001)
+    running.cancel()
+
+
+# What the machine does with epochs
+
+
+def cluster(rings: Any) -> Cluster:
+    return Cluster(rings, CoordinatorSettings(), lambda ring: 1, 0.0)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_ring_that_serves_again_has_forgotten_its_last_trouble(phase: Phase) -> None:
-    rings, sent = table(r=Machine(phase)), list[Any]()
+    rings = table(r=Machine(phase))
     running = rings.running["r"]
     running.served, running.groupless = 1, {2, 3}
     running.state = lambda: membership_pb2.RingState(ring="r")
     rings.not_moved = {"r": "no room"}
-    made = driver(rings, watchers=SimpleNamespace(tell=sent.append))
-    with structlog.testing.capture_logs() as logs:
-        made.apply("r", [Changed()])
+    note, tell = cluster(rings).follow("r", [Changed()], 7.0)
     serves = phase is Phase.SERVING
     assert (running.served, running.groupless) == ((4, set()) if serves else (1, {2, 3}))
     assert rings.not_moved == ({} if serves else {"r": "no room"})
-    assert sent == [membership_pb2.WatchResponse(ring=membership_pb2.RingState(ring="r"))]
-    assert [(one["ring"], one["epoch"], one["phase"], one["why"]) for one in logs] == [
-        ("r", 4, phase.value, "why")
-    ]
+    assert tell == Tell(WatchResponse(ring=membership_pb2.RingState(ring="r")))
+    assert note == Note("ring_changed", {"ring": "r", "epoch": 4, "phase": phase.value, "why": "why"})
+
+
+@pytest.mark.parametrize(
+    ("undecided", "protocol", "newest", "ends"),
+    [
+        (False, 5, 4, True),
+        (False, 5, 5, False),
+        (False, 5, 6, False),
+        (True, 5, 4, False),
+        (False, 0, 4, False),
+        (False, 5, 9, False),
+    ],
+)
+def test_a_gateway_that_lacks_a_rings_protocol_ends_its_epoch_if_another_is_shared(
+    undecided: bool, protocol: int, newest: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway speaks up to `newest`; one of 9 shares none with the members."""
+    machine = Machine()
+    machine.undecided, machine.members = undecided, ["a", "b"]  # type: ignore[assignment]
+    rings = table(r=machine)
+    rings.running["r"].protocol = protocol
+    monkeypatch.setattr("sealring.mesh.rpc.protocol.OLDEST_PROTOCOL", 1)
+    monkeypatch.setattr("sealring.mesh.rpc.protocol.PROTOCOL_VERSION", 6)
+    rings.watchers.add("gateway", Release(oldest=9 if newest == 9 else 1, protocol=newest))
+    assert cluster(rings).gateway_came(7.0) == []
+    why = "a gateway came that does not speak protocol 5"
+    assert machine.calls == [("fault", ("a", 4, why, 7.0), {})] * ends

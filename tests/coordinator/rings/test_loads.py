@@ -34,7 +34,7 @@ def deployed(**policies: Policy) -> Loads:
 def load(loads: Loads, name: str, now: float) -> None:
     """Loads a model that has room."""
     loads.hear(name, Heard(waiting=1, used=True), now)
-    loads.placed(name, (), now)
+    loads.models[name].enter(Phase.LOADING, now)
     loads.serving(name, now)
     loads.hear(name, Heard(), now)
 
@@ -49,7 +49,7 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_not_before() -> None:
     loads.hear("b", Heard(waiting=1), 2.0)
     loads.hear("a", Heard(waiting=1), 1.0)
     assert loads.waiting(2.0) == ["a", "b"]
-    loads.placed("a", (), 3.0)
+    loads.sync({"a": (HALF_HOUR, True), "b": (HALF_HOUR, False)}, 3.0)
     loads.serving("a", 13.0)
     assert phases(loads) == {"a": Phase.LOADED, "b": Phase.WAITING}
     assert loads.models["a"].took == 10.0
@@ -146,7 +146,7 @@ def test_rings_that_do_not_form_are_placed_anew_and_then_given_up() -> None:
     for now in range(TRIES):
         loads.hear("a", Heard(waiting=1), now)
         assert loads.waiting(now) == ["a"]
-        loads.placed("a", (), now)
+        loads.sync({"a": (HALF_HOUR, True)}, now)
         loads.stuck("a", "beta is offline", now)
     error = loads.models["a"].error
     assert error is not None
@@ -280,7 +280,6 @@ class Household(RuleBasedStateMachine):
             self.loads.hear(name, heard, self.now)
         for name in self.loads.tick(self.now):
             self.free(name)
-            self.loads.unloaded(name, self.now)
         for _ in range(3 * len(self.NAMES)):
             waiting = self.loads.waiting(self.now)
             for name in waiting:
@@ -324,7 +323,7 @@ class Household(RuleBasedStateMachine):
             self.free(one)
         self.has.add(name)
         self.forming.add(name)
-        self.loads.placed(name, freed, self.now)
+        self.sync()
 
     def free(self, name: str) -> None:
         assert not self.under_way[name], "no answer is cut off"

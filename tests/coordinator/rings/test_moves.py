@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import structlog
 
 from sealring.coordinator.rings import moves
+from sealring.coordinator.rings.actions import Drained, Move
 from sealring.coordinator.rings.moves import Moves
-from sealring.coordinator.settings import CoordinatorSettings
-from sealring.coordinator.store import StoredDeployment, StoredMember
+from sealring.coordinator.rings.state import Known, State, Wanted
+from sealring.coordinator.store import StoredDeployment
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
+from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.clock import AwakeClock
-from sealring.mesh.errors import FailedPrecondition, ResourceExhausted, SealringError, Unavailable
-from sealring.mesh.pki import Role
+from sealring.mesh.errors import SealringError, Unavailable
 from sealring.v1 import admin_pb2, membership_pb2
 from tests.coordinator.conftest import DOWN, SERVING, Cluster, FakeNode, deploy, ring_state
 from tests.coordinator.rings.test_rings import three
@@ -77,7 +77,6 @@ async def test_a_model_that_does_not_fit_any_more_waits_for_another_node(start_c
     await says(cluster, DOWN, "gamma is offline; others could not take over: the model needs", "nodes have")
     await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=nodes[2].id))
     await says(cluster, DOWN, "gamma was evicted; others could not take over")
-    assert cluster.coordinator.ring_views.obstacles("another-0") == {}
     told = [one.ring for one in cluster.coordinator.ring_views.snapshot() if one.HasField("ring")]
     assert [(one.phase, one.deployment) for one in told] == [(DOWN, "demo")], "for gateways that start now"
     await cluster.node("spare", memory=TIGHT)
@@ -89,7 +88,7 @@ async def test_a_ring_without_room_takes_that_of_a_deployment_that_is_deleted(
     start_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once: that its move has failed says nothing any more."""
-    monkeypatch.setattr(moves, "_RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(moves, "RETRY_SECONDS", 3600.0)
     cluster = await start_cluster(**QUICK)
     nodes = {node.id: node for node in [await cluster.node(name, memory=100_000) for name in ("a", "b")]}
     tight = {"stages": 1, "context": 256, "max_rows": 1}
@@ -188,339 +187,264 @@ async def test_a_coordinator_that_is_restarted_in_a_drain_goes_on_with_it(start_
     assert again.coordinator.store.members.get(leaving.id).draining == 1
 
 
-# When a move is due and what it asks for, without a cluster
+# When a move is due, without a cluster
 
-RING = admin_pb2.RingPlan(
-    ring="r-0", stages=[admin_pb2.StagePlan(member="a"), admin_pb2.StagePlan(member="b")]
-)
+GRACE = 30.0
 
 
 class Scene:
-    """A planned ring of members a and b. `asked` and `planned` are the specifications of moves; a move waits
-    between the two until `go` is set."""
+    """The rings r-0 and s-0 of members a and b, and a node c."""
 
-    def __init__(self, *, drained: int = 0, pipeline: bool = False, **asked: Any) -> None:
-        ring = admin_pb2.RingPlan()
-        ring.CopyFrom(RING)
-        ring.pipeline = pipeline
-        spec = admin_pb2.DeploymentSpec(name="r", **asked)
-        plan = admin_pb2.DeploymentPlan(rings=[ring], spec={"name": "r", "context": 512, "max_rows": 8})
-        self.now, self.slept = 100.5, False
-        self.deployments = {"r": StoredDeployment(name="r", asked=spec, plan=plan)}
-        self.asked: list[admin_pb2.DeploymentSpec] = []
-        self.planned: list[admin_pb2.DeploymentSpec] = []
-        self.errors: list[Exception] = []
-        self.told: list[Any] = []
-        self.log: list[dict[str, Any]] = []
-        self.awaited: list[str] = []
-        self.obstacles: dict[str, str] = {}
-        self.offline: list[str] = []
-        self.beds = {name: SimpleNamespace(idle={"r-0", "s-0"}) for name in "abc"}
-        self.free = frozenset("c")
-        self.go = asyncio.Event()
-        self.go.set()
-        member = StoredMember(id="a", role=Role.MEMBER, name="a", draining=drained)
-        self.members = {"a": member}
-        self.unwritable: SealringError | None = None
-        part: Any = SimpleNamespace
-        rings = part(
-            offline=self.offline.append,
-            not_moved=lambda *said: self.told.append(said),
-            keep_serving=lambda *said: self.told.append(said),
-            sync=lambda: None,
+    def __init__(self, *, drained: int = 0, stages: int = 0) -> None:
+        self.state = State(Sessions(), Watchers(), GRACE)
+        self.machine = SimpleNamespace(awaited=list[str]())
+        self.rings = [
+            admin_pb2.RingPlan(ring=name, stages=[admin_pb2.StagePlan(member=one) for one in "ab"])
+            for name in ("r-0", "s-0")
+        ]
+        self.planned = {"r": self.rings[0]}
+        self.stages = stages
+        self.members = {one: Known(one, 10) for one in "abc"} | {"a": Known("a", 10, draining=drained)}
+        for one in "abc":
+            self.come(one)
+        self.moves = Moves(self.state, GRACE)
+        self.store(0)
+
+    def come(self, member: str) -> NodeSession:
+        session = NodeSession(member, bytes(16), clock=lambda: 0.0)
+        session.idle = {"r-0", "s-0"}
+        self.state.sessions.open(session)
+        return session
+
+    def go(self, member: str) -> None:
+        session = self.state.sessions.find(member)
+        assert session is not None
+        self.state.sessions.closed(session)
+
+    def busy(self, member: str, *, busy: bool = True) -> None:
+        session = self.state.sessions.find(member)
+        assert session is not None
+        session.idle = set() if busy else {"r-0", "s-0"}
+
+    def store(self, now: float, *, wall: float = 100.0, first: bool = False, **members: Known | None) -> None:
+        """Stores these members; None is one that was evicted."""
+        for name, known in members.items():
+            self.members.pop(name, None)
+            self.members |= {name: known} if known else {}
+        deployments = [
+            StoredDeployment(
+                name=name,
+                asked=admin_pb2.DeploymentSpec(name=name, stages=self.stages),
+                plan=admin_pb2.DeploymentPlan(rings=[ring], spec={"name": name}),
+            )
+            for name, ring in self.planned.items()
+        ]
+        self.state.wanted = Wanted(members=self.members, deployments=deployments)
+        parked = any(one not in self.members for one in "ab")
+        running: Any = (
+            {} if parked else {ring.ring: SimpleNamespace(machine=self.machine) for ring in self.rings}
         )
-        views = part(awaited=lambda ring: self.awaited, obstacles=lambda ring: self.obstacles)
-        self.views = views
-        self.show()
-        self.moves = Moves(
-            part(
-                deployments=part(
-                    all=lambda: list(self.deployments.values()),
-                    get=self.deployments.__getitem__,
-                    save=lambda one: self.deployments.update({one.name: one}),
-                ),
-                members=part(
-                    all=lambda role: list(self.members.values()),
-                    find=self.members.get,
-                    save=self.save,
-                ),
-                audit=part(append=lambda *said: self.log.append(said[-1])),
-            ),
-            part(change=contextlib.nullcontext),
-            self,  # type: ignore[arg-type]
-            part(able=lambda *_: self.free, check=lambda spec: spec, ask=self.ask, plan=self.plan),
-            rings,
-            views,
-            part(changing=asyncio.Lock()),
-            CoordinatorSettings(replace_after=30, drain_timeout=60),
-            clock=lambda: self.now,
-            awake=lambda: self.now,
-        )
+        self.state.running = running
+        self.moves.stored(now, wall, first=first)
 
-    def save(self, member: StoredMember) -> None:
-        if self.unwritable is not None:
-            raise self.unwritable
-        self.members[member.id] = member
-
-    def show(self) -> None:
-        """What is planned, as `deployments` has it now."""
-        self.views.planned = [(one, ring) for one in self.deployments.values() for ring in one.plan.rings]
-
-    async def ask(self, spec: Any, *, replacing: Any) -> Any:
-        """The members that have the model, by their names; "c" has none."""
-        self.asked.append(spec)
-        await self.go.wait()
-        if self.errors and not isinstance(self.errors[0], SealringError):
-            raise self.errors.pop(0)
-        return {one: SimpleNamespace(profile=one != "c") for one in "abc"}
-
-    async def plan(self, spec: Any, answers: Any, **_: Any) -> admin_pb2.DeploymentPlan:
-        self.planned.append(admin_pb2.DeploymentSpec())
-        self.planned[-1].CopyFrom(spec)
-        if self.errors:
-            raise self.errors.pop(0)
-        return admin_pb2.DeploymentPlan(rings=[RING])
-
-    def __iter__(self) -> Any:
-        return iter(self.beds.values())
-
-    def find(self, member: str) -> Any:
-        return self.beds.get(member)
-
-    async def next_beat(self) -> None:
-        await asyncio.Event().wait()
-
-    async def look(self, *times: float) -> int:
-        """The number of moves that were begun, after looks at these times."""
+    def look(self, *times: float) -> list[Any]:
+        """What is done at these times."""
+        done: list[Any] = []
         for now in times:
-            self.now = now
-            self.moves.look(now)
-            await settle()
-        return len(self.asked)
+            self.moves.note(now)
+            found = self.moves.due(now)
+            assert not self.moves.due(now), "nothing is due twice"
+            done += found
+        return done
+
+    def fail(self, move: Move, now: float = 0.0) -> None:
+        list(self.moves.moved(move, Unavailable("no room")))
 
 
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-async def test_who_is_away_is_given_time_and_who_was_removed_is_not() -> None:
+def test_who_is_away_is_given_time_and_who_was_removed_is_not() -> None:
     scene = Scene()
-    scene.awaited = ["a"]
-    assert await scene.look(0, 29.9) == 0
-    scene.awaited = []
-    assert await scene.look(30) == 0
-    scene.awaited = ["a"]
-    assert await scene.look(40, 69.9) == 0
-    assert scene.offline == []
-    scene.obstacles = {"b": "was evicted"}
-    assert await scene.look(69.9) == 1
-    assert scene.log[-1]["leaving"] == "b"
-    assert scene.offline == ["b"]
-    await scene.look(70)
-    assert sorted(scene.offline[1:]) == ["a", "b"]
-
-
-async def test_nobody_is_away_while_the_coordinator_hears_of_no_node() -> None:
+    scene.machine.awaited = ["a"]
+    assert scene.look(0, 29.9) == []
+    scene.machine.awaited = []
+    assert scene.look(30) == []
+    scene.machine.awaited = ["a"]
+    assert scene.look(40, 69.9) == []
+    assert scene.moves.note(70) == [("r-0", "a")]
+    (move,) = scene.look(70)
+    assert (move.deployment, move.ring, move.lost) == ("r", scene.rings[0], {"a"})
     scene = Scene()
-    scene.awaited, scene.beds = ["a", "b"], {}
-    assert await scene.look(0, 100) == 0
-    scene.beds = {"c": SimpleNamespace(idle=set())}
-    assert await scene.look(101, 130.9) == 0
-    assert await scene.look(131) == 1
+    scene.store(0, b=None)
+    (move,) = scene.look(0)
+    assert move.lost == {"b"}
+    assert scene.moves.note(0) == [], "what is parked has no epochs"
 
 
-async def test_a_move_is_tried_again_when_other_nodes_are_there_and_from_time_to_time() -> None:
+def test_nobody_is_away_while_the_coordinator_hears_of_no_node() -> None:
     scene = Scene()
-    scene.obstacles = {"a": "was evicted"}
-    assert await scene.look(0, 1, 59) == 1
-    assert await scene.look(60, 61) == 2
-    scene.go.clear()
-    scene.free = frozenset("cd")
-    assert await scene.look(62, 63, 200) == 3, "it is under way"
-    scene.go.set()
-    await settle()
-    assert await scene.look(201) == 4
-    scene.obstacles = {}
-    assert await scene.look(202) == 4
-    scene.obstacles = {"a": "was evicted"}
-    assert await scene.look(203) == 5, "it was well meanwhile"
+    scene.machine.awaited = ["a", "b"]
+    for one in "abc":
+        scene.go(one)
+    assert scene.look(0, 100) == []
+    scene.come("c")
+    assert scene.look(101, 130.9) == []
+    assert len(scene.look(131)) == 1
 
 
-async def test_a_ring_grows_when_it_was_quiet_for_long_and_there_are_nodes() -> None:
+def test_a_move_is_tried_again_when_nodes_are_there_and_from_time_to_time() -> None:
+    scene = Scene()
+    scene.store(0, a=None)
+    (move,) = scene.look(0, 1, 59)
+    assert scene.look(60, 200) == [], "it is under way"
+    scene.fail(move)
+    assert scene.state.not_moved == {"r-0": "no room"}
+    (move,) = scene.look(201, 202, 260)
+    scene.fail(move)
+    (move,) = scene.look(261)
+    scene.moves.look_anew()
+    scene.fail(move)
+    (move,) = scene.look(262)
+    scene.fail(move)
+    assert scene.look(263) == []
+    scene.store(263)
+    assert len(scene.look(263)) == 1
+
+
+def test_a_move_that_has_lost_its_reason_is_due_again_with_the_next() -> None:
+    scene = Scene()
+    scene.machine.awaited = ["a"]
+    (move,) = scene.look(0, 30)
+    scene.fail(move)
+    scene.machine.awaited = []
+    assert scene.look(31) == []
+    scene.machine.awaited = ["a"]
+    assert scene.look(32, 61) == []
+    assert len(scene.look(62)) == 1, "it was well meanwhile"
+
+
+def test_a_ring_grows_when_it_was_quiet_for_long() -> None:
+    assert Scene(stages=2).look(0, 31) == []
     scene = Scene(stages=3)
-    scene.free = frozenset("ab")
-    assert await scene.look(0, 31) == 0
-    scene.free = frozenset("abc")
-    scene.beds["b"].idle = set()
-    assert await scene.look(32) == 0
-    scene.beds["b"].idle = {"r-0"}
-    assert await scene.look(33, 62.9) == 0
-    assert await scene.look(63, 64) == 1
-    assert await Scene(stages=2).look(0, 31) == 0
+    scene.busy("b")
+    assert scene.look(0, 31) == []
+    scene.busy("b", busy=False)
+    assert scene.look(32, 61.9) == []
+    (move,) = scene.look(62, 63)
+    assert move.lost == set()
+    assert scene.moves.still(move, 63)
+    scene.busy("a")
+    scene.look(64)
+    assert not scene.moves.still(move, 64)
 
 
-async def test_nobody_is_lost_for_the_time_that_the_coordinator_slept() -> None:
+def test_nobody_is_lost_for_the_time_that_the_coordinator_slept() -> None:
     """Each look comes after a long sleep, of which two seconds count."""
-    scene = Scene()
-    awake = AwakeClock(lambda: scene.now)
-    scene.awaited = ["a"]
-    looks = 0
-    while not scene.asked:
-        scene.now, looks = scene.now + 1000.0, looks + 1
-        scene.moves.look(awake())
-        await settle()
-    assert looks == 16, "30 s of being awake"
+    scene, raw, looks = Scene(), 0.0, 0
+    awake = AwakeClock(lambda: raw)
+    scene.machine.awaited = ["a"]
+    while not scene.look(awake()):
+        raw, looks = raw + 1000.0, looks + 1
+    assert looks == 15, "30 s of being awake"
 
 
 @pytest.mark.parametrize(
     ("meanwhile", "goes_on"), [("nothing", True), ("back", False), ("also b", True), ("deleted", False)]
 )
-async def test_a_move_goes_on_while_its_member_is_lost(meanwhile: str, goes_on: bool) -> None:
+def test_a_move_goes_on_while_its_member_is_lost(meanwhile: str, goes_on: bool) -> None:
     scene = Scene()
-    scene.obstacles = {"a": "was evicted"}
-    scene.go.clear()
-    assert await scene.look(0) == 1
+    scene.store(0, a=None)
+    (move,) = scene.look(0)
     if meanwhile == "back":
-        scene.obstacles = {}
+        scene.store(0, a=Known("a", 10))
     elif meanwhile == "also b":
-        scene.obstacles["b"] = "was evicted"
+        scene.store(0, b=None)
     elif meanwhile == "deleted":
-        scene.views.planned = []
-    scene.go.set()
-    await settle()
-    assert bool(scene.planned) == bool(scene.log) == goes_on
+        scene.planned = {}
+        scene.store(0)
+    assert scene.moves.still(move, 1) == goes_on
 
 
-@pytest.mark.parametrize("used", [False, True])
-async def test_a_ring_grows_only_while_it_is_quiet(used: bool) -> None:
-    scene = Scene(stages=3)
-    scene.free = frozenset("abc")
-    scene.go.clear()
-    assert await scene.look(0, 31) == 1
-    if used:
-        scene.beds["a"].idle = set()
-        await scene.look(32)
-    scene.go.set()
-    await settle()
-    assert bool(scene.planned) != used
-
-
-@pytest.mark.parametrize(
-    ("asked", "lost", "tries"),
-    [
-        ({"stages": 3}, True, [3, 0]),
-        ({"stages": 3}, False, [3]),
-        ({"stages": 2, "strategy": "tensor"}, True, [2]),
-        ({}, True, [0]),
-    ],
-)
-@pytest.mark.parametrize("error", [FailedPrecondition("too few"), ResourceExhausted("too little")])
-async def test_stages_give_way_where_a_member_is_lost_and_a_tensor_rings_do_not(
-    asked: dict[str, Any], lost: bool, tries: list[int], error: SealringError
-) -> None:
-    """A move that fails is shown as the ring's reason."""
-    scene = Scene(**asked)
-    scene.errors, scene.free = [error], frozenset("abc")
-    scene.obstacles = {"a": "was evicted"} if lost else {}
-    assert await scene.look(0, 31) == 1
-    assert [spec.stages for spec in scene.planned] == tries
-    assert bool(scene.log) == (len(tries) > 1)
-    assert scene.told == ([("r-0", error.message)] if lost and len(tries) == 1 else [])
-
-
-@pytest.mark.parametrize(
-    ("members", "split", "able", "kept"),
-    [
-        ("ab", [], "ab", "ab"),
-        ("abc", [], "abc", "ab"),
-        ("abc", [], "bcd", "b"),
-        ("abc", [], "d", "abc"),
-        ("abd", [], "abd", "ab"),
-        ("abc", [4, 3, 2], "ab", "ab"),
-        ("", [], "ab", ""),
-    ],
-)
-async def test_a_ring_stays_on_those_of_its_named_nodes_that_can(
-    members: str, split: list[int], able: str, kept: str
-) -> None:
-    """The node c does not have the model, and d came after it was asked."""
-    scene = Scene(members=list(members), split=split)
-    scene.free, scene.obstacles = frozenset(able), {"a": "was evicted"}
-    await scene.look(0)
-    assert "".join(scene.planned[0].members) == kept
-
-
-@pytest.mark.parametrize("pipeline", [False, True])
-@pytest.mark.parametrize("split", [[], [4, 5]])
-async def test_a_ring_is_planned_anew_as_it_was_asked_for(pipeline: bool, split: list[int]) -> None:
-    """With what clients were promised, and as a pipeline where it has become one."""
-    tensor = {"strategy": "tensor", "backend": "ring", "clear_links": True, "or_pipeline": True}
-    scene = Scene(pipeline=pipeline, replicas=2, members=["c", "b"], split=split, **tensor)
-    scene.obstacles = {"a": "was evicted"}
-    await scene.look(0)
-    (spec,) = scene.asked
-    assert (spec.strategy, spec.backend) == (("pipeline", "") if pipeline else ("tensor", "ring"))
-    assert spec.clear_links == spec.or_pipeline == (not pipeline)
-    assert (spec.replicas, spec.context, spec.max_rows) == (1, 512, 8)
-    assert list(spec.members) == (["a", "b"] if split else ["c", "b"])
-    assert scene.deployments["r"].asked.strategy == "tensor", "which itself stays as it was"
-    assert scene.deployments["r"].plan.rings[0].pipeline == pipeline
-
-
-async def test_a_defect_in_one_move_of_a_drain_keeps_no_other_ring() -> None:
+def test_a_ring_without_a_group_becomes_a_pipeline_unless_it_moves() -> None:
     scene = Scene()
-    other = admin_pb2.RingPlan(ring="s-0", stages=RING.stages)
-    plan = admin_pb2.DeploymentPlan(rings=[other], spec={"name": "s"})
-    scene.deployments["s"] = StoredDeployment(name="s", asked=admin_pb2.DeploymentSpec(name="s"), plan=plan)
-    scene.show()
-    scene.errors = [KeyError("r-0")]
-    with structlog.testing.capture_logs() as logs:
-        scene.moves.draining("a", 161)
-        await settle()
-    assert [one["log_level"] for one in logs] == ["error"]
-    assert (len(scene.asked), len(scene.log)) == (2, 1)
+    (move,) = scene.moves.fall_back("r-0", "no RDMA", 0)
+    assert isinstance(move, Move)
+    assert (move.pipeline, move.lost) == ("no RDMA", set())
+    assert scene.moves.still(move, 0)
+    assert scene.moves.fall_back("r-0", "again", 0) == []
+    assert [one.event for one in scene.moves.moved(move, None)] == ["tensor_fell_back"]
+    scene.store(0, a=None)
+    assert len(scene.look(0)) == 1
+    assert scene.moves.fall_back("r-0", "no RDMA", 0) == []
 
 
-async def test_a_drain_ends_though_its_end_cannot_be_written() -> None:
-    scene = Scene(drained=161)
-    scene.unwritable = Unavailable("the disk is full", reason="STATE_UNWRITABLE")
-    with structlog.testing.capture_logs() as logs:
-        scene.moves.draining("a", 161)
-        await settle()
-    assert (scene.told.pop(), len(scene.log)) == (("a", False), 1), "it serves no longer for the drain alone"
-    assert [one["reason"] for one in logs if one["log_level"] == "warning"] == ["STATE_UNWRITABLE"]
-    await scene.moves.close()
+def drain(until: int) -> Known:
+    return Known("a", 10, draining=until)
 
 
-async def test_a_drain_has_a_time_and_is_taken_back() -> None:
+def test_a_drain_moves_all_rings_one_after_another_and_is_then_over() -> None:
     scene = Scene()
-    scene.moves.staying("a")
-    assert scene.told == []
-    assert scene.moves.drain_end() == 161
-    scene.beds["a"].idle = set()
-    scene.moves.draining("a", 161)
-    await settle()
-    assert (scene.told, scene.asked) == ([("a", True)], []), "it computes"
-    scene.moves.staying("a")
-    await settle()
-    assert (scene.told.pop(), scene.asked) == (("a", False), [])
-    scene.moves.draining("a", 100)
-    await settle()
-    assert len(scene.asked) == 1, "its time is over"
-    await scene.moves.close()
+    scene.planned["s"] = scene.rings[1]
+    scene.store(0, wall=100, a=drain(161))
+    assert scene.moves.draining == {"a"}
+    (first,) = scene.look(0)
+    assert (first.ring.ring, first.lost) == ("r-0", {"a"})
+    assert scene.moves.still(first, 0)
+    scene.fail(first)
+    (second,) = scene.look(1)
+    assert second.ring.ring == "s-0", "one that fails keeps no other"
+    assert list(scene.moves.moved(second, None)) == []
+    assert scene.look(2) == [Drained("a")]
+    assert scene.moves.draining == set()
+    scene.store(3, wall=103)
+    assert scene.look(3) == [], "also if its end could not be stored"
 
 
-@pytest.mark.parametrize(("until", "resumed"), [(0, False), (100, False), (160, True)])
-async def test_a_drain_that_a_stop_interrupts_is_resumed_until_its_end(until: int, resumed: bool) -> None:
-    scene = Scene(drained=until)
-    scene.go.clear()
-    scene.moves.resume()
-    await settle()
-    assert (scene.told, len(scene.asked)) == (([("a", True)], 1) if resumed else ([], 0))
-    await scene.moves.close()
-    assert scene.members["a"].draining == until, "it is not over"
-    scene.go.set()
-    scene.moves.resume()
-    await settle()
-    assert scene.members["a"].draining == (1 if resumed else until)
+def test_a_drain_has_a_time_and_is_taken_back() -> None:
+    scene = Scene()
+    scene.busy("a")
+    scene.store(0, wall=100.5, a=drain(161))
+    assert scene.look(0, 60) == [], "it computes"
+    scene.store(60, a=Known("a", 10))
+    assert (scene.moves.draining, scene.look(1000)) == (set(), [])
+    scene.store(1000, wall=100, a=drain(161))
+    note, move = scene.look(1060.9, 1061)
+    assert (note.event, move.lost) == ("drain_timeout", {"a"})
+    scene.store(1062, a=Known("a", 10))
+    assert not scene.moves.still(move, 1062)
+    scene.store(1063, wall=100, a=drain(161))
+    assert scene.look(1063) == [], "the move of the former drain says nothing of this one"
+    assert not scene.moves.still(move, 1063)
+    scene.busy("a", busy=False)
+    (again,) = scene.look(1064)
+    scene.fail(move)
+    assert scene.moves.still(again, 1064)
+
+
+@pytest.mark.parametrize(("until", "resumed"), [(0, False), (1, False), (100, False), (160, True)])
+def test_a_drain_that_a_stop_interrupts_is_resumed_until_its_end(until: int, resumed: bool) -> None:
+    """Its member has the grace period to come back."""
+    scene = Scene()
+    scene.go("a")
+    scene.store(0, wall=100.0, first=True, a=drain(until))
+    assert scene.look(0, 29.9) == []
+    assert scene.moves.draining == ({"a"} if resumed else set())
+    assert len(scene.look(30)) == resumed
+
+
+def test_a_drain_whose_member_comes_back_waits_until_it_is_idle() -> None:
+    scene = Scene()
+    scene.go("a")
+    scene.store(0, wall=100.0, first=True, a=drain(160))
+    scene.come("a").idle = set()
+    assert scene.look(0, 31) == []
+    scene.busy("a", busy=False)
+    assert len(scene.look(32)) == 1
+
+
+def test_who_is_evicted_in_a_drain_is_lost() -> None:
+    scene = Scene()
+    scene.busy("a")
+    scene.store(0, wall=100.0, a=drain(160))
+    scene.store(1, a=None)
+    assert scene.moves.draining == set()
+    (move,) = scene.look(1)
+    assert move.lost == {"a"}

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import time
-import weakref
 from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -16,10 +12,6 @@ import structlog
 from patience import until
 
 from sealring.coordinator.rings import loads, ondemand
-from sealring.coordinator.rings.ondemand import OnDemand
-from sealring.coordinator.rings.running import RingTable
-from sealring.coordinator.streams.sessions import Sessions
-from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.errors import AlreadyExists, EpochEnded, NotFound, ResourceExhausted
 from sealring.mesh.member import IDENTITY_KEY, load_machine_state
@@ -27,7 +19,6 @@ from sealring.mesh.pki import Role
 from sealring.mesh.rpc import from_problem, to_problem
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import Demand, FollowRequest, ModelDemand
-from sealring.v1.proof_pb2 import Release
 from tests.coordinator.conftest import SERVING, Cluster
 from tests.coordinator.test_services import Watcher
 
@@ -145,7 +136,7 @@ async def deployments(cluster: Cluster) -> dict[str, admin_pb2.Deployment]:
 @pytest.fixture
 async def house(cluster: Cluster) -> AsyncIterator[Any]:
     """One node that holds one of two models, and a gateway; turns last for a moment."""
-    cluster.coordinator.on_demand.loads.turn = 0.2
+    cluster.coordinator.cluster.on_demand.loads.turn = 0.2
     await cluster.node("alpha", memory=ONE_FITS)
     for name in ("one", "two"):
         await deploy(cluster, name)
@@ -186,37 +177,6 @@ async def test_gateways_hear_how_far_a_load_is(cluster: Cluster) -> None:
     loaded = await gateway.phase("one", LOADED)
     assert (loaded.progress, loaded.reason) == (0, "")
     await gateway.close()
-
-
-async def test_a_gateway_that_goes_is_forgotten_and_deployments_are_read_once(cluster: Cluster) -> None:
-    await cluster.node("alpha")
-    await deploy(cluster, "one")
-    coordinator, reads = cluster.coordinator, list[int]()
-
-    def read() -> Any:
-        reads.append(1)
-        return coordinator.store.deployments.all()
-
-    store: Any = SimpleNamespace(deployments=SimpleNamespace(all=read))
-    parts: Any = (Sessions(), Watchers(), RingTable(coordinator.settings), None)
-    looking = OnDemand(store, *parts, clock=time.time)
-    stream = parts[1].add("gate", Release())
-    for asked in (1, 2):
-        report = ModelDemand(deployment="one", asked=asked, keep_alive=60)
-        parts[1].demanded(stream, Demand(models=[report]))
-        await looking.look()
-    assert looking.loads.models["one"].keep_alive == 60
-    parts[1].remove(stream)
-    forgotten = weakref.ref(stream)
-    del stream
-    await looking.look()
-    gc.collect()
-    assert forgotten() is None
-    assert looking.loads.models["one"].keep_alive == 900
-    assert len(reads) == 1
-    looking.stored()
-    await looking.look()
-    assert len(reads) == 2
 
 
 async def test_two_models_that_do_not_fit_together_take_turns(house: Any) -> None:
@@ -284,7 +244,7 @@ async def test_nodes_that_compute_for_a_gateway_that_says_nothing_count_as_use(h
 
 async def test_a_model_stays_for_its_turn_and_status_says_so(house: Any) -> None:
     cluster, gateway = house
-    cluster.coordinator.on_demand.loads.turn = 3600.0
+    cluster.coordinator.cluster.on_demand.loads.turn = 3600.0
     await gateway.want("one", waiting=1)
     await gateway.phase("one", LOADED)
     await gateway.rest("one")
@@ -297,7 +257,7 @@ async def test_a_model_stays_for_its_turn_and_status_says_so(house: Any) -> None
 
 
 async def test_an_idle_model_is_unloaded(cluster: Cluster) -> None:
-    cluster.coordinator.on_demand.loads.turn = 0.2
+    cluster.coordinator.cluster.on_demand.loads.turn = 0.2
     await cluster.node("alpha")
     await deploy(cluster, "one", keep_alive=1)
     gateway = await gate(cluster)
@@ -327,7 +287,7 @@ async def test_a_client_of_one_gateway_unloads_no_model_of_anothers(house: Any) 
     await gateway.want("one", waiting=1)
     await gateway.phase("one", LOADED)
     await gateway.rest("one")
-    load = cluster.coordinator.on_demand.loads.models["one"]
+    load = cluster.coordinator.cluster.on_demand.loads.models["one"]
     await other.want("one", keep_alive=0)
     await until(lambda: load.heard.keep_alive is not None)
     assert 0 < load.keep_alive <= 900, "the first gateway's client named no time"
@@ -380,7 +340,7 @@ async def test_a_deleted_model_is_forgotten_whatever_it_waits_for(house: Any) ->
 async def test_a_member_that_dies_while_it_loads_is_done_without(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ondemand, "_LOST_SECONDS", 0.2)
+    monkeypatch.setattr(ondemand, "LOST_SECONDS", 0.2)
     first = await cluster.node("alpha", prepare=False)
     await deploy(cluster, "one", members=[first.id])
     await cluster.call("DeleteDeployment", admin_pb2.DeleteDeploymentRequest(name="one"))
@@ -455,8 +415,8 @@ async def test_a_node_that_sleeps_while_it_loads_a_model_is_waited_for(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it sleeps: it went after the model was asked for."""
-    monkeypatch.setattr(ondemand, "_LOST_SECONDS", 0.2)
-    cluster.coordinator.on_demand.absent_seconds = 0.0
+    monkeypatch.setattr(ondemand, "LOST_SECONDS", 0.2)
+    cluster.coordinator.cluster.on_demand.absent_seconds = 0.0
     node = await cluster.node("alpha", prepare=False)
     await deploy(cluster, "one")
     gateway = await gate(cluster)
@@ -475,7 +435,7 @@ async def test_a_model_whose_nodes_have_left_fails_what_waits_for_it_until_they_
 ) -> None:
     """It is an error that clients repeat: the nodes may be asleep."""
     monkeypatch.setattr(loads, "RETRY_SECONDS", 3600)
-    cluster.coordinator.on_demand.absent_seconds = 0.0
+    cluster.coordinator.cluster.on_demand.absent_seconds = 0.0
     node = await cluster.node("alpha")
     await deploy(cluster, "one")
     gateway = await gate(cluster)
@@ -600,7 +560,7 @@ async def test_a_refusal_that_nodes_have_overtaken_holds_for_nobody(cluster: Clu
 
 async def test_nodes_that_have_just_gone_or_not_come_yet_are_waited_for(start_cluster: Any) -> None:
     cluster = await start_cluster()
-    cluster.coordinator.on_demand.loads.turn = 0.2
+    cluster.coordinator.cluster.on_demand.loads.turn = 0.2
     node = await cluster.node("alpha")
     await deploy(cluster, "one")
     gateway = await gate(cluster)

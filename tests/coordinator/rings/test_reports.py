@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 import structlog
-from ringtables import Machine, driver, table
+from ringtables import Driver, Machine, table
 
-from sealring.coordinator.nodes.links import Links
-from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.epochs import Phase
 from sealring.coordinator.rings.reports import RingReports
-from sealring.coordinator.rings.running import RingTable, StepTimes
-from sealring.v1 import admin_pb2, membership_pb2, model_pb2
+from sealring.coordinator.rings.running import StepTimes
+from sealring.coordinator.rings.state import State
+from sealring.v1 import membership_pb2
+from sealring.v1.membership_pb2 import EpochFault, EpochPrepared, EpochProgress, EpochUp
 
 
-def reports(
-    rings: RingTable, speeds: Any = None, links: Any = None, no_group: Any = lambda *ring: None
-) -> RingReports:
+def reports(rings: State, speeds: Any = None, links: Any = None, driver: Any = None) -> RingReports:
     silent = SimpleNamespace(note=lambda *given: None)
-    return RingReports(rings, driver(rings), speeds or silent, links or silent, no_group)
+    moves = SimpleNamespace(fall_back=lambda *given: [given], look_anew=lambda: None)
+    cluster: Any = SimpleNamespace(state=rings, moves=moves, follow=lambda name, decided, now: decided)
+    return RingReports(cluster, driver or Driver(), speeds or silent, links or silent)
 
 
 def test_links_and_progress_are_cut() -> None:
@@ -29,33 +29,31 @@ def test_links_and_progress_are_cut() -> None:
     rings = table(r=machine)
     made = reports(rings)
     links = [membership_pb2.LinkInfo(from_rank=number) for number in range(3)]
-    made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, links=links, caches=bytes(40)))
+    made.take("a", membership_pb2.EpochPrepared(ring="r", epoch=4, links=links, caches=bytes(40)))
     assert machine.calls.pop() == ("prepared", ("a", 4, links[:2], 7.0, "", bytes(32)), {})
-    made.progressed(
-        "a", membership_pb2.EpochProgress(ring="r", epoch=4, what="\x1b\n" + "w" * 63, fraction=0.5)
-    )
+    made.take("a", membership_pb2.EpochProgress(ring="r", epoch=4, what="\x1b\n" + "w" * 63, fraction=0.5))
     assert machine.calls.pop() == ("advanced", ("a", 4, "  " + "w" * 62, 0.5, 7.0), {})
     hosts = ["10.0.0.2:7", "\x1b[2J", "10.0.0.3:7"]
     links = [membership_pb2.LinkInfo(from_rank=number, address=one) for number, one in enumerate(hosts)]
-    made.up("a", membership_pb2.EpochUp(ring="r", epoch=4, links=links))
+    made.take("a", membership_pb2.EpochUp(ring="r", epoch=4, links=links))
     links[1].address = ""
     assert machine.calls.pop() == ("up", ("a", 4, 7.0, links[:2]), {})
-    made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, group_address="192.0.2.1:1"))
+    made.take("a", membership_pb2.EpochPrepared(ring="r", epoch=4, group_address="192.0.2.1:1"))
     assert machine.calls.pop() == ("prepared", ("a", 4, [], 7.0, "", b""), {}), "a pipeline has no group"
     rings.running["r"].backend = "ring"
     for address in ("192.0.2.1:1", "192.0.2.1:0", "nowhere"):
-        made.prepared("a", membership_pb2.EpochPrepared(ring="r", epoch=4, group_address=address))
+        made.take("a", membership_pb2.EpochPrepared(ring="r", epoch=4, group_address=address))
     reason = "node-a: it names no address for its group"
     assert machine.calls == [
         ("prepared", ("a", 4, [], 7.0, "192.0.2.1:1", b""), {}),
         *[("fault", ("a", 4, reason, 7.0), {})] * 2,
     ]
     machine.calls.clear()
-    for report in (made.prepared, made.progressed, made.up, made.faulted):
-        report("a", membership_pb2.EpochProgress(ring="other"))
-    made.prepared("b", membership_pb2.EpochPrepared(ring="r", epoch=4))
-    made.progressed("b", membership_pb2.EpochProgress(ring="r", epoch=4))
-    made.up("b", membership_pb2.EpochUp(ring="r", epoch=4))
+    for report in (EpochPrepared, EpochProgress, EpochUp, EpochFault):
+        made.take("a", report(ring="other"))
+    made.take("b", membership_pb2.EpochPrepared(ring="r", epoch=4))
+    made.take("b", membership_pb2.EpochProgress(ring="r", epoch=4))
+    made.take("b", membership_pb2.EpochUp(ring="r", epoch=4))
     assert machine.calls == [], "a node that is no member cannot report on a ring"
 
 
@@ -68,7 +66,7 @@ def test_what_a_member_measured_of_its_own_link_is_noted_and_of_anothers_is_not(
 
     def up(**link: Any) -> list[Any]:
         noted.clear()
-        made.up("a", membership_pb2.EpochUp(ring="r", epoch=4, links=[membership_pb2.LinkInfo(**link)]))
+        made.take("a", membership_pb2.EpochUp(ring="r", epoch=4, links=[membership_pb2.LinkInfo(**link)]))
         return noted
 
     figures = {"address": "10.0.0.2:7", "round_trip_us": 300, "bytes_per_second": 10**8}
@@ -93,10 +91,10 @@ def test_a_fault_is_cut_and_is_its_members_own_or_anothers(
     machine = Machine()
     made = reports(table(r=machine))
     fault = membership_pb2.EpochFault(ring="r", epoch=4, problem=membership_pb2.Problem(**problem))
-    made.faulted("b", fault)
+    made.take("b", fault)
     assert machine.calls == []
     with structlog.testing.capture_logs() as logs:
-        made.faulted("a", fault)
+        made.take("a", fault)
     assert machine.calls == [("fault", ("a", 4, reason, 7.0), {"root": root})]
     assert logs == [
         {
@@ -125,15 +123,15 @@ def test_a_ring_falls_back_when_its_group_did_not_come_up_twice(
     backend: str, or_pipeline: bool, epochs: tuple[int, ...], falls: bool
 ) -> None:
     """In epochs after the last that served, which is epoch 2; the ring is in epoch 4."""
-    rings, fallen = table(r=Machine()), list[Any]()
-    made = reports(rings, no_group=lambda *ring: fallen.append(ring))
+    rings, driver = table(r=Machine()), Driver()
+    made = reports(rings, driver=driver)
     running = rings.running["r"]
     running.backend, running.served, running.groupless = backend, 2, set()
     running.spec = SimpleNamespace(or_pipeline=or_pipeline, name="demo")
     problem = membership_pb2.Problem(reason="NO_GROUP", message="no RDMA")
     for epoch in epochs:
-        made.faulted("a", membership_pb2.EpochFault(ring="r", epoch=epoch, problem=problem))
-    assert fallen == ([("demo", "r", "node-a: no RDMA")] if falls else [])
+        made.take("a", membership_pb2.EpochFault(ring="r", epoch=epoch, problem=problem))
+    assert driver.done == ([("r", "node-a: no RDMA", 7.0)] if falls else [])
     assert running.groupless == (set() if falls else {epoch for epoch in epochs if 2 < epoch <= 4})
 
 
@@ -159,7 +157,7 @@ def test_what_a_node_runs_when_it_comes_is_compared_with_what_it_should(
     running.running["r"].beaten = lambda member, health: None
     running.running["r"].step_times = StepTimes()
     session: Any = SimpleNamespace(member="a", send=sent.append, slow="")
-    reports(running).beaten(session, membership_pb2.Heartbeat(rings=health), first=True)
+    reports(running).beaten(session, membership_pb2.Heartbeat(rings=health), first=True, turned=False)
     assert machine.calls == [("fault", ("a", 4, "node-a was restarted", 7.0), {})] * restarted
     assert [(one.end.ring, one.end.epoch, one.end.unload) for one in sent] == ends
     assert all(one.end.reason == "the epoch is over" for one in sent)
@@ -182,11 +180,11 @@ def test_a_heartbeat_reports_on_the_rings_that_its_sender_is_in(others: dict[str
             membership_pb2.RingHealth(ring="none", epoch=1),
             membership_pb2.RingHealth(ring="r", epoch=4, steps=9, step_us=50, attended=attended),
         ]
-        made.beaten(session, membership_pb2.Heartbeat(rings=health), first=False)
+        made.beaten(session, membership_pb2.Heartbeat(rings=health), first=False, turned=False)
         assert machine.calls == [("attended", (4, 7.0), {})] * attended
     assert calls == [("r", "a", 9), ("r", "a", 0 if others else 50, 1)] * 2
     stranger: Any = SimpleNamespace(member="b", slow="")
-    made.beaten(stranger, membership_pb2.Heartbeat(rings=health), first=False)
+    made.beaten(stranger, membership_pb2.Heartbeat(rings=health), first=False, turned=False)
     assert len(calls) == 4
 
 
@@ -199,7 +197,7 @@ def test_a_member_that_has_become_slow_is_reported_once_and_when_it_is_over() ->
     with structlog.testing.capture_logs() as logs:
         for factor in (0.0, 2.54, 3.0, 0.0, 0.0):
             factors["s"] = factor
-            made.beaten(session, membership_pb2.Heartbeat(), first=False)
+            made.beaten(session, membership_pb2.Heartbeat(), first=False, turned=False)
             shown = f"its steps take {factor:.1f} times" if factor else ""
             assert session.slow.startswith(shown)
             assert bool(session.slow) == bool(factor)
@@ -217,38 +215,18 @@ def test_how_fast_a_member_is_is_noted_of_the_only_ring_that_it_is_in(
 ) -> None:
     rings, noted_speeds = table(r=Machine(), **others), list[Any]()
     made = reports(rings, SimpleNamespace(note=lambda *given: noted_speeds.append(given)))
-    stages = [admin_pb2.StagePlan(member=member) for member in "ab"]
-    plan = admin_pb2.DeploymentPlan(
-        spec={"backend": backend},
-        profile=model_pb2.ModelProfile(layers=4),
-        rings=[admin_pb2.RingPlan(ring=ring, stages=stages) for ring in ("q", "r")],
-    )
-    rings.planned = [(SimpleNamespace(plan=plan), ring) for ring in plan.rings]
+    running = rings.running["r"]
+    running.spec.backend = backend
     message = membership_pb2.EpochPrepared(ring="r", epoch=4, step_us=5)
-    made.prepared("a", message)
-    assert noted_speeds == ([(stages[0], plan.profile, message)] if noted else [])
+    made.take("a", message)
+    expected = (running.stage_of("a"), running.deployment.profile, message)
+    assert noted_speeds == ([expected] if noted else [])
 
 
-@pytest.mark.parametrize(
-    ("undecided", "protocol", "newest", "ends"),
-    [
-        (False, 5, 4, True),
-        (False, 5, 5, False),
-        (False, 5, 6, False),
-        (True, 5, 4, False),
-        (False, 0, 4, False),
-    ],
-)
-def test_a_gateway_that_lacks_a_rings_protocol_ends_its_epoch_if_another_is_shared(
-    undecided: bool, protocol: int, newest: int, ends: bool
-) -> None:
-    machine = Machine()
-    machine.undecided, machine.members = undecided, ["a", "b"]  # type: ignore[assignment]
-    rings = table(r=machine)
-    rings.running["r"].protocol = protocol
-    driver: Any = SimpleNamespace(
-        clock=lambda: 7.0, protocol=lambda running: newest, apply=lambda name, actions: None
-    )
-    RingReports(rings, driver, Speeds(), Links(clock=lambda: 0.0), lambda *ring: None).gateway_came()
-    why = "a gateway came that does not speak protocol 5"
-    assert machine.calls == [("fault", ("a", 4, why, 7.0), {})] * ends
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_heartbeat_that_says_something_new_is_looked_at(first: bool, turned: bool) -> None:
+    driver = Driver()
+    session: Any = SimpleNamespace(member="a", slow="")
+    reports(table(), driver=driver).beaten(session, membership_pb2.Heartbeat(), first=first, turned=turned)
+    assert bool(driver.looks) == (first or turned)

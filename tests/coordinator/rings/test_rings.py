@@ -142,7 +142,9 @@ async def test_a_serving_ring_outlives_a_stream_that_comes_back(cluster: Cluster
     assert not [one for node in (again, nodes[1]) for one in node.messages if one.HasField("end")]
     for reported, unload in (({"demo-0": 7}, False), ({"gone-0": 1}, True)):
         rings = [membership_pb2.RingHealth(ring=name, epoch=epoch) for name, epoch in reported.items()]
-        cluster.coordinator.ring_reports.beaten(session, membership_pb2.Heartbeat(rings=rings), first=True)
+        cluster.coordinator.ring_reports.beaten(
+            session, membership_pb2.Heartbeat(rings=rings), first=True, turned=False
+        )
         end = await again.wait_for("end", lambda end, told=reported: {end.ring: end.epoch} == told)
         assert (end.reason, end.unload) == ("the epoch is over", unload)
 
@@ -190,7 +192,8 @@ async def test_rings_that_outlived_the_coordinator_go_on(cluster: Cluster, start
         await ring_state(cluster, SERVING, deployment=number)
     await cluster.close()
     again = await start_cluster()
-    assert [told.WhichOneof("event") for told in again.coordinator.ring_views.snapshot()] == ["roster"]
+    told = [one.WhichOneof("event") for one in again.coordinator.ring_views.snapshot()]
+    assert told == ["roster", "model", "model"]
     back = [await again.back(node) for node in nodes]
     for number in (0, 1):
         assert (await ring_state(again, SERVING, deployment=number)).epoch == 1
@@ -361,7 +364,7 @@ async def test_a_gateway_that_comes_back_is_spoken_to(
     gateways = [await come("updated", oldest + 1)]
     watchers, ahead = cluster.coordinator.watchers, oldest + 9
     watchers.add("far ahead", proof_pb2.Release(software="test", oldest=ahead, protocol=ahead))
-    cluster.coordinator.ring_reports.gateway_came()  # nothing can be done for it
+    cluster.coordinator.driver.gateway_came()  # nothing can be done for it
     watchers.releases.pop("far ahead")
     gateways.append(await come("older", oldest))
     await ring_state(cluster, SERVING, epoch=2)

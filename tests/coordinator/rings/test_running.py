@@ -26,7 +26,7 @@ def ring(**changes: Any) -> RunningRing:
         name="demo", model="m", context=64, max_rows=3, prefill_chunk=7, kv_bits=8, backend="ring"
     )
     plan = admin_pb2.RingPlan(ring="r", stages=stages, pipeline=changes.get("pipeline", False))
-    return RunningRing(plan, spec, "ab", "llama", machine, 61)
+    return RunningRing(plan, admin_pb2.DeploymentPlan(spec=spec), machine, 61)
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ringtables import Machine, table
 
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.running import RingTable
+from sealring.coordinator.rings.state import Known, State, Wanted
 from sealring.coordinator.rings.views import RingViews
+from sealring.coordinator.store import StoredDeployment, StoredRoster
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 
-def views(rings: RingTable) -> RingViews:
-    unused: Any = None
-    return RingViews(rings, unused, unused)
+def views(rings: State) -> RingViews:
+    return RingViews(rings)
 
 
 def test_a_ring_is_named_unless_it_is_the_only_one() -> None:
@@ -54,11 +53,11 @@ def test_files_of_a_model_that_is_served_have_changed() -> None:
     assert not serving.model_changed("b", [other])
     rings = table(r=Machine(), s=Machine())
     both = views(rings)
-    rings.running["s"].digest = other.hex()
+    rings.running["s"].deployment.profile.digest = other.hex()
     for stated in ([], [planned], [planned, other]):
         assert not both.model_changed("a", stated)
     assert both.model_changed("a", [planned, planned]), "the files of one became those of the other"
-    rings.running["s"].digest = planned.hex()
+    rings.running["s"].deployment.profile.digest = planned.hex()
     assert not both.model_changed("a", [planned, planned]), "two deployments of one model"
     assert not views(table(r=Machine(Phase.PREPARING))).model_changed("a", [other])
 
@@ -75,7 +74,6 @@ def test_requests_wait_until_a_silent_member_is_replaced_and_no_longer(
     [
         ({}, ""),
         ({"member": None}, "was evicted"),
-        ({"listed": None}, "was evicted"),
         ({"draining": 5}, "is draining"),
         ({"refusal": "it is late"}, "is not trusted: it is late"),
         ({"trust": 10}, "has trust level software, below the floor self_signed"),
@@ -84,36 +82,32 @@ def test_requests_wait_until_a_silent_member_is_replaced_and_no_longer(
 def test_a_parked_ring_names_the_members_that_keep_it_out(changes: dict[str, Any], obstacle: str) -> None:
     """In the state of the ring, unless that is in service."""
     rings = table(r=Machine())
-    member = SimpleNamespace(draining=changes.get("draining", 0))
-    listed = SimpleNamespace(trust=changes.get("trust", 20))
-    store: Any = SimpleNamespace(
-        members=SimpleNamespace(find=lambda one: changes.get("member", member) if one == "b" else member)
-    )
-    publisher: Any = SimpleNamespace(
-        listed=lambda one: changes.get("listed", listed) if one == "b" else SimpleNamespace(trust=20),
-        standing=SimpleNamespace(refusal=lambda one: changes.get("refusal", "")),
-        current=SimpleNamespace(envelope=b"signed"),
-    )
+    facts = {key: changes[key] for key in ("trust", "draining", "refusal") if key in changes}
+    members = {"a": Known("alpha", 20), "b": Known("beta", **({"trust": 20} | facts))}
+    if "member" in changes:
+        del members["b"]
     names = {"b": "beta"} if "refusal" in changes else {"a": "alpha", "b": "beta"}
     stages = [admin_pb2.StagePlan(member=member, member_name=name) for member, name in names.items()]
     stages = stages[-1:] if "draining" in changes else stages
     parked = admin_pb2.RingPlan(ring="p", stages=stages)
     plan = admin_pb2.DeploymentPlan(
-        spec={"trust_floor": 20},
+        spec={"name": "demo", "trust_floor": 20},
         profile=model_pb2.ModelProfile(model_type="llama"),
         rings=[rings.running["r"].plan, parked],
     )
-    deployment = SimpleNamespace(name="demo", plan=plan)
-    rings.planned = [(deployment, ring) for ring in plan.rings]
+    deployment = StoredDeployment(name="demo", plan=plan)
+    rings.wanted = Wanted(
+        StoredRoster(version=1, envelope=b"signed"), members=members, deployments=[deployment]
+    )
     rings.not_moved = {"p": "no room"}
-    made = RingViews(rings, store, publisher)
-    assert made.obstacles("p") == ({"b": obstacle} if obstacle else {})
-    assert made.obstacles("r") == made.obstacles("none") == {}
+    made = RingViews(rings)
+    assert rings.obstacles(deployment, parked) == ({"b": obstacle} if obstacle else {})
+    assert rings.obstacles(deployment, rings.running["r"].plan) == {}
     why = f"beta {obstacle}" if obstacle else "the newest roster does not hold it"
     machine = rings.running["r"].machine
     machine.undecided, machine.awaited = True, []
     rings.running["r"].status = lambda: admin_pb2.RingStatus(ring="r", reason="well")
-    assert [(one.ring, one.phase, one.reason) for one in made.statuses(plan)] == [
+    assert [(one.ring, one.phase, one.reason) for one in made.statuses(deployment)] == [
         ("r", membership_pb2.RING_PHASE_UNSPECIFIED, "well"),
         ("p", membership_pb2.RING_PHASE_DOWN, f"{why}; others could not take over: no room"),
     ]
@@ -138,6 +132,7 @@ def test_a_ring_that_waits_says_why_nobody_else_took_over() -> None:
         running.status = lambda: admin_pb2.RingStatus(reason="why")
     rings.not_moved = {"r": "no room", "s": "no room"}
     plan = admin_pb2.DeploymentPlan(rings=[admin_pb2.RingPlan(ring=name) for name in "rs"])
-    reasons = [status.reason for status in made.statuses(plan)]
+    deployment = StoredDeployment(name="demo", plan=plan)
+    reasons = [status.reason for status in made.statuses(deployment)]
     assert reasons == ["why; others could not take over: no room", "why"]
-    assert (made.awaited("r"), made.awaited("s"), made.awaited("none")) == (["a"], [], [])
+    assert (rings.awaited("r"), rings.awaited("s"), rings.awaited("none")) == (["a"], [], [])

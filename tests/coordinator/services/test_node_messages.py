@@ -56,7 +56,7 @@ def test_heartbeats_are_bounded_and_the_first_is_compared(heartbeat: dict[str, A
     reports, sessions = Part(), Part()
     made = messages(reports=reports, sessions=sessions)
     session: Any = SimpleNamespace(member="alpha", heartbeat=None)
-    session.beat = lambda beat: setattr(session, "heartbeat", beat)
+    session.beat = lambda beat: setattr(session, "heartbeat", beat) or "turned"
     message = MemberMessage(heartbeat=membership_pb2.Heartbeat(**heartbeat))
     if not good:
         with pytest.raises(InvalidInput) as caught:
@@ -67,7 +67,7 @@ def test_heartbeats_are_bounded_and_the_first_is_compared(heartbeat: dict[str, A
     for _ in range(2):
         assert made.take(session, message) is False
     beat = message.heartbeat
-    assert reports.calls == [("beaten", session, beat, True), ("beaten", session, beat, False)]
+    assert reports.calls == [("beaten", session, beat, first, "turned") for first in (True, False)]
     assert sessions.calls == [("beaten",)] * 2
 
 

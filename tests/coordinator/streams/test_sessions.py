@@ -21,11 +21,8 @@ class Listener:
     def online(self, member: str) -> None:
         self.heard.append(f"online {member}")
 
-    def lost(self, member: str) -> None:
-        self.heard.append(f"lost {member}")
-
-    def offline(self, member: str) -> None:
-        self.heard.append(f"offline {member}")
+    def left(self, member: str, *, gone: bool) -> None:
+        self.heard.append(f"{'gone' if gone else 'lost'} {member}")
 
 
 def session(member: str, instance: bytes = b"one") -> NodeSession:
@@ -51,7 +48,7 @@ async def test_who_is_thrown_out_ends_alone() -> None:
                 pass
             assert own.expired()
             assert of_another.when() == late
-    assert listener.heard == ["online out", "online stays", "offline out"]
+    assert listener.heard == ["online out", "online stays", "gone out"]
     assert sessions.find("out") is None
     assert sessions.find("stays") is stays
     assert out.outbox.closed
@@ -74,7 +71,7 @@ async def test_a_newer_stream_takes_the_place_of_an_older_one() -> None:
     assert listener.heard == ["online a", "lost a", "online a"]
     newer.said_goodbye = True
     sessions.closed(newer)
-    assert listener.heard[-1] == "offline a"
+    assert listener.heard[-1] == "gone a"
     assert not sessions.is_double("a", b"one")
 
 
