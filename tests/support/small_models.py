@@ -105,7 +105,7 @@ def _with_vocabulary(config: Any, tokens: int) -> Any:
     if not isinstance(config, dict):
         return config
     return {
-        name: tokens if name.startswith("vocab_size") else _with_vocabulary(value, tokens)
+        name: tokens if name.startswith(("vocab_size", "unpadded_")) else _with_vocabulary(value, tokens)
         for name, value in config.items()
     }
 

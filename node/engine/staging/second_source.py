@@ -132,14 +132,21 @@ def _family(name: str, model_type: str) -> Any:
     return SimpleNamespace(**vars(config), language=language, Model=main.Model)
 
 
-def _lazy() -> ModuleType:
+def _lazy(**further: Any) -> ModuleType:
     """`mlx.core` with two functions less. Nothing is launched: a stage's graph is built before its weights
     are read, and before its input arrives. And nothing is compiled for all shapes: `argpartition` goes by the
     first shape then, so that Hy4 chooses wrong keys of longer rows and reads behind the end of shorter
     ones."""
     module = ModuleType(mx.__name__)
     vars(module).update(vars(mx), async_eval=lambda *_: None, compile=lambda call, **_: mx.compile(call))
+    vars(module).update(further)
     return module
+
+
+def _put_from_first(array: mx.array, indices: mx.array, values: mx.array, axis: int) -> mx.array:
+    """As `mx.put_along_axis`, with no index below 0. Qwen4 marks blocks that no token chooses by -1, and MLX
+    writes in front of a row of fewer tokens than a block."""
+    return mx.put_along_axis(array, mx.maximum(indices, 0), values, axis=axis)
 
 
 _LENT: Mapping[str, Any] = {
@@ -158,6 +165,7 @@ _LENT_TO: Mapping[str, Mapping[str, Any]] = {
     # token beside 1 KiB of latents, from which they can be computed.
     "glm5_next": {"CacheList": lambda *parts: CacheList(*parts[:-1], Unfilled())},
     "deepseek_v4": {"PoolingCache": lambda ratio: Pools(ratio, overlaps=ratio == 4)},
+    "qwen4_exp": {"mx": _lazy(put_along_axis=_put_from_first)},
 }
 """What other families do not get."""
 

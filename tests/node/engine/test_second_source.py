@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -11,15 +12,18 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from small_models import write_model
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import check_runs, mlx_lm_import
+from sealring.node.engine.folder import load
 from sealring.node.engine.profile import _caches as cache_sizes
 from sealring.node.engine.staging import build_skeleton, random_model, random_stage, second_source
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.denied import DENIED
 from sealring.node.engine.staging.pictured import WRAPPED, pictured
 from sealring.node.engine.staging.second_source import MODEL_TYPES
+from sealring.v1 import engine_pb2 as engine
 
 DATA = Path(__file__).parents[2] / "data"
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -128,6 +132,28 @@ def test_a_step_that_goes_past_the_layers_is_refused() -> None:
     with pytest.raises(ModelError) as caught:
         stage([prompt_of(1)], cache)
     assert caught.value.reason == "ARCHITECTURE_NOT_STAGEABLE"
+
+
+def test_hy4_chooses_keys_of_rows_of_any_length(tmp_path: Path) -> None:
+    """Compiled for all shapes, a choice went by the first row's length: wrong keys of a longer one, and reads
+    behind the end of a shorter one, which ended the load below."""
+    mx.enable_compile()  # as in an engine
+    whole = whole_of(CONFIGS["hy_v4"])
+    for tokens in (60, 200, 9):
+        at_once, by_one = (follow(whole, prompt_of(tokens), [size], steps=0) for size in (tokens, 1))
+        difference = check_runs.largest_difference(at_once, [mx.concatenate(by_one, axis=1)])
+        assert difference is not None
+        assert difference < ROUNDING
+    folder = write_model(tmp_path / "model", CONFIGS["hy_v4"])
+    load(engine.LoadStage(path=str(folder), lo=1, hi=6, context=512, prefill_chunk=512), lambda event: None)
+
+
+def test_qwen4_writes_nothing_in_front_of_a_row_of_two_tokens() -> None:
+    build_skeleton(CONFIGS["qwen4_exp"])
+    language = importlib.import_module("mlx_vlm.models.qwen4_exp.language")
+    row, blocks = mx.zeros((1, 3), mx.bool_), mx.array([[-4, -1]])
+    marked = language.mx.put_along_axis(row, blocks, mx.array(True), axis=-1)
+    assert marked.tolist() == [[True, False, False]]
 
 
 def test_glm_5_3_keeps_latents_and_no_keys_of_all_heads() -> None:
