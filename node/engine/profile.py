@@ -27,6 +27,7 @@ from sealring.node.engine.apart import answer
 from sealring.node.engine.caches import kind_of
 from sealring.node.engine.caches.undo import runs_of
 from sealring.node.engine.contents import check_folder
+from sealring.node.engine.mapped_table import tables_of
 from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
 from sealring.node.engine.staging.interception import leaves, own_arrays
 from sealring.node.engine.staging.quantization import BITS, cache_quantization
@@ -189,8 +190,9 @@ def _token_layers(anatomy: Anatomy) -> list[dict[str, Any]]:
     if not (count := anatomy.head_layers):
         return []
     what = "the model's first layer reads" if count == 1 else f"the model's first {count} layers read"
-    named = {"name": "token_layers", "at": "RING_END_HEAD", "layers": count, "does": f"{what} tokens"}
-    return [named | {"bytes": 0}]
+    on_disk = sum(end - first for table in tables_of(anatomy.layers) for _, first, end in table.ranges)
+    what += f" tokens, and rows of a table of {on_disk / 1e9:.1f} GB on disk" if on_disk else " tokens"
+    return [{"name": "token_layers", "at": "RING_END_HEAD", "bytes": 0, "layers": count, "does": what}]
 
 
 def _arrays(module: nn.Module) -> list[mx.array]:

@@ -24,6 +24,7 @@ import mlx.core as mx
 from sealring.mesh.errors import ModelError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.apart import answer
+from sealring.node.engine.mapped_table import tables_of
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.mtp_head import keeps_embedding
@@ -59,7 +60,8 @@ def needed(path: Path, lo: int, hi: int) -> list[Range]:
     """
     with _recorded() as loaded:
         model, config = load_lazily(path, parts=True)
-        stage = Stage(model, dissect(model, config["model_type"]), lo, hi)
+        anatomy = dissect(model, config["model_type"])
+        stage = Stage(model, anatomy, lo, hi)
         made = list(stage.kept)
         if stage.spec.is_tail and has_mtp_head(path, config):
             made += load_mtp_head(path, model, shares=keeps_embedding(model, stage.kept)).kept
@@ -78,6 +80,9 @@ def needed(path: Path, lo: int, hi: int) -> list[Range]:
         start, entries = headers[file]
         first, end = entries[name]["data_offsets"]
         by_file.setdefault(Path(file).name, []).append((start + first, start + end))
+    for table in tables_of(anatomy.layers[lo:hi]):
+        for file, first, end in table.ranges:
+            by_file.setdefault(file, []).append((first, end))
     for file, ranges in sorted(by_file.items()):
         for first, end in sorted(ranges):
             if found and found[-1][0] == file and found[-1][2] == first:

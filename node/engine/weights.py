@@ -18,6 +18,7 @@ from sealring.node.engine.caches import trimmable
 from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.contents import REDOWNLOAD, check_folder
 from sealring.node.engine.formats import Format, block_of, foreign, with_blocks
+from sealring.node.engine.mapped_table import map_tables
 from sealring.node.engine.staging import Shard, Stage, build_skeleton
 from sealring.node.engine.staging.anatomy import Anatomy, dissect
 from sealring.node.engine.staging.conversions import CONVERSIONS
@@ -164,6 +165,7 @@ def load_lazily(
             reason="WEIGHTS_MISMATCH",
             hint=REDOWNLOAD,
         ) from error
+    map_tables(model, {file: read_header(file) for file in weight_files(path)})
     if (found := adapter_of(path, adapter)) is not None:
         read_header(tensors_of(found))
         tune(model, found)

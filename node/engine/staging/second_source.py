@@ -62,7 +62,8 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
     class Arguments(SimpleNamespace):
         @classmethod
         def from_dict(cls, given: dict[str, Any]) -> Arguments:
-            whole = family.ModelConfig.from_dict(dict(given))
+            given = {name: _without_paths(value) for name, value in given.items()}
+            whole = family.ModelConfig.from_dict(given)
             text = getattr(whole, "text_config", None)
             if isinstance(text, Mapping):
                 text = whole.text_config = family.TextConfig.from_dict(dict(text))
@@ -88,8 +89,13 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
         @property
         def quant_predicate(self) -> Callable[[str, nn.Module], Any]:
-            own = getattr(self.language_model, "quant_predicate", None)
-            return own or (lambda path, module: True)
+            own = getattr(self.language_model, "quant_predicate", lambda path, module: True)
+
+            def predicate(path: str, module: nn.Module) -> Any:
+                how = own(path, module)
+                return how if not isinstance(how, dict) or "bits" in how else True
+
+            return predicate
 
         def make_cache(self) -> list[Any]:
             own = self.language_model
@@ -106,6 +112,11 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
             return {name: value for name, value in made.items() if name.startswith(_TEXT)}
 
     return Model, Arguments
+
+
+def _without_paths(part: Any) -> Any:
+    """A part of a configuration without the path of a file that mlx-vlm would read as Qwen4's table."""
+    return {**part, "ple_storage": None} if isinstance(part, dict) and "ple_storage" in part else part
 
 
 def _family(name: str, model_type: str) -> Any:
