@@ -142,6 +142,7 @@ class ClusterDriver:
         try:
             if isinstance(action, Unload):
                 self._plans.unload(action)
+                log.info("model_unloaded", deployment=action.deployment, why=action.why)
             elif (known := self._store.members.find(action.member)) is not None and known.draining:
                 known.draining = _LONG_AGO
                 self._store.members.save(known)

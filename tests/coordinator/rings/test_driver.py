@@ -88,7 +88,10 @@ def test_what_cannot_be_stored_is_logged(full: bool) -> None:
     with structlog.testing.capture_logs() as logs:
         scene.driver.do([Unload("r", "why"), Drained("a"), Drained("gone")])
     assert (scene.unloaded, scene.saved) == (([], []) if full else (["r"], [1]))
-    assert [one["reason"] for one in logs] == ["STATE_UNWRITABLE"] * 2 * full
+    if full:
+        assert [(one["event"], one["reason"]) for one in logs] == [("not_stored", "STATE_UNWRITABLE")] * 2
+    else:
+        assert [(one["event"], one["why"]) for one in logs] == [("model_unloaded", "why")]
 
 
 @pytest.mark.parametrize("raised", [None, Unavailable("silent", reason="NODES_SILENT"), KeyError("a defect")])
