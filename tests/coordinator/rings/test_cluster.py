@@ -460,5 +460,67 @@ def test_a_member_that_is_trusted_too_little_for_one_ring_stays_in_another() -> 
     assert world.state.running["one-0"].machine.phase is Phase.SERVING
 
 
+def served(*names: str) -> World:
+    """A world in which these models are loaded, on the nodes c and d, and a third has found no room."""
+    world = World()
+    world.begin([0, 0, 0], pinned=False)
+    for name in names:
+        world.a_client_asks(name)
+        through(world)
+    world.time_passes(TURN + 1)
+    return world
+
+
+def through(world: World) -> None:
+    """Changes are made and epochs form, as far as they go at once."""
+    for _ in range(9):
+        for change in list(world.changes):
+            world.make(change)
+        for one in NODES:
+            world.act(one)
+        world.gateway_hears()
+
+
+def test_a_model_is_not_unloaded_for_a_client_that_has_left() -> None:
+    """Nor while it is planned what takes its place: others ask for it again meanwhile."""
+    world = served("one", "two")
+    assert world.held.keys() == {"fixed", "one", "two"}
+    world.answers = dict.fromkeys(MODELS, 0)
+    world.beat()
+    world.a_client_asks("three")
+    while "three" not in world.freed:
+        world.make(world.changes[0])
+        world.gateway_hears()
+    (victim,) = world.freed["three"]
+    world.an_answer_ends_or_a_client_leaves("three")
+    world.gateway_hears()
+    world.a_client_asks(victim)
+    assert world.answers[victim] == 1
+    world.make(world.changes[0])
+    assert world.held.keys() == {"fixed", "one", "two"}
+
+
+def test_a_load_that_does_not_form_is_given_up_after_three_tries() -> None:
+    world = World()
+    world.begin([0, 0, 0], pinned=False)
+    world.a_client_asks("one")
+    for _ in range(40):
+        for change in list(world.changes):
+            world.make(change)
+        for name, running in list(world.state.running.items()):
+            if name == "one-0" and running.machine.phase is Phase.PREPARING:
+                world.an_epoch_breaks(running.machine.members[0], "one")
+        world.gateway_hears()
+        if not world.waits["one"]:
+            break
+        world.time_passes(1.0)
+    assert world.waits["one"] == 0
+    assert "one" not in world.held
+    error = world.cluster.on_demand.loads.models["one"].error
+    assert error is not None
+    assert error.reason == "MODEL_NOT_LOADED"
+    assert "it died" in error.message
+
+
 TestWorld = World.TestCase
 TestWorld.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -72,6 +72,17 @@ def test_an_idle_model_is_unloaded_after_its_keep_alive(keep_alive: float, unloa
     assert loads.tick(901.0) == (["a"] if unloaded else [])
 
 
+def test_a_model_is_used_until_its_last_answer_ends() -> None:
+    """Nothing is heard of it meanwhile."""
+    loads = deployed(a=Policy(900.0))
+    load(loads, "a", 0.0)
+    loads.hear("a", Heard(active=True, used=True), 10.0)
+    loads.hear("a", Heard(), 5000.0)
+    assert loads.tick(5000.0) == []
+    assert loads.models["a"].phase is Phase.LOADED
+    assert loads.expires("a") == 5900.0
+
+
 def test_a_use_while_it_is_about_to_be_unloaded_keeps_it() -> None:
     loads = deployed(a=Policy(900.0))
     load(loads, "a", 0.0)
