@@ -103,7 +103,8 @@ def plan(
     demand = _demand(made.spec, profile, made.spec.context)
     if spec.strategy == TENSOR:
         made.reasons.append(CLEAR)
-        made.reasons.extend(f"{one.does} {NO_ENDS}" for one in profile.residents if not one.guesses)
+        lost = [one for one in profile.residents if one.bytes and not one.guesses]
+        made.reasons.extend(f"{one.does} {NO_ENDS}" for one in lost)
     else:
         if profile.not_seeing:
             made.reasons.append(f"prompts with images are refused: {profile.not_seeing}")

@@ -47,10 +47,9 @@ def reasons(
         lines.append("no tokens are guessed: wrong ones would change the answers of this model")
     for rank in sorted({0, stages - 1}):
         where = ", ".join(ring[rank][0].name for ring in rings)
-        lines += [
-            f"{one.does} at {where}, with {size(one.bytes)} of weights, caches and room to work in"
-            for one in demand.residents_at(rank, stages)
-        ]
+        for one in demand.residents_at(rank, stages):
+            besides = f", with {size(one.bytes)} of weights, caches and room to work in" if one.bytes else ""
+            lines.append(f"{one.does} at {where}{besides}")
     if made.context < wanted:
         lines.append(
             f"a context of {made.context} tokens, for {wanted} do not fit (--kv-bits 8 or more nodes help)"

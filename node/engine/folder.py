@@ -192,6 +192,8 @@ def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambd
         measured, stage = _cut(path, adapter, command.lo, command.hi, command.kv_bits)
         is_tail = stage.spec.is_tail
     words = measured["vocab_size"]
+    if stage is not None and stage.pools:  # of which plans know the vector's length alone
+        words = stage.model.args.vocab_size
     with ExitStack() as undo:
         front, grammars, wait_loaded = _readers(path, command, words, emit, is_tail=is_tail, undo=undo)
         stage = _with_weights(path, command, stage, _progress(command.id, emit))

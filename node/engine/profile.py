@@ -136,7 +136,7 @@ def measure(
         "model_type": anatomy.model_type,
         "layers": len(anatomy.layers),
         "hidden_size": _hidden_size(config, text or {}),
-        "vocab_size": model.args.vocab_size if hasattr(model, "pooling") else anatomy.logits.tail[0],
+        "vocab_size": anatomy.logits.tail[0],
         "dtype": anatomy.boundaries[0].specs[0].dtype if anatomy.boundaries else anatomy.logits.dtype,
         **report,
         **seeing,

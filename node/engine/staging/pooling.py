@@ -21,8 +21,14 @@ POOLED = frozenset({"qwen3"})
 """Model types whose stages were compared with the whole model's vectors. Those of some other types look at
 tokens on both sides, which no folder says."""
 
+LIMIT_BYTES = 128 << 20
+"""A tokenizer at most, as of `contents.LIMITS`: what is larger is not read."""
+
 _KINDS = ("Pooling", "LogitScore")
-_ANSWERS = ("no", "yes")
+_CAUSAL = "Qwen3ForCausalLM"
+"""The class that Qwen3-Embedding names, whose folders are fetched without those inside them. Models of other
+ways of pooling name a class without an output head."""
+
 _LAST = {"pooling_mode": "lasttoken", "pooling_mode_lasttoken": True}
 
 
@@ -47,10 +53,14 @@ def pooling_of(path: Path, config: Mapping[str, Any]) -> Pooling | None:
         return None
     if config.get("model_type") not in POOLED:
         raise _unsupported(path, f"vectors of {config.get('model_type')} models are not served")
-    settings = _read(path / modules.get(kind, "") / "config.json") if modules.get(kind) else {}
+    settings = _object(path / modules[kind] / "config.json") if modules.get(kind) else {}
     if kind == "LogitScore":
-        ids = settings.get("false_token_id"), settings.get("true_token_id")
-        return Pooling(tokens=_two(path, ids if None not in ids else _ids(path, named or _ANSWERS)))
+        ids = _ids(path, named) if named else (settings.get("false_token_id"), settings.get("true_token_id"))
+        return Pooling(tokens=_two(path, ids))
+    if not settings and config.get("architectures") != [_CAUSAL]:
+        raise _unsupported(
+            path, f"its folder lacks {modules[kind]}/config.json, which says how they are made"
+        )
     if settings and not any(settings.get(name) == value for name, value in _LAST.items()):
         raise _unsupported(path, "its vectors are not the last token's")
     return Pooling(normalized="Normalize" in modules)
@@ -89,30 +99,39 @@ def pooled(classes: tuple[Any, Any], how: Pooling) -> tuple[Any, Any]:
 
 def _modules(path: Path) -> dict[str, str]:
     """The folders of the modules that are listed, by the last word of their types."""
-    found = _read(path / "modules.json")
-    listed = found if isinstance(found, list) else []
+    listed = _read(path / "modules.json")
     return {
-        str(one.get("type")).rpartition(".")[2]: Path(str(one.get("path") or "")).name
-        for one in listed
+        str(one.get("type")).rpartition(".")[2]: Path(str(one.get("path") or "")).name.strip(".")
+        for one in (listed if isinstance(listed, list) else ())
         if isinstance(one, dict)
     }
 
 
+def _object(file: Path) -> dict[str, Any]:
+    found = _read(file)
+    return found if isinstance(found, dict) else {}
+
+
 def _read(file: Path) -> Any:
     try:
-        return json.loads(file.read_bytes()) if file.is_file() else {}
+        small = file.is_file() and file.stat().st_size <= LIMIT_BYTES
+        return json.loads(file.read_bytes()) if small else None
     except (OSError, ValueError, RecursionError):
-        return {}
+        return None
 
 
 def _ids(path: Path, names: Any) -> tuple[Any, ...]:
-    vocabulary = _read(path / "tokenizer.json").get("model", {}).get("vocab", {})
-    return tuple(vocabulary.get(name) for name in names)
+    model = _object(path / "tokenizer.json").get("model")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    known = words if isinstance(words, dict) else {}
+    return (
+        tuple(known.get(name) for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+    )
 
 
 def _two(path: Path, ids: tuple[Any, ...]) -> tuple[int, ...]:
     if len(ids) != 2 or not all(isinstance(one, int) and one >= 0 for one in ids):
-        raise _unsupported(path, "the tokens that a score compares are not in its vocabulary")
+        raise _unsupported(path, "it does not say which two tokens a score compares")
     return ids
 
 

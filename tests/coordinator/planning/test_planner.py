@@ -662,6 +662,15 @@ def test_a_resident_that_planning_has_no_word_for_is_placed_counted_and_told(at:
     assert held(plan(spec(), profile(residents=[table]), THREE).rings[0].stages[0]).keys() == {"table"}
 
 
+def test_a_resident_without_bytes_only_holds_layers_together() -> None:
+    reading = {"name": "layers", "at": "RING_END_HEAD", "layers": 4, "does": "the first layers read tokens"}
+    made = plan(spec(stages=3), profile(residents=[reading]), THREE)
+    assert ranges(made)[0] == (0, 4)
+    assert "the first layers read tokens at node-1" in made.reasons
+    apart = plan(spec(strategy="tensor", clear_links=True, stages=2), profile(residents=[reading]), THREE)
+    assert not any("read tokens" in line for line in apart.reasons)
+
+
 def test_a_plan_says_why_images_are_refused() -> None:
     made = plan(spec(), profile(not_seeing="nobody has compared it"), THREE)
     assert "prompts with images are refused: nobody has compared it" in made.reasons

@@ -104,6 +104,11 @@ async def test_documents_are_ranked_by_the_probability_of_yes(ring, tmp_path):
             best = (await http.post("/v2/rerank", json=asked | {"top_n": 1, "return_documents": True})).json()
         with pytest.raises(openai.BadRequestError, match="makes scores of texts for a query"):
             await client.embeddings.create(model="vectors", input="One")
+        pair = inference_pb2.Pooled(text=DOCUMENTS[0], query=QUERY)
+        envelope = inference_pb2.Envelope(clear=inference_pb2.Prompt(pooled=pair))
+        request = inference_pb2.GenerateRequest(model="vectors", envelope=envelope)
+        events = [event async for event in ring.stub.Generate(request, timeout=LIMIT_SECONDS)]
+    (delta,) = [event.delta for event in events if event.HasField("delta")]
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     scores = []
     for text in DOCUMENTS:
@@ -120,6 +125,7 @@ async def test_documents_are_ranked_by_the_probability_of_yes(ring, tmp_path):
         scores.append(1 / (1 + np.exp(np.float64(no) - np.float64(yes))))
     told = {one["index"]: one["relevance_score"] for one in found["results"]}
     assert [told[at] for at in range(3)] == pytest.approx(scores, abs=1e-6)
+    assert list(delta.parsed.vector) == [told[0]]
     order = sorted(range(3), key=lambda at: -scores[at])
     assert [one["index"] for one in found["results"]] == order
     assert [one["document"]["text"] for one in best["results"]] == [DOCUMENTS[order[0]]]

@@ -35,7 +35,7 @@ def freed() -> Iterator[None]:
 
 def folder_of(path: Path, *, scores: bool, tied: bool = True, bare: bool = False) -> Any:
     """Writes a model of embeddings or scores; returns mlx-lm's whole model."""
-    config = config_of("qwen3") | {"tie_word_embeddings": tied}
+    config = config_of("qwen3") | {"tie_word_embeddings": tied, "architectures": ["Qwen3ForCausalLM"]}
     model = random_model(config, seed=1)
     weights = dict(tree_flatten(model.parameters()))
     if bare:  # as Qwen3-Embedding's own files
@@ -120,6 +120,12 @@ def test_another_pooling_and_another_architecture_are_refused_by_name(tmp_path: 
         load_lazily(tmp_path)
     (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
     load_lazily(tmp_path)
+    (tmp_path / "Pooling" / "config.json").unlink()
+    load_lazily(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes()) | {"architectures": ["Qwen3Model"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="lacks Pooling/config"):
+        load_lazily(tmp_path)
     config = json.loads((tmp_path / "config.json").read_bytes()) | {"model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="llama") as caught:
@@ -127,8 +133,39 @@ def test_another_pooling_and_another_architecture_are_refused_by_name(tmp_path: 
     assert caught.value.reason == "POOLING_UNSUPPORTED"
 
 
-def test_the_profile_counts_the_models_vocabulary_and_no_head(tmp_path: Path) -> None:
-    folder_of(tmp_path, scores=False, tied=False)
+def test_a_score_of_unnamed_tokens_is_refused_by_name(tmp_path: Path) -> None:
+    folder_of(tmp_path, scores=True)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"classifier_from_token": ["no", "perhaps"]}))
+    with pytest.raises(ModelError, match="which two tokens"):
+        load_lazily(tmp_path)
+    del config["classifier_from_token"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    modules = [{"type": "sentence_transformers.cross_encoder.modules.LogitScore", "path": "1_LogitScore"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ModelError, match="which two tokens"):
+        load_lazily(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"a": 1}', '[{"type": 3, "path": []}]', "[", "null"])
+def test_a_list_of_modules_that_makes_no_sense_is_no_list(tmp_path: Path, content: str) -> None:
+    folder_of(tmp_path, scores=False)
+    (tmp_path / "modules.json").write_text(content)
+    assert not hasattr(load_lazily(tmp_path)[0], "pooling")
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"model": 1}', '{"model": {"vocab": [["no", 0.1]]}}'])
+def test_a_tokenizer_without_the_words_of_a_score_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    folder_of(tmp_path, scores=True)
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match="which two tokens"):
+        load_lazily(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_profile_counts_vectors_in_place_of_logits_and_no_output_head(tmp_path: Path, tied: bool) -> None:
+    folder_of(tmp_path, scores=False, tied=tied)
     found = profile(tmp_path)
-    assert found["vocab_size"] == config_of("qwen3")["vocab_size"]
+    assert found["vocab_size"] == config_of("qwen3")["hidden_size"]
     assert found["head_bytes"] < 1 << 12
+    assert not found["tied"]
