@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -41,9 +42,9 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.state = State(Sessions(), Watchers(), GRACE)
-        counters: dict[str, Any] = defaultdict(lambda: itertools.count(1))
-        self.cluster = Cluster(self.state, SETTINGS, lambda ring: next(counters[ring]), self.now)
+        self.epochs: dict[str, Any] = defaultdict(lambda: itertools.count(1))
+        self.ended: list[Any] = []
+        self.start()
         self.members = {one: Known(one, 10) for one in NODES}
         self.held: dict[str, tuple[str, ...]] = {}
         """The members of each ring that is planned, by deployment."""
@@ -63,9 +64,14 @@ class World(RuleBasedStateMachine):
         self.drained: dict[str, set[str]] = {}
         """The rings that a member which drains had to hand over, and has not tried to."""
         self.busy = self.full = False
-        self.gateway = self.state.watchers.add("gateway", NodeSession("", b"", clock=lambda: 0.0).release)
 
     # The world
+
+    def start(self) -> None:
+        """A coordinator that knows nothing but what is stored."""
+        self.state = State(Sessions(), Watchers(), GRACE)
+        self.cluster = Cluster(self.state, SETTINGS, lambda ring: next(self.epochs[ring]), self.now)
+        self.gateway = self.state.watchers.add("gateway", NodeSession("", b"", clock=lambda: 0.0).release)
 
     @initialize(keep=st.lists(st.sampled_from([1, 90, 0]), min_size=3, max_size=3), pinned=st.booleans())
     def begin(self, keep: list[int], pinned: bool) -> None:
@@ -192,6 +198,7 @@ class World(RuleBasedStateMachine):
             told = getattr(message, kind)
             running = self.state.find(node, told.ring)
             if kind == "end":
+                self.ended.append(told)
                 self.serving[node].pop(told.ring, None)
                 continue
             if kind == "prepare":
@@ -306,6 +313,22 @@ class World(RuleBasedStateMachine):
             rings &= {f"{one}-0" for one in self.held}
         self.store()
         self.gateway_hears()
+
+    @rule()
+    def the_coordinator_starts_again(self) -> None:
+        if self.deployed:
+            self.changes.clear()
+            self.freed.clear()
+            self.phases.clear()
+            for inbox in self.inbox.values():
+                inbox.clear()
+            self.start()
+            draining = {one: known for one, known in self.members.items() if known.draining > WALL + self.now}
+            self.drained = {
+                one: {f"{name}-0" for name, nodes in self.held.items() if one in nodes} for one in draining
+            }
+            self.store()
+            self.gateway_hears()
 
     # Plans
 
@@ -498,6 +521,42 @@ def test_a_model_is_not_unloaded_for_a_client_that_has_left() -> None:
     assert world.answers[victim] == 1
     world.make(world.changes[0])
     assert world.held.keys() == {"fixed", "one", "two"}
+
+
+@pytest.mark.parametrize(("gone", "seconds"), [(True, 0.0), (False, SETTINGS.heartbeat_timeout)])
+def test_who_says_goodbye_is_missed_at_once_and_a_stream_that_breaks_after_a_while(
+    gone: bool, seconds: float
+) -> None:
+    world = served("one")
+    ring = world.state.running["one-0"].machine
+    (node,) = world.held["one"]
+    world.go("a", gone=False)
+    world.go(node, gone=gone)
+    world.time_passes(seconds - 0.1)
+    assert (ring.phase is Phase.SERVING) == (not gone)
+    world.time_passes(10.0)
+    assert (ring.phase is Phase.SERVING) == (not gone), "nothing at all is heard of a ring of one"
+    fixed = world.state.running["fixed-0"].machine
+    assert fixed.phase is Phase.WAITING
+    assert fixed.reason == "a is offline"
+
+
+def test_what_serves_goes_on_when_the_coordinator_starts_again() -> None:
+    """A ring of which a member has lost its epoch does not."""
+    world = served("one", "two")
+    before = {name: one.machine.epoch for name, one in world.state.running.items()}
+    world.the_coordinator_starts_again()
+    for node in NODES:
+        world.come(node, kept=node != world.held["two"][0])
+    world.time_passes(SETTINGS.heartbeat_timeout + 1)
+    for node in NODES:
+        world.act(node)
+    world.gateway_hears()
+    assert {one.ring for one in world.ended} <= {"two-0"}
+    after = {name: one.machine.epoch for name, one in world.state.running.items()}
+    assert after == before | {"two-0": before["two-0"] + 1}
+    assert world.state.running["one-0"].machine.phase is Phase.SERVING
+    assert world.cluster.on_demand.loads.models["one"].phase.value == "loaded"
 
 
 def test_a_load_that_does_not_form_is_given_up_after_three_tries() -> None:
