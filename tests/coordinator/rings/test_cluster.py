@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -280,6 +282,8 @@ class World(RuleBasedStateMachine):
                 self.phases[event.model.deployment] = event.model.phase
                 if event.model.HasField("problem"):
                     self.refused.add(event.model.deployment)
+            elif event.HasField("model_gone"):
+                del self.phases[event.model_gone.deployment]
         self.told.clear()
         for name in MODELS:
             if self.phases.get(name) == LOADED:
@@ -320,6 +324,7 @@ class World(RuleBasedStateMachine):
             self.changes.clear()
             self.freed.clear()
             self.phases.clear()
+            self.told.clear()
             for inbox in self.inbox.values():
                 inbox.clear()
             self.start()
@@ -454,6 +459,7 @@ class World(RuleBasedStateMachine):
             self.time_passes(1.0)
         assert self.waits == dict.fromkeys(MODELS, 0)
         assert not self.changes
+        assert self.phases.keys() == self.deployed.keys()
         assert self.state.running["fixed-0"].machine.phase is Phase.SERVING
         assert len(self.held["fixed"]) == 2, "it has grown again"
         assert all(one.machine.phase is Phase.SERVING for one in self.state.running.values())
@@ -521,6 +527,24 @@ def test_a_model_is_not_unloaded_for_a_client_that_has_left() -> None:
     assert world.answers[victim] == 1
     world.make(world.changes[0])
     assert world.held.keys() == {"fixed", "one", "two"}
+
+
+def test_a_gateway_that_goes_is_forgotten_with_the_wishes_of_its_clients() -> None:
+    world = World()
+    world.begin([90, 0, 0], pinned=False)
+    load = world.cluster.on_demand.loads.models["one"]
+    for asked in (1, 2):
+        report = ModelDemand(deployment="one", asked=asked, keep_alive=7)
+        world.state.watchers.demanded(world.gateway, Demand(models=[report]))
+        world.settle()
+    assert load.keep_alive == 7
+    forgotten = weakref.ref(world.gateway)
+    world.state.watchers.remove(world.gateway)
+    del world.gateway
+    world.settle()
+    gc.collect()
+    assert forgotten() is None
+    assert load.keep_alive == 90
 
 
 @pytest.mark.parametrize(("gone", "seconds"), [(True, 0.0), (False, SETTINGS.heartbeat_timeout)])
