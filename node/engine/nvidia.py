@@ -301,8 +301,13 @@ def _kernel(direction: str, unit: int) -> Any:
                 ["address"],
                 ["out"],
             ),
+            # A slice is handed over where it lies, which need not be at a multiple of the unit.
             "over": (
-                f"reinterpret_cast<{word}*>(address[0])[i] = reinterpret_cast<const {word}*>(array)[i];"
+                f"auto from = reinterpret_cast<const char*>(array) + i * {unit};"
+                f" auto to = reinterpret_cast<char*>(address[0]) + i * {unit};"
+                f" if (reinterpret_cast<size_t>(from) % {unit} == 0)"
+                f" *reinterpret_cast<{word}*>(to) = *reinterpret_cast<const {word}*>(from);"
+                f" else for (int byte = 0; byte < {unit}; byte++) to[byte] = from[byte];"
                 " if (i == 0) done[0] = 1;",
                 ["array", "address"],
                 ["done"],
