@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sealring.coordinator.rings.actions import Drained, Move, Place, Send, Tell, Unload
 from sealring.coordinator.rings.cluster import Cluster
 from sealring.coordinator.rings.epochs import Phase
+from sealring.coordinator.rings.ondemand import LOST_SECONDS
 from sealring.coordinator.rings.state import Known, State, Wanted
 from sealring.coordinator.rings.views import model_states
 from sealring.coordinator.settings import CoordinatorSettings
@@ -581,6 +582,40 @@ def test_what_serves_goes_on_when_the_coordinator_starts_again() -> None:
     assert after == before | {"two-0": before["two-0"] + 1}
     assert world.state.running["one-0"].machine.phase is Phase.SERVING
     assert world.cluster.on_demand.loads.models["one"].phase.value == "loaded"
+
+
+def test_models_that_have_yielded_in_vain_stay() -> None:
+    world = served("one", "two")
+    world.answers = dict.fromkeys(MODELS, 0)
+    world.beat()
+    world.a_client_asks("three")
+    while "three" not in world.freed:
+        world.make(world.changes[0])
+        world.gateway_hears()
+    (victim,) = world.freed.pop("three")
+    loads = world.cluster.on_demand.loads
+    assert loads.models[victim].phase.value == "yielding"
+    world.end(world.changes[0], ResourceExhausted("nodes have less memory now"))
+    assert loads.models[victim].phase.value == "loaded"
+    assert loads.yielded_to == ""
+
+
+def test_a_load_does_not_wait_long_for_a_member_that_has_left() -> None:
+    """It is placed on other nodes: no answer depends on it yet."""
+    world = World()
+    world.begin([0, 0, 0], pinned=False)
+    world.a_client_asks("one")
+    while "one" not in world.held:
+        world.make(world.changes[0])
+    (node,) = world.held["one"]
+    world.go(node, gone=False)
+    world.settle()
+    world.time_passes(LOST_SECONDS - 0.5)
+    assert "one" in world.held
+    world.time_passes(2.0)
+    through(world)
+    assert world.held["one"] != (node,)
+    assert world.answers["one"] == 1
 
 
 def test_a_load_that_does_not_form_is_given_up_after_three_tries() -> None:

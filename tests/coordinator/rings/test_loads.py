@@ -140,6 +140,16 @@ def test_room_is_not_made_for_a_model_that_nobody_wants_any_more() -> None:
     assert loads.yielded_to == ""
 
 
+def test_who_makes_room_for_a_model_that_is_refused_stays() -> None:
+    loads = deployed(a=HALF_HOUR, b=HALF_HOUR)
+    load(loads, "a", 0.0)
+    loads.hear("b", Heard(waiting=1), 99.0)
+    loads.make_room("b", ["a"], 99.0)
+    loads.refused("b", ResourceExhausted("too large", reason="DOES_NOT_FIT"), 100.0)
+    assert phases(loads) == {"a": Phase.LOADED, "b": Phase.NOT_LOADED}
+    assert loads.yielded_to == ""
+
+
 def test_a_model_that_does_not_fit_is_refused_for_a_while() -> None:
     loads = deployed(a=HALF_HOUR)
     loads.hear("a", Heard(waiting=1), 1.0)
