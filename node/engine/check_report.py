@@ -29,7 +29,8 @@ def cuts_of(anatomy: Anatomy) -> list[int]:
     the same state. At most MOST_CUTS."""
     kinds = [_kind(layer) for layer in anatomy.layers]
     found: dict[Any, int] = {}
-    for index, boundary in enumerate(anatomy.boundaries[1:], 1):
+    first = max(1, anatomy.head_layers)
+    for index, boundary in enumerate(anatomy.boundaries[first:], first):
         specs = tuple((spec.dtype, spec.tail) for spec in boundary.specs)
         found.setdefault((kinds[index - 1], kinds[index], specs), index)
     return sorted(found.values())[:MOST_CUTS]

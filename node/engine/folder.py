@@ -19,6 +19,7 @@ from sealring.node.engine import device, sampling_kinds
 from sealring.node.engine.blocks import Layout, layout_of, provenance
 from sealring.node.engine.cache_bytes import draft_bytes, kv_bytes, mark_bytes, with_kv_bits
 from sealring.node.engine.caches.undo import can_go_back
+from sealring.node.engine.canary import check_stage
 from sealring.node.engine.drafts.sources import Sources
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.guessing import check_digest, load_sources
@@ -199,6 +200,7 @@ def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambd
         stage = _with_weights(path, command, stage, _progress(command.id, emit))
         try:
             longest = max(1, command.prefill_chunk)
+            check_stage(stage, path.name)
             warm_up(stage, longest)
             sampling_kinds.warm_up(stage)
             times = timed(stage, longest, max(_LEAST_ROWS, command.max_rows))

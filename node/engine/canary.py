@@ -1,0 +1,187 @@
+"""A stage's weights and products, tried before it serves.
+
+A damaged weight or a wrong kernel changes answers without an error. Each array is looked at once, or blocks
+of its rows, and tokens are multiplied by one matrix of each kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+from sealring.mesh.errors import ModelError
+from sealring.node.engine.contents import REDOWNLOAD
+from sealring.node.engine.relaying import RelaidLinear
+from sealring.node.engine.staging import Stage
+from sealring.node.engine.staging.interception import leaves, own_arrays
+
+LARGEST = 1 << 15
+"""How many times the usual weight of its array a weight may be. A flip of an upper bit of its exponent makes
+it 65,536 times as large, or larger still."""
+
+ROUNDINGS = 16.0
+"""How many roundings of its type a product may be off."""
+
+_BLOCK = 1 << 22
+"""Numbers looked at together."""
+
+_MOST = (1 << 26, 1 << 35)
+"""Numbers looked at in all, by a CPU and by a GPU: about a second."""
+
+_ROWS = 16
+_TINY = 1e-30
+"""What keeps a sum of nothing from being divided by."""
+
+
+def check_stage(stage: Stage, name: str) -> None:
+    """Raises ModelError: WEIGHTS_DAMAGED for weights that are no numbers or far too large, KERNEL_WRONG for
+    products that differ from those of dequantized float32 weights. `name` is the model's."""
+    kept = {id(array) for array in stage.kept}
+    arrays = [
+        (f"{path}.{key}".lstrip("."), leaf)
+        for path, module in stage.model.named_modules()
+        for key, value in own_arrays(module)
+        for leaf in leaves(value)
+        if isinstance(leaf, mx.array) and id(leaf) in kept and mx.issubdtype(leaf.dtype, mx.floating)
+    ]
+    every = -(-sum(array.size for _, array in arrays) // _MOST[mx.default_device() != mx.cpu])
+    found, numbers = [], 0
+    for path, array in arrays:
+        found.append((path, *_sizes(array, max(1, every))))
+        numbers += array.size
+        if numbers >= _BLOCK or path == arrays[-1][0]:
+            _check_sizes(name, found)
+            found, numbers = [], 0
+    seen, products = set(), {kind.__call__ for kind in _KINDS}
+    for path, module in stage.model.named_modules():
+        weight = module.get("weight") if type(module).__call__ in products else None
+        if weight is None or id(weight) not in kept:
+            continue
+        kind = (
+            type(module),
+            weight.shape,
+            weight.dtype,
+            getattr(module, "mode", ""),
+            getattr(module, "bits", 0),
+        )
+        if kind not in seen:
+            seen.add(kind)
+            _check_product(name, path, module)
+
+
+def differs(one: mx.array, two: mx.array, terms: mx.array, count: int, dtype: mx.Dtype) -> float:
+    """By how many roundings of `dtype` two sums of `count` equal terms differ at most: arrays of float32.
+    `terms` are the roots of the sums of the terms' squares. Infinite for what is no number.
+
+    Errors of terms and of a sum's steps have either sign, so that they add up as the squares do. A CPU rounds
+    each step to the type. A GPU adds up in float32, and may multiply float32 with 10 bits of it.
+    """
+    eps = mx.finfo(dtype).eps
+    if mx.default_device() == mx.cpu:
+        eps *= max(1.0, math.sqrt(count) / 8)
+    elif dtype == mx.float32:
+        eps = mx.finfo(mx.float16).eps
+    off = mx.abs(one - two) / (terms * eps + _TINY)
+    found = mx.where(mx.isfinite(off), off, mx.inf).max().item()
+    assert isinstance(found, float)
+    return found
+
+
+def _sizes(array: mx.array, every: int) -> tuple[mx.array, mx.array]:
+    """The usual size of an array's numbers and the largest, lazily where it is small. The first is infinite
+    where one is no number."""
+    rows = (
+        array[:, None] if array.ndim == 1 else array.reshape(-1, array.shape[-1]) if array.ndim > 2 else array
+    )
+    means, largest = list[mx.array](), list[mx.array]()
+    for block in _blocks(rows, every):
+        numbers = mx.abs(block.astype(mx.float32))
+        means.append(numbers.mean(axis=-1))
+        largest.append(numbers.max())
+        if rows.size > _BLOCK:
+            mx.eval(means[-1], largest[-1])
+    every_mean = mx.concatenate(means)
+    middle = mx.sort(every_mean)[every_mean.size // 2]
+    return mx.where(mx.isfinite(every_mean).all(), middle, mx.inf), mx.stack(largest).max()
+
+
+def _check_sizes(name: str, found: list[tuple[str, mx.array, mx.array]]) -> None:
+    mx.eval([sizes for _, *sizes in found])
+    for path, usual, largest in found:
+        middle, most = float(usual.item()), float(largest.item())  # type: ignore[arg-type]
+        if not math.isfinite(middle):
+            raise _damaged(name, f"{path} holds what is no number")
+        if middle and most > LARGEST * middle:
+            raise _damaged(name, f"{path} holds {most:.3g}, where {middle:.3g} is usual")
+
+
+def _blocks(rows: mx.array, every: int) -> Iterator[mx.array]:
+    """Blocks of rows, of which each `every`th is looked at; the first always."""
+    count = max(1, _BLOCK // max(1, rows.shape[1]))
+    for number, start in enumerate(range(0, rows.shape[0], count)):
+        if number % every == 0:
+            yield rows[start : start + count]
+
+
+_KINDS: tuple[Any, ...] = (nn.Linear, RelaidLinear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
+"""Layers whose call is a product and a bias, and those that inherit it."""
+
+
+def _check_product(name: str, path: str, module: Any) -> None:
+    """Compares products of one token and of several, for which GPUs have other kernels, with sums in float32
+    on the CPU."""
+    stacked, outputs = module.weight.ndim == 3, module.weight.shape[-2]
+    rows = mx.array(sorted({round(place * (outputs - 1) / (_ROWS - 1)) for place in range(_ROWS)}))
+    weight, added, dtype = _some_rows(module, rows)
+    if not mx.isfinite(weight).all().item():
+        raise _damaged(name, f"{path} holds what is no number")
+    for tokens in (1, 2 if mx.default_device() == mx.cpu else 48):
+        given = mx.random.normal((tokens, weight.shape[1]), key=mx.random.key(tokens)).astype(dtype)
+        if stacked:
+            last = mx.full((tokens, 1), module.weight.shape[0] - 1, mx.uint32)
+            found = module(given[:, None, None], last).reshape(tokens, outputs)
+        else:
+            found = module(given)
+        found = mx.take(found, rows, axis=-1).astype(mx.float32)
+        mx.eval(found, given)
+        with mx.stream(mx.cpu):
+            numbers = given.astype(mx.float32)
+            wanted = numbers @ weight.T + added
+            terms = mx.sqrt(mx.square(numbers) @ mx.square(weight).T + mx.square(added))
+            off = differs(found, wanted, terms, weight.shape[1], dtype)
+        if off > ROUNDINGS:
+            raise ModelError(
+                f"products of {tokens} tokens and {path} of {name} are {off:.3g} roundings off here",
+                reason="KERNEL_WRONG",
+                hint="update macOS, or the GPU's driver, and mlx",
+            )
+
+
+def _some_rows(module: Any, rows: mx.array) -> tuple[mx.array, mx.array, mx.Dtype]:
+    """These rows of a layer's weights and bias in float32, made on the CPU, and the type that it multiplies.
+    Of stacked layers it is the last."""
+    stacked = module.weight.ndim == 3
+    kept = {key: module[key] for key in ("weight", "scales", "biases", "bias") if key in module}
+    floating = [array.dtype for array in kept.values() if mx.issubdtype(array.dtype, mx.floating)]
+    taken = {key: array[-1] if stacked else array for key, array in kept.items()}
+    with mx.stream(mx.cpu):
+        taken = {key: mx.take(array, rows, axis=0) for key, array in taken.items()}
+        weight = taken["weight"]
+        if "scales" in taken:
+            settings: dict[str, Any] = {key: getattr(module, key) for key in ("group_size", "bits", "mode")}
+            if "global_scale" in module:
+                settings["global_scale"] = module.global_scale
+            weight = mx.dequantize(weight, taken["scales"], taken.get("biases"), **settings)
+        weight = weight.astype(mx.float32)
+        added = taken.get("bias", mx.zeros((rows.size,))).astype(mx.float32)
+        mx.eval(weight, added)
+    return weight, added, next(iter(floating), mx.bfloat16)
+
+
+def _damaged(name: str, why: str) -> ModelError:
+    return ModelError(f"the weights of {name} are damaged: {why}", reason="WEIGHTS_DAMAGED", hint=REDOWNLOAD)
