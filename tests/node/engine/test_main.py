@@ -196,7 +196,7 @@ class Gateway:
 
     def gather(self) -> None:
         for output in self._member.wait_for("done").outputs:
-            self.texts[output.row] = self.texts.get(output.row, "") + output.text
+            self.texts[output.row] = self.texts.get(output.row, "") + output.delta.text
             if output.finish:
                 self.finished[output.row] = output.finish
 
