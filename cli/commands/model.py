@@ -146,7 +146,7 @@ def check(
         return
     if report["wrong_cuts"]:
         say(f"a cut is wrong in front of layers {', '.join(map(str, report['wrong_cuts']))}")
-    if report["exact"] and report["tokens_equal"]:
+    if report["same"] and report["tokens_equal"]:
         say("a row's answer depends on the rows that run with it")
     else:
         say("the stages do not compute what the whole model computes")

@@ -101,7 +101,14 @@ def check(stage: Stage, *changes: str) -> None:
         "stages": [[0, 2], [2, 3]],
         "weights": "random",
     }
-    report |= {"exact": True, "tokens_equal": True, "alone_equal": True, "right": True, "max_abs_diff": 0.0}
+    report |= {
+        "exact": True,
+        "tokens_equal": True,
+        "alone_equal": True,
+        "right": True,
+        "max_abs_diff": 0.0,
+        "same": True,
+    }
     report |= {
         "longest": 98,
         "reach": 64,

@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import tiny
 
 from sealring.mesh.errors import InvalidInput, ModelError
-from sealring.node.engine import ranges_of
+from sealring.node.engine import check_runs, ranges_of
 from sealring.node.engine.check import check
 
 ARCHS = Path(__file__).parents[2] / "data" / "archs.json"
@@ -101,6 +102,18 @@ def test_configuration_by_key() -> None:
     report = check(f"{ARCHS}#mixtral", splits=[1, 5], rows=1)
     assert report.stages == [[0, 1], [1, 6]]
     assert report.exact
+
+
+@pytest.mark.parametrize(("off", "on_gpu"), [(1e-6, True), (0.5, False), (float("nan"), False)])
+def test_rounding_is_right_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch, off: float, on_gpu: bool) -> None:
+    """A stage's logits are `off` by a little; the default device is only asked for."""
+    own = check_runs.Staged.__call__
+    monkeypatch.setattr(check_runs.Staged, "__call__", lambda *given: own(*given) + off)
+    for device in (mx.cpu, mx.gpu):
+        monkeypatch.setattr(check_runs.mx, "default_device", lambda device=device: device)
+        report = check(f"{ARCHS}#mixtral", splits=[1, 5], rows=1)
+        assert not report.exact
+        assert report.right == (on_gpu and device == mx.gpu)
 
 
 @pytest.mark.parametrize(
