@@ -19,7 +19,7 @@ _STALE_SECONDS = 5.0
 
 def print_models(nodes: list[dict[str, Any]]) -> None:
     """Models by nodes; below it, what keeps models from coming."""
-    held = {node["name"]: {one["name"]: one for one in node["models"]} for node in nodes}
+    held = {node["name"]: {one["name"]: one for one in node["heartbeat"]["models"]} for node in nodes}
     names = sorted({name for models in held.values() for name in models})
     if not names:
         say("no node has a model in its folders")
@@ -65,7 +65,7 @@ async def pull(
                 hint="see: sealring node list",
                 reason="UNKNOWN_NODE",
             )
-        found = {one: [held for held in known[one].models if held.name == model] for one in known}
+        found = {one: [held for held in known[one].heartbeat.models if held.name == model] for one in known}
         for one, there in found.items():
             for held in there:
                 if held.problem and loop.time() > started + _STALE_SECONDS:
@@ -119,7 +119,7 @@ async def lacks_parts(admin: Admin, plan: Any) -> bool:
 async def _held(admin: Admin, model: str) -> dict[str, Any]:
     """The nodes that list a model: node id to the entry in its list."""
     nodes = (await admin.call("ListNodes")).nodes
-    return {node.id: held for node in nodes for held in node.models if held.name == model}
+    return {node.id: held for node in nodes for held in node.heartbeat.models if held.name == model}
 
 
 async def remove(admin: Admin, model: str, nodes: Sequence[str]) -> list[str]:
@@ -133,7 +133,7 @@ async def remove(admin: Admin, model: str, nodes: Sequence[str]) -> list[str]:
         ids = [
             node.id
             for node in known
-            for held in node.models
+            for held in node.heartbeat.models
             if held.name == model and (held.fetched or held.done < held.size or held.problem)
         ]
     if not ids:
@@ -155,8 +155,10 @@ async def _best(admin: Admin, model: str) -> str:
     ]
     if not online:
         raise Unavailable("no node is online", hint="see: sealring status", reason="NO_NODE_ONLINE")
-    done = {node.id: sum(held.done for held in node.models if held.name == model) for node in online}
-    return str(max(online, key=lambda node: (done[node.id], node.memory_usable)).id)
+    done = {
+        node.id: sum(held.done for held in node.heartbeat.models if held.name == model) for node in online
+    }
+    return str(max(online, key=lambda node: (done[node.id], node.heartbeat.memory_usable)).id)
 
 
 def _cell(held: dict[str, Any] | None) -> str:

@@ -95,15 +95,15 @@ async def find_member(admin: Admin, name: str, *among: Find) -> str:
     )
 
 
-def _stored(node: dict[str, Any]) -> str:
+def _stored(beat: dict[str, Any]) -> str:
     """What a node stores of prompts, as the end of a sentence."""
-    blocks, read = f"{node.get('stored_blocks', 0):,} blocks", f"{node['stored_read']:,} tokens"
-    said = f"{size(node['stored_bytes'])} of prompts in {blocks}, and has read {read} of them"
-    if node.get("stored_oldest"):
-        said += f"; the oldest was last used at {moment(node['stored_oldest'])}"
-    if node.get("stored_damaged"):
-        said += f"; {node['stored_damaged']:,} were damaged"
-    return said + "; its disk takes no more" * bool(node.get("stored_broken"))
+    blocks, read = f"{beat['stored_blocks']:,} blocks", f"{beat['stored_read']:,} tokens"
+    said = f"{size(beat['stored_bytes'])} of prompts in {blocks}, and has read {read} of them"
+    if beat["stored_oldest"]:
+        said += f"; the oldest was last used at {moment(beat['stored_oldest'])}"
+    if beat["stored_damaged"]:
+        said += f"; {beat['stored_damaged']:,} were damaged"
+    return f"{said}; its disk takes no more" if beat["stored_broken"] else said
 
 
 def print_nodes(nodes: list[dict[str, Any]]) -> None:
@@ -114,7 +114,7 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
             one["id"][:SHOWN_ID],
             one["state"],
             described(one["trust"]),
-            f"{size(one['memory_used'])} of {size(one['memory_usable'])}",
+            f"{size(one['heartbeat']['memory_used'])} of {size(one['heartbeat']['memory_usable'])}",
             ", ".join(place["ring"] for place in one["rings"]),
             ", ".join(f"{place['first_layer']}-{place['end_layer'] - 1}" for place in one["rings"]),
         ]
@@ -125,11 +125,12 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
         if one.get("idle"):
             print_data(f"{one['name']} is in no ring: {one['idle']}")
     for field, what in (("on_battery", "on battery"), ("low_power", "in Low Power Mode")):
-        if names := [one["name"] for one in nodes if one.get(field)]:
+        if names := [one["name"] for one in nodes if one["heartbeat"][field]]:
             print_data(f"{what}: {', '.join(names)}")
     for one in nodes:
-        if one.get("stored_bytes") or one.get("stored_broken"):
-            print_data(f"{one['name']} stores {_stored(one)}")
+        beat = one["heartbeat"]
+        if beat["stored_bytes"] or beat["stored_broken"]:
+            print_data(f"{one['name']} stores {_stored(beat)}")
     _print_trouble([one for one in nodes if not one.get("idle")])
 
 
@@ -231,10 +232,8 @@ def _unfit(node: dict[str, Any], plan: dict[str, Any]) -> str:
     if spec["members"] and node["id"] not in spec["members"]:
         return f"{spec['name']} is for other nodes (--member)"
     least = min((stage["weight_bytes"] + stage["kv_bytes"] for stage in stages), default=0)
-    if node["memory_usable"] < least:
-        return (
-            f"{spec['name']} needs {size(least)} of memory on each node and it has "
-            f"{size(node['memory_usable'])}"
-        )
+    usable = node["heartbeat"]["memory_usable"]
+    if usable < least:
+        return f"{spec['name']} needs {size(least)} of memory on each node and it has {size(usable)}"
     holding = "one node holds" if len(stages) == 1 else f"{len(stages)} nodes hold"
     return f"{spec['name']} does not need it: {holding} all of it"

@@ -43,17 +43,22 @@ class Admin:
         import grpc
         from google.protobuf.message_factory import GetMessageClass
 
+        from sealring.mesh.rpc.protocol12 import read_singly
         from sealring.mesh.rpc.status import from_rpc_error
         from sealring.v1 import admin_pb2
 
         described = admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods_by_name[method]
         request = GetMessageClass(described.input_type)(**fields)
         try:
-            return await getattr(self.stub, method)(
+            answer = await getattr(self.stub, method)(
                 request, timeout=seconds or self.seconds, wait_for_ready=wait_for_ready
             )
         except grpc.RpcError as error:
             raise named(from_rpc_error(error), "the coordinator", self.address) from None
+        for node in answer.nodes if method == "ListNodes" else ():
+            read_singly(node, "heartbeat")
+            node.heartbeat.SetInParent()  # also of a node that is offline
+        return answer
 
 
 @asynccontextmanager

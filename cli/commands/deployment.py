@@ -589,9 +589,10 @@ def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
     for node in nodes:
         if node["state"] == "offline":
             continue
-        usable, places, overhead = node["memory_usable"], node["rings"], node["memory_overhead"]
+        beat, places = node["heartbeat"], node["rings"]
+        usable, overhead = beat["memory_usable"], beat["memory_overhead"]
         granted = sum(place["memory"] for place in places) + overhead * max(0, len(places) - 1)
-        before = after = max(node["memory_used"], granted)
+        before = after = max(beat["memory_used"], granted)
         where = [place["ring"] for place in places]
         if node["id"] in stages:
             ring, stage = stages[node["id"]]

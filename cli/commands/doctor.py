@@ -166,7 +166,7 @@ async def diagnose_all(admin: Admin) -> list[Node]:
             node.name,
             online,
             trouble=node.trouble,
-            memory_usable=node.memory_usable,
+            memory_usable=node.heartbeat.memory_usable,
             stages=tuple(stages.get(node.id, ())),
             **known,
         )

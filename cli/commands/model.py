@@ -17,7 +17,6 @@ from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import plain, print_json, print_table, progress, say
 from sealring.mesh.errors import ModelError
-from sealring.mesh.rpc.protocol import software_version
 from sealring.mesh.units import size
 
 app = typer.Typer(
@@ -53,7 +52,12 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     """Show which nodes have which models, and how far those are that are on their way."""
     nodes = plain(call_admin(context, "ListNodes"))["nodes"]
     if as_json:
-        print_json([{"node": node["name"], "id": node["id"], "models": node["models"]} for node in nodes])
+        print_json(
+            [
+                {"node": node["name"], "id": node["id"], "models": node["heartbeat"]["models"]}
+                for node in nodes
+            ]
+        )
         return
     print_models(nodes)
 
@@ -178,6 +182,8 @@ def _known(report: dict[str, Any]) -> list[list[str]]:
 
 def _in_a_line(report: dict[str, Any]) -> str:
     """The whole of a check, to paste into an issue."""
+    from sealring.mesh.rpc.protocol import software_version
+
     stages = " ".join(f"{lo}-{hi - 1}" for lo, hi in report["stages"])
     told = "; ".join(f"{what} {value}" for what, value in _known(report))
     outcome = "right" if report["right"] else "not right"

@@ -61,6 +61,6 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     print_links(found["links"], found["nodes"])
     print_data("")
     print_deployments(found["deployments"])
-    if any(node["models"] for node in found["nodes"]):
+    if any(node["heartbeat"]["models"] for node in found["nodes"]):
         print_data("")
         print_models(found["nodes"])

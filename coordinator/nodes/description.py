@@ -8,6 +8,7 @@ from sealring.coordinator.planning.planner import memory_of
 from sealring.coordinator.store import StoredMember
 from sealring.coordinator.streams.sessions import NodeSession
 from sealring.mesh.clock import Clock, monotonic_clock
+from sealring.mesh.rpc.protocol12 import say_singly
 from sealring.v1 import admin_pb2
 
 
@@ -38,16 +39,8 @@ def describe_node(
     if session is not None:
         node.last_seen = int(now - (awake() - session.last_seen))
     if session is not None and session.heartbeat is not None:
-        node.memory_total = session.heartbeat.memory_total
-        node.memory_usable = session.heartbeat.memory_usable
-        node.memory_used = session.heartbeat.memory_used
-        node.memory_overhead = session.heartbeat.memory_overhead
-        node.load = session.heartbeat.load
-        node.on_battery = session.heartbeat.on_battery
-        node.low_power = session.heartbeat.low_power
-        for name in ("bytes", "read", "oldest", "broken", "blocks", "damaged"):
-            setattr(node, f"stored_{name}", getattr(session.heartbeat, f"stored_{name}"))
-        node.models.extend(session.heartbeat.models)
+        node.heartbeat.CopyFrom(session.heartbeat)
+        say_singly(node, "heartbeat")
     for ring, stage in sorted(places, key=lambda place: place[0]):
         node.rings.add(
             ring=ring,

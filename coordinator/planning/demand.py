@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from sealring.mesh.errors import ModelError
-from sealring.mesh.names import is_commit, is_sha256
+from sealring.mesh.names import is_card, is_commit, is_sha256
 from sealring.mesh.ring.composition import MAX_DRAFTS
 from sealring.mesh.ring.limits import DRAFT_MARKS, MAX_CONTEXT, MAX_LAYERS, MAX_PREFILL_CHUNK, MAX_RUNS
 from sealring.v1 import model_pb2
@@ -345,8 +345,7 @@ def _faults(profile: model_pb2.ModelProfile) -> Iterator[tuple[str, bool]]:
     yield "context", profile.max_context > MAX_CONTEXT
     yield "vocabulary", profile.vocab_size > MAX_VOCABULARY
     yield "digest or model type", not (is_sha256(profile.digest) and _WORD.match(profile.model_type))
-    precise = not profile.precision or _WORD.match(profile.precision)
-    yield "number or precision of parameters", profile.parameters > _MAX_BYTES or not precise
+    yield "card", not is_card(profile.card)
     yield "commit", bool(profile.commit) and not is_commit(profile.commit)
     known = not profile.hub_files or (profile.commit and is_sha256(profile.hub_files))
     yield "hash of the hub's files", not known

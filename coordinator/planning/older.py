@@ -6,11 +6,13 @@ coordinator has such plans.
 
 from __future__ import annotations
 
+from sealring.mesh.rpc.protocol12 import read_singly
 from sealring.v1 import admin_pb2, model_pb2
 
 
 def read_profile(profile: model_pb2.ModelProfile) -> None:
-    """Puts residents in the place of these fields."""
+    """Puts residents and the card in the place of these fields."""
+    read_singly(profile, "card")
     mtp, each = profile.mtp_bytes, profile.mtp_kv_bytes_per_token
     tower, layers = profile.vision_bytes + profile.vision_working_bytes, profile.image_layers
     if mtp:

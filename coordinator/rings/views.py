@@ -16,6 +16,7 @@ from sealring.coordinator.streams.watchers import roster_event
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.names import ring_id
 from sealring.mesh.rpc.problem import to_problem
+from sealring.mesh.rpc.protocol12 import say_singly
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import ModelState, RingState, WatchResponse
 
@@ -146,9 +147,9 @@ def model_states(state: State, on_demand: OnDemand, now: float, wall: float) -> 
             context=spec.context,
             memory=sum(profile.layer_bytes) + profile.embed_bytes + profile.head_bytes,
             digest=profile.digest,
-            parameters=profile.parameters,
-            precision=profile.precision,
+            card=profile.card,
         )
+        say_singly(told, "card")
         if (load := on_demand.loads.models.get(one.name)) is not None:
             told.phase, told.reason = _PHASES[load.phase], load.reason
             keep_alive = load.policy.keep_alive

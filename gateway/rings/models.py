@@ -13,6 +13,7 @@ from sealring.mesh.errors import NotFound, SealringError, Unavailable
 from sealring.mesh.ring.limits import MAX_KEEP_ALIVE
 from sealring.mesh.ring.wishes import Wishes
 from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.rpc.protocol12 import read_singly, say_singly
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
 from sealring.v1.membership_pb2 import Demand, ModelDemand, ModelState
@@ -63,6 +64,7 @@ class ModelStates:
         name = state.deployment
         if name not in self._states and len(self._states) >= MAX_MODELS:
             return False
+        read_singly(state, "card")
         self._states[name] = state
         if state.phase == membership.LOAD_PHASE_NOT_LOADED and not self._loading[name]:
             self._wishes.pop(name, None)
@@ -186,7 +188,8 @@ class ModelStates:
         model.aliases.extend(state.aliases)
         model.memory, model.reason, model.progress = state.memory, state.reason, state.progress
         model.digest = model.digest or state.digest
-        model.parameters, model.precision = state.parameters, state.precision
+        model.card.CopyFrom(state.card)
+        say_singly(model, "card")
         model.context = model.context or state.context
         model.model_type = model.model_type or state.model_type
         if not self.absent(model.name):

@@ -1,6 +1,7 @@
-"""What machines of protocol 12 say otherwise than those of 13.
+"""What machines of protocol 12 say otherwise than those of 13: field by field what these say as one message.
 
-Delete this file, what imports it and the fields of the contract that name it when OLDEST_PROTOCOL is 13.
+The contract calls these fields deprecated. Delete this file, what imports it and these fields when
+OLDEST_PROTOCOL is 13.
 """
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ from sealring.v1 import control_pb2, engine_pb2
 
 PROTOCOL = 12
 
-_DELTA = ("text", "sealed", "tokens", "logprobs", "parsed")
-"""Fields of Delta that RowOutput has itself."""
-
 
 def say_as_12(event: bytes) -> bytes:
     """A serialized EngineEvent as a gateway reads it in an epoch of this protocol."""
@@ -21,7 +19,7 @@ def say_as_12(event: bytes) -> bytes:
     if not said.HasField("done"):
         return event
     for output in said.done.outputs:
-        _move(output.delta, output)
+        say_singly(output, "delta")
         output.ClearField("delta")
     return said.SerializeToString()
 
@@ -30,15 +28,32 @@ def read_from_12(done: control_pb2.StepDone) -> None:
     """Makes what a head said in an epoch of this protocol what one of 13 would have said."""
     for output in done.outputs:
         output.ClearField("delta")
-        _move(output, output.delta)
+        read_singly(output, "delta")
 
 
-def _move(source: Message, target: Message) -> None:
+def say_singly(message: Message, whole: str) -> None:
+    """Repeats the fields of the message `whole` in the deprecated fields of their names."""
+    _copy(getattr(message, whole), message, _single(message))
+
+
+def read_singly(message: Message, whole: str) -> None:
+    """Makes the message `whole` of the deprecated fields, unless it is there. Leaves none of these."""
+    single = _single(message)
+    if not message.HasField(whole):
+        _copy(message, getattr(message, whole), single)
+    for name in single & set(getattr(message, whole).DESCRIPTOR.fields_by_name):
+        message.ClearField(name)
+
+
+def _single(message: Message) -> set[str]:
+    return {field.name for field in message.DESCRIPTOR.fields if field.GetOptions().deprecated}
+
+
+def _copy(source: Message, target: Message, names: set[str]) -> None:
     for field, value in source.ListFields():
-        if field.name not in _DELTA:
+        if field.name not in names or field.name not in target.DESCRIPTOR.fields_by_name:
             continue
         if field.message_type is not None:
             getattr(target, field.name).MergeFrom(value)
         else:
             setattr(target, field.name, value)
-        source.ClearField(field.name)

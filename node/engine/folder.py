@@ -15,6 +15,7 @@ import mlx.core as mx
 import structlog
 
 from sealring.mesh.errors import ModelError, SealringError
+from sealring.mesh.rpc.protocol12 import say_singly
 from sealring.node.engine import device, sampling_kinds
 from sealring.node.engine.blocks import Layout, layout_of, provenance
 from sealring.node.engine.cache_bytes import draft_bytes, kv_bytes, mark_bytes, with_kv_bits
@@ -308,7 +309,9 @@ def profile_message(path: str, ranks: int = 1, adapter: str = "") -> model.Model
     measured["kv_max_tokens"] = [tokens or 0 for tokens in measured["kv_max_tokens"]]
     measured["max_context"] = measured["max_context"] or 0
     measured["quantized"] = [model.QuantizedCaches(**one) for one in measured["quantized"]]
-    return model.ModelProfile(**measured)
+    made = model.ModelProfile(**measured)
+    say_singly(made, "card")
+    return made
 
 
 def draft_message(path: str, draft: str) -> model.ModelProfile:

@@ -83,8 +83,8 @@ def profile(path: Path, ranks: int = 1, adapter: Path | None = None) -> dict[str
     the first stage to hold such a layer without its donor keeps a copy of the donor's.
     `handoff_bytes_per_token`: the most that crosses any boundary between two layers. `quantized`:
     `kv_bytes_per_token` with caches of 8 and of 4 bits, or nothing and `not_quantizable`, which says why.
-    `trimmable`: whether a row's last tokens can be taken back, as wrong drafts have to be. `parameters`: how
-    many numbers the whole model has, and `precision` that of most of them: bfloat16, or int4, mxfp8 and the
+    `trimmable`: whether a row's last tokens can be taken back, as wrong drafts have to be. `card`: how many
+    `parameters` the whole model has, and the `precision` of most of them: bfloat16, or int4, mxfp8 and the
     like where they are quantized.
 
     `residents`: what the folder has for a head or a tail besides layers, as `Resident` of model.proto: an MTP
@@ -97,14 +97,14 @@ def profile(path: Path, ranks: int = 1, adapter: Path | None = None) -> dict[str
     if ranks > 1:
         check_none(path)
     model, config = load_lazily(path, parts=True, adapter=adapter)
-    precision = _precision(model)
+    card = _card(model)
     if ranks > 1:
         sharded(model, 0, ranks, config["model_type"])
-    return measure(path, model, config, dissect(model, config["model_type"]), adapter) | precision
+    return measure(path, model, config, dissect(model, config["model_type"]), adapter) | card
 
 
-def _precision(model: nn.Module) -> dict[str, Any]:
-    """`parameters` and `precision` of `profile`. Scales of quantized weights are no parameters."""
+def _card(model: nn.Module) -> dict[str, Any]:
+    """`card` of `profile`. Scales of quantized weights are no parameters."""
     counts: Counter[str] = Counter()
     for module in {id(one): one for one in model.modules()}.values():
         own = dict(own_arrays(module))
@@ -116,7 +116,7 @@ def _precision(model: nn.Module) -> dict[str, Any]:
                     counts[f"int{packed}" if mode == "affine" else mode] += array.nbytes * 8 // packed
                 elif not packed or name not in _SCALES:
                     counts[str(array.dtype).removeprefix("mlx.core.")] += array.size
-    return {"parameters": counts.total(), "precision": max(counts, key=lambda name: counts[name])}
+    return {"card": {"parameters": counts.total(), "precision": max(counts, key=lambda name: counts[name])}}
 
 
 def measure(

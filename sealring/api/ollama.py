@@ -364,7 +364,7 @@ def show(model: inference.Model) -> _Object:
     information = {
         "general.architecture": kind,
         "general.basename": model.name,
-        **({"general.parameter_count": model.parameters} if model.parameters else {}),
+        **({"general.parameter_count": model.card.parameters} if model.card.parameters else {}),
         f"{kind}.context_length": model.context,
     }
     return {**_details(model), "model_info": information, "capabilities": _capabilities(model)}
@@ -382,8 +382,8 @@ def _details(model: inference.Model) -> _Object:
         "format": "safetensors",
         "family": kind,
         "families": [kind] if kind else [],
-        "parameter_size": _count(model.parameters),
-        "quantization_level": _LEVELS.get(model.precision, model.precision),
+        "parameter_size": _count(model.card.parameters),
+        "quantization_level": _LEVELS.get(model.card.precision, model.card.precision),
         "context_length": model.context,
     }
     return {

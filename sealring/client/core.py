@@ -15,14 +15,16 @@ from sealring.client.question import Messages, chat_prompt, set_sampling, text_p
 from sealring.client.types import Model, Options, RequestOptions, Ring
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
-from sealring.mesh.names import is_alias, is_sha256, own_name, served_name
+from sealring.mesh.names import is_alias, is_card, is_sha256, own_name, served_name
 from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.ring.limits import MAX_ALIASES, MAX_CONTEXT
 from sealring.mesh.roster.model import Roster, ring_min_trust
 from sealring.mesh.rpc.problem import MAX_MESSAGE, one_line
+from sealring.mesh.rpc.protocol12 import read_singly
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.v1 import inference_pb2 as inference
+from sealring.v1.model_pb2 import ModelCard
 
 ROSTER_SECONDS = 1.0
 """How long a roster that was fetched is used without asking the gateway for a newer one."""
@@ -69,6 +71,7 @@ class View(NamedTuple):
         found: dict[str, inference.Model] = {}
         for one in self.response.models[:_MAX_MODELS]:
             if _well_formed(one):
+                read_singly(one, "card")
                 found.setdefault(one.name, one)
         return found
 
@@ -203,8 +206,7 @@ def _described(model: Model, named: inference.Model | None) -> Model:
         memory=named.memory,
         reason=one_line(named.reason, MAX_MESSAGE),
         progress=min(named.progress, 100),
-        parameters=named.parameters,
-        precision=named.precision if _WORD.fullmatch(named.precision) else "",
+        card=named.card if is_card(named.card) else ModelCard(),
         digest=model.digest or (named.digest if is_sha256(named.digest) else ""),
     )
 

@@ -92,8 +92,7 @@ class SealingBackend:
                 reason=model.reason,
                 digest=model.digest,
                 progress=model.progress,
-                parameters=model.parameters,
-                precision=model.precision,
+                card=model.card,
             )
             for model in await self._client.models()
         ]

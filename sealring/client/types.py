@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from sealring.mesh.prompt.numbers import RequestNumbers
 from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.roster import model as rosters
 from sealring.v1 import inference_pb2 as inference
+from sealring.v1.model_pb2 import ModelCard
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 """`stop`: the model or a stop string ended the answer; `length`: max_tokens, the context, or memory did."""
@@ -192,8 +193,7 @@ class Model:
     memory: int = 0
     reason: str = ""
     progress: int = 0
-    parameters: int = 0
-    precision: str = ""
+    card: ModelCard = field(default_factory=ModelCard)
     digest: str = ""
     """The digest in hex of its configuration, tokenizer and weights' headers. It is from the verified roster
     if that holds the model, and otherwise from the gateway."""

@@ -468,16 +468,17 @@ class Node(_message.Message):
     ADDRESSES_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
-    MEMORY_TOTAL_FIELD_NUMBER: _builtins.int
-    MEMORY_USABLE_FIELD_NUMBER: _builtins.int
-    MEMORY_USED_FIELD_NUMBER: _builtins.int
-    LOAD_FIELD_NUMBER: _builtins.int
     LAST_SEEN_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
-    MODELS_FIELD_NUMBER: _builtins.int
     RINGS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    MEMORY_TOTAL_FIELD_NUMBER: _builtins.int
+    MEMORY_USABLE_FIELD_NUMBER: _builtins.int
+    MEMORY_USED_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     MEMORY_OVERHEAD_FIELD_NUMBER: _builtins.int
     STORED_BYTES_FIELD_NUMBER: _builtins.int
     STORED_READ_FIELD_NUMBER: _builtins.int
@@ -493,37 +494,107 @@ class Node(_message.Message):
     level: _builtins.str
     """none, software, self_signed, hardware"""
     trust: _builtins.int
-    memory_total: _builtins.int
-    memory_usable: _builtins.int
-    memory_used: _builtins.int
-    load: _builtins.float
     last_seen: _builtins.int
     software_version: _builtins.str
     trouble: _builtins.str
     """why it is not online, or not as it should be; empty where nothing is known"""
     manifest: _builtins.str
     """hash of the software that it runs, hex"""
-    memory_overhead: _builtins.int
-    """bytes that each of them but the first takes besides"""
-    stored_bytes: _builtins.int
-    """this and the others of `stored` as in Heartbeat"""
-    stored_read: _builtins.int
-    stored_oldest: _builtins.int
-    stored_broken: _builtins.bool
-    stored_blocks: _builtins.int
-    stored_damaged: _builtins.int
-    on_battery: _builtins.bool
-    """as in Heartbeat"""
-    low_power: _builtins.bool
-    """as in Heartbeat"""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def memory_total(self) -> _builtins.int:
+        """For operators of protocol 12 (mesh/rpc/protocol12.py): as in the heartbeat."""
+
+    @memory_total.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def memory_total(self, value: _builtins.int) -> None:
+        """For operators of protocol 12 (mesh/rpc/protocol12.py): as in the heartbeat."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def memory_usable(self) -> _builtins.int: ...
+    @memory_usable.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def memory_usable(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def memory_used(self) -> _builtins.int: ...
+    @memory_used.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def memory_used(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def load(self) -> _builtins.float: ...
+    @load.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def load(self, value: _builtins.float) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def memory_overhead(self) -> _builtins.int: ...
+    @memory_overhead.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def memory_overhead(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_bytes(self) -> _builtins.int: ...
+    @stored_bytes.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_bytes(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_read(self) -> _builtins.int: ...
+    @stored_read.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_read(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_oldest(self) -> _builtins.int: ...
+    @stored_oldest.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_oldest(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_broken(self) -> _builtins.bool: ...
+    @stored_broken.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_broken(self, value: _builtins.bool) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_blocks(self) -> _builtins.int: ...
+    @stored_blocks.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_blocks(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_damaged(self) -> _builtins.int: ...
+    @stored_damaged.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def stored_damaged(self, value: _builtins.int) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def on_battery(self) -> _builtins.bool: ...
+    @on_battery.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def on_battery(self, value: _builtins.bool) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def low_power(self) -> _builtins.bool: ...
+    @low_power.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def low_power(self, value: _builtins.bool) -> None: ...
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[_membership_pb2.HeldModel]: ...
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeRing]:
         """that it is planned into, by name"""
 
+    @_builtins.property
+    def heartbeat(self) -> _membership_pb2.Heartbeat:
+        """the newest, as the node has sent it; empty while it is offline"""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[_membership_pb2.HeldModel]: ...
     def __init__(
         self,
         *,
@@ -533,16 +604,17 @@ class Node(_message.Message):
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         level: _builtins.str = ...,
         trust: _builtins.int = ...,
-        memory_total: _builtins.int = ...,
-        memory_usable: _builtins.int = ...,
-        memory_used: _builtins.int = ...,
-        load: _builtins.float = ...,
         last_seen: _builtins.int = ...,
         software_version: _builtins.str = ...,
         trouble: _builtins.str = ...,
         manifest: _builtins.str = ...,
-        models: _abc.Iterable[_membership_pb2.HeldModel] | None = ...,
         rings: _abc.Iterable[Global___NodeRing] | None = ...,
+        heartbeat: _membership_pb2.Heartbeat | None = ...,
+        memory_total: _builtins.int = ...,
+        memory_usable: _builtins.int = ...,
+        memory_used: _builtins.int = ...,
+        load: _builtins.float = ...,
+        models: _abc.Iterable[_membership_pb2.HeldModel] | None = ...,
         memory_overhead: _builtins.int = ...,
         stored_bytes: _builtins.int = ...,
         stored_read: _builtins.int = ...,
@@ -553,9 +625,9 @@ class Node(_message.Message):
         on_battery: _builtins.bool = ...,
         low_power: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "low_power", b"low_power", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "on_battery", b"on_battery", "rings", b"rings", "software_version", b"software_version", "state", b"state", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "heartbeat", b"heartbeat", "id", b"id", "last_seen", b"last_seen", "level", b"level", "load", b"load", "low_power", b"low_power", "manifest", b"manifest", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "name", b"name", "on_battery", b"on_battery", "rings", b"rings", "software_version", b"software_version", "state", b"state", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read", "trouble", b"trouble", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

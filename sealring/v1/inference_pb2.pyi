@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from sealring.v1 import model_pb2 as _model_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -16,6 +17,11 @@ if sys.version_info >= (3, 11):
     from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -1304,6 +1310,7 @@ class Model(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    CARD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     model_type: _builtins.str
     context: _builtins.int
@@ -1329,10 +1336,26 @@ class Model(_message.Message):
     """in hex, of its configuration, tokenizer and weights' headers; empty: not known"""
     progress: _builtins.int
     """percent that its slowest member has loaded, while it is loading"""
-    parameters: _builtins.int
-    """0: not known"""
-    precision: _builtins.str
-    """that most of them have: bfloat16, int4, mxfp8 and the like; empty: not known"""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def parameters(self) -> _builtins.int:
+        """as in `card`, for clients of earlier releases"""
+
+    @parameters.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def parameters(self, value: _builtins.int) -> None:
+        """as in `card`, for clients of earlier releases"""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def precision(self) -> _builtins.str:
+        """likewise"""
+
+    @precision.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def precision(self, value: _builtins.str) -> None:
+        """likewise"""
+
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tools, thinking; empty also where no ring has reported yet"""
@@ -1341,6 +1364,8 @@ class Model(_message.Message):
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """further names of it"""
 
+    @_builtins.property
+    def card(self) -> _model_pb2.ModelCard: ...
     def __init__(
         self,
         *,
@@ -1362,10 +1387,11 @@ class Model(_message.Message):
         progress: _builtins.int = ...,
         parameters: _builtins.int = ...,
         precision: _builtins.str = ...,
+        card: _model_pb2.ModelCard | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "availability", b"availability", "capabilities", b"capabilities", "context", b"context", "created", b"created", "digest", b"digest", "expires", b"expires", "memory", b"memory", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "parameters", b"parameters", "precision", b"precision", "progress", b"progress", "reason", b"reason", "rings", b"rings", "rows", b"rows", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "availability", b"availability", "capabilities", b"capabilities", "card", b"card", "context", b"context", "created", b"created", "digest", b"digest", "expires", b"expires", "memory", b"memory", "min_trust", b"min_trust", "model_type", b"model_type", "name", b"name", "parameters", b"parameters", "precision", b"precision", "progress", b"progress", "reason", b"reason", "rings", b"rings", "rows", b"rows", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

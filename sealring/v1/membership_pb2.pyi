@@ -2173,6 +2173,7 @@ class ModelState(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    CARD_FIELD_NUMBER: _builtins.int
     KEEP_ALIVE_FIELD_NUMBER: _builtins.int
     deployment: _builtins.str
     phase: Global___LoadPhase.ValueType
@@ -2190,10 +2191,26 @@ class ModelState(_message.Message):
     """of ModelProfile"""
     progress: _builtins.int
     """percent that its slowest member has loaded, while it is loading"""
-    parameters: _builtins.int
-    """as in ModelProfile"""
-    precision: _builtins.str
-    """as in ModelProfile"""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def parameters(self) -> _builtins.int:
+        """in place of `card`, by protocol 12"""
+
+    @parameters.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def parameters(self, value: _builtins.int) -> None:
+        """in place of `card`, by protocol 12"""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def precision(self) -> _builtins.str:
+        """likewise"""
+
+    @precision.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def precision(self, value: _builtins.str) -> None:
+        """likewise"""
+
     keep_alive: _builtins.int
     """of a model on demand, as deployed: seconds, below 0 for ever"""
     @_builtins.property
@@ -2206,6 +2223,8 @@ class ModelState(_message.Message):
     def rings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the rings that it has when it is loaded"""
 
+    @_builtins.property
+    def card(self) -> _model_pb2.ModelCard: ...
     def __init__(
         self,
         *,
@@ -2224,11 +2243,12 @@ class ModelState(_message.Message):
         progress: _builtins.int = ...,
         parameters: _builtins.int = ...,
         precision: _builtins.str = ...,
+        card: _model_pb2.ModelCard | None = ...,
         keep_alive: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "keep_alive", b"keep_alive", "problem", b"problem"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "card", b"card", "keep_alive", b"keep_alive", "problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "aliases", b"aliases", "context", b"context", "deployment", b"deployment", "digest", b"digest", "expires", b"expires", "keep_alive", b"keep_alive", "memory", b"memory", "model_type", b"model_type", "parameters", b"parameters", "phase", b"phase", "precision", b"precision", "problem", b"problem", "progress", b"progress", "reason", b"reason", "rings", b"rings", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "aliases", b"aliases", "card", b"card", "context", b"context", "deployment", b"deployment", "digest", b"digest", "expires", b"expires", "keep_alive", b"keep_alive", "memory", b"memory", "model_type", b"model_type", "parameters", b"parameters", "phase", b"phase", "precision", b"precision", "problem", b"problem", "progress", b"progress", "reason", b"reason", "rings", b"rings", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
     _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015

@@ -24,13 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sealring/v1/model.proto\x12\x0bsealring.v1\"\x91\x06\n\x0cModelProfile\x12\x12\n\nmodel_type\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x13\n\x0blayer_bytes\x18\x03 \x03(\x04\x12\x13\n\x0b\x65mbed_bytes\x18\x04 \x01(\x04\x12\x12\n\nhead_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04tied\x18\x06 \x01(\x08\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x03(\x04\x12\x15\n\rkv_max_tokens\x18\x08 \x03(\r\x12\x13\n\x0bstate_bytes\x18\t \x03(\x04\x12\x13\n\x0bmax_context\x18\n \x01(\r\x12\x0e\n\x06\x64igest\x18\x0b \x01(\t\x12\x13\n\x0bhidden_size\x18\x0c \x01(\r\x12\x12\n\nvocab_size\x18\r \x01(\r\x12\r\n\x05\x64type\x18\x0e \x01(\t\x12\x1f\n\x17handoff_bytes_per_token\x18\x0f \x01(\x04\x12/\n\tquantized\x18\x10 \x03(\x0b\x32\x1c.sealring.v1.QuantizedCaches\x12\x17\n\x0fnot_quantizable\x18\x11 \x01(\t\x12\x11\n\ttrimmable\x18\x12 \x01(\x08\x12\x0e\n\x06\x63ommit\x18\x13 \x01(\t\x12\x11\n\thub_files\x18\x14 \x01(\t\x12(\n\x05\x64raft\x18\x15 \x01(\x0b\x32\x19.sealring.v1.ModelProfile\x12\x15\n\rfetches_draft\x18\x16 \x01(\x08\x12\x12\n\nparameters\x18\x17 \x01(\x04\x12\x11\n\tprecision\x18\x18 \x01(\t\x12\x14\n\x0cimage_tokens\x18\x1d \x01(\r\x12\x12\n\nnot_seeing\x18\x1f \x01(\t\x12(\n\tresidents\x18  \x03(\x0b\x32\x15.sealring.v1.Resident\x12\x15\n\tmtp_bytes\x18\x19 \x01(\x04\x42\x02\x18\x01\x12\"\n\x16mtp_kv_bytes_per_token\x18\x1a \x01(\x04\x42\x02\x18\x01\x12\x18\n\x0cvision_bytes\x18\x1b \x01(\x04\x42\x02\x18\x01\x12 \n\x14vision_working_bytes\x18\x1c \x01(\x04\x42\x02\x18\x01\x12\x18\n\x0cimage_layers\x18\x1e \x01(\rB\x02\x18\x01\"\xa0\x01\n\x08Resident\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x02\x61t\x18\x02 \x01(\x0e\x32\x14.sealring.v1.RingEnd\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x17\n\x0f\x62ytes_per_token\x18\x04 \x01(\x04\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x0f\n\x07guesses\x18\x06 \x01(\x08\x12\r\n\x05model\x18\x07 \x01(\t\x12\x0c\n\x04\x64oes\x18\x08 \x01(\t\";\n\x0fQuantizedCaches\x12\x0c\n\x04\x62its\x18\x01 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x02 \x03(\x04*I\n\x07RingEnd\x12\x18\n\x14RING_END_UNSPECIFIED\x10\x00\x12\x11\n\rRING_END_HEAD\x10\x01\x12\x11\n\rRING_END_TAIL\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sealring/v1/model.proto\x12\x0bsealring.v1\"2\n\tModelCard\x12\x12\n\nparameters\x18\x01 \x01(\x04\x12\x11\n\tprecision\x18\x02 \x01(\t\"\xbf\x06\n\x0cModelProfile\x12\x12\n\nmodel_type\x18\x01 \x01(\t\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12\x13\n\x0blayer_bytes\x18\x03 \x03(\x04\x12\x13\n\x0b\x65mbed_bytes\x18\x04 \x01(\x04\x12\x12\n\nhead_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04tied\x18\x06 \x01(\x08\x12\x1a\n\x12kv_bytes_per_token\x18\x07 \x03(\x04\x12\x15\n\rkv_max_tokens\x18\x08 \x03(\r\x12\x13\n\x0bstate_bytes\x18\t \x03(\x04\x12\x13\n\x0bmax_context\x18\n \x01(\r\x12\x0e\n\x06\x64igest\x18\x0b \x01(\t\x12\x13\n\x0bhidden_size\x18\x0c \x01(\r\x12\x12\n\nvocab_size\x18\r \x01(\r\x12\r\n\x05\x64type\x18\x0e \x01(\t\x12\x1f\n\x17handoff_bytes_per_token\x18\x0f \x01(\x04\x12/\n\tquantized\x18\x10 \x03(\x0b\x32\x1c.sealring.v1.QuantizedCaches\x12\x17\n\x0fnot_quantizable\x18\x11 \x01(\t\x12\x11\n\ttrimmable\x18\x12 \x01(\x08\x12\x0e\n\x06\x63ommit\x18\x13 \x01(\t\x12\x11\n\thub_files\x18\x14 \x01(\t\x12(\n\x05\x64raft\x18\x15 \x01(\x0b\x32\x19.sealring.v1.ModelProfile\x12\x15\n\rfetches_draft\x18\x16 \x01(\x08\x12\x14\n\x0cimage_tokens\x18\x1d \x01(\r\x12\x12\n\nnot_seeing\x18\x1f \x01(\t\x12(\n\tresidents\x18  \x03(\x0b\x32\x15.sealring.v1.Resident\x12$\n\x04\x63\x61rd\x18! \x01(\x0b\x32\x16.sealring.v1.ModelCard\x12\x16\n\nparameters\x18\x17 \x01(\x04\x42\x02\x18\x01\x12\x15\n\tprecision\x18\x18 \x01(\tB\x02\x18\x01\x12\x15\n\tmtp_bytes\x18\x19 \x01(\x04\x42\x02\x18\x01\x12\"\n\x16mtp_kv_bytes_per_token\x18\x1a \x01(\x04\x42\x02\x18\x01\x12\x18\n\x0cvision_bytes\x18\x1b \x01(\x04\x42\x02\x18\x01\x12 \n\x14vision_working_bytes\x18\x1c \x01(\x04\x42\x02\x18\x01\x12\x18\n\x0cimage_layers\x18\x1e \x01(\rB\x02\x18\x01\"\xa0\x01\n\x08Resident\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x02\x61t\x18\x02 \x01(\x0e\x32\x14.sealring.v1.RingEnd\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x17\n\x0f\x62ytes_per_token\x18\x04 \x01(\x04\x12\x0e\n\x06layers\x18\x05 \x01(\r\x12\x0f\n\x07guesses\x18\x06 \x01(\x08\x12\r\n\x05model\x18\x07 \x01(\t\x12\x0c\n\x04\x64oes\x18\x08 \x01(\t\";\n\x0fQuantizedCaches\x12\x0c\n\x04\x62its\x18\x01 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x02 \x03(\x04*I\n\x07RingEnd\x12\x18\n\x14RING_END_UNSPECIFIED\x10\x00\x12\x11\n\rRING_END_HEAD\x10\x01\x12\x11\n\rRING_END_TAIL\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealring.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_MODELPROFILE'].fields_by_name['parameters']._loaded_options = None
+  _globals['_MODELPROFILE'].fields_by_name['parameters']._serialized_options = b'\030\001'
+  _globals['_MODELPROFILE'].fields_by_name['precision']._loaded_options = None
+  _globals['_MODELPROFILE'].fields_by_name['precision']._serialized_options = b'\030\001'
   _globals['_MODELPROFILE'].fields_by_name['mtp_bytes']._loaded_options = None
   _globals['_MODELPROFILE'].fields_by_name['mtp_bytes']._serialized_options = b'\030\001'
   _globals['_MODELPROFILE'].fields_by_name['mtp_kv_bytes_per_token']._loaded_options = None
@@ -41,12 +45,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELPROFILE'].fields_by_name['vision_working_bytes']._serialized_options = b'\030\001'
   _globals['_MODELPROFILE'].fields_by_name['image_layers']._loaded_options = None
   _globals['_MODELPROFILE'].fields_by_name['image_layers']._serialized_options = b'\030\001'
-  _globals['_RINGEND']._serialized_start=1052
-  _globals['_RINGEND']._serialized_end=1125
-  _globals['_MODELPROFILE']._serialized_start=41
-  _globals['_MODELPROFILE']._serialized_end=826
-  _globals['_RESIDENT']._serialized_start=829
-  _globals['_RESIDENT']._serialized_end=989
-  _globals['_QUANTIZEDCACHES']._serialized_start=991
-  _globals['_QUANTIZEDCACHES']._serialized_end=1050
+  _globals['_RINGEND']._serialized_start=1150
+  _globals['_RINGEND']._serialized_end=1223
+  _globals['_MODELCARD']._serialized_start=40
+  _globals['_MODELCARD']._serialized_end=90
+  _globals['_MODELPROFILE']._serialized_start=93
+  _globals['_MODELPROFILE']._serialized_end=924
+  _globals['_RESIDENT']._serialized_start=927
+  _globals['_RESIDENT']._serialized_end=1087
+  _globals['_QUANTIZEDCACHES']._serialized_start=1089
+  _globals['_QUANTIZEDCACHES']._serialized_end=1148
 # @@protoc_insertion_point(module_scope)

@@ -42,6 +42,32 @@ RING_END_TAIL: RingEnd.ValueType  # 2
 Global___RingEnd: _TypeAlias = RingEnd  # noqa: Y015
 
 @_typing.final
+class ModelCard(_message.Message):
+    """What is shown of a model. A node reads it from the model's files; coordinator and gateways pass it on whole."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    parameters: _builtins.int
+    """of the whole model; 0: not known"""
+    precision: _builtins.str
+    """that most of them have: bfloat16, int4, mxfp8 and the like; empty: not known"""
+    def __init__(
+        self,
+        *,
+        parameters: _builtins.int = ...,
+        precision: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters", "precision", b"precision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelCard: _TypeAlias = ModelCard  # noqa: Y015
+
+@_typing.final
 class ModelProfile(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -67,11 +93,12 @@ class ModelProfile(_message.Message):
     HUB_FILES_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     FETCHES_DRAFT_FIELD_NUMBER: _builtins.int
-    PARAMETERS_FIELD_NUMBER: _builtins.int
-    PRECISION_FIELD_NUMBER: _builtins.int
     IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
     NOT_SEEING_FIELD_NUMBER: _builtins.int
     RESIDENTS_FIELD_NUMBER: _builtins.int
+    CARD_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     MTP_BYTES_FIELD_NUMBER: _builtins.int
     MTP_KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     VISION_BYTES_FIELD_NUMBER: _builtins.int
@@ -105,24 +132,32 @@ class ModelProfile(_message.Message):
     """
     fetches_draft: _builtins.bool
     """the node lacks that model and would fetch it"""
-    parameters: _builtins.int
-    """of the whole model; 0: not known"""
-    precision: _builtins.str
-    """that most of them have: bfloat16, int4, mxfp8 and the like; empty: not known"""
     image_tokens: _builtins.int
     """of the largest image, about, with those around its rows: no chunk divides them"""
     not_seeing: _builtins.str
     """why images are refused, of a model that its configuration gives a vision tower"""
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def mtp_bytes(self) -> _builtins.int:
-        """What protocol 12 has in place of `residents`."""
+    def parameters(self) -> _builtins.int:
+        """What protocol 12 has in place of `card` and `residents`."""
 
+    @parameters.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def parameters(self, value: _builtins.int) -> None:
+        """What protocol 12 has in place of `card` and `residents`."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def precision(self) -> _builtins.str: ...
+    @precision.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def precision(self, value: _builtins.str) -> None: ...
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def mtp_bytes(self) -> _builtins.int: ...
     @mtp_bytes.setter
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def mtp_bytes(self, value: _builtins.int) -> None:
-        """What protocol 12 has in place of `residents`."""
-
+    def mtp_bytes(self, value: _builtins.int) -> None: ...
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def mtp_kv_bytes_per_token(self) -> _builtins.int: ...
@@ -175,6 +210,8 @@ class ModelProfile(_message.Message):
     def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resident]:
         """at most 16, each of another name"""
 
+    @_builtins.property
+    def card(self) -> Global___ModelCard: ...
     def __init__(
         self,
         *,
@@ -200,20 +237,21 @@ class ModelProfile(_message.Message):
         hub_files: _builtins.str = ...,
         draft: Global___ModelProfile | None = ...,
         fetches_draft: _builtins.bool = ...,
-        parameters: _builtins.int = ...,
-        precision: _builtins.str = ...,
         image_tokens: _builtins.int = ...,
         not_seeing: _builtins.str = ...,
         residents: _abc.Iterable[Global___Resident] | None = ...,
+        card: Global___ModelCard | None = ...,
+        parameters: _builtins.int = ...,
+        precision: _builtins.str = ...,
         mtp_bytes: _builtins.int = ...,
         mtp_kv_bytes_per_token: _builtins.int = ...,
         vision_bytes: _builtins.int = ...,
         vision_working_bytes: _builtins.int = ...,
         image_layers: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "image_layers", b"image_layers", "image_tokens", b"image_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "mtp_bytes", b"mtp_bytes", "mtp_kv_bytes_per_token", b"mtp_kv_bytes_per_token", "not_quantizable", b"not_quantizable", "not_seeing", b"not_seeing", "parameters", b"parameters", "precision", b"precision", "quantized", b"quantized", "residents", b"residents", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vision_bytes", b"vision_bytes", "vision_working_bytes", b"vision_working_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "image_layers", b"image_layers", "image_tokens", b"image_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "mtp_bytes", b"mtp_bytes", "mtp_kv_bytes_per_token", b"mtp_kv_bytes_per_token", "not_quantizable", b"not_quantizable", "not_seeing", b"not_seeing", "parameters", b"parameters", "precision", b"precision", "quantized", b"quantized", "residents", b"residents", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vision_bytes", b"vision_bytes", "vision_working_bytes", b"vision_working_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ from sealring.client.types import (
 from sealring.edge.metrics import Metrics
 from sealring.mesh.errors import InvalidInput, NotFound, Unavailable
 from sealring.v1 import inference_pb2 as inference
+from sealring.v1.model_pb2 import ModelCard
 
 
 class Client:
@@ -99,7 +100,7 @@ class Answering(Client):
         self._deltas, self._choices = deltas, choices
 
     async def models(self) -> list[Any]:
-        return [Model("demo", 4096, 20, 2, "llama", 8, parameters=9, precision="int4")]
+        return [Model("demo", 4096, 20, 2, "llama", 8, card=ModelCard(parameters=9, precision="int4"))]
 
     def ask(self, prompt: Any, **asked: Any) -> Any:
         return Reply(self._deltas, self._choices)
@@ -220,8 +221,7 @@ async def test_models_are_those_of_the_roster() -> None:
         rings=2,
         rows=8,
         created=created,
-        parameters=9,
-        precision="int4",
+        card=ModelCard(parameters=9, precision="int4"),
     )
     assert await backend.get_model("demo") == model
     with pytest.raises(NotFound) as refused:

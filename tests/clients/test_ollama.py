@@ -79,8 +79,7 @@ async def test_loaded_models_have_all_that_the_client_shows_of_one(client: Any, 
             memory=9,
             digest="ab" * 32,
             aliases=["llama3.2:3b"],
-            parameters=3_212_749_888,
-            precision="int4",
+            card={"parameters": 3_212_749_888, "precision": "int4"},
         )
     ]
     (running,) = (await client.ps()).models

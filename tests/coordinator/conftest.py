@@ -66,8 +66,7 @@ def small_profile(digest: str = "ab" * 32) -> model_pb2.ModelProfile:
         hidden_size=64,
         vocab_size=1,
         dtype="float32",
-        parameters=2500,
-        precision="float32",
+        card={"parameters": 2500, "precision": "float32"},
     )
 
 

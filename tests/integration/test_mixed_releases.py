@@ -45,6 +45,7 @@ async def answers(ring: Ring) -> tuple[object, ...]:
         sealed = await client.chat(CHAT, max_tokens=20, logprobs=1)
     async with httpx.AsyncClient(base_url=ring.cluster.http_url, timeout=LIMIT_SECONDS) as http:
         (shown,) = (await http.get("/api/tags")).json()["models"]
+    assert shown["details"]["quantization_level"]
     logged = [(one.token, round(one.logprob, 3)) for one in sealed.logprobs]
     signed = [(one.HasField("head"), one.HasField("tail")) for one in sealed.receipts]
     return clear, sealed.text, logged, signed, shown["size"], shown["details"]
@@ -68,6 +69,8 @@ async def test_a_ring_answers_after_each_machine_that_is_updated(older: Ring, or
     expected = await answers(older)
     done: set[str] = set()
     assert updated(older) == done
+    nodes = (await older.cluster.admin.call("ListNodes")).nodes
+    assert all(one.heartbeat.memory_usable for one in nodes), "by a coordinator of the release before"
     cluster = older.cluster
     cluster.children.command = (sys.executable, hasty.__file__)
     for machine in order:

@@ -14,7 +14,7 @@ from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
 MODEL = "org/model"
-Held = membership_pb2.HeldModel
+Held, Heartbeat = membership_pb2.HeldModel, membership_pb2.Heartbeat
 
 
 class Admin:
@@ -32,9 +32,15 @@ class Admin:
     async def call(self, method: str, **asked: Any) -> Any:
         if method == "ListNodes":
             models = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-            big = admin_pb2.Node(id="b", name="big", state=self.state, memory_usable=9, models=models)
+            big = admin_pb2.Node(id="b", name="big", state=self.state)
+            big.heartbeat.MergeFrom(Heartbeat(memory_usable=9, models=models))
             return admin_pb2.ListNodesResponse(
-                nodes=[admin_pb2.Node(id="a", name="small", state=self.state, models=self.small), big]
+                nodes=[
+                    admin_pb2.Node(
+                        id="a", name="small", state=self.state, heartbeat=Heartbeat(models=self.small)
+                    ),
+                    big,
+                ]
             )
         if method == "CreateDeployment":
             if self.unknown is not None and not self.ordered:
@@ -88,8 +94,7 @@ class Nodes:
             admin_pb2.Node(
                 id=name,
                 name=name,
-                models=models,
-                memory_usable=number,
+                heartbeat=Heartbeat(models=models, memory_usable=number),
                 state=admin_pb2.NODE_STATE_OFFLINE if name[0] == "o" else admin_pb2.NODE_STATE_ONLINE,
             )
             for number, (name, models) in enumerate(nodes.items())

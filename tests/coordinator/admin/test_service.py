@@ -155,10 +155,12 @@ async def test_nodes_are_listed_with_what_they_report(cluster: Cluster) -> None:
     by_name = {found.name: found for found in answer.nodes}
     alpha, beta = by_name["alpha"], by_name["beta"]
     assert (alpha.id, alpha.level, alpha.trust) == (node.id, "software", 10)
-    assert (alpha.memory_usable, alpha.memory_total, alpha.load) == (3 << 30, 6 << 30, 0.5)
+    beat = alpha.heartbeat
+    assert (beat.memory_usable, beat.memory_total, beat.load) == (3 << 30, 6 << 30, 0.5)
     (place,) = alpha.rings
     assert (place.ring, place.rank, place.first_layer, place.end_layer) == ("demo-0", 0, 0, 9)
-    assert (alpha.memory_overhead, alpha.on_battery, alpha.low_power) == (1, True, True)
+    assert (beat.memory_overhead, beat.on_battery, beat.low_power) == (1, True, True)
+    assert alpha.memory_usable == beat.memory_usable, "for an operator of the release before"
     assert abs(alpha.last_seen - wall_clock()) < 60
     assert beta.state == admin_pb2.NODE_STATE_OFFLINE
     assert list(beta.addresses) == ["127.0.0.1:7999"]

@@ -98,7 +98,7 @@ def test_caches_in_fewer_bits_are_as_the_nodes_measured_them() -> None:
         {"model_type": "a" * 64},
         {"commit": "c" * 40},
         {"commit": "c" * 40, "hub_files": "a" * 64},
-        {"parameters": MOST, "precision": "p" * 64},
+        {"card": {"parameters": MOST, "precision": "p" * 64}},
     ],
 )
 def test_a_profile_up_to_its_bounds_is_taken(changes: dict[str, Any]) -> None:
@@ -137,8 +137,8 @@ def test_a_profile_up_to_its_bounds_is_taken(changes: dict[str, Any]) -> None:
         {"digest": "ab" * 32 + "\n"},
         {"model_type": ""},
         {"model_type": "a" * 65},
-        {"parameters": MOST + 1},
-        {"precision": "four bits"},
+        {"card": {"parameters": MOST + 1}},
+        {"card": {"precision": "four bits"}},
         {"commit": "c" * 39},
         {"commit": "c" * 39 + "C"},
         {"commit": "main"},

@@ -165,7 +165,7 @@ async def test_gateways_hear_how_far_a_load_is(cluster: Cluster) -> None:
     await deploy(cluster, "one")
     gateway = await gate(cluster)
     state = await gateway.phase("one", NOT_LOADED)
-    assert (state.digest, state.parameters, state.precision) == ("ab" * 32, 2500, "float32")
+    assert (state.digest, state.card.parameters, state.card.precision) == ("ab" * 32, 2500, "float32")
     await gateway.want("one", waiting=1)
     place = await node.wait_for("prepare")
     progress = membership_pb2.EpochProgress(ring=place.ring, epoch=place.epoch, what="loading", fraction=0.58)

@@ -22,6 +22,7 @@ from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.mesh.rpc import PROTOCOL_VERSION
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import membership_pb2 as membership
+from sealring.v1.model_pb2 import ModelCard
 
 
 class FakeRing:
@@ -700,7 +701,7 @@ def wishes(bed: Bed) -> membership.ModelDemand:
 async def test_a_request_for_a_model_that_is_not_loaded_waits_in_its_ring_and_is_reported() -> None:
     bed = Bed(1)
     assert bed.rings.demand() is None, "a coordinator of an earlier release gets no report"
-    told = {"model_type": "llama", "digest": "ab" * 32, "parameters": 2500, "precision": "int4"}
+    told = {"model_type": "llama", "digest": "ab" * 32, "card": {"parameters": 2500, "precision": "int4"}}
     bed.rings.model_state(on_demand(NOT_LOADED, aliases=["gpt"], **told))
     assert "big" in bed.rings.deployments()
     assert bed.rings.aliases() == {"gpt": "big"}
@@ -712,7 +713,9 @@ async def test_a_request_for_a_model_that_is_not_loaded_waits_in_its_ring_and_is
     assert (wishes(bed).active, wishes(bed).asked) == (1, 1)
     model = next(one for one in bed.rings.models() if one.name == "big")
     assert (model.availability, model.context) == (inference.MODEL_AVAILABILITY_NOT_LOADED, 512)
-    assert {name: getattr(model, name) for name in told} == told
+    assert (model.model_type, model.digest) == ("llama", "ab" * 32)
+    assert model.card == ModelCard(parameters=2500, precision="int4")
+    assert model.precision == "int4", "for a client of the release before"
 
 
 @pytest.mark.parametrize(

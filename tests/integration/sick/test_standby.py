@@ -26,7 +26,9 @@ async def ring_of(admin: Any) -> Any:
     while True:
         nodes = (await admin.call("ListNodes", wait_for_ready=True)).nodes
         rings = (await admin.call("ListDeployments")).deployments[0].rings
-        online = [one for one in nodes if one.state == admin_pb2.NODE_STATE_ONLINE and one.memory_usable]
+        online = [
+            one for one in nodes if one.state == admin_pb2.NODE_STATE_ONLINE and one.heartbeat.memory_usable
+        ]
         if len(online) == 2 and rings[0].phase == membership_pb2.RING_PHASE_SERVING:
             return rings[0]
         await asyncio.sleep(0.1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 from rowoutput import row_output
 
-from sealring.mesh.rpc import read_from_12, say_as_12
+from sealring.mesh.rpc import read_from_12, read_singly, say_as_12, say_singly
+from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import inference_pb2 as inference
@@ -58,3 +61,32 @@ def test_a_head_of_protocol_12_says_nothing_in_two_forms() -> None:
 def test_other_events_pass_as_they_are() -> None:
     event = engine.EngineEvent(opened=control.RowOpened(row=1)).SerializeToString()
     assert say_as_12(event) is event
+
+
+CARD = model_pb2.ModelCard(parameters=9, precision="int4")
+BEAT = membership_pb2.Heartbeat(
+    memory_total=8, load=0.5, models=[membership_pb2.HeldModel(name="a")], stored_broken=True, low_power=True
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        (admin_pb2.Node(name="a", addresses=["b:1"], heartbeat=BEAT), "heartbeat"),
+        (model_pb2.ModelProfile(layers=2, mtp_bytes=7, card=CARD), "card"),
+        (membership_pb2.ModelState(deployment="a", card=CARD), "card"),
+        (inference.Model(name="a", card=CARD), "card"),
+    ],
+)
+def test_machines_of_both_protocols_read_what_is_said_in_both_forms(message: Message, name: str) -> None:
+    said, older = type(message)(), type(message)()
+    said.CopyFrom(message)
+    say_singly(said, name)
+    older.CopyFrom(said)
+    older.ClearField(name)
+    assert older != message, "a machine of protocol 12 has fields of its own"
+    for each in (said, older, message):
+        read = type(message)()
+        read.CopyFrom(each)
+        read_singly(read, name)
+        assert read == message

@@ -59,8 +59,10 @@ def test_fields(llama: dict[str, Any], model_folder: Folder) -> None:
         "eos_token_ids": [2],
         "handoff_bytes_per_token": 64,
         "digest": "",
-        "parameters": 100 * 32 + 5 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32) + 32,
-        "precision": "bfloat16",
+        "card": {
+            "parameters": 100 * 32 + 5 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32) + 32,
+            "precision": "bfloat16",
+        },
     }
 
 
@@ -77,14 +79,14 @@ def test_a_quantized_model_has_the_parameters_that_it_had_before(
 ) -> None:
     before = profile(model_folder(llama, dtype=mx.bfloat16))
     after = profile(model_folder(llama | {"quantization": quantization}, name="packed", dtype=mx.bfloat16))
-    assert (after["parameters"], after["precision"]) == (before["parameters"], precision)
+    assert after["card"] == {"parameters": before["card"]["parameters"], "precision": precision}
 
 
 def test_every_rank_reports_the_parameters_of_the_whole_model(
     llama: dict[str, Any], model_folder: Folder
 ) -> None:
     folder = model_folder(llama, dtype=mx.bfloat16)
-    assert profile(folder, 2)["parameters"] == profile(folder)["parameters"]
+    assert profile(folder, 2)["card"] == profile(folder)["card"]
 
 
 def test_quantized_caches_have_the_bytes_that_they_take(llama: dict[str, Any], model_folder: Folder) -> None:
