@@ -16,6 +16,7 @@ from sealring.node.engine.staging.denied import DENIED
 from sealring.node.engine.staging.mtp_head import FORMATS
 from sealring.node.engine.staging.pictured import UNFIT, WRAPPED
 from sealring.node.engine.staging.second_source import MODEL_TYPES
+from sealring.node.engine.staging.skeleton import TEXT_ALONE
 from sealring.node.engine.text import THINK
 from sealring.node.engine.text.families import FAMILIES, Family
 from sealring.node.engine.text.notations.notation import NOTATIONS, Nested, Python
@@ -316,7 +317,11 @@ def _by_reason(denied: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _marked(name: str) -> str:
     kind = name.partition(":")[0]
-    return name + "¹" * (kind in WRAPPED) + "²" * (kind in MODEL_TYPES and name != "glm_moe_dsa")
+    return (
+        name
+        + "¹" * (kind in WRAPPED.keys() | TEXT_ALONE.keys())
+        + "²" * (kind in MODEL_TYPES and name != "glm_moe_dsa")
+    )
 
 
 def _said(name: str, published: dict[str, dict[str, Any]]) -> list[str]:

@@ -265,7 +265,11 @@ class _DeepseekV4(Adapter):
         return "tid2eid" in layer.ffn.gate
 
 
-class _Qwen4Exp(Adapter):
+class _OwnPositions(Adapter):
+    """Layers are given positions, which each stage makes itself by the tokens in its caches."""
+
+
+class _Qwen4Exp(_OwnPositions):
     """A layer adds rows of a table of n-grams."""
 
     def reads_tokens(self, layer: nn.Module) -> bool:
@@ -293,7 +297,7 @@ _GPU_CODE = """
     bailing_moe_v3 falcon_h1 granitemoehybrid kimi_linear mamba2 nemotron_h olmo_hybrid plamo2
     qwen3_5 qwen3_next
 """
-_MLX_VLM = "cohere2_moe flint k2_horizon kolibri1 xing4_0"
+_MLX_VLM = "cohere2_moe flint k2_horizon kolibri1 xing4_0 youtu_vl"
 ADAPTERS = {
     **{name: Adapter() for name in _PLAIN.split()},
     **{f"mlx_vlm.{name}": Adapter(gpu_code=True) for name in _MLX_VLM.split()},
@@ -314,6 +318,7 @@ ADAPTERS = {
     "longcat_flash": Adapter(together=together.longcat_flash),
     "minimax_m3_vl": Adapter(together=together.minimax_m3),
     "mlx_vlm.deepseek_v4": _DeepseekV4(batches=False, gpu_code=True),
+    "mlx_vlm.ernie4_5_moe_vl": _OwnPositions(batches=False, gpu_code=True),
     "mlx_vlm.glm5_next": _Glm5Next(state=((0,), (3,)), batches=False, gpu_code=True),
     "mlx_vlm.glm_moe_dsa": _SharedIndexer(state=((0,), (3,)), gpu_code=True),
     "mlx_vlm.hy_v4": _SharedIndexer(state=((0,), (3,)), gpu_code=True),

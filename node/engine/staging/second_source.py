@@ -26,8 +26,8 @@ from sealring.node.engine.caches.state import States
 INSTALL = "pip install 'sealring[vision]' (pipx inject sealring mlx-vlm; uv tool install 'sealring[vision]')"
 
 _NAMED_ALIKE = (
-    "cohere2_moe deepseek_v4 flint glm5_next glm_moe_dsa hy_v4 inkling k2_horizon kolibri1 "
-    "longcat_flash_sparse qwen4_exp xing4_0"
+    "cohere2_moe deepseek_v4 ernie4_5_moe_vl flint glm5_next glm_moe_dsa hy_v4 inkling k2_horizon kolibri1 "
+    "longcat_flash_sparse qwen4_exp xing4_0 youtu_vl z1t"
 )
 MODEL_TYPES: Mapping[str, str] = {
     **{name: name for name in _NAMED_ALIKE.split()},
@@ -37,9 +37,13 @@ MODEL_TYPES: Mapping[str, str] = {
 """Folders of mlx-vlm's models by the model types of configurations."""
 
 _TEXT = "language_model."
+_PARTS = {"text_config": "TextConfig", "vision_config": "VisionConfig"}
 _TOWERS = ("vision_tower", "vision_model", "audio_tower")
 _PAST_LAYERS = "_supports_batch_invariant_decode"
 """What a text side says of a decode of its own, which does not call the layers."""
+
+_DELTAS, _POSITIONS = "_rope_deltas", "_position_ids"
+"""What a text side notes of a prompt's positions, for all prompts in one place."""
 
 _AS_GIVEN = SimpleNamespace(sanitize=lambda weights: weights)
 
@@ -64,23 +68,31 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
         def from_dict(cls, given: dict[str, Any]) -> Arguments:
             given = {name: _without_paths(value) for name, value in given.items()}
             whole = family.ModelConfig.from_dict(given)
-            text = getattr(whole, "text_config", None)
-            if isinstance(text, Mapping):
-                text = whole.text_config = family.TextConfig.from_dict(dict(text))
-            return cls(model_type=given["model_type"], whole=whole, text=text or whole)
+            for name, kind in _PARTS.items():
+                if isinstance(part := getattr(whole, name, None), Mapping):
+                    setattr(whole, name, getattr(family, kind).from_dict(dict(part)))
+            return cls(
+                model_type=given["model_type"], whole=whole, text=getattr(whole, "text_config", None) or whole
+            )
 
     class Model(nn.Module):  # type: ignore[misc]
         def __init__(self, args: Arguments) -> None:
             super().__init__()
             self.args, self.model_type = args, args.model_type
             made = family.language.LanguageModel
-            given = (args.text, args.whole)[: len(inspect.signature(made).parameters)]
+            asked = inspect.signature(made).parameters.values()
+            kinds = (getattr(one.annotation, "__name__", one.annotation) for one in asked)
+            given = (args.whole if kind == "ModelConfig" else args.text for kind in kinds)
             self.language_model = made(*given)
             if hasattr(made, _PAST_LAYERS):
                 setattr(self.language_model, _PAST_LAYERS, lambda: False)
 
         def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-            logits: mx.array = self.language_model(inputs, cache=cache).logits
+            own = self.language_model
+            if hasattr(own, _DELTAS):  # of the prompt before, whose images may have moved its positions
+                setattr(own, _DELTAS, mx.zeros((inputs.shape[0], 1), mx.int32))
+                setattr(own, _POSITIONS, None)
+            logits: mx.array = own(inputs, cache=cache).logits
             return logits
 
         @property

@@ -16,6 +16,9 @@ from .denied import DENIED
 from .text_part import text_config, wrapped
 
 MAX_LAYERS = 1024
+TEXT_ALONE = {"qwen3_5_moe_text": "qwen3_5_moe", "qwen3_5_text": "qwen3_5"}
+"""mlx-lm's names of model types that conversions without a tower have: its classes take these too."""
+
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_transformer_layers")
 
 
@@ -81,6 +84,8 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     except (ValueError, AttributeError) as error:
         if (text := text_config(config)) is not None:
             return wrapped(*model_classes(text))
+        if model_type in TEXT_ALONE:
+            return model_classes({**config, "model_type": TEXT_ALONE[model_type]})
         if model_type in second_source.MODEL_TYPES:
             return second_source.classes_of(config)
         if (why := DENIED.get(model_type)) is not None:

@@ -23,6 +23,7 @@ from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.denied import DENIED
 from sealring.node.engine.staging.pictured import WRAPPED, pictured
 from sealring.node.engine.staging.second_source import MODEL_TYPES
+from sealring.node.engine.staging.skeleton import TEXT_ALONE
 from sealring.v1 import engine_pb2 as engine
 
 DATA = Path(__file__).parents[2] / "data"
@@ -183,7 +184,7 @@ def test_each_model_type_that_mlx_vlm_alone_has_is_served_or_denied_by_name() ->
     files = {file.stem.replace("-", "_").lower() for file in Path(utils.__file__).parent.glob("models/*.py")}
     of_mlx_lm = files | {*utils.MODEL_REMAPPING}
     wrapped = {pictured(one).known_as or one for one in WRAPPED}
-    served = set(MODEL_TYPES.values())
+    served = {*MODEL_TYPES.values(), *TEXT_ALONE}
     assert folders() - of_mlx_lm - wrapped == (served - of_mlx_lm) | DENIED.keys()
     assert not served & DENIED.keys()
     assert served <= folders()
