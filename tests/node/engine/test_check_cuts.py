@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from sealring.mesh.errors import ModelError
 from sealring.node.engine.check import check
 from sealring.node.engine.check_report import about, cuts_of
 from sealring.node.engine.staging import build_skeleton
+from sealring.node.engine.staging.adapters import ADAPTERS, Adapter
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.bounds import reach_of
 
+MORE = json.loads((Path(__file__).parents[2] / "data" / "archs-more.json").read_bytes())
 CONFIG = {"model_type": "shares", "hidden_size": 16, "layers_of": 6, "index_topk": 40, "vocab_size": 50}
 
 
@@ -95,6 +98,33 @@ def test_a_cut_that_is_wrong_beyond_what_is_chosen_is_found_by_a_long_prompt() -
     assert {cut % 3 for cut in cuts} == {0, 1, 2}
     assert long.wrong_cuts == tuple(cut for cut in cuts if cut % 3)
     assert check(CONFIG, splits=[3, 3], seconds=1e9).right
+
+
+class Forgetful(Adapter):
+    """Hands on what layers have chosen, if the lazy runs showed it: not of prompts that are short."""
+
+    def passed(self, arguments: Any, followed: Any) -> Any:
+        return arguments[0][0], arguments[0][3]
+
+
+def test_the_wrong_cuts_of_hy4_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its full layers choose keys for the shared ones behind them."""
+    config = MORE["hy_v4"] | {"index_topk": 40}
+    right = check(config, seconds=1e9)
+    assert (right.right, right.wrong_cuts) == (True, ())
+    forgetful = Forgetful(state=((0,), (3,)), batches=False)
+    monkeypatch.setitem(ADAPTERS, "mlx_vlm.hy_v4", forgetful)
+    assert check(config).right
+    wrong = check(config, seconds=1e9)
+    assert not wrong.right
+    shared = [
+        index
+        for index, layer in enumerate(build_skeleton(config).layers)
+        if getattr(layer.self_attn, "skip_topk", False)
+    ]
+    cuts = [lo for lo, _ in wrong.stages[1:]]
+    assert wrong.wrong_cuts == tuple(cut for cut in cuts if cut in shared)
+    assert 0 < len(wrong.wrong_cuts) < len(cuts)
 
 
 def test_a_state_that_layers_are_given_of_long_prompts_only_is_refused_before_anything_is_computed() -> None:
