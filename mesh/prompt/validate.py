@@ -190,8 +190,8 @@ def _check_messages(chat: inference.Chat) -> None:
 
 def _check_pooled(prompt: inference.Prompt) -> None:
     asked = prompt.pooled
-    if not (asked.text or asked.tokens.ids):
-        raise InvalidInput("the input is empty", reason="EMPTY_PROMPT", param="input")
+    if bool(asked.text) == bool(asked.tokens.ids):
+        raise InvalidInput("the input is empty, or text and tokens", reason="EMPTY_PROMPT", param="input")
     texts = (asked.text, asked.query, asked.instruction)
     _check_length(4 * len(asked.tokens.ids) + sum(len(text.encode()) for text in texts), "input")
     others = {field.name for field, _ in prompt.ListFields()} - {"pooled"}

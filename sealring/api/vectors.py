@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import sys
 import time
 from array import array
@@ -17,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from sealring.api.answers import Asked, Choice, Renderer, receipt_of
-from sealring.api.fields import BOOKKEEPING, Body, Rules, check_body, table
+from sealring.api.fields import BOOKKEEPING, Body, Rules, bad, check_body, table
 from sealring.api.keep_alive import KeepAlive
 from sealring.api.sampling import clean
 from sealring.mesh.errors import Unavailable
@@ -30,6 +31,10 @@ MAX_INPUTS = 2048
 
 AT_ONCE = 8
 """Inputs of one body that are prompts at the same time."""
+
+MAX_REPEATED = 16 << 20
+"""Bytes that a body's query and instruction may have together over all of its documents, which are each asked
+with both."""
 
 MAX_DIMENSIONS = 1 << 16
 
@@ -96,11 +101,12 @@ def ask_embeddings(value: dict[str, Any], request_id: str) -> Asked:
     single = isinstance(given, str) or (given and isinstance(given[0], int))
     inputs = [given] if single else given
     pooled = [_embedded(each, f"input[{at}]" if not single else "input") for at, each in enumerate(inputs)]
-    form = _base64 if body.encoding_format == "base64" else _floats
+    form = _base64 if body.encoding_format == "base64" else None
 
     def whole(started: inference.Started, vectors: list[array[float]], tokens: int) -> dict[str, Any]:
         data = [
-            {"object": "embedding", "index": at, "embedding": form(one)} for at, one in enumerate(vectors)
+            {"object": "embedding", "index": at, "embedding": form(one) if form else one}
+            for at, one in enumerate(vectors)
         ]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": started.model, "usage": usage}
@@ -112,12 +118,11 @@ def ask_embed(value: dict[str, Any], request_id: str) -> Asked:
     """Ollama's; without input it loads the model. Raises InvalidInput with `param`."""
     body, begun = _checked(value, EmbedBody), time.monotonic_ns()
     inputs = [body.input] if isinstance(body.input, str) else body.input
-    pooled = [_embedded(each, "input") for each in inputs if each or len(inputs) > 1]
+    pooled = [_embedded(each, f"input[{at}]") for at, each in enumerate(inputs) if each or len(inputs) > 1]
 
     def whole(started: inference.Started, vectors: list[array[float]], tokens: int) -> dict[str, Any]:
         times = {"total_duration": time.monotonic_ns() - begun, "load_duration": started.load_ms * 1_000_000}
-        found = [_floats(one) for one in vectors]
-        return {"model": started.model, "embeddings": found, **times, "prompt_eval_count": tokens}
+        return {"model": started.model, "embeddings": vectors, **times, "prompt_eval_count": tokens}
 
     return _asked(body, pooled, body.dimensions, request_id, whole, "input")
 
@@ -128,7 +133,7 @@ def ask_embedding(value: dict[str, Any], request_id: str) -> Asked:
     pooled = [_embedded(body.prompt, "prompt")] if body.prompt else []
 
     def whole(started: inference.Started, vectors: list[array[float]], tokens: int) -> dict[str, Any]:
-        return {"embedding": _floats(vectors[0]) if vectors else []}
+        return {"embedding": vectors[0] if vectors else []}
 
     return _asked(body, pooled, None, request_id, whole, "prompt")
 
@@ -138,6 +143,10 @@ def ask_rerank(value: dict[str, Any], request_id: str) -> Asked:
     body = _checked(value, RerankBody)
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     query, instruction = clean(body.query, "query"), clean(body.instruction or "", "instruction")
+    if len(texts) * len((query + instruction).encode()) > MAX_REPEATED:
+        raise bad(
+            "query", f"it has more than {MAX_REPEATED >> 20} MiB, with its instruction, over all documents"
+        )
     pooled = [
         inference.Pooled(text=clean(text, f"documents[{at}]"), query=query, instruction=instruction)
         for at, text in enumerate(texts)
@@ -167,12 +176,21 @@ class VectorRenderer(Renderer):
         self._started, self._whole, self._inputs = started, whole, inputs
 
     def whole(self, answers: list[Choice], finished: inference.Finished) -> bytes:
-        """Raises Unavailable (NO_VECTOR) where a head has made none."""
+        """Each vector becomes numbers of Python's by itself, and other threads have turns between them.
+
+        Raises Unavailable: NO_VECTOR where a head has made none, BAD_VECTOR for numbers that JSON has not.
+        """
         vectors = [one.vector for one in answers if one.vector]
         if len(vectors) != self._inputs:
             raise Unavailable("an input has no vector", hint="send the request again", reason="NO_VECTOR")
+        if not all(math.isfinite(sum(one)) for one in vectors):
+            raise Unavailable(
+                "the model has made a vector that is not of finite numbers",
+                hint="send other inputs, or see whether the model is whole: sealring model check",
+                reason="BAD_VECTOR",
+            )
         told = self._whole(self._started, vectors, finished.prompt_tokens)
-        return json.dumps(told | receipt_of(finished)).encode()
+        return json.dumps(told | receipt_of(finished), default=_floats).encode()
 
 
 def _asked(
@@ -186,6 +204,9 @@ def _asked(
     given = {name: getattr(body, name) for name in ("priority", "min_trust", "deadline_ms", "keep_alive")}
     name = clean(body.model or "", "model")
     requests = []
+    empty = next((at for at, one in enumerate(pooled) if not (one.text or one.tokens.ids)), None)
+    if empty is not None:
+        raise bad(f"{param}[{empty}]" if len(pooled) > 1 else param, "it is empty")
     for at, one in enumerate(pooled or [None]):
         request = numbers.request_of(cast(numbers.RequestNumbers, given | {"max_tokens": 1}))
         request.model, request.request_id = name, f"{request_id}-{at}" if at else request_id

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from array import array
 from typing import Any
 
 import pytest
 
 from sealring.api.answers import Asked, Choice
-from sealring.api.vectors import MAX_INPUTS, ask_embed, ask_embedding, ask_embeddings, ask_rerank
-from sealring.mesh.errors import InvalidInput
+from sealring.api.vectors import (
+    MAX_INPUTS,
+    MAX_REPEATED,
+    ask_embed,
+    ask_embedding,
+    ask_embeddings,
+    ask_rerank,
+)
+from sealring.mesh.errors import InvalidInput, Unavailable
 from sealring.mesh.prompt.validate import validate_request
 from sealring.v1 import inference_pb2 as inference
 
@@ -90,12 +98,44 @@ def test_documents_come_by_their_scores() -> None:
         (ask_rerank, {"model": "m", "query": "", "documents": ["a"]}, "query"),
         (ask_rerank, {"model": "m", "query": "q", "documents": []}, "documents"),
         (ask_rerank, {"model": "m", "query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+        (ask_embeddings, {"model": "m", "input": ""}, "input"),
+        (ask_embeddings, {"model": "m", "input": ["a", ""]}, "input[1]"),
+        (ask_embed, {"model": "m", "input": ["a", ""]}, "input[1]"),
+        (ask_rerank, {"model": "m", "query": "q", "documents": ["a", {"text": ""}]}, "documents[1]"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_field(ask: Any, body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         ask(body, "r")
     assert caught.value.metadata["param"].startswith(param)
+
+
+def test_a_query_is_bounded_over_all_documents() -> None:
+    share = MAX_REPEATED // MAX_INPUTS
+    body = {"model": "m", "query": "é" * (share // 4), "instruction": "i" * (share // 2)}
+    many = ["a"] * MAX_INPUTS
+    asked = ask_rerank(body | {"documents": many}, "r")
+    sizes = [one.ByteSize() for one in (asked.request, *asked.others)]
+    assert MAX_REPEATED <= sum(sizes) < 2 * MAX_REPEATED
+    with pytest.raises(InvalidInput) as caught:
+        ask_rerank(body | {"documents": many, "query": "é" * (share // 4 + 1)}, "r")
+    assert caught.value.metadata["param"] == "query"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("ask", "body"),
+    [
+        (ask_embeddings, {"model": "m", "input": ["a", "b"]}),
+        (ask_embeddings, {"model": "m", "input": ["a", "b"], "encoding_format": "base64"}),
+        (ask_embed, {"model": "m", "input": ["a", "b"]}),
+        (ask_rerank, {"model": "m", "query": "q", "documents": ["a", "b"]}),
+    ],
+)
+def test_numbers_that_json_has_not_are_no_answer(ask: Any, body: dict[str, Any], number: float) -> None:
+    with pytest.raises(Unavailable) as caught:
+        told(ask(body, "r"), [0.5, 1.0], [number, 1.0])
+    assert caught.value.reason == "BAD_VECTOR"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +146,7 @@ def test_what_cannot_be_is_refused_by_its_field(ask: Any, body: dict[str, Any], 
         inference.Prompt(pooled=inference.Pooled(text="a"), sampling=inference.Sampling(temperature=1)),
         inference.Prompt(pooled=inference.Pooled(text="a", query="q", dimensions=3)),
         inference.Prompt(pooled=inference.Pooled(tokens=inference.TokenIds(ids=[1]), query="q")),
+        inference.Prompt(pooled=inference.Pooled(tokens=inference.TokenIds(ids=[1]), text="a")),
         inference.Prompt(pooled=inference.Pooled(text="a" * (4 << 20), query="q")),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from patience import until
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
+from sealring.api.vectors import VectorRenderer
 from sealring.edge.http.app import _headers, create_app
 from sealring.edge.http.body import LONG_BODY
 from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
@@ -607,6 +610,27 @@ async def test_a_model_is_loaded_and_unloaded_through_ollamas_api(port: int, bac
         assert (await http.get("/health")).status_code == 200, "a request loads it"
         assert (await http.get("/v1/models/big")).json()["state"] == "not loaded"
         assert (await http.get("/v1/models/")).json() == (await http.get("/v1/models")).json()
+
+
+async def test_vectors_are_written_beside_the_loop(
+    port: int, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one body may be millions of numbers."""
+    written, write = list[bool](), VectorRenderer.whole
+
+    def whole(self: VectorRenderer, *given: Any) -> bytes:
+        written.append(threading.current_thread() is threading.main_thread())
+        return write(self, *given)
+
+    monkeypatch.setattr(VectorRenderer, "whole", whole)
+    backend.texts, backend.parsed = [""], [inference.Parsed(vector=[0.5, -1.0])]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        found = await http.post("/v1/embeddings", json={"model": "demo", "input": ["a", "b"]})
+        backend.parsed = [inference.Parsed(vector=[math.nan])]
+        none = await http.post("/api/embed", json={"model": "demo", "input": "a"})
+    assert [one["embedding"] for one in found.json()["data"]] == [[0.5, -1.0]] * 2
+    assert none.status_code == 503
+    assert written == [False, False]
 
 
 async def test_long_bodies_that_come_at_once_are_read_in_turns_of_the_loop() -> None:
