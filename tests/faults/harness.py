@@ -225,8 +225,8 @@ class Things:
             place = file.relative_to(cluster.state_dir)
             if place.parts[0] == "standby":
                 place = Path("coordinator", *place.parts[1:])
-            # `run` comes with a node's first carrier and stays, as prefixes do
-            stays = {"mlx", "prefixes"}.intersection(place.parts)
+            # `run` comes with a node's first carrier and stays, as prefixes and cost tables do
+            stays = {"mlx", "prefixes", "cost-tables"}.intersection(place.parts)
             if place.parts[0] != "logs" and not stays and place.name != "run":
                 made.files[re.sub(r"-[a-z0-9_]{8}\b|-\d\b", "-*", str(place))] += 1
         return made
