@@ -121,7 +121,9 @@ class World(RuleBasedStateMachine):
                     self.held.pop(action.deployment)
                     self.store()
             elif isinstance(action, Drained):
-                assert not self.drained.pop(action.member, set()), "each ring has moved, or could not"
+                rings = {f"{name}-0" for name, nodes in self.held.items() if action.member in nodes}
+                left = self.drained.pop(action.member, set()) & rings
+                assert not left, "each ring has moved, or could not"
                 if not self.full:
                     self.members[action.member] = Known(action.member, 10, draining=1)
             elif isinstance(action, Move | Place):
@@ -314,8 +316,6 @@ class World(RuleBasedStateMachine):
             self.waits[name] = self.answers[name] = 0
         else:
             self.deployed[name] = admin_pb2.DeploymentSpec(name=name, stages=1, on_demand=True, keep_alive=90)
-        for rings in self.drained.values():
-            rings &= {f"{one}-0" for one in self.held}
         self.store()
         self.gateway_hears()
 
