@@ -179,7 +179,7 @@ tower, and of which sealring refuses images:
 ELSEWHERE = """\
 
 Model types that only mlx-vlm has are refused when they are deployed (`MODEL_TYPE_UNKNOWN`), but for those
-with ¹ above. These are all others of mlx-vlm that have a tower:
+with ¹ or ² above. These are all others of mlx-vlm that have a tower:
 
 """
 

@@ -128,7 +128,8 @@ function ringCard(deployment, ring) {
   const phase = slowest ? `${ring.phase}, ${slowest.what} ${Math.floor(100 * slowest.fraction)} %` : ring.phase;
   card.append(title, make("span", phase, ring.phase), make("span", ` ${epoch} `));
   card.append(make("div", `ring ${ring.ring}${links ? `, links ${links}` : ""}`, "small"));
-  const guessing = deployment.plan.spec.draft ? [`${deployment.plan.spec.draft} guesses`] : [];
+  const source = planned?.stages.flatMap((one) => one.residents).find((one) => one.guesses);
+  const guessing = source ? [`${source.model || source.name} guesses`] : [];
   if (ring.drafted) guessing.push(`${ring.accepted} of ${ring.drafted} guessed tokens right`);
   if (guessing.length) card.append(make("div", guessing.join(", "), "small"));
   if (deployment.load) card.append(...loadLines(deployment.load));

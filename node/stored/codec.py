@@ -1,4 +1,4 @@
-"""One block of a stored prefix as a file: its head in clear, its content sealed.
+"""One block of a stored prefix as a file on disk: its head in clear, its content sealed.
 
 AES-256-GCM (NIST SP 800-38D) under a key of its stage and scope, with a random nonce: a key seals far fewer
 than 2^32 blocks. All that says which block it is goes into the associated data, so a block in another's place
