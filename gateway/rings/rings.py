@@ -180,7 +180,7 @@ class Rings:
                 self.model_gone(model.deployment)
 
     def ring_gone(self, name: str) -> None:
-        """A ring is no longer planned. That of a model on demand, which was unloaded, keeps what waits for it."""
+        """A ring is no longer planned. If its model was unloaded, it keeps what waits for it."""
         self._table.states.pop(name, None)
         ring = self._table.get(name)
         if ring is None:

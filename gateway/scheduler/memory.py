@@ -1,4 +1,4 @@
-"""KV memory of a ring: what is reserved for every row, and the lane that the row gets, before its first chunk.
+"""KV memory of a ring: what is reserved for every row before its first chunk, and the lane that it gets.
 
 A lane's rows share one batch cache per layer in which every row is as long as the longest (mlx-lm pads), so
 a lane is charged its number of rows times the longest reservation among them. Reservations are rounded up to

@@ -1,4 +1,4 @@
-"""The keys under which prefixes on disk are sealed, all derived from a secret that only the holder of this member's identity has.
+"""The keys under which prefixes on disk are sealed: all come of a secret that this member's identity makes.
 
 A model's folder holds a seed, a random point of P-256. The secret is what the identity key makes of it
 (`SecretHolder.derive`), so a folder without the identity key is of no use, and neither is one without its
