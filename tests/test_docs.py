@@ -121,12 +121,25 @@ def test_the_list_of_settings_is_what_their_models_say() -> None:
     assert (checked.stdout, checked.stderr) == ("", "")
 
 
-def test_a_subject_is_found_by_words() -> None:
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        ("spake2 exchange join", "coordinator/members/joincodes.py"),
+        ("row lane", "gateway/scheduler/memory.py"),
+        ("clock ahead", "mesh/roster/reader.py"),
+        ("option bounds", "mesh/prompt/options.py"),
+        ("lora", "node/engine/adapters.py"),
+        ("prefix disk sealed", "node/stored/keys.py"),
+        ("rings planned anew", "coordinator/rings/moves.py"),
+    ],
+)
+def test_a_subject_is_found_by_words(words: str, file: str) -> None:
     found = subprocess.run(
-        [sys.executable, ".ci/where.py", "spake2", "exchange", "join"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, ".ci/where.py", *words.split()], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert found.stdout.startswith("coordinator/members/joincodes.py joincodes: ")
+    assert file in re.split(r"[ :\n]", found.stdout)
+
+
+def test_no_entry_of_the_change_log_is_there_twice() -> None:
+    beginnings = re.findall(r"^- .{40}", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert [one for one in set(beginnings) if beginnings.count(one) > 1] == []

@@ -1,7 +1,7 @@
 """Adapters (LoRA, DoRA), by which a model was tuned: put on the mapped model, and merged into no weight.
 
-mlx-lm's `lora` and PEFT write them. An adapter lies in a folder of its own, or in the model's. It is put on a model that is mapped lazily, before
-the model is cut, so that each stage has its part. mlx-lm's classes compute with it.
+mlx-lm's `lora` and PEFT write them. An adapter lies in a folder of its own, or in the model's. It is put on
+before the model is cut, so that each stage has its part. mlx-lm's classes compute with it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Prefixes on disk: blocks of kept caches, sealed under a member's keys, in a bounded folder (docs/decisions/0047)."""
+"""Prefixes on disk: blocks of kept caches, sealed by a member's keys, in a bounded folder (decision 47)."""

@@ -1,4 +1,4 @@
-"""The keys under which prefixes on disk are sealed: all come of a secret that this member's identity makes.
+"""The keys under which prefixes on disk are sealed: each is derived from a secret of this member.
 
 A model's folder holds a seed, a random point of P-256. The secret is what the identity key makes of it
 (`SecretHolder.derive`), so a folder without the identity key is of no use, and neither is one without its
