@@ -160,7 +160,7 @@ def check(
 def _known(report: dict[str, Any]) -> list[list[str]]:
     """What the table of a check does not hold, a row each."""
     longest, reach = report["longest"], report["reach"]
-    beyond = "longer than all that it names" if longest > reach else f"it names one of {reach}"
+    beyond = "longer than all that it names" if longest > reach else f"shorter than the {reach} that it names"
     rows = [
         ["code", f"{report['code']} ({report['package']})"],
         ["longest prompt", f"{longest} tokens, {beyond}"],
