@@ -32,13 +32,25 @@ _PEFT_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _PEFT_PLAIN = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    **dict.fromkeys(("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"), (False,)),
-    **dict.fromkeys(
-        ("modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication"), (None, {}, [])
-    ),
-    **dict.fromkeys(("trainable_token_indices", "target_parameters", "corda_config"), (None, {}, [])),
+    "init_lora_weights": (
+        True,
+        False,
+        None,
+        "gaussian",
+        "eva",
+        "orthogonal",
+    ),  # others change the model's own
 }
-"""Settings of PEFT, and the values with which it computes what mlx-lm's LoRA computes."""
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+"""Settings of PEFT, and the values with which it computes what mlx-lm's LoRA computes: of all that neither is
+read here nor matters to training alone, those that say nothing."""
+
+_PEFT_READ = frozenset(
+    {"r", "lora_alpha", "use_rslora", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"}
+    | {"task_type", "inference_mode", "target_modules", "exclude_modules", "lora_dropout", "eva_config"}
+    | {"layers_to_transform", "layers_pattern", "loftq_config", "megatron_core", "qalora_group_size"}
+    | {"runtime_config"}
+)
 
 
 def adapter_of(path: Path, named: Path | None = None) -> Path | None:
@@ -76,14 +88,19 @@ def tune(model: nn.Module, adapter: Path) -> None:
     """
     file = tensors_of(adapter)
     config = _configuration(adapter)
+    kind = "lora" if file.name == _PEFT else config.get("fine_tune_type", "lora")
+    if kind not in ("lora", "dora", "full"):
+        raise _unsupported(adapter, f"its fine_tune_type is {str(kind)[:40]!r}")
     try:
         arrays: dict[str, mx.array] = dict(mx.load(str(file)))  # type: ignore[arg-type]
         if file.name == _PEFT:
             arrays, scale = _from_peft(adapter, arrays, config), _peft_scale(config)
-        elif config.get("fine_tune_type", "lora") != "full":
+        elif kind != "full":
             scale = float(config["lora_parameters"]["scale"])
-        if config.get("fine_tune_type") != "full":
-            _replace(model, arrays, scale)
+        if kind != "full":
+            if not math.isfinite(scale):
+                raise ValueError(f"its scale is {scale}")
+            _replace(model, arrays, scale, ("lora_b", "m") if kind == "dora" else ("lora_b",))
         present = {name: array.shape for name, array in tree_flatten(model.parameters())}
         wrong = next((name for name, array in arrays.items() if present.get(name) != array.shape), None)
         if wrong is not None:
@@ -126,13 +143,16 @@ def _configuration(adapter: Path) -> dict[str, Any]:
     return found
 
 
-def _replace(model: nn.Module, arrays: Mapping[str, mx.array], scale: float) -> None:
-    """Replaces each module that has tensors in the adapter by mlx-lm's, as `linear_to_lora_layers` does."""
+def _replace(model: nn.Module, arrays: Mapping[str, mx.array], scale: float, beside: tuple[str, ...]) -> None:
+    """Replaces each module that has tensors in the adapter by mlx-lm's, as `linear_to_lora_layers` does.
+    `beside` are those that `lora_a` needs: mlx-lm's own would change nothing."""
     made = {}
     for name, module in model.named_modules():
         low = arrays.get(f"{name}.lora_a")
         if low is None:
             continue
+        if lacks := [part for part in beside if f"{name}.{part}" not in arrays]:
+            raise ValueError(f"it has no {name}.{lacks[0]}")
         stacked = low.ndim == 3  # [experts, rank, inputs]
         kind = _kind(module, dora=f"{name}.m" in arrays)
         rank = low.shape[1] if stacked else low.shape[-1]
@@ -165,14 +185,16 @@ def _from_peft(
     adapter: Path, arrays: Mapping[str, mx.array], config: Mapping[str, Any]
 ) -> dict[str, mx.array]:
     """PEFT's matrices by mlx-lm's names, transposed: A [rank, inputs] and B [outputs, rank]."""
-    for name, plain in _PEFT_PLAIN.items():
-        if config.get(name, plain[0]) not in plain:
-            raise _unsupported(adapter, f"PEFT with {name} {str(config[name])[:40]!r} is not served")
+    for name, value in config.items():
+        if name not in _PEFT_READ and value not in _PEFT_PLAIN.get(name, _NOTHING):
+            raise _unsupported(adapter, f"PEFT with {name[:40]} {str(value)[:40]!r} is not served")
     found = {}
     for name, array in arrays.items():
         match = _PEFT_NAME.fullmatch(name)
         if match is None or array.ndim != 2:
             raise _unsupported(adapter, f"PEFT's {name[:120]} is no part of a LoRA")
+        if array.shape[match[2] == "B"] != config["r"]:
+            raise ValueError(f"{name} has another rank than {str(config['r'])[:40]}")
         found[f"{match[1]}.lora_{match[2].lower()}"] = array.T
     return found
 

@@ -37,13 +37,14 @@ class Format:
 
     def refused(self, folder: str, model_type: str, why: str = "") -> ModelError:
         """The error for a folder in this format; `why` are mlx-lm's words."""
+        name = "".join(letter for letter in self.name[:80] if letter.isprintable())  # folders are anybody's
         return ModelError(
-            f"the weights of {folder} are in the format {self.name}, which is not read for {model_type}"
+            f"the weights of {folder} are in the format {name}, which is not read for {model_type}"
             + (f": {why}" if why else ""),
             reason="MODEL_FORMAT_UNSUPPORTED",
             hint="convert the model as its publisher first released it: "
             f"mlx_lm.convert -q {self.convert} --hf-path MODEL; or choose a conversion for MLX",
-            format=self.name,
+            format=name,
         )
 
 
@@ -57,18 +58,20 @@ def foreign(path: Path, config: Mapping[str, Any], dtypes: Mapping[str, str]) ->
     settings = settings_of(path, config)
     if settings is None:
         return _by_tensors(dtypes)
-    method = settings.get("quant_method") or ("modelopt" if "quantization" in settings else "")
-    if made := _BY_METHOD.get(str(method)):
+    named = settings.get("quant_method") or ("modelopt" if "quantization" in settings else "")
+    method = named if isinstance(named, str) else ""
+    if made := _BY_METHOD.get(method):
         return made(settings)
-    return Format(f"{method or 'of an unknown quantization'}"[:40], _INT4, never=method not in _OF_MLX)
+    return Format(method[:40] or "of an unknown quantization", _INT4, never=method not in _OF_MLX)
 
 
 def settings_of(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """A configuration's settings of another tool's quantization, wherever mlx-lm finds them."""
+    """A configuration's settings of another tool's quantization, wherever mlx-lm finds them. Settings that
+    are no object name no method."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
-        if isinstance(found := part.get("quantization_config"), Mapping) and found:
-            return found
+        if found := part.get("quantization_config"):
+            return found if isinstance(found, Mapping) else {"quant_method": ""}
     try:
         found = json.loads((path / _HF_QUANT).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -116,7 +119,8 @@ def from_blocks(weight: mx.array, scales: mx.array, block: tuple[int, int]) -> m
     Each product is rounded once, as in the library that trained the model and in mlx-lm's classes that read
     such blocks. `scales` has one number for each block, those at the edges included. Raises ValueError.
     """
-    (m, n), (rows, columns) = weight.shape, block
+    m, n = weight.shape
+    rows, columns = min(block[0], max(m, 1)), min(block[1], max(n, 1))  # of larger blocks there is no more
     if weight.dtype != mx.uint8 or scales.shape != (-(-m // rows), -(-n // columns)):
         raise ValueError(
             f"scales {scales.shape} do not fit weights {weight.shape} in blocks of {rows}x{columns}"

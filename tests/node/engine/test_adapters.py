@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -106,7 +107,15 @@ def test_lora_of_peft(llama: dict[str, Any], model_folder: Folder, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "changes",
-    [{"use_dora": True}, {"peft_type": "IA3"}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}],
+    [
+        {"use_dora": True},
+        {"peft_type": "IA3"},
+        {"modules_to_save": ["lm_head"]},
+        {"bias": "all"},
+        {"alora_invocation_tokens": [1, 2]},  # tuned behind these alone
+        {"init_lora_weights": "pissa"},  # of a model that is less by the adapter's first product
+        {"what_comes_next": {"scale": 2}},
+    ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_other_kinds_of_peft_are_refused(
@@ -115,6 +124,38 @@ def test_other_kinds_of_peft_are_refused(
     model = model_folder(llama)
     peft = as_peft(write_adapter(tmp_path / "adapter", model), tmp_path / "peft", **changes)
     assert _reason(model, peft) == "ADAPTER_UNSUPPORTED"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"r": 4}, {"r": "3"}, {"lora_alpha": math.nan}, {"lora_alpha": math.inf}]
+)
+def test_a_lora_of_peft_has_the_numbers_that_it_says(
+    changes: dict[str, Any], llama: dict[str, Any], model_folder: Folder, tmp_path: Path
+) -> None:
+    model = model_folder(llama)
+    peft = as_peft(write_adapter(tmp_path / "adapter", model), tmp_path / "peft", **changes)
+    assert _reason(model, peft) == "ADAPTER_MISMATCH"
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_an_adapter_that_lacks_a_part_is_not_the_model_without_it(
+    kind: str, llama: dict[str, Any], model_folder: Folder, tmp_path: Path
+) -> None:
+    model = model_folder(llama)
+    adapter = write_adapter(tmp_path / "adapter", model, kind=kind, keys=KEYS)
+    file, config = adapter / "adapters.safetensors", adapter / "adapter_config.json"
+    whole: Any = mx.load(str(file))
+    for part in ("lora_a", "lora_b", *["m"] * (kind == "dora")):
+        name = next(name for name in whole if name.endswith(f".{part}"))
+        mx.save_safetensors(str(file), {other: array for other, array in whole.items() if other != name})
+        assert _reason(model, adapter) == "ADAPTER_MISMATCH"
+    mx.save_safetensors(str(file), whole)
+    said = config.read_text()
+    for number in ("NaN", "-Infinity", "1e999"):
+        config.write_text(said.replace("7.5", number))
+        assert _reason(model, adapter) == "ADAPTER_MISMATCH"
+    config.write_text(said.replace(f'"{kind}"', '"other"'))
+    assert _reason(model, adapter) == "ADAPTER_UNSUPPORTED"
 
 
 def _reason(model: Path, adapter: Path | None) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from released import Tensors, experts_apart, released, write
 
@@ -17,9 +19,10 @@ from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import, needed, weights
 from sealring.node.engine.check import check
 from sealring.node.engine.folder import profile_message
-from sealring.node.engine.formats import from_blocks
+from sealring.node.engine.formats import block_of, foreign, from_blocks
 from sealring.node.engine.profile import profile
 
+NOWHERE = Path("/nowhere")
 SMALL = {"hidden_size": 64, "intermediate_size": 160, "vocab_size": 100, "tie_word_embeddings": False}
 
 
@@ -143,6 +146,9 @@ REFUSED: dict[str, tuple[Callable[[str, mx.array], Tensors], dict[str, Any] | No
     ),
     "fp8 without settings": (per_channel, None, "fp8 (e4m3)"),
     "what nobody knows": (packed, {"quant_method": "hqq"}, "hqq"),
+    "a list of methods": (packed, {"quant_method": ["fp8"]}, "of an unknown quantization"),
+    "settings that are a list": (packed, ["fp8"], "of an unknown quantization"),
+    "settings that are a text": (packed, "fp8", "of an unknown quantization"),
 }
 
 
@@ -205,7 +211,7 @@ def test_blocks_of_8_bit_floats_are_their_products_rounded_once(
         assert loaded[name].dtype == mx.bfloat16
         assert mx.array_equal(loaded[name], _like_transformers(tensors, name)).item()
     assert check(folder, stages=3).right
-    assert profile(folder)["precision"] == "bfloat16"
+    assert profile(folder)["card"]["precision"] == "bfloat16"
 
 
 @pytest.mark.parametrize("key", ["qwen3_moe", "deepseek_v3"])
@@ -236,3 +242,37 @@ def test_blocks_of_mixtures_and_of_classes_that_read_them_themselves(
 def test_scales_that_do_not_fit_are_no_blocks() -> None:
     with pytest.raises(ValueError, match="scales"):
         from_blocks(mx.zeros((130, 64), mx.uint8), mx.ones((1, 1)), (128, 128))
+
+
+def test_a_block_is_as_large_as_its_weights_at_most() -> None:
+    """Padded, these had 2 GiB, and as many as their settings say."""
+    found = from_blocks(mx.full((3, 5), 0x38, mx.uint8), mx.array([[2.0]]), (1 << 15, 1 << 14))
+    assert mx.array_equal(found, mx.full((3, 5), 2.0, mx.bfloat16)).item()
+    found = from_blocks(mx.full((3, 5), 0x38, mx.uint8), mx.array([[2.0]]), (1 << 80, 2**600))
+    assert found.shape == (3, 5)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=200),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=4,
+)
+_KNOWN = ("awq", "bitsandbytes", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8")
+_FIELDS = ("bits", "version", "format", "fmt", "scale_fmt", "weight_block_size", "load_in_8bit", "quant_algo")
+_SETTINGS = st.builds(
+    lambda method, fields: {"quant_method": method} | fields,
+    st.sampled_from(_KNOWN) | _JSON,
+    st.dictionaries(st.sampled_from((*_FIELDS, "config_groups", "quantization")), _JSON, max_size=4),
+)
+
+
+@given(_SETTINGS | _JSON)
+def test_any_settings_are_another_tools_or_none(settings: Any) -> None:
+    config = {"quantization_config": settings}
+    form = foreign(NOWHERE, config, {})
+    assert (form is None) == (not settings)
+    block_of(NOWHERE, config)
+    if form is not None:
+        said = form.refused("model", "llama")
+        assert len(str(said)) < 500
+        assert str(said).isprintable()
