@@ -241,7 +241,7 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_750,
+    "mesh": 14_775,
     "sealring/api": 4_900,
     "sealring/client": 2_350,
     "sealring/testing": 700,

@@ -133,7 +133,13 @@ def _compared(answered: Answered, nonce: bytes | None) -> list[Compared]:
             hint="give the whole answer, or its receipts alone",
             reason="BAD_FILE",
         )
+    stated = [one.head.statement for one in answered.receipts]
+    signed = [parse_statement(one) if one else None for one in stated]
     known = [Known(nonce=nonce, **asdict(choice)) for choice in choices]
+    known = [  # heads of protocol 10 have signed for no order
+        replace(one, order=one.order if said is None or said.order else None)
+        for one, said in zip(known, signed, strict=True)
+    ]
     if (asking := answered.asked) is None:
         return [Compared(one) for one in known]
     if len(asking) != count:
@@ -143,9 +149,8 @@ def _compared(answered: Answered, nonce: bytes | None) -> list[Compared]:
             reason="BAD_FILE",
         )
     compared = []
-    for receipt, one, asked in zip(answered.receipts, known, asking, strict=True):
-        signed = parse_statement(receipt.head.statement).request if receipt.head.statement else b""
-        in_words = asked.in_words is not None and signed == asked.in_words
+    for said, one, asked in zip(signed, known, asking, strict=True):
+        in_words = said is not None and said.request == asked.in_words
         request = asked.in_words if in_words else asked.request
         compared.append(Compared(replace(one, request=request, choice=asked.choice), in_words))
     return compared

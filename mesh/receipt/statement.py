@@ -59,7 +59,8 @@ class Statement:
     """What the head signs for one choice. Hashes are 32 bytes; times are milliseconds since 1970.
 
     `request`, `text`, `reasoning`, `calls`, `order` and `sampled` are those of `mesh/receipt/digests.py`. Of
-    the `tokens` of the answer `given` came from earlier epochs. `finish` is `stop` or `length`.
+    the `tokens` of the answer `given` came from earlier epochs. `finish` is `stop` or `length`. Heads of
+    protocol 10 sign for no `order`: then it is empty.
     """
 
     cluster: str
@@ -148,10 +149,9 @@ def binding(nonce: bytes, request: bytes, roster_hash: bytes, ring: str, epoch: 
 def parse_statement(data: bytes) -> Statement:
     """The head's statement. Raises ReceiptError (RECEIPT_MALFORMED) for bytes that `encode` does not make."""
     try:
-        names = tuple(field.name for field in fields(Statement))
-        found = Fields(
-            parse_json_object(data, max_bytes=MAX_STATEMENT_BYTES), ("type", "spec_version", *names)
-        )
+        said = parse_json_object(data, max_bytes=MAX_STATEMENT_BYTES)
+        names = [field.name for field in fields(Statement) if field.name != "order" or "order" in said]
+        found = Fields(said, ("type", "spec_version", *names))
         if found.text("type") != _HEAD or found.integer("spec_version") != SPEC_VERSION:
             raise FormatError("it is of another type or version")
         statement = Statement(
@@ -172,7 +172,7 @@ def parse_statement(data: bytes) -> Statement:
             text=_hash(found, "text"),
             reasoning=_hash(found, "reasoning"),
             calls=_hash(found, "calls"),
-            order=_hash(found, "order"),
+            order=_hash(found, "order") if "order" in said else b"",
             finish=found.text("finish"),
             prompt_tokens=found.integer("prompt_tokens", high=_U32),
             tokens=found.integer("tokens", high=_U32),
@@ -203,7 +203,8 @@ def check_nonce(nonce: bytes) -> None:
 
 
 def _contents(statement: Statement | TailStatement) -> dict[str, object]:
-    return {field.name: getattr(statement, field.name) for field in fields(statement)}
+    found = {field.name: getattr(statement, field.name) for field in fields(statement)}
+    return {name: value for name, value in found.items() if name != "order" or value}
 
 
 def _hash(found: Fields, name: str) -> bytes:

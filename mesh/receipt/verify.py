@@ -141,7 +141,7 @@ def _roster(receipt: inference.Receipt, statement: Statement, root_sha256: bytes
         )
     try:
         root = follow_chain(decode_chain(receipt.root_metadata), root_sha256)
-        roster = check_roster(receipt.roster, root, now=statement.opened / 1000)
+        roster = check_roster(receipt.roster, root, now=statement.opened / 1000, ever=True)
     except RosterError as error:
         raise ReceiptError(
             f"the receipt's roster is not believed: {error.message} ({error.reason})",

@@ -82,8 +82,10 @@ def issued_unverified(envelope: bytes) -> int:
     return parse_roster(opened.payload).issued
 
 
-def parse_roster(payload: bytes) -> Roster:
+def parse_roster(payload: bytes, *, ever: bool = False) -> Roster:
     """The roster of a payload whose signatures were verified: typed, its rules not yet checked.
+
+    With `ever` it may be of protocol 10, which does not say since when members are `enrolled`: 0 then.
 
     Raises RosterError (ROSTER_MALFORMED, ROSTER_TYPE, ROSTER_TOO_LARGE, ROSTER_TRUST).
     """
@@ -110,10 +112,10 @@ def parse_roster(payload: bytes) -> Roster:
             suites=parse_suites(_texts(fields, "suites", len(Suite))),
             trust_floor=fields.integer("trust_floor", high=MAX_SCORE),
             min_trust=fields.integer("min_trust", high=MAX_SCORE),
-            members=tuple(_member(item) for item in members),
+            members=tuple(_member(item, ever) for item in members),
             rings=tuple(_ring(item) for item in fields.items("rings", max_items=MAX_RINGS)),
             gateways=tuple(_gateway(item) for item in fields.items("gateways", max_items=100)),
-            revoked=tuple(_revoked(item) for item in fields.items("revoked", max_items=MAX_MEMBERS)),
+            revoked=tuple(_revoked(item, ever) for item in fields.items("revoked", max_items=MAX_MEMBERS)),
             coordinators=tuple(_address(text) for text in _texts(fields, "coordinators", MAX_COORDINATORS)),
             hash=roster_hash(payload),
         )
@@ -170,7 +172,8 @@ def complete_roster(draft: Roster) -> Roster:
     )
 
 
-def _member(item: Json) -> RosterMember:
+def _member(item: Json, ever: bool) -> RosterMember:
+    item = _since(item) if ever else item
     fields = Fields(item, field_names(RosterMember))
     return RosterMember(
         id=fields.text("id"),
@@ -221,10 +224,15 @@ def _gateway(item: Json) -> Gateway:
     return Gateway(fields.text("id"), fields.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,)))
 
 
-def _revoked(item: Json) -> Revoked:
+def _revoked(item: Json, ever: bool) -> Revoked:
+    item = _since(item) if ever else item
     fields = Fields(item, field_names(Revoked))
     key = fields.binary("identity_key", sizes=(PUBLIC_KEY_BYTES,))
     return Revoked(fields.text("id"), key, fields.integer("enrolled"), fields.integer("at"))
+
+
+def _since(item: Json) -> Json:
+    return {"enrolled": 0, **item} if isinstance(item, dict) else item
 
 
 def _level(name: str) -> TrustLevel:

@@ -192,22 +192,24 @@ class RosterReader:
             self._on_equivocation(equivocation)
 
 
-def check_roster(envelope: bytes, root: RootMetadata, *, now: float) -> Roster:
+def check_roster(envelope: bytes, root: RootMetadata, *, now: float, ever: bool = False) -> Roster:
     """The checks that need no memory, for tools and one-off clients. `root` must have been verified.
+
+    `ever` is as in `parse_roster`, for what was signed long ago.
 
     Raises RosterError (ENVELOPE_*, DUPLICATE_KEY_ID, BAD_SIGNATURE, THRESHOLD_NOT_MET, ROSTER_*, ROOT_*).
     """
-    roster = _open(envelope, root, now)
+    roster = _open(envelope, root, now, ever)
     _check_content(roster, now)
     check_trust(roster)
     return roster
 
 
-def _open(envelope: bytes, root: RootMetadata, now: float) -> Roster:
+def _open(envelope: bytes, root: RootMetadata, now: float, ever: bool = False) -> Roster:
     opened = parse_envelope(envelope, payload_type=PAYLOAD_TYPE, max_payload=MAX_PAYLOAD_BYTES)
     check_root_times(root, now=now)
     check_threshold(opened, root.roster_keys, root.roster_threshold)
-    roster = parse_roster(opened.payload)
+    roster = parse_roster(opened.payload, ever=ever)
     if roster.cluster != root.cluster:
         raise RosterError("roster is of another cluster", reason="ROSTER_CLUSTER")
     if roster.root_version != root.version:

@@ -231,3 +231,21 @@ def test_whether_a_member_was_evicted_is_said_only_as_far_as_a_roster_shows_it(
     assert word in " ".join((done.out + done.err).split())
     assert "BAD_OPTION" in here(*verify(pin, "answer.json", *newer[:2])).err
     assert "Not compared: whether a member was evicted" in here(*verify(pin, "answer.json")).out
+
+
+def test_the_order_is_not_compared_where_a_head_of_an_earlier_release_has_not_signed_for_it(
+    here: Sealring, home: Path
+) -> None:
+    kept = json.loads((Path(__file__).parents[2] / "mesh/receipt/signed/62e62ae8.json").read_text())
+    said = [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "text", "text": "there was"},
+        {"type": "tool_use", "id": "x", "name": "look", "input": {"a": [2], "b": 1}},
+    ]
+    answer = {"type": "message", "role": "assistant", "model": "demo", "content": said, NAME: kept["receipt"]}
+    (home / "old.json").write_text(json.dumps(answer | {"stop_reason": "tool_use"}))
+    done = here(*verify(kept["root_sha256"], "old.json", "--api", "/v1/messages"))
+    assert (done.status, "text and reasoning and tool calls are as in the file" in done.out) == (0, True), (
+        done.err
+    )
+    assert "the order of its texts" not in done.out
