@@ -63,7 +63,8 @@ them.
 - **kv-bits**: whether `deploy --kv-bits` can keep its KV cache in 8 or 4 bits. Keys and values must be a
   multiple of 32 wide, which those of some configurations here are not.
 - **prefixes**: *any* if the equal part of a kept prefix can be used; *whole* if only all of it can, or what
-  lies before one of its marks, because a state or a sliding window cannot be cut.
+  lies before one of its marks, because a state or a sliding window cannot be cut. Those of deepseek_v4,
+  deepseek_v41, glm5_next, longcat_flash_sparse:ngram and z1t are kept in memory only, never on disk.
 - **tensor**: the numbers of nodes on which `deploy --strategy tensor` gave the whole model's logits, up to
   rounding, with numbers of heads that the nodes divide (`bench/shards.py`); *no* if mlx-lm does not shard
   it.

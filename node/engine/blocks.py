@@ -200,7 +200,8 @@ def layout_of(stage: Stage, computed_by: str) -> Layout | None:
     cache = stage.make_cache()
     if not all(kind.stored(part) for part, kind in kinds(cache)):
         return None
-    stage([mx.zeros((1, 1, *each.tail), getattr(mx, each.dtype)) for each in stage.spec.receives], cache)
+    token = [mx.zeros((1, 1, *each.tail), getattr(mx, each.dtype)) for each in stage.spec.receives]
+    stage(token, cache)
     leaves: list[Leaf] = []
     for array in _leaves(cache):
         if array.ndim != 4 or array.shape[0] != 1:
@@ -222,7 +223,10 @@ def layout_of(stage: Stage, computed_by: str) -> Layout | None:
     ]
     described = repr((computed_by, stage.spec.model_type, named, leaves, held))
     layout = Layout(tuple(leaves), tuple(held), described)
-    return layout if layout.bytes(1) or layout.snapshot_bytes(1) else None
+    if not layout.bytes(1) and not layout.snapshot_bytes(1):
+        return None
+    stage(token, cache)  # some states grow with the first tokens: LongCat's of its last ones
+    return None if layout.snapshot(cache, 2) is None else layout
 
 
 def _name(array: mx.array) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .chunked import Chunked
+from .indexed import Indexed, IndexedKVCache
 from .kind import UNKNOWN, Kind
 from .latents import Latents
 from .plain import Plain
@@ -22,6 +23,7 @@ KINDS: Mapping[tuple[str, str], Kind] = {
     (_CACHE, "ChunkedKVCache"): Chunked(),
     (_CACHE, "ArraysCache"): State(),
     ("mlx_lm.models.deepseek_v41", "LayerCache"): Latents(),
+    (IndexedKVCache.__module__, "IndexedKVCache"): Indexed(),
     (States.__module__, "States"): Recurrent(),
     (Pools.__module__, "Pools"): Pooled(),
     (Unfilled.__module__, "Unfilled"): Nothing(),

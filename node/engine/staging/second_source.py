@@ -20,6 +20,7 @@ from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.caches.indexed import IndexedKVCache
 from sealring.node.engine.caches.pools import Pools, Unfilled
 from sealring.node.engine.caches.state import States
 
@@ -188,7 +189,7 @@ _LENT_TO: Mapping[str, Mapping[str, Any]] = {
     # token beside 1 KiB of latents, from which they can be computed.
     "glm5_next": {"CacheList": lambda *parts: CacheList(*parts[:-1], Unfilled())},
     "deepseek_v4": {"PoolingCache": lambda ratio: Pools(ratio, overlaps=ratio == 4)},
-    "qwen4_exp": {"mx": _lazy(put_along_axis=_put_from_first)},
+    "qwen4_exp": {"QSAKVCache": IndexedKVCache, "mx": _lazy(put_along_axis=_put_from_first)},
 }
 """What other families do not get."""
 

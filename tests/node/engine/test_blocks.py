@@ -68,11 +68,18 @@ def test_a_block_is_what_its_format_says(family: str) -> None:
     assert thread.submit(stored).result(PATIENCE_SECONDS) == thread.submit(computed).result(PATIENCE_SECONDS)
 
 
+NOT_STORED = {
+    *("deepseek_v4", "deepseek_v41", "glm5_next"),  # layers that compress what they have read
+    "longcat_flash_sparse:ngram",  # a state that grows with the first tokens
+    "z1t",  # a class of caches that nobody has named
+}
+
+
 @pytest.mark.parametrize(
     "key", [pytest.param(key, marks=[pytest.mark.sweep] * (key not in ALWAYS)) for key in ALL]
 )
 def test_a_row_goes_on_from_blocks_and_a_snapshot_as_if_it_had_never_ended(key: str) -> None:
-    """In all kinds of caches but those of DeepSeek V4.1, whose layers compress what they have read."""
+    """In all kinds of caches but those of NOT_STORED."""
     config, tokens = tiny(ALL[key], key), random.Random(key).choices(range(3, 50), k=sum(CHUNKS))
 
     def goes_on() -> bool | None:
@@ -105,7 +112,7 @@ def test_a_row_goes_on_from_blocks_and_a_snapshot_as_if_it_had_never_ended(key: 
         return read
 
     found = compute_thread(0).submit(goes_on).result(PATIENCE_SECONDS)
-    assert found is (None if key == "deepseek_v41" else True)
+    assert found is (None if key in NOT_STORED else True)
 
 
 def test_what_computed_a_block_is_known_by_versions_and_weights(

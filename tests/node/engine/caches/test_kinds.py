@@ -12,6 +12,7 @@ from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKV
 from mlx_lm.models.deepseek_v41 import LayerCache
 
 from sealring.node.engine.caches import kind_of
+from sealring.node.engine.caches.indexed import IndexedKVCache
 from sealring.node.engine.caches.kind import UNKNOWN, Snapshot
 from sealring.node.engine.caches.known import KINDS
 from sealring.node.engine.caches.pools import Pools, Unfilled
@@ -41,6 +42,8 @@ def take(cache: Any, token: int, count: int = 1) -> None:
     elif not isinstance(cache, Unfilled):
         if isinstance(cache, ChunkedKVCache):
             cache.maybe_trim_front()
+        if isinstance(cache, IndexedKVCache):
+            cache.update_indexer(new[0], mx.arange(token, token + count)[None])
         cache.update_and_fetch(new, -new)
 
 
@@ -63,6 +66,7 @@ MAKE: dict[str, Callable[[], Any]] = {
     "States": lambda: States(1),
     "Pools": lambda: Pools(2, overlaps=True),
     "Unfilled": Unfilled,
+    "IndexedKVCache": IndexedKVCache,
     "Unknown": lambda: Unknown(1),
 }
 
