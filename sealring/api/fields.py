@@ -361,6 +361,6 @@ def _param(location: tuple[int | str, ...]) -> str:
     for part in location:
         if isinstance(part, int):
             param += f"[{part}]"
-        elif "[" not in part and part not in ("str", "constrained-str", "NamedTool"):
+        elif "[" not in part and part not in ("str", "constrained-str", "NamedTool", "Document"):
             param += f".{part[:64]}" if param else part[:64]
     return param[:128]

@@ -98,6 +98,8 @@ def test_documents_come_by_their_scores() -> None:
         (ask_rerank, {"model": "m", "query": "", "documents": ["a"]}, "query"),
         (ask_rerank, {"model": "m", "query": "q", "documents": []}, "documents"),
         (ask_rerank, {"model": "m", "query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+        (ask_rerank, {"model": "m", "query": "q", "documents": ["a", {"text": 1}]}, "documents[1].text"),
+        (ask_rerank, {"model": "m", "query": "q", "documents": [{"text": "a", "b": 1}]}, "documents[0].b"),
         (ask_embeddings, {"model": "m", "input": ""}, "input"),
         (ask_embeddings, {"model": "m", "input": ["a", ""]}, "input[1]"),
         (ask_embed, {"model": "m", "input": ["a", ""]}, "input[1]"),

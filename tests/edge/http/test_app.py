@@ -18,7 +18,7 @@ from patience import until
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
-from sealring.api.vectors import VectorRenderer
+from sealring.api.vectors import AT_ONCE, MAX_INPUTS, VectorRenderer
 from sealring.edge.http.app import _headers, create_app
 from sealring.edge.http.body import LONG_BODY
 from sealring.mesh.errors import EpochEnded, InvalidInput, ResourceExhausted, Unavailable
@@ -631,6 +631,22 @@ async def test_vectors_are_written_beside_the_loop(
     assert [one["embedding"] for one in found.json()["data"]] == [[0.5, -1.0]] * 2
     assert none.status_code == 503
     assert written == [False, False]
+
+
+async def test_a_client_that_leaves_ends_its_inputs_and_begins_no_more(port: int, backend: Any) -> None:
+    backend.held = asyncio.Event()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=200) as http:
+        asking = asyncio.create_task(
+            http.post("/v1/embeddings", json={"model": "demo", "input": ["a"] * MAX_INPUTS})
+        )
+        await until(lambda: len(backend.requests) == AT_ONCE)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert await noticed(port, lambda: len(backend.closed) == AT_ONCE)
+        backend.held.set()
+        assert (await http.get("/v1/models")).status_code == 200
+    assert len(backend.requests) == AT_ONCE
 
 
 async def test_long_bodies_that_come_at_once_are_read_in_turns_of_the_loop() -> None:
