@@ -23,7 +23,7 @@ _SHOWN_LINKS = 32
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlannedStage:
     """A plan's demand on a node: bytes of weights and of one row's KV cache."""
 
     ring: str
@@ -44,11 +44,11 @@ class Node:
     offset: float = 0.0
     offset_error: float = 0.0
     memory_usable: int = 0
-    stages: Sequence[Stage] = field(default=())
+    stages: Sequence[PlannedStage] = field(default=())
 
 
 @dataclass(frozen=True)
-class Link:
+class MeasuredLink:
     """What the node `caller` measured of its fastest way to `called`, by names; no host where it found none.
 
     `measured` is a time as people read it.
@@ -62,7 +62,7 @@ class Link:
     measured: str
 
 
-def examine(nodes: Sequence[Node], links: Sequence[Link] = ()) -> list[Finding]:
+def examine(nodes: Sequence[Node], links: Sequence[MeasuredLink] = ()) -> list[Finding]:
     """The findings that compare the nodes. `links` are as the coordinator has them."""
     facts = {one.member: one.report.facts for one in nodes if one.report is not None}
     names = {one.member: one.name for one in nodes}
@@ -184,7 +184,7 @@ def _reach(hosts: Mapping[str, Facts], online: set[str], names: Mapping[str, str
         yield ok("reach.pair", "all nodes that are online reach each other")
 
 
-def _links(links: Sequence[Link]) -> Iterator[Finding]:
+def _links(links: Sequence[MeasuredLink]) -> Iterator[Finding]:
     """What was measured between nodes, the slowest first."""
     found = sorted((one for one in links if one.host), key=lambda one: one.bytes_per_second)
     for one in found[:_SHOWN_LINKS]:

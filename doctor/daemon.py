@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sealring.doctor.report import Connection
+from sealring.doctor.report import TriedConnection
 from sealring.doctor.view import View
 from sealring.mesh.system.addresses import format_address, parse_address
 
@@ -22,7 +22,9 @@ def with_daemon(view: View, told: diagnosis_pb2.DiagnoseResponse) -> View:
     return replace(
         view,
         connections=tuple(
-            Connection(member=one.member, address=one.address, error=one.error, milliseconds=one.milliseconds)
+            TriedConnection(
+                member=one.member, address=one.address, error=one.error, milliseconds=one.milliseconds
+            )
             for one in told.connections
         ),
         left_out=told.left_out,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 
-from sealring.doctor.report import Connection, Finding, note, ok, problem, warning
+from sealring.doctor.report import Finding, TriedConnection, note, ok, problem, warning
 from sealring.doctor.system import System
 from sealring.doctor.view import View
 from sealring.mesh.errors import SealringError
@@ -23,7 +23,7 @@ def loopback_only(addresses: Sequence[str]) -> bool:
     return bool(addresses) and all(_is_loopback(address) for address in addresses)
 
 
-def denied(connections: Sequence[Connection]) -> bool:
+def denied(connections: Sequence[TriedConnection]) -> bool:
     """Whether they fail as macOS fails them without Local Network access: all that leave the machine."""
     leaving = [one for one in connections if not _is_loopback(one.address)]
     return bool(leaving) and all(one.error == DENIED for one in leaving)
@@ -90,7 +90,7 @@ def check_open_files(system: System, view: View) -> Iterator[Finding]:
         )
 
 
-def _peers(system: System, view: View, connections: Sequence[Connection]) -> Iterator[Finding]:
+def _peers(system: System, view: View, connections: Sequence[TriedConnection]) -> Iterator[Finding]:
     failed = [one for one in connections if one.error]
     if view.left_out:
         yield note("reach.peers", f"{view.left_out} addresses of peers were not tried", "there are too many")

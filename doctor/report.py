@@ -72,7 +72,7 @@ def unknown(identifier: str, subject: str, why: str, command: str = "") -> Findi
     return note(identifier, f"could not tell: {subject}", why, "look yourself" if command else "", command)
 
 
-class Connection(_Frozen):
+class TriedConnection(_Frozen):
     """One TCP connection that the daemon tried: `error` is errno's name or TIMEOUT, empty when it came up."""
 
     member: Name
@@ -81,7 +81,7 @@ class Connection(_Frozen):
     milliseconds: Annotated[int, Field(ge=0, le=1 << 40)] = 0
 
 
-class Port(_Frozen):
+class ThunderboltPort(_Frozen):
     """A Thunderbolt port: `uuid` its own end, `peer` the other Mac's, `device` the network interface."""
 
     receptacle: Name = ""
@@ -114,8 +114,8 @@ class Facts(_Frozen):
     memory: Annotated[int, Field(ge=0, le=1 << 60)] = 0
     wired_limit: Annotated[int, Field(ge=0, le=1 << 60)] = 0
     addresses: Annotated[tuple[Address, ...], Field(max_length=64)] = ()
-    connections: Annotated[tuple[Connection, ...], Field(max_length=512)] = ()
-    ports: Annotated[tuple[Port, ...], Field(max_length=64)] = ()
+    connections: Annotated[tuple[TriedConnection, ...], Field(max_length=512)] = ()
+    ports: Annotated[tuple[ThunderboltPort, ...], Field(max_length=64)] = ()
     bridges: Annotated[tuple[Bridge, ...], Field(max_length=64)] = ()
     rdma: Name = ""
 

@@ -39,7 +39,7 @@ _KEPT = ("HOME", "TMPDIR")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Printed:
     """What a command printed. `why` is empty where it ended well, else what went wrong."""
 
     text: str = ""
@@ -66,9 +66,9 @@ class System:
     platform = sys.platform
 
     def __init__(self) -> None:
-        self._answers: dict[tuple[str, ...], Answer] = {}
+        self._answers: dict[tuple[str, ...], Printed] = {}
 
-    def run(self, *command: str, seconds: float = _SECONDS, errors: bool = False) -> Answer:
+    def run(self, *command: str, seconds: float = _SECONDS, errors: bool = False) -> Printed:
         """What a command prints on standard output; with `errors` what it says on standard error too."""
         if command not in self._answers:
             self._answers[command] = _run(command, seconds, errors)
@@ -185,7 +185,7 @@ def _is_model(folder: Path) -> bool:
     return False
 
 
-def _run(command: tuple[str, ...], seconds: float, errors: bool) -> Answer:
+def _run(command: tuple[str, ...], seconds: float, errors: bool) -> Printed:
     name = os.path.basename(command[0])
     try:
         with starting():
@@ -200,7 +200,7 @@ def _run(command: tuple[str, ...], seconds: float, errors: bool) -> Answer:
             )
     except OSError as error:
         missing = error.errno == errno.ENOENT
-        return Answer(why=f"{name} is not on this machine" if missing else f"{name}: {error.strerror}")
+        return Printed(why=f"{name} is not on this machine" if missing else f"{name}: {error.strerror}")
     late = threading.Event()
 
     def stop() -> None:
@@ -219,7 +219,7 @@ def _run(command: tuple[str, ...], seconds: float, errors: bool) -> Answer:
         timer.join()
     text = output[:_MAX_OUTPUT].decode("utf-8", errors="replace")
     if late.is_set():
-        return Answer(text, f"{name} did not answer in {seconds:g} s")
+        return Printed(text, f"{name} did not answer in {seconds:g} s")
     if len(output) > _MAX_OUTPUT:
-        return Answer(text, f"{name} printed too much")
-    return Answer(text, "" if process.returncode == 0 else f"{name} ended with status {process.returncode}")
+        return Printed(text, f"{name} printed too much")
+    return Printed(text, "" if process.returncode == 0 else f"{name} ended with status {process.returncode}")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sealring.doctor.report import Bridge, Finding, Port, note, ok, unknown, warning
+from sealring.doctor.report import Bridge, Finding, ThunderboltPort, note, ok, unknown, warning
 from sealring.doctor.system import System
 from sealring.doctor.view import View
 
@@ -31,7 +31,7 @@ _DEFAULT = re.compile(r"^\s*interface: ([a-z]{1,12}[0-9]{1,4})$", re.MULTILINE)
 ROUTE = "/sbin/route"
 
 
-def parse_profile(text: str) -> list[Port] | None:
+def parse_profile(text: str) -> list[ThunderboltPort] | None:
     """Ports, without devices, from `system_profiler SPThunderboltDataType -json`; None if it is not that.
 
     A Mac behind a dock or a display is not at the other end of a cable, and is no peer.
@@ -45,7 +45,7 @@ def parse_profile(text: str) -> list[Port] | None:
     return [_port(bus) for bus in buses[:_MAX_PORTS] if isinstance(bus, dict)]
 
 
-def _port(bus: dict[str, Any]) -> Port:
+def _port(bus: dict[str, Any]) -> ThunderboltPort:
     receptacle = bus.get("receptacle_1_tag")
     tag = receptacle if isinstance(receptacle, dict) else {}
     items = bus.get("_items")
@@ -54,7 +54,7 @@ def _port(bus: dict[str, Any]) -> Port:
         for one in (items if isinstance(items, list) else [])
         if isinstance(one, dict) and isinstance(one.get("domain_uuid_key"), str)
     ]
-    return Port(
+    return ThunderboltPort(
         receptacle=_word(tag.get("receptacle_id_key")),
         uuid=_word(bus.get("domain_uuid_key")).upper(),
         peer=_word(peers[0] if peers else "").upper(),
@@ -97,7 +97,7 @@ def parse_addresses(text: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def fastest(ports: list[Port] | None) -> int:
+def fastest(ports: list[ThunderboltPort] | None) -> int:
     """Gb/s of the fastest port, with what is in it; 0 if no port says any. Thunderbolt 5 begins with 80."""
     return max((int(match[1]) for port in ports or () if (match := _GIGABITS.search(port.speed))), default=0)
 
@@ -108,7 +108,7 @@ def parse_default_route(text: str) -> str:
     return match[1] if match else ""
 
 
-def read_ports(system: System) -> list[Port] | None:
+def read_ports(system: System) -> list[ThunderboltPort] | None:
     """The ports with the interfaces that belong to them; None when they are not known."""
     ports = parse_profile(system.run(*PROFILER, seconds=_PROFILER_SECONDS).text)
     if ports is None:

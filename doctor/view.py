@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sealring.doctor.report import Connection
+from sealring.doctor.report import TriedConnection
 from sealring.mesh.errors import SealringError
 from sealring.mesh.roster.model import Ring, Roster, RosterMember
 
@@ -31,7 +31,7 @@ class View:
     state: MachineState | None = None
     roster: Roster | None = None
     trouble: str = ""
-    connections: tuple[Connection, ...] | None = None
+    connections: tuple[TriedConnection, ...] | None = None
     left_out: int = 0
     session: bool | None = None
     launchd: bool = False

@@ -163,6 +163,7 @@ class MachineClocks:
         return cls(system, monotonic, boot, SteadyClock(system, boot), AwakeClock(monotonic))
 
 
+# one for all contexts, on purpose: its clocks have a state, and a process runs on one machine
 machine_clocks: ContextVar[MachineClocks] = ContextVar(
     "machine_clocks",
     default=MachineClocks.of(time.time, time.monotonic, _boot),  # noqa: B039

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sealring.cli.calls.gateway import Access, Gateway, inference, named
+from sealring.cli.calls.gateway import GatewayAccess, GatewayCalls, inference, named
 from sealring.cli.terminal.output import enum_word, progress
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
@@ -32,7 +32,7 @@ class Target:
     """
 
     addresses: Sequence[str]
-    access: Access
+    access: GatewayAccess
     pin: bytes | None
     state_file: Path | None = None
 
@@ -213,7 +213,7 @@ async def sealed(client: AsyncClient, question: Question) -> AsyncGenerator[Delt
 
 
 async def in_clear(
-    gateway: Gateway, question: Question, seconds: float
+    gateway: GatewayCalls, question: Question, seconds: float
 ) -> AsyncGenerator[Delta | Source, None]:
     """An answer to a prompt that the gateway can read. Raises the error that the gateway answers with."""
     import grpc

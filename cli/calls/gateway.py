@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CALL_SECONDS = 10.0
 
 
-class Access(TypedDict):
+class GatewayAccess(TypedDict):
     """TLS credentials and API key for a gateway; None where it has no TLS or asks for no key."""
 
     credentials: grpc.ChannelCredentials | None
@@ -29,7 +29,7 @@ class Access(TypedDict):
 
 
 @dataclass(frozen=True)
-class Gateway:
+class GatewayCalls:
     """The Inference service of the gateway at `address` (host:port), without sealing."""
 
     stub: Any
@@ -60,7 +60,7 @@ class Gateway:
 @asynccontextmanager
 async def inference(
     address: str, *, credentials: grpc.ChannelCredentials | None = None, api_key: str | None = None
-) -> AsyncIterator[Gateway]:
+) -> AsyncIterator[GatewayCalls]:
     """A channel to a gateway. Raises ConfigError (LOOPBACK_ONLY): a key goes over TLS or loopback only."""
     import grpc.aio
 
@@ -74,17 +74,17 @@ async def inference(
             require_loopback(address)
         opened = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     async with opened as channel:
-        yield Gateway(inference_pb2_grpc.InferenceStub(channel), address, api_key)
+        yield GatewayCalls(inference_pb2_grpc.InferenceStub(channel), address, api_key)
 
 
-def gateway_access(settings: CliSettings) -> Access:
+def gateway_access(settings: CliSettings) -> GatewayAccess:
     """TLS credentials and API key from the files that the settings name.
 
     Raises ConfigError (NO_SUCH_FILE, BAD_API_KEY_FILE, SECRET_FILE_UNSAFE).
     """
     import grpc
 
-    access: Access = {"credentials": None, "api_key": read_api_key(settings.api_key_file)}
+    access: GatewayAccess = {"credentials": None, "api_key": read_api_key(settings.api_key_file)}
     if settings.gateway_ca is not None:
         with _needed_file():
             access["credentials"] = grpc.ssl_channel_credentials(read_bounded(settings.gateway_ca))

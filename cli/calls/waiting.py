@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
 
 if TYPE_CHECKING:
-    from sealring.cli.calls.gateway import Gateway
+    from sealring.cli.calls.gateway import GatewayCalls
     from sealring.cli.calls.operator import Admin
 
 _POLL_SECONDS = 0.15
@@ -124,7 +124,7 @@ async def wait_until_online(
         await asyncio.sleep(_START_POLL_SECONDS)
 
 
-async def wait_until_offered(gateway: Gateway, name: str, *, seconds: float, hint: str) -> None:
+async def wait_until_offered(gateway: GatewayCalls, name: str, *, seconds: float, hint: str) -> None:
     """Returns once the gateway offers the model `name` with a ring, or asks for a key, which this lacks.
 
     Raises DeadlineExceeded (GATEWAY_NOT_READY) with `hint`.

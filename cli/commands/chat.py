@@ -23,7 +23,7 @@ from sealring.mesh.trust.levels import SCORES, TrustLevel, described, level_of
 
 if TYPE_CHECKING:
     from sealring.cli.calls.asking import Question, Target
-    from sealring.cli.calls.gateway import Access
+    from sealring.cli.calls.gateway import GatewayAccess
     from sealring.mesh.settings.config import Loaded
 
 app = typer.Typer()
@@ -197,7 +197,7 @@ def _target(host: Host, loaded: Loaded[Any], root_sha256: str | None, *, clear: 
     lasts = folder is None or folder == default_state_root()
     if not lasts and addresses != loaded.settings.gateway:
         say(f"no gateway at {loaded.settings.gateway[0]}; found the local cluster in {folder}")
-        access: Access = {"credentials": None, "api_key": None}
+        access: GatewayAccess = {"credentials": None, "api_key": None}
     else:
         access = gateway_access(loaded.settings)
     if clear:

@@ -309,6 +309,7 @@ def describes_deployment(command: Callable[..., None], *, model_needed: bool = T
     def described(context: typer.Context, **given: Any) -> None:
         command(context, make_spec(**{name: given.pop(name) for name in options}), **given)
 
+    # Typer makes options of it; without it `wraps` shows the command's own
     described.__signature__ = own.replace(parameters=[context, *options.values(), *others])  # type: ignore[attr-defined]
     return described
 

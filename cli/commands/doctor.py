@@ -17,7 +17,7 @@ from sealring.cli.terminal.output import moment, print_data, print_json, printab
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
-    from sealring.doctor.cluster import Link, Node
+    from sealring.doctor.cluster import MeasuredLink, Node
     from sealring.doctor.report import Finding, Report
     from sealring.node.settings import NodeSettings
 
@@ -119,15 +119,15 @@ def _cluster(context: typer.Context, *, as_json: bool) -> list[Finding]:
     return [*together, *own]
 
 
-async def _diagnose(admin: Admin) -> tuple[list[Node], list[Link]]:
+async def _diagnose(admin: Admin) -> tuple[list[Node], list[MeasuredLink]]:
     """Every node with its report, and the links between them."""
-    from sealring.doctor.cluster import Link
+    from sealring.doctor.cluster import MeasuredLink
 
     nodes = await diagnose_all(admin)
     listed = await admin.call("ListNodes")
     names = {node.id: node.name for node in listed.nodes}
     links = [
-        Link(
+        MeasuredLink(
             names.get(one.caller, one.caller),
             names.get(one.called, one.called),
             one.host,
@@ -142,16 +142,16 @@ async def _diagnose(admin: Admin) -> tuple[list[Node], list[Link]]:
 
 async def diagnose_all(admin: Admin) -> list[Node]:
     """Every node with its report; those that are asked are asked a few at once."""
-    from sealring.doctor.cluster import Node, Stage
+    from sealring.doctor.cluster import Node, PlannedStage
     from sealring.v1 import admin_pb2
 
     listed = await admin.call("ListNodes")
     deployed = await admin.call("ListDeployments")
-    stages: dict[str, list[Stage]] = {}
+    stages: dict[str, list[PlannedStage]] = {}
     for deployment in deployed.deployments:
         for ring in deployment.plan.rings:
             for stage in ring.stages:
-                planned = Stage(ring.ring, stage.weight_bytes, stage.kv_bytes)
+                planned = PlannedStage(ring.ring, stage.weight_bytes, stage.kv_bytes)
                 stages.setdefault(stage.member, []).append(planned)
     few = asyncio.Semaphore(_AT_ONCE)
 

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sealring.cli.calls.gateway import Gateway
+from sealring.cli.calls.gateway import GatewayCalls
 from sealring.cli.calls.operator import Admin
 from sealring.cli.dashboard.look import Audit, GatewayLoad, cluster, trace
 from sealring.client import AsyncClient
@@ -48,7 +48,7 @@ _HEADERS = {
 
 
 def create_dashboard(
-    admin: Admin, pin: bytes, gateways: Sequence[Gateway], client: AsyncClient, edge: ASGIApp, token: str
+    admin: Admin, pin: bytes, gateways: Sequence[GatewayCalls], client: AsyncClient, edge: ASGIApp, token: str
 ) -> Starlette:
     """The ASGI application; `edge` answers the chat's questions, sealed by `client`."""
     loads = [GatewayLoad(one.address, one.metrics) for one in gateways]

@@ -136,4 +136,4 @@ def _watch(descriptor: int) -> None:
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
-    os._exit(1)
+    os._exit(1)  # `sys.exit` would end this thread alone

@@ -143,7 +143,7 @@ def load_settings(context: typer.Context) -> Loaded[Any]:
     said = flags.pop(_SET, ())
     loaded = load(settings_model(declared.section), declared.section, file=file, said=said, flags=flags)
     if "state_dir" in declared.fields:
-        require_own_state(getattr(loaded.settings, "state_dir"), line=context.command_path)  # noqa: B009
+        require_own_state(getattr(loaded.settings, "state_dir"), line=context.command_path)  # noqa: B009 - not of all
     return loaded
 
 
@@ -192,6 +192,7 @@ def _options(section: str, fields: tuple[str, ...], every: bool) -> list[Any]:
     def function() -> None: ...
 
     function.__annotations__ = {one.name: one.annotation for one in given}
+    # Typer makes options of what `inspect.signature` says, which reads this first
     function.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
     made = typer.Typer(add_completion=False)
     made.command(add_help_option=False)(function)

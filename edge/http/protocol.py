@@ -65,7 +65,7 @@ class _Connection(h11.Connection):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._receive_buffer = _Received()
+        self._receive_buffer = _Received()  # h11's private name: it offers no other way to see raw lines
 
     def next_event(self) -> Any:
         """As h11's. Raises RemoteProtocolError."""
@@ -116,7 +116,7 @@ class EdgeProtocol(H11Protocol, InPieces):
         self._header_timer: asyncio.TimerHandle | None = None
         self._refused = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         place = self.places.get(transport.get_extra_info("peername"))
         self.app_state = {**self.app_state, "place": place}

@@ -36,7 +36,7 @@ _U32 = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
-class Place:
+class ReceiptMember:
     """A member of the ring: its layers as [first, end), and its trust score in the roster."""
 
     id: str
@@ -70,7 +70,7 @@ class Statement:
     epoch: int
     deployment: str
     model_digest: bytes
-    members: tuple[Place, ...]
+    members: tuple[ReceiptMember, ...]
     row: int
     choice: int
     nonce: bytes
@@ -211,10 +211,10 @@ def _hash(found: Fields, name: str) -> bytes:
     return found.binary(name, sizes=(HASH_BYTES,))
 
 
-def _place(item: Json) -> Place:
+def _place(item: Json) -> ReceiptMember:
     found = Fields(item, ("id", "layers", "trust"))
     low, high = found.each("layers", min_items=2, max_items=2)
-    return Place(
+    return ReceiptMember(
         found.text("id"), (low.integer("item"), high.integer("item")), found.integer("trust", high=_U32)
     )
 

@@ -15,7 +15,7 @@ from sealring.mesh.crypto.identity import verify
 from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import ReceiptError, ReceiptUndecided, RosterError, SealringError
 from sealring.mesh.pki.root import decode_chain, follow_chain
-from sealring.mesh.receipt.statement import Place, Statement, parse_statement, tail_statement
+from sealring.mesh.receipt.statement import ReceiptMember, Statement, parse_statement, tail_statement
 from sealring.mesh.roster.model import Ring, Roster
 from sealring.mesh.roster.reader import check_roster
 from sealring.v1 import inference_pb2 as inference
@@ -158,7 +158,7 @@ def _ring(statement: Statement, roster: Roster) -> Ring:
         ring = roster.ring(statement.ring)
     except SealringError:
         raise _refused("the receipt's ring is not in the roster", "RECEIPT_RING") from None
-    places = tuple(Place(one.id, one.layers, roster.member(one.id).trust) for one in ring.members)
+    places = tuple(ReceiptMember(one.id, one.layers, roster.member(one.id).trust) for one in ring.members)
     stated = statement.members, statement.deployment, statement.model_digest
     if stated != (places, ring.deployment, ring.model_digest):
         raise _refused("the head describes another ring than the roster", "RECEIPT_RING")

@@ -142,5 +142,5 @@ def _check_places(roster: Roster) -> None:
 
 
 def _check_sorted(identifiers: Sequence[str] | Sequence[tuple[str, int]], reason: str) -> None:
-    if any(low >= high for low, high in itertools.pairwise(identifiers)):  # type: ignore[operator]
+    if any(low >= high for low, high in itertools.pairwise(identifiers)):  # type: ignore[operator]  # all alike
         raise RosterError("entries are not unique and sorted by id", reason=reason)

@@ -112,7 +112,7 @@ def _decoder(decode: Decoder | None, *, streaming: bool, counting: bool) -> Call
     if decode is None:
         return lambda raw: raw
 
-    kind = decode.__self__.DESCRIPTOR if counting else None  # type: ignore[attr-defined]
+    kind = decode.__self__.DESCRIPTOR if counting else None  # type: ignore[attr-defined]  # of `FromString`
 
     def one(data: bytes) -> Any:
         if kind is not None:

@@ -266,7 +266,7 @@ class Network:
 def _own(address: str, one: Process) -> str:
     """The address as another machine would name it: each has a loopback of its own."""
     host, _, port = address.rpartition(":")
-    return f"{one.host}:{port}" if host in ("127.0.0.1", "0.0.0.0") else address  # noqa: S104
+    return f"{one.host}:{port}" if host in ("127.0.0.1", "0.0.0.0") else address  # noqa: S104 - compared
 
 
 def now() -> float:

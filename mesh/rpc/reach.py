@@ -65,7 +65,7 @@ class Backoff:
         """Seconds to wait after an attempt that `lasted` seconds."""
         if lasted >= self._steady:
             self._next = self._first
-        pause = self._next * random.uniform(1 - self._spread, 1 + self._spread)  # noqa: S311
+        pause = self._next * random.uniform(1 - self._spread, 1 + self._spread)  # noqa: S311 - no secret
         self._next = min(2 * self._next, self._last)
         return pause
 

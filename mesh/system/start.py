@@ -76,7 +76,7 @@ def collect_seldom() -> None:
 
 def hide_rich() -> None:
     """Makes `import rich` fail from now on, as if it were not installed, unless it was imported already."""
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # None has Python refuse the import
 
 
 def show_rich() -> None:

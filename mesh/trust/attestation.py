@@ -276,7 +276,7 @@ def _posture(value: Json) -> Posture:
             values[name] = _flag(known[name])
         else:
             values[name] = document.text(name, max_length=_MAX_TEXT)
-    return Posture(**values)  # type: ignore[arg-type]
+    return Posture(**values)  # type: ignore[arg-type]  # each was read by the type of its name above
 
 
 def _flag(value: Json) -> bool:

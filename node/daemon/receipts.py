@@ -24,7 +24,7 @@ from sealring.mesh.receipt.digests import request_digest
 from sealring.mesh.receipt.statement import (
     MAX_EARLIER,
     Earlier,
-    Place,
+    ReceiptMember,
     Statement,
     TailStatement,
     binding,
@@ -241,7 +241,9 @@ class ReceiptRows:
             epoch=plan.epoch,
             deployment=plan.deployment,
             model_digest=ring.model_digest,
-            members=tuple(Place(one.id, one.layers, roster.member(one.id).trust) for one in ring.members),
+            members=tuple(
+                ReceiptMember(one.id, one.layers, roster.member(one.id).trust) for one in ring.members
+            ),
             row=digests.row,
             choice=asked.choice + digests.row - asked.first_row,
             nonce=asked.nonce,

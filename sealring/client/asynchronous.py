@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from sealring.client.attempt import GONE, Attempts
-from sealring.client.choice import Loads
+from sealring.client.choice import RingLoads
 from sealring.client.core import (
     CALL_SECONDS,
     Asks,
@@ -314,7 +314,7 @@ class AsyncClient(Asks[AsyncReply]):
         return failed
 
     def _verify(self, response: inference.GetRosterResponse) -> View:
-        view = View(self._verifier.verify(response), response, Loads(response.serving))
+        view = View(self._verifier.verify(response), response, RingLoads(response.serving))
         self._newest.set(view)
         return view
 

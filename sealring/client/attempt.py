@@ -13,7 +13,7 @@ from math import ceil
 
 from google.protobuf.message import DecodeError
 
-from sealring.client.choice import Loads, choose_ring
+from sealring.client.choice import RingLoads, choose_ring
 from sealring.client.question import Question
 from sealring.client.receipts import SealedReceipts, unsigned
 from sealring.client.types import (
@@ -364,7 +364,7 @@ class Attempts:
         self._taken = False
         self._gone_since: float | None = None
         self._last: SealringError | None = None
-        self._counted: tuple[Loads, str] | None = None
+        self._counted: tuple[RingLoads, str] | None = None
 
     @property
     def seconds_left(self) -> float:
@@ -385,7 +385,7 @@ class Attempts:
     def next(
         self,
         roster: Roster,
-        loads: Loads,
+        loads: RingLoads,
         model: str = "",
         signed: inference.GetRosterResponse | None = None,
     ) -> Attempt:

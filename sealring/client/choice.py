@@ -24,7 +24,7 @@ MOST = 16
 _MAX_REQUESTS = 1 << 20
 
 
-class Loads:
+class RingLoads:
     """How busy rings are: by the gateway's hint, which nobody signed, and by what this client sent since."""
 
     def __init__(self, serving: Iterable[inference.RingLoad] = ()) -> None:
@@ -70,7 +70,7 @@ def choose_ring(
     roster: Roster,
     model: str,
     min_trust: int,
-    loads: Loads,
+    loads: RingLoads,
     routing_key: bytes,
     avoid: Collection[str] = (),
     digest: str = "",

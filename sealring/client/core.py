@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar, Unpack, cast
 
 import grpc
 
-from sealring.client.choice import Loads
+from sealring.client.choice import RingLoads
 from sealring.client.question import Messages, chat_prompt, set_sampling, text_prompt
 from sealring.client.types import Model, Options, RequestOptions, Ring
 from sealring.mesh.clock import Clock, monotonic_clock
@@ -46,7 +46,7 @@ class View(NamedTuple):
 
     roster: Roster
     response: inference.GetRosterResponse
-    loads: Loads
+    loads: RingLoads
 
     def deployment(self, model: str) -> str:
         """The deployment that a name means: by the roster, else by the gateway's list of models and aliases.

@@ -28,7 +28,7 @@ from transcripts import Scene, Section, Stage, find_sections
 from sealring.cli.calls.asking import Question, TimedAnswer
 from sealring.cli.local.output import own_command
 from sealring.cli.terminal.output import moment
-from sealring.doctor.system import Answer as Said
+from sealring.doctor.system import Printed as Said
 from sealring.mesh.crypto import Ed25519Signer
 from sealring.mesh.errors import NotFound, PermissionDenied, Unavailable
 from sealring.mesh.member import JoinToken, Offer

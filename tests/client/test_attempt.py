@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.client.attempt import GATEWAY_SECONDS, MAX_ATTEMPTS, Attempt, Attempts
-from sealring.client.choice import Loads
+from sealring.client.choice import RingLoads
 from sealring.client.question import Question, text_prompt
 from sealring.client.types import Ring, Usage
 from sealring.mesh.errors import (
@@ -142,7 +142,7 @@ def test_a_head_that_contradicts_itself_is_not_believed() -> None:
 def test_attempts_end_with_the_time_and_with_their_number() -> None:
     now = [0.0]
     attempts = Attempts(question(timeout=5.0), clock=lambda: now[0])
-    attempt = attempts.next(CLUSTER.roster, Loads())
+    attempt = attempts.next(CLUSTER.roster, RingLoads())
     assert attempts.pause_after(EpochEnded("gone"), attempt) == 0.2
     assert attempts.retrying
     assert attempts.pause_after(EpochEnded("gone"), attempt) == 0.4
@@ -331,13 +331,13 @@ def test_an_envelope_lives_for_minutes_and_a_question_goes_on_in_the_next_one() 
     expired = EnvelopeError("too late", reason="ENVELOPE_EXPIRED")
     attempts = Attempts(question(timeout=3600.0), clock=lambda: 0.0)
     for _ in range(2 * MAX_ATTEMPTS):
-        attempt = attempts.next(CLUSTER.roster, Loads())
+        attempt = attempts.next(CLUSTER.roster, RingLoads())
         lived = attempt.request.envelope.sealed_for.expires - attempt.sealed_at
         assert lived <= MAX_LIFETIME_SECONDS
         attempt.sealed_at -= lived  # it waited that long
         assert attempts.pause_after(expired, attempt) <= 1.0
     with pytest.raises(EnvelopeError):
-        attempts.pause_after(expired, attempts.next(CLUSTER.roster, Loads()))
+        attempts.pause_after(expired, attempts.next(CLUSTER.roster, RingLoads()))
     with pytest.raises(EnvelopeError):
         attempts.pause_after(expired)
 
@@ -367,7 +367,7 @@ def test_what_is_sealed_and_no_delta_is_refused() -> None:
 def test_four_attempts_in_a_row_that_bring_nothing_and_no_more() -> None:
     attempts = Attempts(question(timeout=500.0), clock=lambda: 0.0)
     assert not attempts.retrying
-    attempt = attempts.next(CLUSTER.roster, Loads())
+    attempt = attempts.next(CLUSTER.roster, RingLoads())
     assert [attempts.pause_after(EpochEnded("gone"), attempt) for _ in range(3)] == [0.2, 0.4, 0.8]
     with pytest.raises(EpochEnded):
         attempts.pause_after(EpochEnded("gone"), attempt)
@@ -388,15 +388,15 @@ def test_a_gateway_knows_what_was_asked_before() -> None:
     """It lets that wait, however long its queue is."""
     attempts = Attempts(question(), met=True, clock=lambda: 0.0)
     attempts.pause_after(Unavailable("nobody"))
-    first = attempts.next(CLUSTER.roster, Loads())
+    first = attempts.next(CLUSTER.roster, RingLoads())
     assert first.request.attempts == 0
     attempts.pause_after(EpochEnded("gone"), first)
-    assert attempts.next(CLUSTER.roster, Loads()).request.attempts == 1
+    assert attempts.next(CLUSTER.roster, RingLoads()).request.attempts == 1
 
 
 def test_an_attempt_is_counted_on_its_ring_until_it_ends() -> None:
     rings: list[Ring] = []
-    loads = Loads()
+    loads = RingLoads()
     attempts = Attempts(question(), on_ring=rings.append)
     attempts.ended()
     assert attempts.next(CLUSTER.roster, loads).request.attempts == 0
@@ -421,9 +421,9 @@ def test_a_ring_that_is_not_there_is_avoided(reason: str, met: bool, avoided: bo
         {"demo-0": TrustLevel.SOFTWARE, "demo-1": TrustLevel.SOFTWARE}, clock=lambda: 1_800_000_000
     )
     attempts = Attempts(question(routing_key=bytes(8)))
-    first = attempts.next(two.roster, Loads())
+    first = attempts.next(two.roster, RingLoads())
     attempts.pause_after(Unavailable("no", reason=reason), first if met else None)
-    assert (attempts.next(two.roster, Loads()).ring != first.ring) is avoided
+    assert (attempts.next(two.roster, RingLoads()).ring != first.ring) is avoided
 
 
 def test_gateways_go_on_counting_where_the_last_one_stopped() -> None:
@@ -440,11 +440,11 @@ def test_gateways_go_on_counting_where_the_last_one_stopped() -> None:
         ("999", False),
         ("0", False),
     ]:
-        attempt = attempts.next(CLUSTER.roster, Loads())
+        attempt = attempts.next(CLUSTER.roster, RingLoads())
         attempt.delivered = delivered
         stale = Unavailable("no", reason="SEALED_BY_OTHER_ROSTER", **({"attempts": said} if said else {}))
         attempts.pause_after(stale, attempt)
-        asked.append(attempts.next(CLUSTER.roster, Loads()).request.attempts)
+        asked.append(attempts.next(CLUSTER.roster, RingLoads()).request.attempts)
     assert asked == [2, 2, 2, 2, 2, 1, 3, 999, 1]
     with pytest.raises(FailedPrecondition):
         attempts.pause_after(FailedPrecondition("enough", reason="REQUEST_GIVEN_UP"), attempt)
@@ -455,7 +455,7 @@ def test_the_next_attempt_asks_for_what_is_missing_one_answer_after_the_other() 
     held = inference.TokenLogprob(id=5, logprob=-1)
 
     def begun() -> tuple[Attempt, Any, inference.SealedPrompt]:
-        attempt = attempts.next(CLUSTER.roster, Loads())
+        attempt = attempts.next(CLUSTER.roster, RingLoads())
         seal, body = begin(attempt)
         return attempt, seal, body
 
@@ -534,16 +534,16 @@ def test_a_question_that_was_taken_waits_as_long_as_its_user_for_gateway_and_rin
     """Machines sleep for as long as their lids are closed."""
     now, seconds = 0.0, 3000.0
     attempts = Attempts(question(timeout=seconds), clock=lambda: now)
-    attempt = attempts.next(CLUSTER.roster, Loads())
+    attempt = attempts.next(CLUSTER.roster, RingLoads())
     attempts.pause_after(Unavailable("asleep"), attempt)
     away = Unavailable("no", reason=reason, retry_after=5)
     for later in range(int(seconds) - 1):
         now = float(later)
         assert attempts.pause_after(away, attempt if reason in ("RING_DOWN", "RING_GONE") else None) <= 1.0
-    assert attempts.next(CLUSTER.roster, Loads()).request.attempts == 1
+    assert attempts.next(CLUSTER.roster, RingLoads()).request.attempts == 1
     now = seconds
     with pytest.raises(DeadlineExceeded, match=f"longer than 3000 s; before that: no .{reason}."):
-        attempts.next(CLUSTER.roster, Loads())
+        attempts.next(CLUSTER.roster, RingLoads())
 
 
 def test_a_question_that_waits_for_its_model_was_taken() -> None:
@@ -562,7 +562,7 @@ def test_a_new_question_that_is_refused_claims_no_place() -> None:
     attempts = Attempts(question(), clock=lambda: 0.0)
     down = Unavailable("down", reason="RING_DOWN", retry_after=5)
     for _ in range(3):
-        attempt = attempts.next(CLUSTER.roster, Loads())
+        attempt = attempts.next(CLUSTER.roster, RingLoads())
         assert attempt.request.attempts == 0
         attempts.pause_after(down, attempt)
     with pytest.raises(Unavailable):

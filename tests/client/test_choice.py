@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.client.attempt import Attempt, Attempts
-from sealring.client.choice import MOST, Loads, _deployment, choose_ring
+from sealring.client.choice import MOST, RingLoads, _deployment, choose_ring
 from sealring.client.question import Question, chat_prompt, routing_key_of, text_prompt
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.prompt.images import NOTE
@@ -29,13 +29,13 @@ CLUSTER = PaperCluster(LEVELS, size=1, clock=lambda: 1_800_000_000)
 LONG = "a system prompt that all conversations begin with " * 8
 
 
-def loads_of(rows: int = 16, running: dict[str, int] | None = None, rings: list[str] = RINGS) -> Loads:
-    return Loads(
+def loads_of(rows: int = 16, running: dict[str, int] | None = None, rings: list[str] = RINGS) -> RingLoads:
+    return RingLoads(
         inference.RingLoad(ring=ring, rows=rows, running=(running or {}).get(ring, 0)) for ring in rings
     )
 
 
-def chosen(key: bytes, loads: Loads, **options: object) -> str:
+def chosen(key: bytes, loads: RingLoads, **options: object) -> str:
     return choose_ring(CLUSTER.roster, "demo", 0, loads, key, **options).id  # type: ignore[arg-type]
 
 
@@ -78,9 +78,11 @@ def showing(role: str) -> Question:
     return Question(prompt, inference.GenerateRequest(model="demo", choices=1), 60.0, b"salt", key_of(1))
 
 
-def seeing(*rings: str) -> Loads:
+def seeing(*rings: str) -> RingLoads:
     able = {ring: ["vision"] for ring in rings}
-    return Loads([inference.RingLoad(ring=ring, rows=16, capabilities=able.get(ring, [])) for ring in RINGS])
+    return RingLoads(
+        [inference.RingLoad(ring=ring, rows=16, capabilities=able.get(ring, [])) for ring in RINGS]
+    )
 
 
 def sealed(attempt: Attempt) -> inference.Chat:
@@ -103,7 +105,7 @@ def test_no_image_is_sealed_for_a_model_that_cannot_see() -> None:
     assert caught.value.reason == "MODEL_CANNOT_SEE"
     lacking = [inference.RingLoad(ring=ring, rows=16, vision_not_installed=True) for ring in RINGS]
     with pytest.raises(FailedPrecondition) as lacks:
-        Attempts(showing("user")).next(CLUSTER.roster, Loads(lacking))
+        Attempts(showing("user")).next(CLUSTER.roster, RingLoads(lacking))
     assert lacks.value.reason == "VISION_NOT_INSTALLED"
     (result, _) = sealed(Attempts(showing("tool")).next(CLUSTER.roster, seeing())).messages
     assert (result.content, len(result.images)) == (NOTE, 0)
@@ -143,7 +145,7 @@ def test_what_was_sent_since_the_hint_counts_until_it_ends(key: bytes) -> None:
 
 def test_a_hint_that_lies_about_numbers_breaks_nothing() -> None:
     most = (1 << 32) - 1
-    loads = Loads(
+    loads = RingLoads(
         [
             inference.RingLoad(ring="demo-0", rows=0, running=most, waiting=most),
             inference.RingLoad(ring="demo-1", rows=most),
@@ -202,18 +204,18 @@ def test_models_are_named_where_there_are_several_and_some_are_told() -> None:
 
 def test_hints_are_bounded_and_ring_of_none_has_a_row() -> None:
     most = 1 << 20
-    loads = Loads([inference.RingLoad(ring="r", rows=most + 5, running=most + 5, waiting=most + 7)])
+    loads = RingLoads([inference.RingLoad(ring="r", rows=most + 5, running=most + 5, waiting=most + 7)])
     assert loads.of("r") == (2 * most, most)
     assert ("r" in loads, "s" in loads) == (True, False)
     loads.sent("s")
     assert loads.of("s") == (1, 1)
     loads.ended("s")
     assert loads.of("s") == (0, 1)
-    assert Loads([inference.RingLoad(ring="r", rows=0)]).of("r") == (0, 1)
+    assert RingLoads([inference.RingLoad(ring="r", rows=0)]).of("r") == (0, 1)
 
 
 def test_without_a_key_the_least_busy_ring_is_taken_for_its_rows() -> None:
-    loads = Loads(
+    loads = RingLoads(
         inference.RingLoad(ring=ring, rows=rows, running=running)
         for ring, rows, running in (("demo-0", 2, 2), ("demo-1", 8, 4), ("demo-2", 4, 4), ("demo-3", 2, 2))
     )

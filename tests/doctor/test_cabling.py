@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.doctor.cabling import Cable, check, find_cables, find_loop, rdma_devices
-from sealring.doctor.report import Bridge, Facts, Port, Severity
+from sealring.doctor.report import Bridge, Facts, Severity, ThunderboltPort
 
 MESH = {"a": ("ab", "ac"), "b": ("ab", "bc"), "c": ("bc", "ac")}
 
@@ -18,7 +18,9 @@ MESH = {"a": ("ab", "ac"), "b": ("ab", "bc"), "c": ("bc", "ac")}
 def host(name: str, *cables: str, bridged: bool = True, rdma: str = "") -> Facts:
     """A Mac with a port for each cable, which two Macs name; all ports are in one bridge."""
     ports = tuple(
-        Port(uuid=f"{cable}/{name}", peer="/".join((cable, *(set(cable) - {name}))), device=f"en{number}")
+        ThunderboltPort(
+            uuid=f"{cable}/{name}", peer="/".join((cable, *(set(cable) - {name}))), device=f"en{number}"
+        )
         for number, cable in enumerate(cables)
     )
     bridge = Bridge(
@@ -41,7 +43,7 @@ def test_two_macs_with_a_cable() -> None:
 
 
 def test_what_one_end_tells_is_enough() -> None:
-    silent = Facts(name="b", ports=(Port(uuid="ab/b", device="en0"),))
+    silent = Facts(name="b", ports=(ThunderboltPort(uuid="ab/b", device="en0"),))
     assert len(find_cables(hosts(host("a", "ab"), silent))) == 1
 
 
@@ -67,9 +69,9 @@ def test_a_command_holds_nothing_that_a_node_made_up() -> None:
 
 def test_a_cable_to_a_stranger_or_to_the_port_itself_counts_for_nothing() -> None:
     assert list(check(hosts(host("a", "ax")))) == []
-    assert find_cables(hosts(Facts(name="a", ports=(Port(uuid="A", peer="A"),)))) == []
-    nameless = Facts(name="b", ports=(Port(peer="ab/a"),))
-    assert find_cables(hosts(Facts(name="a", ports=(Port(uuid="ab/a"),)), nameless)) == []
+    assert find_cables(hosts(Facts(name="a", ports=(ThunderboltPort(uuid="A", peer="A"),)))) == []
+    nameless = Facts(name="b", ports=(ThunderboltPort(peer="ab/a"),))
+    assert find_cables(hosts(Facts(name="a", ports=(ThunderboltPort(uuid="ab/a"),)), nameless)) == []
 
 
 @pytest.mark.parametrize(("here", "there"), [(True, False), (False, True)])
@@ -121,10 +123,16 @@ def test_a_mesh_tells_which_device_leads_to_whom() -> None:
         ["rdma_en1", "rdma_en0", None],
     ]
     assert rdma_devices(hosts(*mesh[:1], host("d")), ["a", "d"]) == [[None, None], [None, None]]
-    looped = Facts(name="a", ports=(Port(uuid="A", peer="B", device="en0"), Port(uuid="B", device="en1")))
+    looped = Facts(
+        name="a",
+        ports=(ThunderboltPort(uuid="A", peer="B", device="en0"), ThunderboltPort(uuid="B", device="en1")),
+    )
     assert rdma_devices(hosts(looped), ["a"]) == [[None]]
-    odd = Facts(name="a", ports=(Port(uuid="A", peer="B", device="$(x)"), Port(peer="B", device="en7")))
-    assert rdma_devices(hosts(odd, Facts(name="b", ports=(Port(uuid="B"),))), ["a", "b"])[0] == [
+    odd = Facts(
+        name="a",
+        ports=(ThunderboltPort(uuid="A", peer="B", device="$(x)"), ThunderboltPort(peer="B", device="en7")),
+    )
+    assert rdma_devices(hosts(odd, Facts(name="b", ports=(ThunderboltPort(uuid="B"),))), ["a", "b"])[0] == [
         None,
         "rdma_en7",
     ]

@@ -29,7 +29,7 @@ from sealring.doctor.reach import check as check_reach
 from sealring.doctor.reach import check_open_files
 from sealring.doctor.report import Severity
 from sealring.doctor.storage import check as check_storage
-from sealring.doctor.system import Answer, Folder
+from sealring.doctor.system import Folder, Printed
 from sealring.doctor.view import View, read_view
 from sealring.node.settings import NodeSettings
 
@@ -53,7 +53,7 @@ def test_a_machine_that_tells_nothing_is_all_unknown_and_never_a_crash(view: Vie
 def test_what_could_not_be_told_says_why(view: View, check: Any) -> None:
     """A missing command, a failing one and one with unknown words have different reasons."""
     whys = []
-    for answer in (None, Answer(why="it took too long"), "nothing of use\n"):
+    for answer in (None, Printed(why="it took too long"), "nothing of use\n"):
         says = {} if answer is None else {"/": answer}
         found = [one for one in check.check(FakeSystem(says), view) if one.what.startswith("could not tell")]
         assert found
@@ -93,7 +93,7 @@ def test_elsewhere_what_only_macs_have_is_one_line(view: View) -> None:
     ],
 )
 def test_interpreter(view: View, name: str, launchd: bool, severity: Severity) -> None:
-    system = FakeSystem({"/usr/bin/codesign -dv": Answer(recording(name), "status 1")})
+    system = FakeSystem({"/usr/bin/codesign -dv": Printed(recording(name), "status 1")})
     found = by_id(interpreter.check(system, replace(view, launchd=launchd, executable="/opt/py thon")))
     assert found["interpreter.signature"].severity is severity
     if severity is not Severity.OK:

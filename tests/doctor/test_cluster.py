@@ -9,8 +9,8 @@ from doctortest import by_id
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.doctor.cluster import Link, Node, Stage, examine, without_commands
-from sealring.doctor.report import Connection, Facts, Report, Severity, problem
+from sealring.doctor.cluster import MeasuredLink, Node, PlannedStage, examine, without_commands
+from sealring.doctor.report import Facts, Report, Severity, TriedConnection, problem
 
 GIB = 1 << 30
 MAC = {"system": "darwin", "os_version": "26.2", "os_build": "25C56", "memory": 64 * GIB}
@@ -18,7 +18,7 @@ MAC = {"system": "darwin", "os_version": "26.2", "os_build": "25C56", "memory": 
 
 def node(name: str, *, connections: dict[str, str] | None = None, clock: float = 0.0, **facts: Any) -> Node:
     made = tuple(
-        Connection(member=target, address=f"10.0.0.{ord(target)}:7710", error=error)
+        TriedConnection(member=target, address=f"10.0.0.{ord(target)}:7710", error=error)
         for target, error in (connections or {}).items()
     )
     known = Facts(sealring="1", packages={"mlx": "1", "mlx-lm": "1"}, connections=made, **(MAC | facts))
@@ -168,7 +168,7 @@ def test_memory(wired: int, usable: int, need: int, severity: Severity | None, c
         online=True,
         report=Report(facts=Facts(wired_limit=wired * GIB, **MAC)),
         memory_usable=usable * GIB,
-        stages=(Stage("demo-0", (need - 1) * GIB, GIB),),
+        stages=(PlannedStage("demo-0", (need - 1) * GIB, GIB),),
     )
     found = by_id(examine([one])).get("memory.plan")
     assert (found and found.severity) is severity
@@ -187,7 +187,7 @@ FACTS = st.builds(
     sealring=st.text(max_size=3),
     connections=st.lists(
         st.builds(
-            Connection,
+            TriedConnection,
             member=st.sampled_from("abcx"),
             address=st.text(max_size=12),
             error=st.sampled_from(["", "TIMEOUT", "EHOSTUNREACH"]),
@@ -224,9 +224,9 @@ def test_pairs_that_do_not_reach_each_other(failing: list[tuple[str, str]], syst
 
 def test_links_are_shown_the_slowest_first_and_pairs_without_a_way_are_warned_of() -> None:
     links = [
-        Link("a", "b", "10.0.0.2", 300, 10**9, "now"),
-        Link("a", "c", "10.0.0.3", 4000, 5 * 10**6, "now"),
-        Link("b", "c", "", 0, 0, "now"),
+        MeasuredLink("a", "b", "10.0.0.2", 300, 10**9, "now"),
+        MeasuredLink("a", "c", "10.0.0.3", 4000, 5 * 10**6, "now"),
+        MeasuredLink("b", "c", "", 0, 0, "now"),
     ]
     found = [one for one in examine(all_reach("a", "b", "c"), links) if one.id == "links.measured"]
     assert [(one.severity, one.what) for one in found] == [

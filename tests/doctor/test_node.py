@@ -13,7 +13,7 @@ from appletest import GOOD
 from doctortest import FakeSystem, by_id
 
 from sealring.doctor import certificates, clocks, daemon, reach, storage, trust
-from sealring.doctor.report import Connection, Severity
+from sealring.doctor.report import Severity, TriedConnection
 from sealring.doctor.view import View
 from sealring.mesh.crypto import DEFAULT_SUITES, KeyType
 from sealring.mesh.pki import ClusterCA, LeafKey, PeerIdentity, Role, RootMetadata, expires_at
@@ -87,7 +87,7 @@ def enrolled(view: View, authority: ClusterCA) -> View:
         settings=settings,
         state=state,
         roster=roster(member("me", "10.0.0.1:7710"), member("other", "10.0.0.2:7710")),
-        connections=(Connection(member="other", address="10.0.0.2:7710"),),
+        connections=(TriedConnection(member="other", address="10.0.0.2:7710"),),
         session=True,
     )
 
@@ -121,7 +121,7 @@ def mac(**options: Any) -> FakeSystem:
 
 def failing(view: View, *errors: str) -> View:
     made = tuple(
-        Connection(member="other", address=f"10.0.0.{number}:7710", error=error)
+        TriedConnection(member="other", address=f"10.0.0.{number}:7710", error=error)
         for number, error in enumerate(errors, 2)
     )
     return replace(view, connections=made)
@@ -155,11 +155,11 @@ def test_what_peers_are_there_and_were_tried(enrolled: View) -> None:
         found = reach.check(mac(), replace(enrolled, **known))
         return [one.what for one in found if one.id == "reach.peers"]
 
-    three = tuple(Connection(member="x", address=f"10.0.0.{one}:1") for one in range(3))
+    three = tuple(TriedConnection(member="x", address=f"10.0.0.{one}:1") for one in range(3))
     assert said(connections=()) == ["the roster has no other member to reach"]
     assert said(connections=three) == ["the daemon reaches all 3 addresses of its peers"]
     assert said(connections=three, left_out=2)[0] == "2 addresses of peers were not tried"
-    many = tuple(Connection(member="x", address=f"h:{one}", error="TIMEOUT") for one in range(9))
+    many = tuple(TriedConnection(member="x", address=f"h:{one}", error="TIMEOUT") for one in range(9))
     shown = ", ".join(f"h:{one} TIMEOUT" for one in range(8))
     assert said(connections=many) == [f"the daemon does not reach 9 of 9 addresses of its peers: {shown}"]
 
@@ -175,7 +175,7 @@ def test_what_peers_are_there_and_were_tried(enrolled: View) -> None:
 def test_access_is_denied_where_something_leaves_the_machine(
     enrolled: View, address: str, error: str, identifier: str
 ) -> None:
-    view = replace(enrolled, connections=(Connection(member="x", address=address, error=error),))
+    view = replace(enrolled, connections=(TriedConnection(member="x", address=address, error=error),))
     assert by_id(reach.check(mac(), view))[identifier].severity is Severity.PROBLEM
 
 

@@ -15,11 +15,11 @@ from refusals import refused
 from sealring.doctor.daemon import with_daemon
 from sealring.doctor.report import (
     Bridge,
-    Connection,
     Facts,
-    Port,
     Report,
     Severity,
+    ThunderboltPort,
+    TriedConnection,
     decode,
     encode,
     lines,
@@ -41,8 +41,8 @@ PORT, CONNECTION = {"uuid": "x"}, {"member": "m", "address": "a"}
 FACTS = Facts(
     name="mini",
     packages={"mlx": "1"},
-    connections=(Connection(member="a", address="10.0.0.1:1", error="TIMEOUT", milliseconds=3000),),
-    ports=(Port(uuid="A", peer="B"),),
+    connections=(TriedConnection(member="a", address="10.0.0.1:1", error="TIMEOUT", milliseconds=3000),),
+    ports=(ThunderboltPort(uuid="A", peer="B"),),
     bridges=(Bridge(name="bridge0", members=("en1",)),),
 )
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from closed import closed, make_sick
 
-from sealring.doctor.system import Answer, Folder, System, _run, error_name
+from sealring.doctor.system import Folder, Printed, System, _run, error_name
 
 SHELL = "/bin/sh"
 
 
 def test_a_command_prints() -> None:
-    assert System().run(SHELL, "-c", "echo out; echo err >&2") == Answer("out\n")
-    assert System().run(SHELL, "-c", "echo out; echo err >&2", errors=True) == Answer("out\nerr\n")
+    assert System().run(SHELL, "-c", "echo out; echo err >&2") == Printed("out\n")
+    assert System().run(SHELL, "-c", "echo out; echo err >&2", errors=True) == Printed("out\nerr\n")
 
 
 def test_what_was_answered_is_not_run_again(tmp_path: Path) -> None:

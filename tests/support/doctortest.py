@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sealring.doctor.report import Finding
-from sealring.doctor.system import Answer, Folder, System
+from sealring.doctor.system import Folder, Printed, System
 from sealring.mesh.trust.attestation import UNKNOWN_POSTURE, Posture
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "doctor"
@@ -29,7 +29,7 @@ class FakeSystem(System):
 
     def __init__(
         self,
-        says: Mapping[str, str | Answer] = {},
+        says: Mapping[str, str | Printed] = {},
         *,
         platform: str = "darwin",
         now: float = 1e9,
@@ -42,13 +42,13 @@ class FakeSystem(System):
         self.time = now
         self.ran: list[str] = []
 
-    def run(self, *command: str, seconds: float = 10.0, errors: bool = False) -> Answer:
+    def run(self, *command: str, seconds: float = 10.0, errors: bool = False) -> Printed:
         line = " ".join(command)
         self.ran.append(line)
         found = [text for start, text in self.says.items() if line.startswith(start)]
         if not found:
-            return Answer(why=f"{command[0]} is not on this machine")
-        return found[0] if isinstance(found[0], Answer) else Answer(found[0])
+            return Printed(why=f"{command[0]} is not on this machine")
+        return found[0] if isinstance(found[0], Printed) else Printed(found[0])
 
     def executable(self) -> str:
         return str(self.answers.get("executable", PYTHON))

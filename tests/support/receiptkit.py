@@ -14,7 +14,7 @@ from sealring.mesh.crypto import Label, SoftwareSigner
 from sealring.mesh.pki import encode_chain
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
 from sealring.mesh.receipt.form import NAME, receipts_json
-from sealring.mesh.receipt.statement import Place, Statement, binding, tail_statement
+from sealring.mesh.receipt.statement import ReceiptMember, Statement, binding, tail_statement
 from sealring.mesh.roster import check_roster
 from sealring.testing import PaperCluster
 from sealring.v1 import inference_pb2 as inference
@@ -40,7 +40,7 @@ def statement_of(cluster: PaperCluster, envelope: bytes, /, **changes: Any) -> S
         epoch=4,
         deployment=ring.deployment,
         model_digest=ring.model_digest,
-        members=tuple(Place(one.id, one.layers, roster.member(one.id).trust) for one in ring.members),
+        members=tuple(ReceiptMember(one.id, one.layers, roster.member(one.id).trust) for one in ring.members),
         row=9,
         choice=0,
         nonce=NONCE,
