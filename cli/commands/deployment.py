@@ -298,7 +298,7 @@ def _named(model: str) -> str:
 
 
 def describes_deployment(command: Callable[..., None], *, model_needed: bool = True) -> Callable[..., None]:
-    """Gives a command the options of `make_spec` in the place of its parameter `spec`."""
+    """Gives a command the options of `make_spec` in the place of `spec`: Typer reads its `__signature__`."""
     options = dict(inspect.signature(make_spec, eval_str=True).parameters)
     if not model_needed:
         options["model"] = options["model"].replace(default="")
@@ -309,7 +309,6 @@ def describes_deployment(command: Callable[..., None], *, model_needed: bool = T
     def described(context: typer.Context, **given: Any) -> None:
         command(context, make_spec(**{name: given.pop(name) for name in options}), **given)
 
-    # Typer makes options of it; without it `wraps` shows the command's own
     described.__signature__ = own.replace(parameters=[context, *options.values(), *others])  # type: ignore[attr-defined]
     return described
 
