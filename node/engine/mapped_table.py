@@ -12,21 +12,23 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
+
+if TYPE_CHECKING:
+    import numpy as np  # which no other model needs to be loaded
 
 _PART = re.compile(
     r"layers\.(\d{1,4})\.ple\.ple_embedding\.ngram_embedding\.shards?[._](\d{1,6})\.(weight|scales|biases)"
 )
 _DTYPES = {
-    "F32": (np.float32, mx.float32),
-    "F16": (np.float16, mx.float16),
-    "BF16": (np.uint16, mx.bfloat16),
-    "U32": (np.uint32, mx.uint32),
-    "U8": (np.uint8, mx.uint8),
+    "F32": ("float32", mx.float32),
+    "F16": ("float16", mx.float16),
+    "BF16": ("uint16", mx.bfloat16),
+    "U32": ("uint32", mx.uint32),
+    "U8": ("uint8", mx.uint8),
 }
 """In the files, by safetensors' names, and in MLX. numpy has no bfloat16."""
 
@@ -43,6 +45,8 @@ class _Part:
     _rows: Any = field(default=None, repr=False)
 
     def rows(self, indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        import numpy as np
+
         if self._rows is None:
             kind = _DTYPES[self.dtype][0]
             self._rows = np.memmap(self.file, kind, "r", offset=self.first, shape=self.shape)
@@ -65,6 +69,8 @@ class MappedTable(nn.Module):  # type: ignore[misc]
 
     def __call__(self, indices: mx.array) -> mx.array:
         """Indices of any shape to [*shape, width]. Waits for the indices."""
+        import numpy as np
+
         wanted = np.array(indices)
         rows, where = np.unique(wanted, return_inverse=True)
         found = self._held.read(rows)
@@ -83,6 +89,8 @@ class _Held:
 
     def read(self, rows: np.ndarray[Any, Any]) -> dict[str, mx.array]:
         """Rows in ascending order, by the tensors' names. Raises IndexError behind the last row."""
+        import numpy as np
+
         ends = np.cumsum([shard["weight"].shape[0] for shard in self.shards])
         if rows.size and not 0 <= rows[0] <= rows[-1] < ends[-1]:
             raise IndexError("a row is outside the table")
