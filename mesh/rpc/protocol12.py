@@ -6,6 +6,9 @@ OLDEST_PROTOCOL is 13.
 
 from __future__ import annotations
 
+from functools import cache
+
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from sealring.v1 import control_pb2, engine_pb2
@@ -33,20 +36,21 @@ def read_from_12(done: control_pb2.StepDone) -> None:
 
 def say_singly(message: Message, whole: str) -> None:
     """Repeats the fields of the message `whole` in the deprecated fields of their names."""
-    _copy(getattr(message, whole), message, _single(message))
+    _copy(getattr(message, whole), message, _single(message.DESCRIPTOR))
 
 
 def read_singly(message: Message, whole: str) -> None:
     """Makes the message `whole` of the deprecated fields, unless it is there. Leaves none of these."""
-    single = _single(message)
+    single = _single(message.DESCRIPTOR)
     if not message.HasField(whole):
         _copy(message, getattr(message, whole), single)
     for name in single & set(getattr(message, whole).DESCRIPTOR.fields_by_name):
         message.ClearField(name)
 
 
-def _single(message: Message) -> set[str]:
-    return {field.name for field in message.DESCRIPTOR.fields if field.GetOptions().deprecated}
+@cache
+def _single(kind: Descriptor) -> set[str]:
+    return {field.name for field in kind.fields if field.GetOptions().deprecated}
 
 
 def _copy(source: Message, target: Message, names: set[str]) -> None:
