@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+import structlog
 from trained import write_adapter
 
 from sealring.mesh.errors import ModelError
@@ -43,7 +44,9 @@ def test_weights_of_each_type_and_mode_are_right(
     check_stage(load_stage(model_folder(config, dtype=dtype), 0, 2), "model")
 
 
-@pytest.mark.parametrize("key", ["mixtral", "gpt_oss", "qwen3_next", "deepseek_v3", "gemma3n", "mamba2"])
+@pytest.mark.parametrize(
+    "key", ["mixtral", "gpt_oss", "qwen3_next", "deepseek_v3", "gemma3n", "mamba2", "apertus"]
+)
 def test_other_kinds_of_layers_are_right(
     key: str, archs: dict[str, dict[str, Any]], model_folder: Folder
 ) -> None:
@@ -169,12 +172,29 @@ def test_a_wrong_kernel_is_found(
     assert caught.value.reason == "KERNEL_WRONG"
 
 
+def test_a_gpus_products_are_reported_and_refuse_nothing(
+    llama: dict[str, Any], model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU's products were ever compared, and a false alarm would serve nobody."""
+    monkeypatch.setattr(relaying, "pays", lambda: False)
+    stage = load_stage(model_folder(llama), 0, 2)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    right = nn.Linear.__call__
+    monkeypatch.setattr(nn.Linear, "__call__", lambda self, x: 2 * right(self, x))
+    with structlog.testing.capture_logs() as logs:
+        check_stage(stage, "model")
+    assert {(log["event"], log["tokens"]) for log in logs} == {
+        ("products_differ", 1),
+        ("products_differ", 48),
+    }
+
+
 def test_sums_differ_by_roundings_of_their_type() -> None:
-    terms, one, eps = mx.array([4.0, 100.0]), mx.array([1.0, 1.0]), mx.finfo(mx.bfloat16).eps
+    terms, one, eps = np.array([4.0, 100.0]), np.array([1.0, 1.0]), mx.finfo(mx.bfloat16).eps
     assert differs(one, one, terms, 64, mx.float32) == 0
-    assert differs(one, one + mx.array([0.0, 300 * eps]), terms, 64, mx.bfloat16) == pytest.approx(3)
-    assert differs(one, one + mx.array([8.0 * eps, 0.0]), terms, 64, mx.bfloat16) == pytest.approx(2)
-    assert differs(one, mx.array([1.0, float("nan")]), terms, 64, mx.bfloat16) == float("inf")
+    assert differs(one, one + np.array([0.0, 300 * eps]), terms, 64, mx.bfloat16) == pytest.approx(3)
+    assert differs(one, one + np.array([8.0 * eps, 0.0]), terms, 64, mx.bfloat16) == pytest.approx(2)
+    assert differs(one, np.array([1.0, float("nan")]), terms, 64, mx.bfloat16) == float("inf")
     longer = [differs(one, one + 1e-4, terms, count, mx.float32) for count in (64, 4096)]
     assert longer[0] == pytest.approx(8 * longer[1], rel=1e-3)
     assert 1 / eps > 4 * ROUNDINGS
