@@ -98,6 +98,10 @@ class WindowDetokenizer:
         self._tokens.append(token)
         known = self._decode(self._tokens[self._before : self._told])
         text = self._decode(self._tokens[self._before :])
+        if text == known and not text.endswith(_REPLACEMENT):  # a special token, say: it holds no text back
+            self._told = len(self._tokens)
+            self._before = max(self._before, self._told - self._CONTEXT - self._HELD)
+            return ""
         unfinished = len(text) <= len(known) or text.endswith(_REPLACEMENT)
         if unfinished and len(self._tokens) - self._told < self._HELD:
             return ""

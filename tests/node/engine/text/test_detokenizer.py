@@ -180,6 +180,7 @@ MARK = 256
 
 
 @pytest.mark.parametrize("kind", ["bytes", "window"])
+@example(parts=[("", 0), ("", 0), ("", 0), ("\u20ac", 2)])
 @given(parts=st.lists(st.tuples(texts, st.integers(0, 100)), max_size=4))
 def test_a_special_token_stands_behind_all_text_before_it(kind: str, parts: list[tuple[str, int]]) -> None:
     """Each part is cut off at some byte, and special tokens follow it."""
