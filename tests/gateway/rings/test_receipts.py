@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sealring.gateway.rings.receipts import LATE_SECONDS, RECENT, Receipts, RecentRosters
 from sealring.gateway.scheduler import Request
-from sealring.mesh.receipt.statement import Place, Statement
+from sealring.mesh.receipt.statement import ReceiptMember, Statement
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -96,7 +96,7 @@ def test_the_roster_that_the_head_names_comes_along() -> None:
         epoch=1,
         deployment="demo",
         model_digest=some,
-        members=(Place("m", (0, 1), 10),),
+        members=(ReceiptMember("m", (0, 1), 10),),
         row=5,
         choice=0,
         nonce=some,

@@ -16,6 +16,7 @@ from sealring.mesh.errors import SealringError
 from sealring.mesh.pki import Role
 from sealring.mesh.roster import MAX_RINGS_OF_MEMBER, Roster
 from sealring.mesh.rpc import PROTOCOL_VERSION, PeerChannel, Server, own_release, server_credentials
+from sealring.mesh.rpc.protocol import OLDEST_PROTOCOL
 from sealring.mesh.system.addresses import parse_address
 from sealring.node.carrier.neighbours import PASS_BYTES
 from sealring.node.daemon import rotation
@@ -188,7 +189,7 @@ async def test_other_rosters_do_not_agree(cluster) -> None:
 async def test_a_neighbour_of_another_release_is_told_so_at_both_ends(
     cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = proof_pb2.Release(software="0.0.1", protocol=PROTOCOL_VERSION - 1)
+    older = proof_pb2.Release(software="0.0.1", protocol=OLDEST_PROTOCOL - 1)
     monkeypatch.setattr(exchange, "own_release", lambda: older)
     async with daemons(cluster, 2) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
@@ -203,7 +204,7 @@ async def test_a_neighbour_of_another_release_is_told_so_at_both_ends(
             for error in errors:
                 (caller,) = [one for one in callers if error.message.startswith(f"node {one} runs")]
                 assert (
-                    f"node {caller} runs sealring 0.0.1 (protocol {PROTOCOL_VERSION - 1}) and node "
+                    f"node {caller} runs sealring 0.0.1 (protocol {OLDEST_PROTOCOL - 1}) and node "
                     in error.message
                 )
                 assert error.hint.startswith(f"update node {caller};")
