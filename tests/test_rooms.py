@@ -241,7 +241,7 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_775,
+    "mesh": 14_790,
     "sealring/api": 4_900,
     "sealring/client": 2_350,
     "sealring/testing": 700,
@@ -255,7 +255,7 @@ LINES = {
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 10_880,
+    "cli": 10_875,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

@@ -37,7 +37,7 @@ from sealring.mesh.ring.limits import (
     MAX_STAGES,
 )
 from sealring.mesh.system.files import read_bounded
-from sealring.mesh.trust.levels import SCORES, TrustLevel, described
+from sealring.mesh.trust.levels import NAMED, SCORES, TrustLevel, described
 from sealring.mesh.units import size
 
 app = typer.Typer(
@@ -79,7 +79,7 @@ TrustFloor = Annotated[
     typer.Option(
         metavar="LEVEL",
         show_default=False,
-        help="use nodes of this level or above: software, self_signed (a claim), hardware [default: any]",
+        help=f"use nodes of this level or above: {NAMED} [default: any]",
         rich_help_panel=_NODES,
     ),
 ]

@@ -13,6 +13,7 @@ from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, read_file
 from sealring.cli.terminal.output import moment, print_data, print_json, say
 from sealring.mesh.errors import InvalidInput
+from sealring.mesh.trust.levels import WORDS, TrustLevel
 
 if TYPE_CHECKING:
     from sealring.api.receipts import Answered
@@ -262,7 +263,8 @@ def in_words(
     for place in statement.members:
         who = "head" if place is head else "tail" if place is tail else "between them, signed nothing"
         low, high = place.layers
-        lines.append(f"  {place.id}  layers {low} to {high - 1}, {LEVELS[levels[place.id]]} ({who})")
+        level = levels[place.id]
+        lines.append(f"  {place.id}  layers {low} to {high - 1}, {level}: {WORDS[TrustLevel(level)]} ({who})")
     lines.append(
         f"It was answered by {statement.deployment} (digest {statement.model_digest.hex()[:16]}...), ring "
         f"{statement.ring}, epoch {statement.epoch}, from {moment(statement.opened // 1000)} to "
@@ -304,12 +306,3 @@ def in_words(
         "roster; that nobody else read it; below the trust level hardware, which machines hold the keys."
     )
     return lines
-
-
-LEVELS = {
-    "none": "no trust",
-    "software": "software: a key in a file",
-    "self_signed": "self_signed: it claims an enclave, which nobody has checked",
-    "hardware": "hardware: the manager of a Mac vouches for the key",
-}
-"""Trust levels in words."""

@@ -19,6 +19,7 @@ from sealring.mesh.pki.root import decode_chain, verify_root_chain
 from sealring.mesh.roster.codec import MAX_PAYLOAD_BYTES, PAYLOAD_TYPE
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.trust.levels import WORDS, described
 
 if TYPE_CHECKING:
     from sealring.v1 import admin_pb2
@@ -128,6 +129,7 @@ async def cluster(admin: Admin, pin: bytes, now: float) -> dict[str, Any]:
         node |= {name: listed.get(name) for name in ("attested_at", "challenged_at", "key_type")}
     return {
         "now": now,
+        "levels": {str(level): {"shown": described(level), "words": words} for level, words in WORDS.items()},
         "coordinator": admin.address,
         "root": pin.hex(),
         "roster": {name: roster[name] for name in ("cluster", "version", "hash", "issued", "expires")}

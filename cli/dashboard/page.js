@@ -45,7 +45,8 @@ async function ask(path, options = {}) {
 const moment = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : "never");
 const size = (bytes) => (bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
 const number = (value, digits = 1, unit = "") => (value === null ? "–" : `${value.toFixed(digits)}${unit}`);
-const levelText = (level) => (level === "self_signed" ? "self_signed (a claim)" : level);
+let levels = {};
+const levelText = (level) => levels[level]?.shown ?? level;
 const name = (id) => names.get(id) ?? (id.length > 40 ? id.slice(0, 16) : id);
 
 function age(now, seconds) {
@@ -58,6 +59,9 @@ function age(now, seconds) {
 function showCluster(found) {
   names.clear();
   root = found.root;
+  levels = found.levels;
+  const legend = Object.entries(levels).slice(1).flatMap(([level, one]) => [make("span", one.shown, `edge ${level}`), `, ${one.words}; `]);
+  element("levels").replaceChildren("A machine's edge shows its trust: ", ...legend, "red is no fault.");
   for (const one of [...found.nodes, ...found.gateways]) names.set(one.id, one.name);
   loadable = found.deployments.filter((one) => one.load).map((one) => one.plan.spec.name);
   const signers = found.roster.signers.map((one) => one.slice(0, 16)).join(", ");

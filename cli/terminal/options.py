@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.trust.levels import TrustLevel
+from sealring.mesh.trust.levels import NAMED, TrustLevel
 from sealring.mesh.units import parse_duration, show_duration
 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
@@ -22,7 +22,7 @@ MinTrust = Annotated[
     typer.Option(
         metavar="LEVEL",
         show_default=False,
-        help="refuse a ring with members below this trust level: software, self_signed (a claim) or hardware",
+        help=f"refuse a ring with members below this trust level: {NAMED}",
     ),
 ]
 RootHash = Annotated[

@@ -77,7 +77,5 @@ WholeSeconds = Annotated[int, _text(parse_duration), Written("TIME", show_durati
 Size = Annotated[int, _text(parse_size), Written("SIZE", show_size)]
 """A size such as `5GB`; a number of bytes in code."""
 
-TrustFloor = Annotated[
-    TrustLevel, AfterValidator(_check_floor), Written("software|self_signed|hardware", str)
-]
+TrustFloor = Annotated[TrustLevel, AfterValidator(_check_floor), Written("|".join(list(TrustLevel)[1:]), str)]
 """The lowest acceptable trust level."""

@@ -34,6 +34,18 @@ SCORES: Mapping[TrustLevel, int] = MappingProxyType(
     }
 )
 MAX_SCORE = max(SCORES.values())
+WORDS: Mapping[TrustLevel, str] = MappingProxyType(
+    {
+        TrustLevel.NONE: "no trust",
+        TrustLevel.SOFTWARE: "a key in a file",
+        TrustLevel.SELF_SIGNED: "it claims an enclave, which nobody has checked",
+        TrustLevel.HARDWARE: "the manager of a Mac vouches for the key",
+    }
+)
+"""What each level says of a member."""
+
+CLAIMS = frozenset({TrustLevel.SELF_SIGNED})
+"""Levels by the member's own word."""
 
 
 def parse_level(name: str) -> TrustLevel:
@@ -55,9 +67,9 @@ def level_of(score: int) -> str:
 
 
 def described(level: str | int) -> str:
-    """A level, or the level of a score, as people read it: by its name, and that `self_signed` is a claim."""
+    """A level, or the level of a score, as people read it: by its name, and that a claim is one."""
     name = level if isinstance(level, str) else level_of(level)
-    return f"{name} (a claim)" if name == TrustLevel.SELF_SIGNED else name
+    return f"{name} (a claim)" if name in CLAIMS else name
 
 
 def ceiling(level: TrustLevel, key_type: KeyType) -> int:
@@ -65,3 +77,7 @@ def ceiling(level: TrustLevel, key_type: KeyType) -> int:
     if key_type is KeyType.SOFTWARE:
         return min(SCORES[level], SCORES[TrustLevel.SOFTWARE])
     return SCORES[level]
+
+
+NAMED = ", ".join(map(described, list(TrustLevel)[1:]))
+"""The levels that can be asked for, in help."""
