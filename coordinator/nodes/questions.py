@@ -12,16 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from google.protobuf.message import Message
+
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.errors import Unavailable
-from sealring.v1.membership_pb2 import (
-    CoordinatorMessage,
-    DiagnosisAnswer,
-    MeasureAnswer,
-    ModelChanged,
-    ProfileResult,
-    TraceAnswer,
-)
+from sealring.v1.membership_pb2 import CoordinatorMessage, MemberMessage
 
 
 @dataclass(frozen=True)
@@ -46,8 +41,14 @@ class Offset:
         return Offset((self.value + later.value) // 2, max(self.error, later.error) + (drift + 1) // 2)
 
 
-Reply = TypeVar("Reply", ProfileResult, TraceAnswer, DiagnosisAnswer, ModelChanged, MeasureAnswer)
-AnyReply = ProfileResult | TraceAnswer | DiagnosisAnswer | ModelChanged | MeasureAnswer
+Reply = TypeVar("Reply", bound=Message)
+
+REPLIES = frozenset(
+    field.name
+    for field in MemberMessage.DESCRIPTOR.fields
+    if field.message_type is not None and "id" in field.message_type.fields_by_name
+)
+"""The messages of nodes that answer a question: each has its number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +93,7 @@ class Questions:
         finally:
             del self._open[session, kind, number]
 
-    def answered(self, session: NodeSession, reply: AnyReply) -> None:
+    def answered(self, session: NodeSession, reply: Any) -> None:
         """Takes a node's reply. A reply to no open question of its kind and stream is dropped."""
         asked = self._open.get((session, type(reply), reply.id))
         if asked is not None and not asked.reply.done():

@@ -10,7 +10,7 @@ import structlog
 from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.members.enrolment import check_addresses
 from sealring.coordinator.nodes.models import check_held
-from sealring.coordinator.nodes.questions import Questions
+from sealring.coordinator.nodes.questions import REPLIES, Questions
 from sealring.coordinator.rings.reports import RingReports
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store
@@ -102,7 +102,7 @@ class NodeMessages:
         member = session.member
         if kind == "heartbeat":
             self._heartbeat(session, message.heartbeat)
-        elif kind in ("profile", "trace", "diagnosis", "model_changed", "measured"):
+        elif kind in REPLIES:
             self._questions.answered(session, getattr(message, kind))
         elif kind in ("progress", "prepared", "up", "fault"):
             self._reports.take(member, getattr(message, kind))
