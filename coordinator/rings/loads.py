@@ -274,7 +274,7 @@ class Loads:
     def stuck(self, name: str, why: str, now: float) -> None:
         """The rings did not form, and the model was unloaded: it is placed anew, or given up after TRIES."""
         load = self.models[name]
-        load.tries += 1
+        load.tries, load.not_before = load.tries + 1, now
         if load.tries < TRIES:
             self.unloaded(name, now)
             return

@@ -225,7 +225,7 @@ class OnDemand:
 
     def _follow(self, name: str, now: float) -> Iterator[Action]:
         """Notes that all rings of a model serve, or gives up a load that gets nowhere."""
-        machines = [running.machine for _, running in self._running(name)]
+        machines, load = [running.machine for _, running in self._running(name)], self.loads.models[name]
         whole = len(machines) == len(self._state.wanted.rings_of(name))
         if whole and all(one.phase is epochs.Phase.SERVING for one in machines):
             self._missed.pop(name, None)
@@ -235,7 +235,9 @@ class OnDemand:
             complete = whole and not any(one.awaited for one in machines)
             self._missed[name] = math.inf if complete else min(self._missed[name], now)
         failed = next((one for one in machines if one.failures >= _FAILURES), None)
-        if failed is not None or now >= self._missed.get(name, math.inf) + LOST_SECONDS:
+        lost = now >= self._missed.get(name, math.inf) + LOST_SECONDS
+        if (failed is not None or lost) and now >= load.not_before:
+            load.not_before = now + loads.LOOK_SECONDS  # until it is tried again, if nothing can be stored
             faulty = failed or next((one for one in machines if one.awaited), None)
             why = faulty.reason if faulty else "a member of its rings has left"
             yield Note("model_not_loaded", {"deployment": name, "why": why}, serious=True)
