@@ -32,14 +32,8 @@ _PEFT_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _PEFT_PLAIN = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    "init_lora_weights": (
-        True,
-        False,
-        None,
-        "gaussian",
-        "eva",
-        "orthogonal",
-    ),  # others change the model's own
+    # others change the model's own weights
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 """Settings of PEFT, and the values with which it computes what mlx-lm's LoRA computes: of all that neither is
@@ -64,8 +58,9 @@ def adapter_of(path: Path, named: Path | None = None) -> Path | None:
 
 def describe(adapter: Path) -> bytes:
     """SHA-256 over an adapter's configuration and tensors. Raises ModelError as `tune`."""
+    file = tensors_of(adapter)  # which looks at sizes and kinds before anything is opened
     total = hashlib.sha256(hashlib.sha256((adapter / ADAPTER_CONFIG).read_bytes()).digest())
-    with tensors_of(adapter).open("rb") as stream:
+    with file.open("rb") as stream:
         total.update(hashlib.file_digest(stream, "sha256").digest())
     return total.digest()
 

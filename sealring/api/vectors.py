@@ -108,8 +108,7 @@ def ask_embeddings(value: dict[str, Any], request_id: str) -> Asked:
             {"object": "embedding", "index": at, "embedding": form(one) if form else one}
             for at, one in enumerate(vectors)
         ]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": data, "model": started.model, "usage": usage}
+        return {"object": "list", "data": data, "model": started.model, "usage": _usage(tokens)}
 
     return _asked(body, pooled, body.dimensions, request_id, whole, "input")
 

@@ -16,13 +16,11 @@ from typing import Any
 import mlx.core as mx
 
 from sealring.mesh.errors import ModelError
+from sealring.node.engine.contents import limit_of
 
 POOLED = frozenset({"qwen3"})
 """Model types whose stages were compared with the whole model's vectors. Those of some other types look at
 tokens on both sides, which no folder says."""
-
-LIMIT_BYTES = 128 << 20
-"""A tokenizer at most, as of `contents.LIMITS`: what is larger is not read."""
 
 _KINDS = ("Pooling", "LogitScore")
 _CAUSAL = "Qwen3ForCausalLM"
@@ -56,7 +54,7 @@ def pooling_of(path: Path, config: Mapping[str, Any]) -> Pooling | None:
     settings = _object(path / modules[kind] / "config.json") if modules.get(kind) else {}
     if kind == "LogitScore":
         ids = _ids(path, named) if named else (settings.get("false_token_id"), settings.get("true_token_id"))
-        return Pooling(tokens=_two(path, ids))
+        return Pooling(tokens=_two(path, ids, config.get("vocab_size")))
     if not settings and config.get("architectures") != [_CAUSAL]:
         raise _unsupported(
             path, f"its folder lacks {modules[kind]}/config.json, which says how they are made"
@@ -114,7 +112,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 def _read(file: Path) -> Any:
     try:
-        small = file.is_file() and file.stat().st_size <= LIMIT_BYTES
+        small = file.is_file() and file.stat().st_size <= (limit_of(file.name) or 0)
         return json.loads(file.read_bytes()) if small else None
     except (OSError, ValueError, RecursionError):
         return None
@@ -129,8 +127,10 @@ def _ids(path: Path, names: Any) -> tuple[Any, ...]:
     )
 
 
-def _two(path: Path, ids: tuple[Any, ...]) -> tuple[int, ...]:
-    if len(ids) != 2 or not all(isinstance(one, int) and one >= 0 for one in ids):
+def _two(path: Path, ids: tuple[Any, ...], words: Any) -> tuple[int, ...]:
+    """MLX reads behind the end of logits for an id beyond the model's `words`."""
+    known = range(words) if type(words) is int else ()
+    if len(ids) != 2 or not all(type(one) is int and one in known for one in ids):
         raise _unsupported(path, "it does not say which two tokens a score compares")
     return ids
 

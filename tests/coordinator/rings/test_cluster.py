@@ -605,14 +605,20 @@ def test_models_that_have_yielded_in_vain_stay() -> None:
     assert loads.yielded_to == ""
 
 
-def test_a_load_does_not_wait_long_for_a_member_that_has_left() -> None:
-    """It is placed on other nodes: no answer depends on it yet."""
+def loading() -> tuple[World, str]:
+    """A model that was placed on a node and has not come up yet."""
     world = World()
     world.begin([0, 0, 0], pinned=False)
     world.a_client_asks("one")
     while "one" not in world.held:
         world.make(world.changes[0])
     (node,) = world.held["one"]
+    return world, node
+
+
+def test_a_load_does_not_wait_long_for_a_member_that_has_left() -> None:
+    """It is placed on other nodes: no answer depends on it yet."""
+    world, node = loading()
     world.go(node, gone=False)
     world.settle()
     world.time_passes(LOST_SECONDS - 0.5)
@@ -625,12 +631,7 @@ def test_a_load_does_not_wait_long_for_a_member_that_has_left() -> None:
 
 def test_a_load_that_cannot_be_given_up_is_not_tried_at_every_look() -> None:
     """While the disk is full; `settle` refuses what is due again and again."""
-    world = World()
-    world.begin([1, 1, 1], pinned=False)
-    world.a_client_asks("one")
-    while "one" not in world.held:
-        world.make(world.changes[0])
-    (node,) = world.held["one"]
+    world, node = loading()
     world.a_node_is_evicted_or_joins_again(node)
     world.the_disk_is_full_or_not(full=True)
     world.time_passes(LOST_SECONDS + 1)

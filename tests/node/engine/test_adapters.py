@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -237,6 +238,20 @@ def test_adapters_of_other_models_and_damaged_ones(
     assert _reason(model, tmp_path / "nowhere") == "MODEL_NOT_FOUND"
     write_adapter(model, model)
     assert _reason(model, adapter) == "ADAPTER_UNSUPPORTED"
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapters.safetensors"])
+def test_a_digest_opens_no_pipe(
+    name: str, llama: dict[str, Any], model_folder: Folder, tmp_path: Path
+) -> None:
+    """It would wait for ever for somebody to write."""
+    model, adapter = model_folder(llama), tmp_path / "adapter"
+    write_adapter(adapter, model)
+    (adapter / name).unlink()
+    os.mkfifo(adapter / name)
+    with pytest.raises(ModelError) as caught:
+        digest(model, adapter)
+    assert caught.value.reason == "MODEL_FOLDER_UNUSABLE"
 
 
 def test_an_adapter_that_is_too_large(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,12 @@ def test_a_score_of_unnamed_tokens_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ModelError, match="which two tokens"):
         load_lazily(tmp_path)
+    (tmp_path / "1_LogitScore").mkdir()
+    for beyond, known in ((config["vocab_size"], False), (config["vocab_size"] - 1, True)):
+        ids = {"false_token_id": 0, "true_token_id": beyond}
+        (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps(ids))
+        with nullcontext() if known else pytest.raises(ModelError, match="which two tokens"):
+            load_lazily(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["[1]", '{"a": 1}', '[{"type": 3, "path": []}]', "[", "null"])
