@@ -172,15 +172,20 @@ def test_a_wrong_kernel_is_found(
     assert caught.value.reason == "KERNEL_WRONG"
 
 
-def test_a_gpus_products_are_reported_and_refuse_nothing(
-    llama: dict[str, Any], model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("metal", [True, False])
+def test_a_macs_gpu_logs_wrong_products_and_another_gpu_does_not_serve(
+    metal: bool, llama: dict[str, Any], model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No GPU's products were ever compared, and a false alarm would serve nobody."""
+    """Products of a Mac's GPU were never compared, and a false alarm would serve nobody."""
     monkeypatch.setattr(relaying, "pays", lambda: False)
     stage = load_stage(model_folder(llama), 0, 2)
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    monkeypatch.setattr(mx.metal, "is_available", lambda: metal)
     right = nn.Linear.__call__
     monkeypatch.setattr(nn.Linear, "__call__", lambda self, x: 2 * right(self, x))
+    if not metal:
+        assert refused(stage).reason == "KERNEL_WRONG"
+        return
     with structlog.testing.capture_logs() as logs:
         check_stage(stage, "model")
     assert {(log["event"], log["tokens"]) for log in logs} == {
