@@ -26,7 +26,7 @@ from sealring.mesh.system.start import collect_seldom, hide_rich
 
 _NAMES = (
     *("demo", "up", "join", "deploy", "chat", "proxy", "connect"),
-    *("status", "dashboard", "doctor", "logs", "bugreport", "trace"),
+    *("status", "dashboard", "doctor", "logs", "bugreport", "trace", "usage"),
     *("coordinator", "node", "gateway", "deployment", "model", "cache"),
     *("token", "key", "operator", "roster", "root", "receipt"),
     *("audit", "service", "config"),

@@ -7,7 +7,7 @@ import contextlib
 import copy
 import os
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from sealring.edge.inference.answer import Answer
@@ -16,6 +16,7 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.receipts import RecentRosters
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
+from sealring.gateway.usage.store import Used
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.mesh.names import model_differs, served_name, split_pin
 from sealring.mesh.prompt.images import VISION, has_images, without_images
@@ -74,11 +75,14 @@ class RingBackend:
         self,
         rings: Router,
         metrics: Metrics,
+        count: Callable[[str, str, Used], None] = lambda key_id, model, used: None,
         start_seconds: float = START_SECONDS,
         most_held: int = MAX_HELD,
     ) -> None:
+        """`count` gets what each request has used, with the id of its API key and its model."""
         self._rings = rings
         self._metrics = metrics
+        self._count = count
         self._start_seconds = start_seconds
         self._routing_secret = os.urandom(SECRET_BYTES)
         self._running: set[str] = set()
@@ -135,6 +139,8 @@ class RingBackend:
             if not self._running:
                 self._idle.set()
             self._rings.cancel(request_id)
+            if work.progress.answered or answer.timings.ring:
+                self._count(tenant, model, _used(work, answer))
 
     async def list_models(self) -> list[inference.Model]:
         models = self._rings.models()
@@ -228,6 +234,13 @@ class RingBackend:
 
     def _known(self, name: str) -> str | None:
         return served_name(name, self._rings.deployments(), self._rings.aliases())
+
+
+def _used(request: Request, answer: Answer) -> Used:
+    """The usage of a request that is over, answered to its end or not."""
+    progress = request.progress
+    milliseconds = round(answer.timings.ring * 1000)
+    return Used(1, progress.prompt_tokens, progress.cached, progress.answered, milliseconds)
 
 
 def _stopping() -> Unavailable:

@@ -24,6 +24,8 @@ from sealring.gateway.rings.members import Members
 from sealring.gateway.rings.rings import Rings
 from sealring.gateway.rings.watch import Watch
 from sealring.gateway.settings import GatewaySettings
+from sealring.gateway.usage.store import UsageStore
+from sealring.gateway.usage.usage import Usage
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
@@ -66,6 +68,8 @@ async def serve(
     keeper = RosterKeeper(settings.state_dir, state, clock=clock)
     keeper.load()
     metrics = Metrics()
+    usage = Usage(UsageStore(settings.state_dir), clock=clock)
+    metrics.registry.register(usage)
     identity = Credentials(state.peer.cluster, state.peer.id, by_identity(signer), lambda: keeper.held)
     rings = Rings(
         Members(state.peer.cluster, store, identity),
@@ -74,7 +78,7 @@ async def serve(
         metrics=metrics,
         signed_roster=keeper.signed,
     )
-    backend = RingBackend(rings, metrics)
+    backend = RingBackend(rings, metrics, usage.add)
     find = partial(look_for_coordinator, state.root_sha256)
     coordinators = Coordinators(state.coordinator, store, lambda: keeper.coordinators, find)
     certificates = CertificateKeeper(
@@ -83,10 +87,10 @@ async def serve(
     channel = coordinators.channel
     introduction = Introduction(Purpose.WATCH, identity, channel, lambda: keeper.root, certificates.renew)
     watch = Watch(coordinators, introduction, keeper, rings, certificates.renew)
-    gate = _gate(settings, metrics)
+    gate = _gate(settings, metrics, usage)
     http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
     grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)
-    edge, server = _edges(settings, backend, metrics, gate, http_tls, http)
+    edge, server = _edges(settings, backend, metrics, usage, gate, http_tls, http)
     try:
         grpc_port = server.listen(settings.grpc_listen, grpc_tls.grpc_credentials() if grpc_tls else None)
         http_port = edge.listen(settings.http_listen)
@@ -100,7 +104,7 @@ async def serve(
             keys_required=gate.required,
         )
         renewing = [tls.run() for tls in (http_tls, grpc_tls) if tls]
-        await first_of(stop.wait(), watch.run(), certificates.run(), gate.run(), *renewing)
+        await first_of(stop.wait(), watch.run(), certificates.run(), gate.run(), usage.run(), *renewing)
         await server.set_serving(False)
         await backend.drain(settings.drain_timeout)
     finally:
@@ -108,6 +112,7 @@ async def serve(
         await edge.stop()
         await server.stop(1.0)
         await gate.flush()
+        await usage.flush()
         await coordinators.close()
         log.info("gateway_stopped", gateway=state.peer.id)
 
@@ -116,6 +121,7 @@ def _edges(
     settings: GatewaySettings,
     backend: RingBackend,
     metrics: Metrics,
+    usage: Usage,
     gate: Gate,
     http_tls: EdgeTls | None,
     http: Callable[..., HttpServer],
@@ -125,7 +131,9 @@ def _edges(
     app = create_app(
         backend, exposition=metrics.exposition, kept=kept, gate=gate, cors_origins=settings.cors_origins
     )
-    service = InferenceService(backend, metrics.exposition, kept)
+    service = InferenceService(
+        backend, metrics.exposition, kept, lambda asked: usage.tell(asked, gate.records.values())
+    )
     server = Server(
         [(inference_grpc.add_InferenceServicer_to_server, service, SERVICE)],
         port=INFERENCE,
@@ -134,7 +142,7 @@ def _edges(
     return http(app, tls=http_tls), server
 
 
-def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:
+def _gate(settings: GatewaySettings, metrics: Metrics, usage: Usage) -> Gate:
     """Raises ConfigError (NO_KEYS, KEYS_CORRUPT, SECRET_FILE_UNSAFE)."""
     gate = Gate(
         KeyFile(settings.state_dir),
@@ -143,6 +151,7 @@ def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:
             key_at_once=settings.key_requests_at_once,
             peer_per_second=settings.peer_requests_per_second,
         ),
+        spent=usage.spent,
         on_refused=lambda reason: metrics.turned_away.labels(reason).inc(),
     )
     if settings.listens_beyond_loopback and not gate.usable_keys:

@@ -245,9 +245,9 @@ LINES = {
     "sealring/api": 4_900,
     "sealring/client": 2_350,
     "sealring/testing": 700,
-    "edge": 4_030,
+    "edge": 4_090,
     "coordinator": 12_450,
-    "gateway": 600,
+    "gateway": 870,
     "gateway/rings": 3_400,
     "gateway/scheduler": 4_085,
     "node": 14_260,
@@ -255,7 +255,7 @@ LINES = {
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 10_875,
+    "cli": 11_075,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import grpc
 
     from sealring.cli.settings import CliSettings
+    from sealring.v1.inference_pb2 import GetUsageResponse
 
 
 CALL_SECONDS = 10.0
@@ -43,18 +44,29 @@ class GatewayCalls:
 
     async def metrics(self, *, seconds: float = CALL_SECONDS) -> str:
         """The gateway's metrics in Prometheus text format. Raises the error that it answers with."""
+        from sealring.v1 import inference_pb2
+
+        found = await self._call("GetMetrics", inference_pb2.GetMetricsRequest(), seconds)
+        return str(found.exposition, "utf-8")
+
+    async def usage(self, since: str, *, seconds: float = CALL_SECONDS) -> GetUsageResponse:
+        """What was used since a day, as 2026-11-30. Raises the error that the gateway answers with."""
+        from sealring.v1 import inference_pb2
+
+        found: GetUsageResponse = await self._call(
+            "GetUsage", inference_pb2.GetUsageRequest(since=since), seconds
+        )
+        return found
+
+    async def _call(self, method: str, request: Any, seconds: float) -> Any:
         import grpc
 
         from sealring.mesh.rpc.status import from_rpc_error
-        from sealring.v1 import inference_pb2
 
         try:
-            found = await self.stub.GetMetrics(
-                inference_pb2.GetMetricsRequest(), timeout=seconds, metadata=self.metadata
-            )
+            return await getattr(self.stub, method)(request, timeout=seconds, metadata=self.metadata)
         except grpc.RpcError as error:
             raise named(from_rpc_error(error), "the gateway", self.address) from None
-        return str(found.exposition, "utf-8")
 
 
 @asynccontextmanager

@@ -23,6 +23,11 @@ app = typer.Typer(
 
 _DAY = 86_400
 _STATE = ("state_dir",)
+_TOKENS_A_DAY = typer.Option(
+    min=0,
+    metavar="N",
+    help="tokens that it may use from midnight to midnight, but for those of cached prefixes; 0: any number",
+)
 
 
 class Scope(enum.StrEnum):
@@ -48,6 +53,7 @@ def create(
         Seconds | None,
         Seconds.option("how long it is good for [default: until it is revoked]", least=1, most=3650 * _DAY),
     ] = None,
+    tokens_a_day: Annotated[int, _TOKENS_A_DAY] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Print a new API key; it is shown this once.
@@ -59,7 +65,7 @@ def create(
     chosen = [KeyScope(one.value) for one in scope or [Scope.INFERENCE]]
     keys = _keys(context)
     first = not keys.read()
-    text, record = keys.create(chosen, label=label, seconds=int(lifetime or 0))
+    text, record = keys.create(chosen, label=label, seconds=int(lifetime or 0), tokens_a_day=tokens_a_day)
     if as_json:
         print_json({"key": text, **_plain(record)})
         return
@@ -81,8 +87,20 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
     for one in records:
         state = "revoked" if one.revoked else "usable" if one.usable(host_of(context).now()) else "expired"
         times = [moment(when) for when in (one.created, one.last_used, one.expires)]
-        rows.append([one.id, one.label, ", ".join(one.scopes), *times, state])
-    print_table(["id", "label", "scopes", "created", "last used", "expires", "state"], rows)
+        a_day = f"{one.tokens_a_day:,}" if one.tokens_a_day else ""
+        rows.append([one.id, one.label, ", ".join(one.scopes), a_day, *times, state])
+    print_table(["id", "label", "scopes", "tokens a day", "created", "last used", "expires", "state"], rows)
+
+
+@command(app, example="sealring key limit ID --tokens-a-day 200000", section="gateway", fields=_STATE)
+def limit(
+    context: typer.Context,
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="as `key list` shows it")],
+    tokens_a_day: Annotated[int, _TOKENS_A_DAY],
+) -> None:
+    """Set how many tokens a day a key may use, from the next request on."""
+    record = _keys(context).limit(key_id, tokens_a_day)
+    say(f"{record.id} may use {f'{tokens_a_day:,}' if tokens_a_day else 'any number of'} tokens a day")
 
 
 @command(app, example="sealring key revoke ID", section="gateway", fields=_STATE)

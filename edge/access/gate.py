@@ -28,6 +28,7 @@ import structlog
 
 from sealring.edge.access.keyfile import KeyFile, KeyRecord
 from sealring.edge.access.keys import ApiKey, Scope, matches, parse_key
+from sealring.edge.access.quota import Spent, check_quota
 from sealring.edge.access.turns import Turns
 from sealring.mesh.clock import Clock, monotonic_clock, wall_clock
 from sealring.mesh.errors import (
@@ -83,7 +84,8 @@ class Caller:
     may not.
 
     `claim` counts a request, once it has been read, as one for each answer that it asks for: each is a row of
-    a ring. It raises ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE), InvalidInput (TOO_MANY_ANSWERS).
+    a ring. It raises ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE, DAILY_TOKENS_USED), InvalidInput
+    (TOO_MANY_ANSWERS).
     """
 
     key_id: str = ""
@@ -160,6 +162,7 @@ class Gate:
         keys: KeyFile | None = None,
         limits: Limits | None = None,
         *,
+        spent: Spent = lambda key_id: 0,
         on_refused: Callable[[str], None] = lambda reason: None,
         clock: Clock = monotonic_clock,
         wall: Clock = wall_clock,
@@ -167,6 +170,7 @@ class Gate:
         """Raises ConfigError (KEYS_CORRUPT, SECRET_FILE_UNSAFE) when there are keys that cannot be read."""
         limits = limits or Limits()
         self.file = keys
+        self._spent = spent
         self._on_refused = on_refused
         self._clock = clock
         self._wall = wall
@@ -226,9 +230,12 @@ class Gate:
             yield caller
 
     def _claim(self, key_id: str, under_way: contextlib.ExitStack, answers: int) -> None:
-        if answers <= 1:
-            return
         try:
+            record = self.records.get(key_id)
+            if record is not None:
+                check_quota(record.tokens_a_day, self._spent(key_id), self._wall())
+            if answers <= 1:
+                return
             under_way.enter_context(self._under_way.more(key_id, answers - 1))
             self._keys.check(key_id, answers - 1)
         except SealringError as error:

@@ -36,6 +36,7 @@ _SCOPES: dict[str, Collection[Scope] | None] = {
     "/sealring.v1.Inference/ListModels": LOOK,
     "/sealring.v1.Inference/GetRoster": LOOK,
     "/sealring.v1.Inference/GetMetrics": WATCH,
+    "/sealring.v1.Inference/GetUsage": WATCH,
     "/grpc.health.v1.Health/Check": None,
 }
 """What a method needs. One that is not listed needs a key of any scope."""

@@ -48,6 +48,8 @@ class KeyRecord(BaseModel):
     expires: Annotated[int, Field(ge=0)] = 0
     last_used: Annotated[int, Field(ge=0)] = 0
     revoked: Annotated[int, Field(ge=0)] = 0
+    tokens_a_day: Annotated[int, Field(ge=0)] = 0
+    """A quota of tokens; 0 means any number."""
 
     def usable(self, now: float) -> bool:
         """Whether the key is neither revoked nor expired."""
@@ -99,7 +101,9 @@ class KeyFile:
             raise self._corrupt()
         return keys
 
-    def create(self, scopes: Iterable[Scope], *, label: str = "", seconds: int = 0) -> tuple[str, KeyRecord]:
+    def create(
+        self, scopes: Iterable[Scope], *, label: str = "", seconds: int = 0, tokens_a_day: int = 0
+    ) -> tuple[str, KeyRecord]:
         """Makes a key, good for `seconds` (0: until it is revoked); its text is given this once.
 
         Raises InvalidInput (BAD_LABEL, NO_SCOPE), ResourceExhausted (TOO_MANY_KEYS).
@@ -121,6 +125,7 @@ class KeyFile:
             scopes=chosen,
             created=now,
             expires=now + seconds if seconds else 0,
+            tokens_a_day=tokens_a_day,
         )
         with self._changing() as keys:
             _make_room(keys)
@@ -130,12 +135,17 @@ class KeyFile:
     def revoke(self, key_id: str) -> KeyRecord:
         """Revokes a key for good. Raises NotFound (NO_SUCH_KEY)."""
         with self._changing() as keys:
-            record = keys.get(key_id)
-            if record is None:
-                raise NotFound(f"there is no key {key_id[:32]!r}", reason="NO_SUCH_KEY")
+            record = _known(keys, key_id)
             if not record.revoked:
                 keys[key_id] = record.model_copy(update={"revoked": int(self._clock())})
             return keys[key_id]
+
+    def limit(self, key_id: str, tokens_a_day: int) -> KeyRecord:
+        """Sets how many tokens a day a key may use, 0 for any number. Raises NotFound (NO_SUCH_KEY)."""
+        with self._changing() as keys:
+            changed = _known(keys, key_id).model_copy(update={"tokens_a_day": tokens_a_day})
+            keys[key_id] = changed
+            return changed
 
     def note_use(self, used: Mapping[str, int]) -> None:
         """Writes down when keys were last used, given by id."""
@@ -156,7 +166,7 @@ class KeyFile:
             yield keys
             if keys != before:
                 content = Content(keys=list(keys.values()))
-                write_atomic(self.file, content.model_dump_json(indent=1).encode())
+                write_atomic(self.file, content.model_dump_json(indent=1, exclude_defaults=True).encode())
         finally:
             os.close(descriptor)
 
@@ -166,6 +176,12 @@ class KeyFile:
             hint="restore it from a backup, or remove it and create new keys",
             reason="KEYS_CORRUPT",
         )
+
+
+def _known(keys: Mapping[str, KeyRecord], key_id: str) -> KeyRecord:
+    if key_id not in keys:
+        raise NotFound(f"there is no key {key_id[:32]!r}", reason="NO_SUCH_KEY")
+    return keys[key_id]
 
 
 def _make_room(keys: dict[str, KeyRecord]) -> None:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from sealring.api.answers import Asked, Choice
 from sealring.api.errors import error_of, error_status
 from sealring.api.fields import renamed
+from sealring.edge.access.quota import QUOTA_USED
 from sealring.edge.inference.answer import EVENT_BYTES, weight
 from sealring.edge.inference.timers import SendWatch
 from sealring.mesh.errors import Cancelled, Internal, InvalidInput, SealringError, Unavailable, forget_frames
@@ -300,7 +301,7 @@ def error_response(error: SealringError, path: str = "") -> Response:
     """
     status = error_status(error)
     headers = {}
-    if status in _REPEATED:
+    if status in _REPEATED and error.reason != QUOTA_USED:  # which is over at midnight
         headers["x-should-retry"] = "true"
     elif 400 <= status < 500 and status not in _LEFT_TO_CLIENTS:
         headers["x-should-retry"] = "false"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc.aio
@@ -67,9 +67,12 @@ class InferenceService(inference_grpc.InferenceServicer):
         backend: InferenceBackend,
         exposition: Callable[[], bytes],
         kept: KeptAnswers | None = None,
+        usage: Callable[[inference.GetUsageRequest], Awaitable[inference.GetUsageResponse]] | None = None,
     ) -> None:
+        """`usage` tells what was used, where that is counted."""
         self._backend = backend
         self._exposition = exposition
+        self._usage = usage
         self._kept = kept or KeptAnswers()
 
     async def Generate(  # noqa: N802
@@ -119,6 +122,13 @@ class InferenceService(inference_grpc.InferenceServicer):
         self, request: inference.GetMetricsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference.GetMetricsResponse:
         return inference.GetMetricsResponse(exposition=self._exposition())
+
+    async def GetUsage(  # noqa: N802
+        self, request: inference.GetUsageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference.GetUsageResponse:
+        if self._usage is None:
+            raise NotFound("no usage is counted here", hint="ask a gateway", reason="NO_USAGE")
+        return await self._usage(request)
 
 
 def _caller(context: grpc.aio.ServicerContext[Any, Any]) -> str:

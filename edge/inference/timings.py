@@ -1,4 +1,4 @@
-"""When a request came to its ring, and when its prompt began to be computed."""
+"""When a request came to its ring, when its prompt began to be computed, and the ring's time that it took."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ class Timings:
     routed: float = 0.0
     loaded: float = 0.0
     computed: float = 0.0
+    ring: float = 0.0
+    """Seconds of the ring's time so far, which is shared evenly by the requests that it computes at once."""
 
     @property
     def load_ms(self) -> int:

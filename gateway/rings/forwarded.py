@@ -161,18 +161,21 @@ class ForwardedRequests:
         if request is None:
             return
         answer, event = self._answers[request.id], forwarded.event
+        answer.timings.ring += forwarded.ring_ms / 1000
         match forwarded.WhichOneof("what"), event.WhichOneof("event"):
             case "problem", _:
                 self._answers.pop(request.id).fail(from_problem(forwarded.problem))
             case "event", "started":
                 if not request.progress.started:
                     request.progress.started, event.started.request_id = True, request.id
+                    request.progress.prompt_tokens = event.started.prompt_tokens
                     answer.started(event.started)
             case "event", "delta":
                 answer.delta(event.delta)
                 if behind := self._answers.give_up_behind(request.id):
                     self.cancel(behind)
             case "event", "finished":
+                request.progress.cached = event.finished.cached_tokens
                 self._answers.pop(request.id).finished(event.finished)
 
     def cancel(self, request_id: str) -> None:

@@ -14,6 +14,7 @@ from sealring.gateway.rings.idle import IdlePrefills
 from sealring.gateway.rings.receipts import Receipts
 from sealring.gateway.rings.requests import Answers
 from sealring.gateway.rings.rows import Counters, Rows
+from sealring.gateway.rings.shares import RingShares
 from sealring.gateway.scheduler.actions import (
     Action,
     AnnounceStep,
@@ -55,6 +56,7 @@ class OwnRequests:
         self._counters = counters
         self._clock = clock
         self._receipts = Receipts()
+        self._shares = RingShares(clock)
         self._idle = IdlePrefills()
         self._idle_prefill = idle_prefill
         self._thinks = False  # the model, as the last head reported, and what was thought is prefilled again
@@ -75,7 +77,7 @@ class OwnRequests:
         serving = epoch.serving
         self._receipts.begin_epoch(len(serving.members))
         self._thinks = self._idle_prefill and THINKING in epoch.abilities.capabilities
-        self.rows = Rows(epoch, self._receipts, self._idle, self._counters, self._secret)
+        self.rows = Rows(epoch, self._receipts, self._idle, self._counters, self._shares, self._secret)
         facts = RingFacts.of(
             epoch.attached,
             epoch=serving.epoch,
@@ -104,6 +106,7 @@ class OwnRequests:
 
     def cancel(self, request_id: str) -> None:
         self._answers.pop(request_id, None)
+        self._shares.end(request_id)
         self._receipts.drop(request_id)
         self.perform(self.scheduler.cancel(request_id))
 
@@ -156,6 +159,7 @@ class OwnRequests:
     def end(self, reason: str) -> None:
         """The scheduler queues its requests again, and has a `suspect` until its word is `settled`."""
         self.rows = None
+        self._shares.end_all()
         if self.scheduler.used:
             self._counters.epochs_ended.inc()
         self.push_aside()
@@ -213,6 +217,7 @@ class OwnRequests:
             case Finish(request, finished):
                 self._finish(request, finished)
             case Fail(request, error):
+                self._shares.end(request.id)
                 if request.idle:
                     self._idle.running = ""
                 if (failed := self._answers.pop(request.id, None)) is not None:
@@ -245,6 +250,7 @@ class OwnRequests:
         )
 
     def _finish(self, request: Request, finished: inference.Finished) -> None:
+        self._shares.end(request.id)
         if request.idle:
             self._idle.running = ""
         else:

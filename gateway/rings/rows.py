@@ -10,6 +10,7 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.epoch import Epoch, below_floor
 from sealring.gateway.rings.idle import IdlePrefills
 from sealring.gateway.rings.receipts import Receipts
+from sealring.gateway.rings.shares import RingShares
 from sealring.gateway.scheduler.actions import OpenRow
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
@@ -40,14 +41,23 @@ class Rows:
     """Tells the members of an epoch what the scheduler wants of its rows."""
 
     def __init__(
-        self, epoch: Epoch, receipts: Receipts, idle: IdlePrefills, counters: Counters, secret: bytes
+        self,
+        epoch: Epoch,
+        receipts: Receipts,
+        idle: IdlePrefills,
+        counters: Counters,
+        shares: RingShares,
+        secret: bytes,
     ) -> None:
         """`secret` makes pseudonyms of clients."""
         self.epoch = epoch
-        self.unstarted: dict[int, AnswerWriter] = {}  # of rows given to the head, until their first step
+        self.unstarted: dict[int, tuple[str, AnswerWriter]] = {}
+        """The requests of rows given to the head, and their answers, until the first step."""
+
         self._receipts = receipts
         self._idle = idle
         self._counters = counters
+        self._shares = shares
         self._secret = secret
 
     def refusal(self, request: Request) -> SealringError | None:
@@ -78,7 +88,7 @@ class Rows:
         request, epoch = action.request, self.epoch
         epoch.streams.expect()
         answer.opened()
-        self.unstarted[action.row] = answer
+        self.unstarted[action.row] = request.id, answer
         envelope, choices = request.envelope, request.choices
         if action.resume is not None:
             envelope, choices = inference.Envelope(clear=envelope.clear), 1
@@ -102,8 +112,8 @@ class Rows:
 
     def opened(self, row: int) -> None:
         """The head has read a prompt, and its row waits for memory."""
-        if (answer := self.unstarted.get(row)) is not None:
-            answer.waits()
+        if row in self.unstarted:
+            self.unstarted[row][1].waits()
 
     def discard(self, row: int) -> None:
         self.unstarted.pop(row, None)
@@ -132,12 +142,14 @@ class Rows:
         self.epoch.streams.expect()
 
     def _first_chunk(self, chunk: control.Chunk) -> None:
-        answer = self.unstarted.pop(chunk.row, None)
+        opened = self.unstarted.pop(chunk.row, None)
         if self._idle.running:  # nothing else runs
             return
         self._counters.queries.inc(chunk.prompt_tokens)
         self._counters.hits.inc(chunk.start)
-        if answer is not None:
+        if opened is not None:
+            request_id, answer = opened
+            self._shares.begin(request_id, answer.timings)
             answer.timings.computed = time.perf_counter()
             answer.computed()
 

@@ -152,7 +152,7 @@ class GuestAnswer:
         assert self._request is not None
         choices = self._request.progress.choices
         progress = [progress_from(choice, sent) for choice, sent in zip(choices, self._counted, strict=True)]
-        self._say(event=inference.GenerateResponse(finished=event), progress=progress)
+        self._say(event=inference.GenerateResponse(finished=event), progress=progress, ring_ms=self._ring_ms)
         self._forget()
 
     def fail(self, error: SealringError) -> None:
@@ -160,7 +160,11 @@ class GuestAnswer:
             self._refused.remember(self._asked, error)
         self._forget()
         forget_frames(error)
-        self._say(problem=to_problem(error))
+        self._say(problem=to_problem(error), ring_ms=self._ring_ms)
+
+    @property
+    def _ring_ms(self) -> int:
+        return round(self.timings.ring * 1000)
 
     def _forget(self) -> None:
         """Lets go of the prompt. An answer that the head does not read would keep it, up to 32 MiB."""

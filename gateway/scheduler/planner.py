@@ -230,7 +230,9 @@ class StepPlanner:
         step = self._step([])  # before the chunk is taken: it may drop the prefix that the chunk begins with
         pausing = self._budget.pausing
         row, chunk = self._line.take(tokens, pausing=pausing, planned=not pausing and bool(self._running()))
-        chunk.takes = chunk.start == row.reused and self.prefixes.begin(row)
+        if chunk.start == row.reused:
+            row.request.progress.begin(row.reused)
+            chunk.takes = self.prefixes.begin(row)
         step.prefill.chunks.append(chunk)
         self._announce(step)
         self.prefixes.cut(row)

@@ -69,8 +69,9 @@ class Progress:
 
     `attempts` counts the epochs in a row that ended while they computed the request and brought no more than
     first tokens; `claimed` are those that its client counted elsewhere, under other ids. `earlier_tokens` are
-    the tokens of all choices at the end of the last epoch, and `cached` the prompt tokens that the first
-    productive epoch reused. Of `drafted` tokens `accepted` were right.
+    the tokens of all choices at the end of the last epoch. `prompt_tokens` are 0 before a head has counted
+    them, and `cached` are those that the first productive epoch reused. Of `drafted` tokens `accepted` were
+    right.
     """
 
     choices: tuple[ChoiceProgress, ...] = field(repr=False)
@@ -80,6 +81,7 @@ class Progress:
     attempts: int = 0
     claimed: int = 0
     earlier_tokens: int = 0
+    prompt_tokens: int = 0
     cached: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -97,23 +99,28 @@ class Progress:
         return self.started or self.attempts > 0
 
     @property
+    def answered(self) -> int:
+        """Tokens of all choices that this gateway knows of."""
+        return sum(len(choice.tokens) for choice in self.choices)
+
+    @property
     def new_tokens(self) -> int:
         """Tokens that this epoch has brought."""
-        return sum(len(choice.tokens) for choice in self.choices) - self.earlier_tokens
+        return self.answered - self.earlier_tokens
 
     @property
     def harmless(self) -> bool:
         """Whether this epoch has brought more than prefill does, which samples first tokens."""
         return self.new_tokens > len(self.choices)
 
-    def end_epoch(self, reused: int, *, computed: bool) -> None:
-        """Counts the end of an epoch that reused `reused` tokens of the prompt.
-
-        `computed` is whether a member had the request to compute at that moment: one that only waited for
-        memory has ended nothing.
-        """
+    def begin(self, reused: int) -> None:
+        """Its prompt begins to be computed behind `reused` tokens of it."""
         if not self.earlier_tokens:
             self.cached = reused
+
+    def end_epoch(self, *, computed: bool) -> None:
+        """Counts the end of an epoch. `computed` is whether a member had the request to compute at that
+        moment: one that only waited for memory has ended nothing."""
         if self.harmless:
             self.attempts, self.claimed = 1, 0
         else:

@@ -219,6 +219,7 @@ class Scheduler:
             )
         elif not row.request.progress.started:
             row.request.progress.started = True
+            row.request.progress.prompt_tokens = prompt_tokens - answered
             self._actions.append(Begin(row.request, prompt_tokens - answered))
         epoch.planner.recalls.opened(row, opened.stored)
         return self._pump()
@@ -279,7 +280,7 @@ class Scheduler:
         self._suspect = _suspect([row for rows in ended.values() for row in rows])
         for rows in ended.values():
             computed = any(row.begun or row.opening for row in rows)
-            rows[0].request.progress.end_epoch(rows[0].reused, computed=computed)
+            rows[0].request.progress.end_epoch(computed=computed)
         self._go_on((rows[0].request for rows in ended.values()), error)
         return self._take()
 
@@ -300,7 +301,7 @@ class Scheduler:
         for request in reversed(waiting):
             self._queue.push_front(request)
         for request in worked_on:
-            request.progress.end_epoch(0, computed=True)
+            request.progress.end_epoch(computed=True)
         self._go_on(worked_on, error)
         return self._take()
 
@@ -384,7 +385,7 @@ class Scheduler:
             reason=ends[0].reason,
             prompt_tokens=row.prompt_tokens - row.answered,
             completion_tokens=sum(end.completion_tokens for end in ends),
-            cached_tokens=request.progress.cached if request.progress.earlier_tokens else row.reused,
+            cached_tokens=request.progress.cached,
             drafted_tokens=request.progress.drafted,
             accepted_tokens=request.progress.accepted,
             choices=ends if request.choices > 1 else (),

@@ -28,7 +28,11 @@ _BY_REASON = {
     "BODY_TOO_SLOW": 408,
     "HOST_NOT_ALLOWED": 403,
 }
-_CODES = {"CONTEXT_TOO_LONG": "context_length_exceeded", "TOO_LARGE_FOR_RING": "context_length_exceeded"}
+_CODES = {
+    "CONTEXT_TOO_LONG": "context_length_exceeded",
+    "TOO_LARGE_FOR_RING": "context_length_exceeded",
+    "DAILY_TOKENS_USED": "insufficient_quota",
+}
 """Codes that OpenAI's clients know under another name than ours."""
 
 

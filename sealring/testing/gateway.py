@@ -52,6 +52,7 @@ class ScriptedGateway(inference_grpc.InferenceServicer):
         self.models: list[inference.Model] = []
         self.exposition = b""
         """What `GetMetrics` tells."""
+        self.usage = inference.GetUsageResponse()
         self.loads: list[inference.LoadModelRequest] = []
         self.on_load: Callable[[], None] = lambda: None
         """Is called when a model is to be loaded; an error of `sealring.mesh.errors` is the call's."""
@@ -82,6 +83,9 @@ class ScriptedGateway(inference_grpc.InferenceServicer):
 
     async def GetMetrics(self, request: Any, context: Any) -> inference.GetMetricsResponse:  # noqa: N802
         return inference.GetMetricsResponse(exposition=self.exposition)
+
+    async def GetUsage(self, request: Any, context: Any) -> inference.GetUsageResponse:  # noqa: N802
+        return self.usage
 
     async def LoadModel(self, request: Any, context: Any) -> inference.LoadModelResponse:  # noqa: N802
         self.loads.append(request)

@@ -613,10 +613,13 @@ class Forwarded(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
+    RING_MS_FIELD_NUMBER: _builtins.int
     guest: _builtins.int
     number: _builtins.int
     waits: _builtins.bool
     """the head has read the prompt, and there is no memory for it yet"""
+    ring_ms: _builtins.int
+    """with the last: of the ring's time that the request took"""
     @_builtins.property
     def event(self) -> _inference_pb2.GenerateResponse: ...
     @_builtins.property
@@ -636,10 +639,11 @@ class Forwarded(_message.Message):
         problem: _membership_pb2.Problem | None = ...,
         progress: _abc.Iterable[Global___Progress] | None = ...,
         waits: _builtins.bool = ...,
+        ring_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "problem", b"problem", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "guest", b"guest", "number", b"number", "problem", b"problem", "progress", b"progress", "waits", b"waits", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "guest", b"guest", "number", b"number", "problem", b"problem", "progress", b"progress", "ring_ms", b"ring_ms", "waits", b"waits", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["event", "problem"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015

@@ -1573,3 +1573,135 @@ class GetMetricsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetMetricsResponse: _TypeAlias = GetMetricsResponse  # noqa: Y015
+
+@_typing.final
+class GetUsageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: _builtins.int
+    since: _builtins.str
+    """the first day, as 2026-11-30; empty: all that is kept"""
+    def __init__(
+        self,
+        *,
+        since: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUsageRequest: _TypeAlias = GetUsageRequest  # noqa: Y015
+
+@_typing.final
+class GetUsageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USAGE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    TODAY_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """there is more of earlier days"""
+    today: _builtins.str
+    """the day by the gateway's clock and time zone"""
+    @_builtins.property
+    def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]:
+        """the newest day first, at most 20,000"""
+
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyUsage]:
+        """that are usable, or were used in these days"""
+
+    def __init__(
+        self,
+        *,
+        usage: _abc.Iterable[Global___Usage] | None = ...,
+        more: _builtins.bool = ...,
+        today: _builtins.str = ...,
+        keys: _abc.Iterable[Global___KeyUsage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "more", b"more", "today", b"today", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUsageResponse: _TypeAlias = GetUsageResponse  # noqa: Y015
+
+@_typing.final
+class Usage(_message.Message):
+    """What one key has used of one model on one day."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DAY_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    ANSWERED_TOKENS_FIELD_NUMBER: _builtins.int
+    RING_MS_FIELD_NUMBER: _builtins.int
+    day: _builtins.str
+    key: _builtins.str
+    """its id; empty: without a key"""
+    model: _builtins.str
+    """empty: keys and models beyond those that a day has room for"""
+    requests: _builtins.int
+    prompt_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    """of them, not computed anew"""
+    answered_tokens: _builtins.int
+    ring_ms: _builtins.int
+    """of a ring's time, which is shared evenly by the requests that it computes at once"""
+    def __init__(
+        self,
+        *,
+        day: _builtins.str = ...,
+        key: _builtins.str = ...,
+        model: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        answered_tokens: _builtins.int = ...,
+        ring_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_tokens", b"answered_tokens", "cached_tokens", b"cached_tokens", "day", b"day", "key", b"key", "model", b"model", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "ring_ms", b"ring_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class KeyUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    TOKENS_A_DAY_FIELD_NUMBER: _builtins.int
+    TOKENS_TODAY_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    label: _builtins.str
+    tokens_a_day: _builtins.int
+    """that it may use; 0: any number"""
+    tokens_today: _builtins.int
+    """that count towards it: computed for prompts, and answered"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        label: _builtins.str = ...,
+        tokens_a_day: _builtins.int = ...,
+        tokens_today: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "label", b"label", "tokens_a_day", b"tokens_a_day", "tokens_today", b"tokens_today"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyUsage: _TypeAlias = KeyUsage  # noqa: Y015

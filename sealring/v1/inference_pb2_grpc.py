@@ -54,6 +54,11 @@ class InferenceStub:
                 request_serializer=sealring_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/sealring.v1.Inference/GetUsage',
+                request_serializer=sealring_dot_v1_dot_inference__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_inference__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
         self.LoadModel = channel.unary_unary(
                 '/sealring.v1.Inference/LoadModel',
                 request_serializer=sealring_dot_v1_dot_inference__pb2.LoadModelRequest.SerializeToString,
@@ -91,6 +96,13 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """What was used, by key, model and day. Numbers alone, of the requests that came to this gateway.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LoadModel(self, request, context):
         """Loads a model that is on demand and waits until it serves, or unloads it.
         """
@@ -120,6 +132,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GetMetrics,
                     request_deserializer=sealring_dot_v1_dot_inference__pb2.GetMetricsRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_inference__pb2.GetMetricsResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=sealring_dot_v1_dot_inference__pb2.GetUsageRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_inference__pb2.GetUsageResponse.SerializeToString,
             ),
             'LoadModel': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadModel,
@@ -235,6 +252,33 @@ class Inference:
             '/sealring.v1.Inference/GetMetrics',
             sealring_dot_v1_dot_inference__pb2.GetMetricsRequest.SerializeToString,
             sealring_dot_v1_dot_inference__pb2.GetMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Inference/GetUsage',
+            sealring_dot_v1_dot_inference__pb2.GetUsageRequest.SerializeToString,
+            sealring_dot_v1_dot_inference__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

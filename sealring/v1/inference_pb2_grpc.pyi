@@ -38,6 +38,8 @@ class InferenceStub:
     """The signed roster, so that a client can verify by itself who will see its prompt."""
     GetMetrics: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetMetricsRequest, _inference_pb2.GetMetricsResponse]
     """What the gateway counts, as its HTTP edge tells at /metrics."""
+    GetUsage: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetUsageRequest, _inference_pb2.GetUsageResponse]
+    """What was used, by key, model and day. Numbers alone, of the requests that came to this gateway."""
     LoadModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.LoadModelRequest, _inference_pb2.LoadModelResponse]
     """Loads a model that is on demand and waits until it serves, or unloads it."""
 
@@ -51,6 +53,8 @@ class InferenceAsyncStub(InferenceStub):
     """The signed roster, so that a client can verify by itself who will see its prompt."""
     GetMetrics: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetMetricsRequest, _inference_pb2.GetMetricsResponse]  # type: ignore[assignment]
     """What the gateway counts, as its HTTP edge tells at /metrics."""
+    GetUsage: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetUsageRequest, _inference_pb2.GetUsageResponse]  # type: ignore[assignment]
+    """What was used, by key, model and day. Numbers alone, of the requests that came to this gateway."""
     LoadModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.LoadModelRequest, _inference_pb2.LoadModelResponse]  # type: ignore[assignment]
     """Loads a model that is on demand and waits until it serves, or unloads it."""
 
@@ -85,6 +89,14 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetMetricsResponse, _abc.Awaitable[_inference_pb2.GetMetricsResponse]]:
         """What the gateway counts, as its HTTP edge tells at /metrics."""
+
+    @_abc_1.abstractmethod
+    def GetUsage(
+        self,
+        request: _inference_pb2.GetUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.GetUsageResponse, _abc.Awaitable[_inference_pb2.GetUsageResponse]]:
+        """What was used, by key, model and day. Numbers alone, of the requests that came to this gateway."""
 
     @_abc_1.abstractmethod
     def LoadModel(

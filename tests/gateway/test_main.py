@@ -137,6 +137,59 @@ async def test_answers_over_grpc_and_http(cluster: Any) -> None:
     assert cluster.ring.composition.rows == 0
 
 
+async def test_usage_is_counted_kept_and_bounded_by_quotas(cluster: Any) -> None:
+    keys = KeyFile(cluster.state_dir)
+    text, record = keys.create([Scope.INFERENCE], label="laptop", tokens_a_day=7)
+    watcher, _ = keys.create([Scope.READ])
+
+    async def used(gateway: Running) -> inference.GetUsageResponse:
+        metadata = (("authorization", f"Bearer {watcher}"),)
+        asked = inference.GetUsageRequest()
+        found: inference.GetUsageResponse = await gateway.stub.GetUsage(asked, metadata=metadata)
+        return found
+
+    async def ask_over_http(gateway: Running) -> httpx.Response:
+        body = {"model": "echo", "prompt": "one two three"}
+        return await gateway.http.post(
+            "/v1/completions", json=body, headers={"authorization": f"Bearer {text}"}
+        )
+
+    async with running(cluster) as gateway:
+        await until(lambda: bool(cluster.ring.streams))
+        assert (await ask_over_http(gateway)).is_success
+        with pytest.raises(grpc.RpcError, match="scope read"):
+            await gateway.stub.GetUsage(
+                inference.GetUsageRequest(), metadata=(("authorization", f"Bearer {text}"),)
+            )
+        cluster.ring.hold = True
+        leaves = asyncio.create_task(ask_over_http(gateway))
+        await until(lambda: ["one", "two", "three"] in cluster.ring.answers.values())
+        await until(lambda: bool(cluster.ring.held))
+        leaves.cancel()
+        while sum(one.requests for one in (await used(gateway)).usage) < 2:
+            await asyncio.sleep(0.02)
+        cluster.ring.hold = False
+        cluster.ring.release()
+        (one,) = (await used(gateway)).usage
+        assert (one.key, one.model, one.requests) == (record.id, "echo", 2)
+        assert (one.prompt_tokens, one.cached_tokens, one.answered_tokens) == (6, 0, 3)
+        refused = await ask_over_http(gateway)
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "false")
+        assert refused.json()["error"]["code"] == "insufficient_quota"
+        assert 0 < int(refused.headers["retry-after"]) <= 25 * 3600
+        metrics = await gateway.http.get("/metrics", headers={"authorization": f"Bearer {watcher}"})
+        assert f'sealring_key_tokens_today{{key="{record.id}"}} 9.0' in metrics.text
+    async with running(cluster) as gateway:
+        assert (await ask_over_http(gateway)).status_code == 429
+        told = await used(gateway)
+        assert list(told.usage) == [one]
+        assert [(each.label, each.tokens_a_day, each.tokens_today) for each in told.keys if each.label] == [
+            ("laptop", 7, 9)
+        ]
+    written = b"".join(file.read_bytes() for file in cluster.state_dir.glob("usage*"))
+    assert b"three" not in written
+
+
 async def test_errors_of_the_input(cluster: Any) -> None:
     async with running(cluster) as gateway:
         await gateway.ready()

@@ -44,6 +44,17 @@ def test_keys_are_made_listed_and_revoked(here: Any, home: Path) -> None:
     assert text.encode() not in b"".join(file.read_bytes() for file in state.iterdir())
 
 
+def test_a_key_may_use_so_many_tokens_a_day(here: Any, home: Path) -> None:
+    at = ("--state-dir", str(home / "gw"))
+    made = here("key", "create", *at, "--tokens-a-day", "200000", "--json").data
+    assert made["tokens_a_day"] == 200_000
+    assert "200,000" in here("key", "list", *at).out
+    assert "may use 5,000 tokens a day" in here("key", "limit", made["id"], *at, "--tokens-a-day", "5000").err
+    assert here("key", "list", *at, "--json").data[0]["tokens_a_day"] == 5000
+    assert "any number of tokens" in here("key", "limit", made["id"], *at, "--tokens-a-day", "0").err
+    assert here("key", "limit", "nobody", *at, "--tokens-a-day", "1").status == 3
+
+
 def test_how_long_a_key_is_good_for_is_said(here: Any, host: Any, home: Path) -> None:
     state = home / "gw"
     state.mkdir()

@@ -64,12 +64,15 @@ def test_a_request_is_served_as_if_it_had_come_to_the_other_gateway() -> None:
     second.held = [inference.TokenLogprob(id=7)]
     answer.delta(inference.Delta(text="a", tokens=2))
     answer.delta(inference.Delta(text="b", tokens=1, choice=1), second.held)
+    answer.timings.ring = 1.5
     requests = [sent.take(one, CONTEXT) for one in told]
     assert requests == [asked] * 4
     assert [state(one) for one in asked.progress.choices] == [state(one) for one in served.progress.choices]
     assert [one.event.delta.text for one in told[2:]] == ["a", "b"]
     assert [list(one.tokens) for one in told[3].progress] == [[], [7]]
 
+    answer.fail(StageFailed("gone"))
+    assert [one.ring_ms for one in told] == [0, 0, 0, 0, 1500]
     begun, waiting = sent.clear()
     assert (begun, waiting, len(sent)) == ([asked], [], 0)
     asked.progress.started = True

@@ -1,0 +1,128 @@
+"""`sealring usage`: what was used, by key, model and day."""
+
+from __future__ import annotations
+
+import csv
+import enum
+import io
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.host import host_of
+from sealring.cli.terminal.options import AsJson
+from sealring.cli.terminal.output import print_data, print_json, print_table, say
+from sealring.mesh.errors import InvalidInput, SealringError
+
+if TYPE_CHECKING:
+    from sealring.cli.settings import CliSettings
+    from sealring.v1.inference_pb2 import GetUsageResponse
+
+app = typer.Typer()
+
+_SUMS = ("requests", "prompt_tokens", "cached_tokens", "answered_tokens")
+
+
+class Group(enum.StrEnum):
+    """Each value of it has rows of its own."""
+
+    DAY = "day"
+    KEY = "key"
+    MODEL = "model"
+
+
+@command(
+    app,
+    example="sealring usage --by day --by model --days 7",
+    section="cli",
+    fields=("gateway", "gateway_ca", "api_key_file"),
+    rich_help_panel="Look",
+)
+def usage(
+    context: typer.Context,
+    by: Annotated[
+        list[Group] | None,
+        typer.Option(metavar="GROUP", help="day, key or model; may be repeated [default: key and model]"),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=366, help="how many, today among them")] = 30,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="print CSV on standard output")] = False,
+) -> None:
+    """Show what was used: requests, tokens and ring seconds by key, model and day.
+
+    A gateway counts the requests that come to it, and keeps the numbers for a year. Where it asks for API
+    keys, this needs one of scope `read`. What a ring computes at once shares the ring's seconds.
+    """
+    import asyncio
+
+    from sealring.cli.calls.usage import added_up, first_day
+
+    if as_json and as_csv:
+        raise InvalidInput("--json and --csv exclude each other", reason="BAD_OPTION")
+    settings = load_settings(context).settings
+    groups = [one.value for one in dict.fromkeys(by or [Group.KEY, Group.MODEL])]
+    found = asyncio.run(_ask(settings, first_day(host_of(context).now(), days)))
+    if any(one.more for one in found):
+        say("note: there is more than a gateway tells at once; ask for fewer days")
+    rows = added_up(found, groups)
+    if as_json:
+        print_json(rows)
+    elif as_csv:
+        _print_csv(rows)
+    else:
+        _print_rows(rows, groups, found)
+
+
+async def _ask(settings: CliSettings, since: str) -> list[GetUsageResponse]:
+    """The answers of the gateways; one without an answer is named. Raises the last error if none answers."""
+    from sealring.cli.calls.gateway import gateway_access, inference
+
+    found, failed = [], None
+    access = gateway_access(settings)
+    for address in settings.gateway:
+        try:
+            async with inference(address, **access) as calls:
+                found.append(await calls.usage(since))
+        except SealringError as error:
+            failed = error
+            if len(settings.gateway) > 1:
+                say(f"without {address}: {error}")
+    if failed is not None and not found:
+        raise failed
+    return found
+
+
+def _print_csv(rows: list[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else ["requests"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    print_data(text.getvalue().rstrip("\n"))
+
+
+def _print_rows(rows: list[dict[str, Any]], groups: list[str], found: list[GetUsageResponse]) -> None:
+    from sealring.cli.calls.usage import key_name
+
+    def named(row: dict[str, Any], group: str) -> str:
+        if group == "key":
+            return key_name(row["key"], row["label"])
+        return row[group] or "other"
+
+    if not rows:
+        print_data("nothing was used in these days")
+    else:
+        print_table(
+            [*groups, *(one.removesuffix("_tokens") for one in _SUMS), "ring seconds"],
+            [
+                [
+                    *(named(row, one) for one in groups),
+                    *(row[name] for name in _SUMS),
+                    row["ring_ms"] / 1000,
+                ]
+                for row in rows
+            ],
+        )
+    for one in (key for answer in found for key in answer.keys if key.tokens_a_day):
+        spent = f"{one.tokens_today:,} of its {one.tokens_a_day:,} tokens of today"
+        print_data(f"{key_name(one.key, one.label)} has used {spent}")
