@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Find the file of a subject, by the first sentences of docstrings.
 
-.ci/where.py WORD ...    find files, classes and functions by words of their names and first sentences; where
-                         nothing has these words, by words that begin alike
+.ci/where.py WORD ...    find files, classes and functions by words of their names and first sentences
 .ci/where.py --write     write the table of folders into docs/where.md; --check compares it
+
+Words that nothing has are looked for without their endings.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ LINES = {
     "gateway/rings": 3_400,
     "gateway/scheduler": 4_085,
     "node": 14_260,
-    "node/engine": 18_450,
+    "node/engine": 18_490,
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,

@@ -333,6 +333,6 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
 
 
 def _first_words(error: Exception) -> str:
-    """What an error says; the name of its class too where that is a word of Python's, such as a key."""
+    """An error's words, with the name of its class if Python made it: they may be a key alone."""
     named = "" if isinstance(error, ValueError | RuntimeError) else f"{type(error).__name__} "
     return named + " ".join(str(error).split())[:200]
