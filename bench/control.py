@@ -29,7 +29,7 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
 from sealring.gateway.rings.epoch import ServingEpoch
 from sealring.gateway.rings.members import Members, MemberTarget
-from sealring.gateway.rings.ring import Ring
+from sealring.gateway.rings.ring import Ring, Shared
 from sealring.gateway.scheduler import Request
 from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.member import CalledProof, Connection, Credentials, HeldRoster, Purpose, by_identity
@@ -207,14 +207,8 @@ async def measure_gateway(
     metrics = Metrics()
     identity = Credentials(CLUSTER, "gateway", by_identity(SoftwareSigner.generate()), HeldRoster)
     members = Members(CLUSTER, store, identity)
-    ring = Ring(
-        "bench",
-        "bench",
-        members=members,
-        queue_limit=1000,
-        metrics=metrics,
-        on_lost=lambda ring: None,
-    )
+    shared = Shared(members, metrics, queue_limit=1000)
+    ring = Ring("bench", "bench", shared, on_lost=lambda ring: None)
     targets = tuple(
         MemberTarget(f"m{rank}", key, (f"127.0.0.1:{port}",)) for rank, (port, key) in enumerate(ports)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -54,37 +55,43 @@ class Patience:
         return self._formable() - self._since < self.seconds
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What the rings of a gateway have in common.
+
+    `formable` counts the seconds in which a ring could have formed, as far as this gateway knows.
+    """
+
+    members: Members
+    metrics: Metrics
+    queue_limit: int
+    idle_prefill: bool = True
+    clock: Clock = awake_clock
+    formable: Clock = awake_clock
+    refused: Refused = field(default_factory=Refused)
+
+
 class Ring:
     """Runs the ring's current epoch, if any, and keeps requests over a change of epochs."""
 
-    def __init__(
-        self,
-        name: str,
-        deployment: str,
-        *,
-        members: Members,
-        queue_limit: int,
-        idle_prefill: bool = True,
-        metrics: Metrics,
-        on_lost: Callable[[Ring], None],
-        refused: Refused | None = None,
-        clock: Clock = awake_clock,
-        formable: Clock = awake_clock,
-    ) -> None:
-        """`on_lost` may take away what waits, for other rings. These share `refused`. `formable` counts the
-        seconds in which the ring could have formed, as far as this gateway knows."""
+    def __init__(self, name: str, deployment: str, shared: Shared, on_lost: Callable[[Ring], None]) -> None:
+        """`on_lost` may take away what waits, for other rings."""
         self.name = name
         self.deployment = deployment
-        self.patience = Patience(formable)
+        self.patience = Patience(shared.formable)
         self.serving: ServingEpoch | None = None
-        self._members = members
-        self._clock = clock
+        self._members = shared.members
+        self._clock = clock = shared.clock
         self._on_lost = on_lost
         self.answers = answers = Answers(name)
         self.own = OwnRequests(
-            answers, Counters(metrics, deployment), clock, queue_limit=queue_limit, idle_prefill=idle_prefill
+            answers,
+            Counters(shared.metrics, deployment),
+            clock,
+            queue_limit=shared.queue_limit,
+            idle_prefill=shared.idle_prefill,
         )
-        self._served = ServedRequests(self.own, answers, deployment, refused or Refused())
+        self._served = ServedRequests(self.own, answers, deployment, shared.refused)
         self._forwarded = ForwardedRequests(self.own, answers, clock)
         self._epoch: Epoch | None = None
         self._over = 0  # the last epoch that was used and lost

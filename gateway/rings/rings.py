@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from functools import partial
 
 import structlog
 
@@ -15,8 +14,7 @@ from sealring.gateway.rings.choice import RingChoice
 from sealring.gateway.rings.epoch import ServingEpoch
 from sealring.gateway.rings.members import Members
 from sealring.gateway.rings.receipts import RecentRosters
-from sealring.gateway.rings.ring import Ring
-from sealring.gateway.rings.served import Refused
+from sealring.gateway.rings.ring import Ring, Shared
 from sealring.gateway.rings.table import MAX_RINGS, RingTable
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.clock import BELIEVED_SECONDS, Clock, PausableClock, awake_clock, wall_clock
@@ -55,16 +53,8 @@ class Rings:
         self._members = members
         self._metrics = metrics
         self._signed = signed_roster
-        self._make_ring = partial(
-            make_ring,
-            members=members,
-            queue_limit=queue_limit,
-            idle_prefill=idle_prefill,
-            metrics=metrics,
-            on_lost=self._hand_over,
-            refused=Refused(),
-            formable=self._formable,
-        )
+        self._make_ring = make_ring
+        self._shared = Shared(members, metrics, queue_limit, idle_prefill, formable=self._formable)
         self._announced: set[str] = set()  # rings that the coordinator has named on this connection
         self._models_announced: set[str] = set()
         self.complete = asyncio.Event()  # it has named all rings
@@ -292,7 +282,7 @@ class Rings:
             mine.serve(ServingEpoch.of(self._table.roster, ring, state))
 
     def _add(self, name: str, deployment: str) -> Ring:
-        made = self._make_ring(name, deployment)
+        made = self._make_ring(name, deployment, self._shared, self._hand_over)
         self._table.add(made)
         return made
 

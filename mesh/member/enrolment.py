@@ -113,24 +113,23 @@ async def enrol(
             return bytes(answer.nonce)
 
         nonce = await patiently(fresh_nonce)
+        peer = PeerIdentity(root.cluster, role, member_id(signer.public_key))
+        request = _request(pinned, peer, signer, name, leaf.csr(), nonce, evidence, clock())
         try:
             # once: whether a call that broke off has spent the token's use cannot be known here
-            request = _request(pinned, role, signer, name, leaf.csr(), nonce, root.cluster, evidence, clock())
             answer = await stub.Enrol(request, timeout=deadline, wait_for_ready=True)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
-    peer = PeerIdentity(root.cluster, role, member_id(signer.public_key))
     return _keep(answer, peer, pinned, leaf, root, state_dir, coordinator, clock)
 
 
 def _request(
     token: JoinToken,
-    role: Role,
+    peer: PeerIdentity,
     signer: Signer,
     name: str,
     csr: bytes,
     nonce: bytes,
-    cluster: str,
     evidence: NodeEvidence | None,
     now: float,
 ) -> membership_pb2.EnrolRequest:
@@ -139,7 +138,7 @@ def _request(
     request = membership_pb2.EnrolRequest(
         token_id=token.token_id,
         token_secret=encode_base32(token.secret),
-        role=PROTO_ROLES[role],
+        role=PROTO_ROLES[peer.role],
         identity_key=signer.public_key,
         key_type=signer.key_type,
         csr=csr,
@@ -148,10 +147,10 @@ def _request(
         addresses=evidence.addresses if evidence else (),
         name=name,
     )
-    request.signature = signer.sign(Label.JOIN, join_content(cluster, request))
+    request.signature = signer.sign(Label.JOIN, join_content(peer.cluster, request))
     if evidence is not None:
         statement = Statement(
-            cluster=cluster,
+            cluster=peer.cluster,
             nonce=nonce,
             timestamp=int(now),
             identity_key=signer.public_key,

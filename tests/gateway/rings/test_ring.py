@@ -22,7 +22,7 @@ from sealring.gateway.rings.control import Unheard
 from sealring.gateway.rings.epoch import ServingEpoch, epoch_ended
 from sealring.gateway.rings.forwarded import Sent
 from sealring.gateway.rings.members import MemberTarget
-from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring
+from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, Shared
 from sealring.gateway.scheduler import (
     AnnounceStep,
     Finish,
@@ -102,19 +102,14 @@ class Serving:
         self.moved: list[str] = []
         self.metrics = Metrics()
         self.members = Members()
-        self.ring = Ring(
-            "ring-0",
-            "model",
-            members=None,  # type: ignore[arg-type]
-            queue_limit=9,
-            idle_prefill=idle_prefill,
-            metrics=self.metrics,
-            on_lost=self._lost,
-            clock=lambda: self.now,
-            formable=lambda: self.now,
-        )
+        none: Any = None
+        shared = Shared(none, self.metrics, 9, idle_prefill, clock=self.time, formable=self.time)
+        self.ring = Ring("ring-0", "model", shared, self._lost)
         if serving is not None:
             self.begin(serving)
+
+    def time(self) -> float:
+        return self.now
 
     def begin(self, serving: ServingEpoch = SERVING, *attached: control.Attached) -> None:
         """An epoch serves, with members as they are by default."""

@@ -14,6 +14,7 @@ from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.choice import SAMPLE
 from sealring.gateway.rings.epoch import Abilities
+from sealring.gateway.rings.ring import Shared
 from sealring.gateway.rings.rings import Rings
 from sealring.gateway.rings.table import MAX_RINGS
 from sealring.gateway.scheduler import Request
@@ -30,16 +31,8 @@ class FakeRing:
 
     looked_at = 0
 
-    def __init__(
-        self,
-        name: str,
-        deployment: str,
-        *,
-        on_lost: Callable[[Any], None],
-        idle_prefill: bool,
-        **_: Any,
-    ) -> None:
-        self.idle_prefill = idle_prefill
+    def __init__(self, name: str, deployment: str, shared: Shared, on_lost: Callable[[Any], None]) -> None:
+        self.idle_prefill = shared.idle_prefill
         self.name, self.deployment = name, deployment
         self.on_lost = on_lost
         self.attached, self.patient = True, True
@@ -127,8 +120,8 @@ class Bed:
             ring.min_trust = (trusts or {}).get(number, trust)
         self.rings.use_roster(roster)
 
-    def _make_ring(self, name: str, deployment: str, **given: Any) -> Any:
-        self.made.append(FakeRing(name, deployment, **given))
+    def _make_ring(self, *given: Any) -> Any:
+        self.made.append(FakeRing(*given))
         return self.made[-1]
 
     def counted(self, name: str, kind: str = "_total") -> float:
