@@ -23,6 +23,7 @@ from sealring.coordinator.keys import ClusterKeys, extend_root
 from sealring.coordinator.members.announcer import Announcer, announced_hosts, to_members, to_newcomers
 from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.members.enrolment import Enrolment
+from sealring.coordinator.members.evidence import Outcomes, Verifier
 from sealring.coordinator.members.expulsion import Expulsion
 from sealring.coordinator.members.joincodes import JoinCodes
 from sealring.coordinator.members.tokens import JoinTokens
@@ -134,11 +135,9 @@ class Coordinator:
         tokens = JoinTokens(store, keys.pin, self.join_addresses)
         self.join_codes = codes = JoinCodes(store, tokens, keys.pin, clock=clock)
         expulsion = Expulsion(store, publisher, sessions, watchers, codes, clock=clock)
-        self.challenges = challenges = Challenges(
-            *(cluster, store, publisher, sessions, driver, views, expulsion, settings),
-            clock=clock,
-            device_root=self._device_root,
-        )
+        verifier = Verifier(cluster, views, settings, clock=clock, device_root=self._device_root)
+        outcomes = Outcomes(store, publisher, driver, clock=clock)
+        self.challenges = challenges = Challenges(store, sessions, verifier, outcomes, expulsion, settings)
         sessions.listeners += [driver, challenges]
         publisher.listeners += [sessions.roster_published, watchers.roster_published, driver.stored]
         self.tls = TlsStore(
@@ -167,7 +166,7 @@ class Coordinator:
         self._certificates = CertificatesService(access, store, issuer)
         self._renewal = RenewalService(cluster, store, issuer, lambda: self.tls.current()[1].certificate)
         self._scheduling = SchedulingService(access, proofs, watchers, driver, views)
-        enrolment = Enrolment(store, publisher, cluster, settings, clock=clock, device_root=self._device_root)
+        enrolment = Enrolment(cluster, store, publisher, verifier, clock=clock)
         self._enrolment = EnrolmentService(
             enrolment, codes, keys, publisher, settings, self.main_address, clock=clock
         )

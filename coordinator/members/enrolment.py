@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from sealring.coordinator.members.evidence import Verifier
 from sealring.coordinator.roster.publisher import RosterPublisher
-from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.mesh.clock import Clock
 from sealring.mesh.crypto.encoding import FormatError, decode_base32
@@ -18,46 +18,32 @@ from sealring.mesh.crypto.identity import (
     verify,
 )
 from sealring.mesh.crypto.keys import KeyType, Label
-from sealring.mesh.errors import AttestationError, InvalidInput, PermissionDenied
+from sealring.mesh.errors import InvalidInput, PermissionDenied
 from sealring.mesh.member.bootstrap import TOKEN_SECRET_BYTES
 from sealring.mesh.member.enrolment import join_content
 from sealring.mesh.names import check_name
 from sealring.mesh.pki.authority import MAX_CSR_BYTES
 from sealring.mesh.pki.certificates import ROLES, Role
 from sealring.mesh.system.addresses import parse_address
-from sealring.mesh.trust.apple import APPLE_ROOT, MAX_CERTIFICATE_BYTES, MAX_CHAIN, verify_device
-from sealring.mesh.trust.attestation import (
-    MAX_STATEMENT_BYTES,
-    NONCE_BYTES,
-    Expected,
-    Verdict,
-    verify_statement,
-)
-from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
+from sealring.mesh.trust.apple import MAX_CERTIFICATE_BYTES, MAX_CHAIN
+from sealring.mesh.trust.attestation import MAX_STATEMENT_BYTES, NONCE_BYTES
+from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import membership_pb2
 
 MAX_ADDRESSES = 8
 
 
 class Enrolment:
-    """Decides on joins. `device_root` is the root certificate of device chains."""
+    """Decides on joins."""
 
     def __init__(
-        self,
-        store: Store,
-        publisher: RosterPublisher,
-        cluster: str,
-        settings: CoordinatorSettings,
-        *,
-        clock: Clock,
-        device_root: bytes = APPLE_ROOT,
+        self, cluster: str, store: Store, publisher: RosterPublisher, verifier: Verifier, *, clock: Clock
     ) -> None:
+        self._cluster = cluster
         self._store = store
         self._publisher = publisher
-        self._cluster = cluster
-        self._settings = settings
+        self._verifier = verifier
         self._clock = clock
-        self._device_root = device_root
 
     def holds_token(self, request: membership_pb2.EnrolRequest) -> bool:
         """Whether a request holds a token that is still valid."""
@@ -92,7 +78,7 @@ class Enrolment:
             level=TrustLevel.NONE,
         )
         if role is Role.MEMBER:
-            verdict = self.attest(request, now)
+            verdict = self._verifier.judge_join(request, now)
             member.level, member.trust = verdict.level, verdict.trust
             member.manifest_hash = verdict.statement.manifest_hash
             member.attestation = member.evidence = request.attestation
@@ -106,48 +92,6 @@ class Enrolment:
         taken = {one.name for one in self._store.members.all(role) if one.id != identifier}
         numbered = (f"{wanted[: 62 - len(str(number))]}-{number}" for number in itertools.count(2))
         return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
-
-    def attest(self, request: membership_pb2.EnrolRequest, now: int) -> Verdict:
-        """The verdict on a node's evidence. Raises AttestationError."""
-        expected = Expected(
-            cluster=self._cluster,
-            nonce=request.nonce,
-            identity_key=request.identity_key,
-            key_type=request.key_type,
-            sealing_key=request.sealing_key,
-        )
-        device = None
-        if request.device_chain:
-            device = verify_device(
-                request.device_chain,
-                request.identity_key,
-                now=now,
-                root=self._device_root,
-                serials=self._settings.allowed_serials,
-            )
-        verdict = verify_statement(
-            request.attestation, request.attestation_signature, expected, now=now, device=device
-        )
-        if verdict.level == TrustLevel.SOFTWARE and not self._settings.software_identity_allowed:
-            raise AttestationError(
-                "the evidence is of level software, which this coordinator does not take",
-                hint="its operator allows them: coordinator run --software-identity-allowed, or "
-                "software_identity_allowed under [coordinator]",
-                reason="SOFTWARE_NOT_ALLOWED",
-            )
-        manifest, allowed = verdict.statement.manifest_hash.hex(), self._settings.allowed_manifests
-        if allowed and manifest not in allowed:
-            raise AttestationError(
-                f"the machine's software is none that this coordinator allows: {manifest}",
-                hint="install an allowed release, or set the coordinator's allowed_manifests",
-                reason="MANIFEST_NOT_ALLOWED",
-            )
-        if verdict.trust < SCORES[self._settings.trust_floor]:
-            raise AttestationError(
-                f"the evidence is of trust level {level_of(verdict.trust)}, below the trust_floor",
-                reason="BELOW_FLOOR",
-            )
-        return verdict
 
     def spend(self, request: membership_pb2.EnrolRequest, role: Role, member: StoredMember) -> None:
         """Stores token, member, audit entry and roster, all or none. Raises PermissionDenied (TOKEN)."""

@@ -521,11 +521,9 @@ class Examiner:
         expulsion: Any = SimpleNamespace(
             evict=lambda member, actor, why: self.evicted.append((member.id, why))
         )
-        publisher: Any = SimpleNamespace(standing=None)
         self.made = Challenges(
-            *("demo", store, publisher, sessions, unused, unused, expulsion),
+            *(store, sessions, unused, unused, expulsion),
             CoordinatorSettings(**settings),
-            clock=lambda: self.now,
             awake=lambda: self.now,
         )
 
