@@ -9,8 +9,8 @@ from collections.abc import Callable
 from sealring.coordinator.nodes.questions import Offset, Questions
 from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput
 from sealring.mesh.rpc.problem import from_problem
-from sealring.v1 import admin_pb2, membership_pb2
-from sealring.v1.membership_pb2 import CoordinatorMessage
+from sealring.v1 import admin_pb2
+from sealring.v1.membership_pb2 import DiagnosisAnswer, DiagnosisQuestion
 
 MAX_REPORT_BYTES = 128 << 10
 _ANSWER_SECONDS = 100.0
@@ -47,7 +47,7 @@ class Diagnoses:
             sent = self._clock()
             async with asyncio.timeout(self._timeout):
                 answer, received = await self._questions.ask_timed(
-                    member, _question, membership_pb2.DiagnosisAnswer, self._clock
+                    member, DiagnosisQuestion(), DiagnosisAnswer, self._clock
                 )
         except TimeoutError:
             raise DeadlineExceeded(
@@ -65,7 +65,3 @@ class Diagnoses:
         return admin_pb2.DiagnoseNodeResponse(
             report=answer.report, clock_offset=-offset.value, clock_error=offset.error
         )
-
-
-def _question(number: int) -> CoordinatorMessage:
-    return CoordinatorMessage(diagnose=membership_pb2.DiagnosisQuestion(id=number))

@@ -9,7 +9,6 @@ from sealring.coordinator.nodes.questions import Questions
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import membership_pb2
-from sealring.v1.membership_pb2 import CoordinatorMessage
 
 _ANSWER_SECONDS = 60.0
 _MAX_HELD = 64
@@ -33,11 +32,7 @@ class Models:
         """
         if not 1 <= len(model) <= _MAX_NAME or not model.isprintable():
             raise InvalidInput("a model's name is empty or too long", reason="BAD_MODEL_NAME", param="model")
-
-        def question(number: int) -> CoordinatorMessage:
-            asked = membership_pb2.ChangeModel(id=number, model=model, remove=remove, to_plan=to_plan)
-            return CoordinatorMessage(change_model=asked)
-
+        question = membership_pb2.ChangeModel(model=model, remove=remove, to_plan=to_plan)
         try:
             async with asyncio.timeout(self._timeout):
                 answer = await self._questions.ask(member, question, membership_pb2.ModelChanged)

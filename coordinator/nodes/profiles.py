@@ -12,7 +12,6 @@ from sealring.coordinator.planning.older import read_profile
 from sealring.mesh.errors import DeadlineExceeded, NotFound, SealringError, Unavailable
 from sealring.mesh.rpc.problem import from_problem
 from sealring.v1 import membership_pb2, model_pb2
-from sealring.v1.membership_pb2 import CoordinatorMessage
 
 _SHOWN = 8
 _RETRY_SECONDS = 15
@@ -65,14 +64,9 @@ class Profiles:
         return {answer.member: answer for answer in answers}
 
     async def _ask_one(self, member: str, asked: membership_pb2.ProfileRequest) -> ProfileReply:
-        def question(number: int) -> CoordinatorMessage:
-            message = CoordinatorMessage(profile=asked)
-            message.profile.id = number
-            return message
-
         try:
             async with asyncio.timeout(self._timeout):
-                result = await self._questions.ask(member, question, membership_pb2.ProfileResult)
+                result = await self._questions.ask(member, asked, membership_pb2.ProfileResult)
             if result.HasField("problem"):
                 return ProfileReply(member, None, from_problem(result.problem))
             read_profile(result.profile)

@@ -50,6 +50,8 @@ REPLIES = frozenset(
 )
 """The messages of nodes that answer a question: each has its number."""
 
+_FIELDS: dict[Any, str] = {field.message_type: field.name for field in CoordinatorMessage.DESCRIPTOR.fields}
+
 
 @dataclass(frozen=True, eq=False)
 class _Question:
@@ -67,28 +69,25 @@ class Questions:
         self._numbers = itertools.count(1)
         self._open: dict[tuple[NodeSession, type, int], _Question] = {}
 
-    async def ask(
-        self, member: str, question: Callable[[int], CoordinatorMessage], kind: type[Reply]
-    ) -> Reply:
-        """The reply to what `question` makes of a number. Raises Unavailable (MEMBER_OFFLINE)."""
+    async def ask(self, member: str, question: Message, kind: type[Reply]) -> Reply:
+        """The reply to a question, which gets its number here. Raises Unavailable (MEMBER_OFFLINE)."""
         reply, _ = await self.ask_timed(member, question, kind, time.monotonic_ns)
         return reply
 
     async def ask_timed(
-        self,
-        member: str,
-        question: Callable[[int], CoordinatorMessage],
-        kind: type[Reply],
-        clock: Callable[[], int],
+        self, member: str, question: Message, kind: type[Reply], clock: Callable[[], int]
     ) -> tuple[Reply, int]:
         """The reply, and the time of `clock` at which it arrived. Raises Unavailable (MEMBER_OFFLINE)."""
         session = self._sessions.find(member)
         if session is None:
             raise _offline()
-        number = next(self._numbers)
+        number, field = next(self._numbers), _FIELDS[question.DESCRIPTOR]
+        sent: dict[str, Any] = {field: question}
+        message = CoordinatorMessage(**sent)
+        getattr(message, field).id = number
         asked = self._open[session, kind, number] = _Question(clock)
         try:
-            session.send(question(number))
+            session.send(message)
             return await asked.reply
         finally:
             del self._open[session, kind, number]

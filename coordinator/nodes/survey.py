@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
 from sealring.coordinator.auth.standing import Standing
@@ -26,6 +27,7 @@ from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster.model import MAX_RINGS_OF_MEMBER, TENSOR
 from sealring.mesh.trust.levels import SCORES
 from sealring.v1 import admin_pb2, model_pb2
+from sealring.v1.membership_pb2 import Heartbeat
 
 _FIRST_BEAT_SECONDS = 5.0
 _TRIES = 3
@@ -157,9 +159,8 @@ class Survey:
         digest: str,
         replacing: Collection[str],
     ) -> tuple[model_pb2.ModelProfile, list[Candidate]]:
-        memory = {session.member: session.memory_usable for session in self._sessions}
-        overhead = {session.member: session.memory_overhead for session in self._sessions}
-        chunks = {session.member: session.longest_chunk for session in self._sessions}
+        beats = defaultdict(Heartbeat, {one.member: one.heartbeat for one in self._sessions if one.heartbeat})
+        memory = {member: beat.memory_usable for member, beat in beats.items()}
         groups: dict[str, dict[str, model_pb2.ModelProfile]] = defaultdict(dict)
         for answer in answers.values():
             if answer.profile is not None:
@@ -178,9 +179,11 @@ class Survey:
                 self._obstacle(member, spec.name, serving) or _model_obstacle(member.id, agreeing, answers),
                 fetches=member.id not in agreeing,
                 rate=self._speeds.of(member.id, digest),
-                longest_chunk=chunks.get(member.id, 0),
+                longest_chunk=beats[member.id].longest_chunk,
                 shares=tuple(one.ring for one in serving.get(member.id, ())),
-                taken=sum(one.memory + overhead.get(member.id, 0) for one in serving.get(member.id, ())),
+                taken=sum(
+                    one.memory + beats[member.id].memory_overhead for one in serving.get(member.id, ())
+                ),
                 lacks=_lacks(member.id, spec.draft, draft, agreeing),
             )
             for member in self._store.members.all(Role.MEMBER)
@@ -278,8 +281,7 @@ def _with_residents(
     """A profile of our own without a draft model, with the residents of the node that reports most: what can
     compute them is not installed on every node."""
     most = max(agreeing, key=lambda one: sum(each.bytes for each in one.residents), default=profile)
-    made = model_pb2.ModelProfile()
-    made.CopyFrom(profile)
+    made = deepcopy(profile)
     made.ClearField("draft")
     made.ClearField("residents")
     made.residents.extend(most.residents)
@@ -311,8 +313,7 @@ def _of_one_commit(
 
 
 def _without_files(profile: model_pb2.ModelProfile) -> model_pb2.ModelProfile:
-    bare = model_pb2.ModelProfile()
-    bare.CopyFrom(profile)
+    bare = deepcopy(profile)
     bare.hub_files = ""
     return bare
 

@@ -18,7 +18,6 @@ from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import SealringError
 from sealring.v1 import membership_pb2
-from sealring.v1.membership_pb2 import CoordinatorMessage
 
 log = structlog.get_logger()
 
@@ -118,10 +117,7 @@ class LinkSurvey:
         return found and found[1:]
 
     async def _measure(self, caller: NodeSession, called: NodeSession) -> None:
-        def question(number: int) -> CoordinatorMessage:
-            asked = membership_pb2.MeasureQuestion(id=number, member=called.member)
-            return CoordinatorMessage(measure=asked)
-
+        question = membership_pb2.MeasureQuestion(member=called.member)
         addresses = self._addresses(caller, called)
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):

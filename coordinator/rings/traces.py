@@ -17,7 +17,6 @@ from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput, Sealr
 from sealring.mesh.ring.limits import MAX_SPANS
 from sealring.mesh.rpc.problem import from_problem, to_problem
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
-from sealring.v1.membership_pb2 import CoordinatorMessage
 
 MAX_MILLISECONDS = 60_000
 _MAX_PROCESSES = 2
@@ -135,13 +134,7 @@ class Traces:
         self, member: str, question: membership_pb2.TraceQuestion
     ) -> tuple[membership_pb2.TraceAnswer, int]:
         """The answer, and the time at which it arrived."""
-
-        def numbered(number: int) -> CoordinatorMessage:
-            message = CoordinatorMessage(trace=question)
-            message.trace.id = number
-            return message
-
-        return await self._questions.ask_timed(member, numbered, membership_pb2.TraceAnswer, self._clock)
+        return await self._questions.ask_timed(member, question, membership_pb2.TraceAnswer, self._clock)
 
 
 def check_trace(answer: membership_pb2.TraceAnswer) -> Iterable[trace_pb2.ProcessTrace]:

@@ -111,21 +111,6 @@ class NodeSession:
         self.steps = steps
         return self.idle != before
 
-    @property
-    def memory_usable(self) -> int:
-        """Bytes that the node's engine may use, as it last reported; 0 before it has."""
-        return self.heartbeat.memory_usable if self.heartbeat else 0
-
-    @property
-    def memory_overhead(self) -> int:
-        """Bytes that each of its engines beyond the first takes beside weights and KV caches."""
-        return self.heartbeat.memory_overhead if self.heartbeat else 0
-
-    @property
-    def longest_chunk(self) -> int:
-        """Tokens of a prompt's chunk by which the node's compute device gains; 0 where it does not say."""
-        return self.heartbeat.longest_chunk if self.heartbeat else 0
-
     def seen(self) -> None:
         """The node said something."""
         self.last_seen = self._clock()

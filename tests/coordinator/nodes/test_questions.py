@@ -9,23 +9,13 @@ import pytest
 from sealring.coordinator.nodes.questions import Questions
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.mesh.errors import Unavailable
-from sealring.v1.membership_pb2 import (
-    CoordinatorMessage,
-    ModelChanged,
-    ProfileRequest,
-    ProfileResult,
-    TraceAnswer,
-)
+from sealring.v1.membership_pb2 import ModelChanged, ProfileRequest, ProfileResult, TraceAnswer
 from tests.coordinator.conftest import online
-
-
-def numbered(number: int) -> CoordinatorMessage:
-    return CoordinatorMessage(profile=ProfileRequest(id=number))
 
 
 async def asked(questions: Questions) -> asyncio.Task[ProfileResult]:
     """A question that was sent."""
-    task = asyncio.create_task(questions.ask("alpha", numbered, ProfileResult))
+    task = asyncio.create_task(questions.ask("alpha", ProfileRequest(), ProfileResult))
     await asyncio.sleep(0)
     return task
 
@@ -52,7 +42,7 @@ async def test_the_end_of_a_replaced_stream_leaves_its_successors_questions_open
 async def test_a_reply_has_the_time_at_which_it_arrived() -> None:
     now = 5
     questions, session = online()
-    task = asyncio.create_task(questions.ask_timed("alpha", numbered, TraceAnswer, lambda: now))
+    task = asyncio.create_task(questions.ask_timed("alpha", ProfileRequest(), TraceAnswer, lambda: now))
     await asyncio.sleep(0)
     questions.answered(session, TraceAnswer(id=1))
     now = 9  # before the question's task runs again
@@ -62,5 +52,5 @@ async def test_a_reply_has_the_time_at_which_it_arrived() -> None:
 
 async def test_a_node_that_is_offline_is_not_asked() -> None:
     with pytest.raises(Unavailable) as caught:
-        await Questions(Sessions()).ask("alpha", numbered, ProfileResult)
+        await Questions(Sessions()).ask("alpha", ProfileRequest(), ProfileResult)
     assert caught.value.reason == "MEMBER_OFFLINE"

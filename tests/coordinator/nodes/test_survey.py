@@ -18,6 +18,7 @@ from sealring.mesh.crypto import encode_base32
 from sealring.mesh.errors import Conflict, FailedPrecondition, NotFound, Unavailable
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.v1 import admin_pb2
+from sealring.v1.membership_pb2 import Heartbeat
 from tests.coordinator.conftest import small_profile
 
 GIB = 1 << 30
@@ -31,14 +32,8 @@ def member(number: int, *, draining: bool = False) -> Any:
 
 
 def session(number: int, memory: int = GIB, overhead: int = 0, longest_chunk: int = 0) -> Any:
-    heartbeat = object() if memory else None
-    return SimpleNamespace(
-        member=IDS[number],
-        memory_usable=memory,
-        memory_overhead=overhead,
-        longest_chunk=longest_chunk,
-        heartbeat=heartbeat,
-    )
+    said = Heartbeat(memory_usable=memory, memory_overhead=overhead, longest_chunk=longest_chunk)
+    return SimpleNamespace(member=IDS[number], heartbeat=said if memory else None)
 
 
 class Sessions(list[Any]):

@@ -60,7 +60,7 @@ class Bed:
         return list(self.asked)
 
     async def _ask(self, member: str, question: Any, kind: type) -> MeasureAnswer:
-        self.asked.append(f"{member}{question(1).measure.member}")
+        self.asked.append(f"{member}{question.member}")
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
