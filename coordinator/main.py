@@ -39,7 +39,6 @@ from sealring.coordinator.rings.deployments import DeploymentService
 from sealring.coordinator.rings.driver import ClusterDriver
 from sealring.coordinator.rings.link_survey import LinkSurvey
 from sealring.coordinator.rings.plans import Plans
-from sealring.coordinator.rings.reports import RingReports
 from sealring.coordinator.rings.state import State
 from sealring.coordinator.rings.traces import Traces
 from sealring.coordinator.rings.views import RingViews
@@ -125,13 +124,14 @@ class Coordinator:
         questions = Questions(sessions)
         profiles = Profiles(questions, timeout=settings.profile_timeout)
         survey = Survey(store, sessions, profiles, publisher.standing, settings, speeds, links)
-        self.cluster = made = Cluster(state, settings, store.deployments.next_epoch, awake_clock())
+        self.cluster = made = Cluster(
+            state, speeds, links, settings, store.deployments.next_epoch, awake_clock()
+        )
         plans = Plans(made, store, publisher, survey, wall=clock)
         self.driver = driver = ClusterDriver(made, store, publisher, plans, wall=clock)
         self.ring_views = views = RingViews(state)
         deployments = DeploymentService(store, publisher, survey, plans, views, clock=clock)
         self.link_survey = LinkSurvey(links, sessions, questions, state, publisher.addresses_of)
-        self.ring_reports = reports = RingReports(made, driver, speeds, links)
         tokens = JoinTokens(store, keys.pin, self.join_addresses)
         self.join_codes = codes = JoinCodes(store, tokens, keys.pin, clock=clock)
         expulsion = Expulsion(store, publisher, sessions, watchers, codes, clock=clock)
@@ -159,7 +159,7 @@ class Coordinator:
         )
         proofs = Proofs(keys, store, publisher, sessions.refused)
         messages = NodeMessages(
-            store, publisher, sessions, reports, questions, challenges, cluster, clock=clock
+            store, publisher, sessions, driver, questions, challenges, cluster, clock=clock
         )
         self._membership = MembershipService(access, proofs, publisher, sessions, questions, messages)
         issuer = Issuer(keys, settings, clock=clock)

@@ -246,7 +246,7 @@ LINES = {
     "sealring/client": 2_350,
     "sealring/testing": 700,
     "edge": 4_090,
-    "coordinator": 12_450,
+    "coordinator": 12_445,
     "gateway": 870,
     "gateway/rings": 3_400,
     "gateway/scheduler": 4_085,

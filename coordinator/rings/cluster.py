@@ -1,7 +1,7 @@
 """The cluster's machine: brings what is seen of nodes, gateways and epochs to what is wanted. Pure.
 
     wanted: the deployments and the newest roster (`stored`), demand and drains
-    seen:   nodes (`came`, `left`), gateways (`gateway_came`), epochs (`follow`), time (`look`)
+    seen:   nodes (`came`, `left`), gateways (`gateway_came`), epochs (`reports`), time (`look`)
     done:   messages (Send, Tell), changes of plans (Move, Place, Unload), Drained, Note
 
 Every method takes the time in seconds of a clock that stands still while this machine sleeps, and returns
@@ -17,20 +17,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 
+from sealring.coordinator.nodes.links import Links
+from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings import epochs
-from sealring.coordinator.rings.actions import Action, Change, Drained, Move, Note, Send, Tell
-from sealring.coordinator.rings.epochs import Phase, RingEpochs, Timeouts
+from sealring.coordinator.rings.actions import Action, Change, Drained, Move, Tell
+from sealring.coordinator.rings.epochs import RingEpochs, Timeouts
+from sealring.coordinator.rings.following import ended, follow
 from sealring.coordinator.rings.moves import Moves
 from sealring.coordinator.rings.ondemand import OnDemand
+from sealring.coordinator.rings.reports import Reports
 from sealring.coordinator.rings.running import RunningRing, reported_links
 from sealring.coordinator.rings.state import State, Wanted
 from sealring.coordinator.rings.views import model_states
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.errors import FailedPrecondition, SealringError
 from sealring.v1 import admin_pb2, membership_pb2
-from sealring.v1.membership_pb2 import CoordinatorMessage, ServingEpoch, WatchResponse
+from sealring.v1.membership_pb2 import ServingEpoch, WatchResponse
 
 LOOK_SECONDS = 1.0
 """Between looks at what only time changes."""
@@ -40,12 +44,20 @@ class Cluster:
     """One machine for all rings and models. `state` is what it decides by."""
 
     def __init__(
-        self, state: State, settings: CoordinatorSettings, next_epoch: Callable[[str], int], now: float
+        self,
+        state: State,
+        speeds: Speeds,
+        links: Links,
+        settings: CoordinatorSettings,
+        next_epoch: Callable[[str], int],
+        now: float,
     ) -> None:
-        """`next_epoch` gives a ring's next number (see `RingEpochs`)."""
+        """`speeds` and `links` take what nodes measure; `next_epoch` gives a ring's next number (see
+        `RingEpochs`)."""
         self.state = state
         self.moves = Moves(state, settings.replace_after)
         self.on_demand = OnDemand(state, now)
+        self.reports = Reports(state, self.moves, speeds, links)
         self._next_epoch = next_epoch
         self._timeouts = Timeouts(
             settings.prepare_timeout, settings.commit_timeout, settings.heartbeat_timeout
@@ -71,8 +83,8 @@ class Cluster:
         """
         self.on_demand.came(member, now)
         actions: list[Action] = []
-        for name, running in self.state.of(member) if self.state.is_here(member) else ():
-            one, machine = reported.get(name, ServingEpoch()), running.machine
+        for running in self.state.of(member) if self.state.is_here(member) else ():
+            one, machine = reported.get(running.plan.ring, ServingEpoch()), running.machine
             known = one.prepared
             protocol = known.protocol if machine.undecided else running.protocol
             as_now = running.prepare(
@@ -83,7 +95,7 @@ class Cluster:
                 running.protocol = known.protocol
             links = reported_links(one.links, running)
             decided = machine.online(member, now, serving=serving, links=links)
-            actions += self.follow(name, decided, now)
+            actions += follow(self.state, running, decided, now)
         return actions
 
     def left(self, member: str, now: float, *, gone: bool) -> list[Action]:
@@ -91,9 +103,9 @@ class Cluster:
         self.moves.look_anew()
         self.on_demand.left(member, now)
         actions: list[Action] = []
-        for name, running in self.state.of(member):
+        for running in self.state.of(member):
             event = running.machine.offline if gone else running.machine.lost
-            actions += self.follow(name, event(member, now), now)
+            actions += follow(self.state, running, event(member, now), now)
         return actions
 
     def gateway_came(self, now: float) -> list[Action]:
@@ -102,7 +114,7 @@ class Cluster:
         Such rings formed while the gateway was away, for example after a restart of this coordinator.
         """
         actions: list[Action] = []
-        for name, running in self.state.running.items():
+        for running in self.state.running.values():
             machine = running.machine
             if machine.undecided or not running.protocol:
                 continue
@@ -110,42 +122,19 @@ class Cluster:
                 if self.state.protocol(running) >= running.protocol:
                     continue
                 why = f"a gateway came that does not speak protocol {running.protocol}"
-                actions += self.follow(name, machine.fault(machine.members[0], machine.epoch, why, now), now)
-        return actions
-
-    def follow(self, name: str, decided: Sequence[epochs.Action], now: float) -> list[Action]:
-        """What a ring's epochs have `decided`, as messages to members and gateways."""
-        running, actions = self.state.running[name], list[Action]()
-        for one in decided:
-            if isinstance(one, epochs.Prepare):
-                try:
-                    running.protocol = self.state.protocol(running)
-                except FailedPrecondition as error:  # members that share no protocol
-                    over = running.machine.fault(running.machine.members[0], one.epoch, str(error), now)
-                    return actions + self.follow(name, over, now)
-                roster = self.state.wanted.roster
-                for stage in running.plan.stages:
-                    made = running.prepare(stage, one.epoch, roster.version, roster.hash, running.protocol)
-                    actions.append(Send(stage.member, CoordinatorMessage(prepare=made)))
-            elif isinstance(one, epochs.Commit):
-                commit = membership_pb2.CommitEpoch(
-                    ring=name, epoch=one.epoch, group_addresses=one.addresses, caches=one.caches
+                actions += follow(
+                    self.state, running, machine.fault(machine.members[0], machine.epoch, why, now), now
                 )
-                sent = CoordinatorMessage(commit=commit)
-                actions += [Send(stage.member, sent) for stage in running.plan.stages]
-            elif isinstance(one, epochs.End):
-                actions += _end(running, one)
-            else:
-                actions += self._changed(running)
         return actions
 
     def look(self, now: float, wall: float) -> list[Action]:
         """What is due at this time."""
         actions: list[Action] = []
-        for name, running in self.state.running.items():
-            actions += self.follow(name, running.machine.tick(now), now)
+        for running in self.state.running.values():
+            actions += follow(self.state, running, running.machine.tick(now), now)
         for name, member in self.moves.note(now):  # also of a serving ring whose members are all silent
-            actions += self.follow(name, self.state.running[name].machine.offline(member, now), now)
+            running = self.state.running[name]
+            actions += follow(self.state, running, running.machine.offline(member, now), now)
         moves = self.moves.due(now)
         if any(isinstance(one, Drained) for one in moves):
             actions += self._sync(now)
@@ -211,7 +200,7 @@ class Cluster:
         yield Tell(WatchResponse(ring=running.state()))
         for stage in ring.stages:
             if self.state.is_here(stage.member):
-                yield from self.follow(name, machine.online(stage.member, now), now)
+                yield from follow(self.state, running, machine.online(stage.member, now), now)
 
     def _end(self, name: str, *, gone: bool, staying: Collection[str] = ()) -> Iterator[Action]:
         running = self.state.running.pop(name)
@@ -221,21 +210,11 @@ class Cluster:
             reason = "the model was unloaded" if kept else "the deployment was deleted"
         for one in running.machine.close(reason):
             if isinstance(one, epochs.End):
-                yield from _end(running, one, unload=True, staying=staying)
+                yield from ended(running, one, unload=True, staying=staying)
         down = running.state()
         down.reason = reason
         end = WatchResponse(gone=membership_pb2.RingGone(ring=name)) if gone else WatchResponse(ring=down)
         yield Tell(end)
-
-    def _changed(self, running: RunningRing) -> Iterator[Action]:
-        machine, name = running.machine, running.plan.ring
-        phase, why = machine.phase.value, machine.reason
-        yield Note("ring_changed", {"ring": name, "epoch": machine.epoch, "phase": phase, "why": why})
-        if machine.phase is Phase.SERVING:
-            self.state.not_moved.pop(name, None)
-            running.served = machine.epoch
-            running.groupless.clear()
-        yield Tell(WatchResponse(ring=running.state()))
 
     # Models
 
@@ -248,17 +227,3 @@ class Cluster:
             if self.state.shown.get(name) != state:
                 yield Tell(WatchResponse(model=state))
         self.state.shown = states
-
-
-def _end(
-    running: RunningRing, action: epochs.End, *, unload: bool = False, staying: Collection[str] = ()
-) -> Iterator[Action]:
-    """An epoch's end at every member. With `unload` members drop their stages, except those `staying`."""
-    for stage in running.plan.stages:
-        end = membership_pb2.EndEpoch(
-            ring=running.plan.ring,
-            epoch=action.epoch,
-            reason=action.reason,
-            unload=unload and stage.member not in staying,
-        )
-        yield Send(stage.member, CoordinatorMessage(end=end))

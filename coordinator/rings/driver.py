@@ -9,13 +9,23 @@ from collections.abc import Iterable
 
 import structlog
 
-from sealring.coordinator.rings.actions import Action, Change, Drained, Note, Send, Tell, Unload
+from sealring.coordinator.rings.actions import (
+    Action,
+    Change,
+    Drained,
+    Note,
+    Send,
+    Tell,
+    Unload,
+)
 from sealring.coordinator.rings.cluster import LOOK_SECONDS, Cluster
 from sealring.coordinator.rings.plans import Plans
+from sealring.coordinator.rings.reports import Report
 from sealring.coordinator.rings.state import Known, Wanted
 from sealring.coordinator.rings.views import load_status
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store, StoredRoster
+from sealring.coordinator.streams.sessions import NodeSession
 from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import Internal, SealringError
 from sealring.mesh.pki.certificates import Role
@@ -61,6 +71,19 @@ class ClusterDriver:
     def left(self, member: str, *, gone: bool) -> None:
         """A node's stream broke, or the node is gone."""
         self.event(self._cluster.left(member, self.clock(), gone=gone))
+
+    def reported(self, member: str, report: Report) -> None:
+        """A member reports on the epoch of one of its rings."""
+        self.event(self._cluster.reports.take(member, report, self.clock()))
+
+    def beaten(self, session: NodeSession, heartbeat: membership_pb2.Heartbeat) -> None:
+        """A heartbeat came. It is looked at after a session's first one, and where other rings are idle than
+        before."""
+        first = session.heartbeat is None
+        turned = session.beat(heartbeat)
+        self.do(self._cluster.reports.beaten(session, heartbeat, self.clock(), first=first))
+        if first or turned:
+            self.changed()
 
     def proved(self, member: str) -> None:
         """A node has proved which software it runs, for which its rings have waited."""

@@ -116,8 +116,12 @@ class RunningRing:
             patience=self.patience,
         )
 
-    def beaten(self, member: str, health: membership_pb2.RingHealth) -> None:
-        """Takes the head's counts of drafts; those of other members are dropped."""
+    def beaten(self, member: str, health: membership_pb2.RingHealth, now: float, *, timed: bool) -> None:
+        """Takes what a member's heartbeat says of this ring: whether a gateway drives it, the time of its
+        steps if they were `timed`, and the head's counts of drafts."""
+        if health.attended:
+            self.machine.attended(health.epoch, now)
+        self.step_times.beaten(member, health.step_us if timed else 0, len(self.plan.stages))
         head = next((stage.member for stage in self.plan.stages if not stage.rank), "")
         if member == head and health.accepted <= health.drafted:
             self.drafts = health.epoch, health.drafted, health.accepted

@@ -79,11 +79,9 @@ class State:
         """Seconds for which a ring that is down takes new requests: until its silent member is replaced (five
         minutes at most), and until the new member has loaded."""
 
-    def of(self, member: str) -> list[tuple[str, RunningRing]]:
-        """The rings in service that a node is a member of, by name."""
-        return [
-            (name, running) for name, running in self.running.items() if member in running.machine.members
-        ]
+    def of(self, member: str) -> list[RunningRing]:
+        """The rings in service that a node is a member of."""
+        return [running for running in self.running.values() if member in running.machine.members]
 
     def find(self, member: str, ring: str) -> RunningRing | None:
         """The ring of that name, if it is in service and the node is a member: others cannot report on it."""

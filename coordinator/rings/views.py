@@ -111,7 +111,7 @@ class RingViews:
         begun or ended since the question. Digests are counted, because the files of one ring's model may
         have become those of another's.
         """
-        planned = [running for _, running in self._state.of(member)]
+        planned = self._state.of(member)
         serving = [running for running in planned if running.machine.phase is Phase.SERVING]
         known, served = (
             Counter(bytes.fromhex(one.deployment.profile.digest) for one in some)

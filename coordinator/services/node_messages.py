@@ -11,7 +11,7 @@ from sealring.coordinator.members.challenges import Challenges
 from sealring.coordinator.members.enrolment import check_addresses
 from sealring.coordinator.nodes.models import check_held
 from sealring.coordinator.nodes.questions import REPLIES, Questions
-from sealring.coordinator.rings.reports import RingReports
+from sealring.coordinator.rings.driver import ClusterDriver
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store
 from sealring.coordinator.streams.sessions import NodeSession, Sessions
@@ -43,7 +43,7 @@ class NodeMessages:
         store: Store,
         publisher: RosterPublisher,
         sessions: Sessions,
-        reports: RingReports,
+        driver: ClusterDriver,
         questions: Questions,
         challenges: Challenges,
         cluster: str,
@@ -53,7 +53,7 @@ class NodeMessages:
         self._store = store
         self._publisher = publisher
         self._sessions = sessions
-        self._reports = reports
+        self._driver = driver
         self._questions = questions
         self._challenges = challenges
         self._cluster = cluster
@@ -105,7 +105,7 @@ class NodeMessages:
         elif kind in REPLIES:
             self._questions.answered(session, getattr(message, kind))
         elif kind in ("progress", "prepared", "up", "fault"):
-            self._reports.take(member, getattr(message, kind))
+            self._driver.reported(member, getattr(message, kind))
         elif kind == "challenge_answer":
             self._challenges.answered(member, message.challenge_answer)
         elif kind == "roster_seen":
@@ -128,9 +128,7 @@ class NodeMessages:
             self._move(session.member, check_addresses(heartbeat.addresses))
         if heartbeat.answer:
             session.outbox.put_latest(membership_pb2.Heard, _HEARD)
-        first = session.heartbeat is None
-        turned = session.beat(heartbeat)
-        self._reports.beaten(session, heartbeat, first=first, turned=turned)
+        self._driver.beaten(session, heartbeat)
         self._sessions.beaten()
 
     def _move(self, identifier: str, addresses: tuple[str, ...]) -> None:

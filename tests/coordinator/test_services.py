@@ -404,7 +404,7 @@ async def test_an_error_of_our_own_ends_one_session_and_no_more(
     def broken(*_: object) -> None:
         raise RuntimeError("of our own")
 
-    monkeypatch.setattr(cluster.coordinator.ring_reports, "take", broken)
+    monkeypatch.setattr(cluster.coordinator.driver, "reported", broken)
     await node.send(progress=membership_pb2.EpochProgress(ring="no", epoch=1))
     assert (await node.wait_for("goodbye")).reason == "an internal error"
     assert cluster.coordinator.sessions.find(other.id) is not None

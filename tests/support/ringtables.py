@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,20 +45,3 @@ def table(*, replace_after: float = 31.5, **machines: Machine) -> Any:
             stage_of=lambda member: admin_pb2.StagePlan(member=member),
         )
     return made
-
-
-class Driver:
-    """Notes what a cluster's machine has decided, at the time 7."""
-
-    def __init__(self) -> None:
-        self.done: list[Any] = []
-        self.looks = 0
-
-    def clock(self) -> float:
-        return 7.0
-
-    def event(self, actions: Iterable[Any]) -> None:
-        self.done += actions
-
-    def changed(self) -> None:
-        self.looks += 1

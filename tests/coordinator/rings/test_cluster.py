@@ -15,10 +15,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sealring.coordinator.nodes.links import Links
+from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.rings.actions import Drained, Move, Place, Send, Tell, Unload
 from sealring.coordinator.rings.cluster import Cluster
 from sealring.coordinator.rings.epochs import Phase
 from sealring.coordinator.rings.ondemand import LOST_SECONDS
+from sealring.coordinator.rings.reports import Report
 from sealring.coordinator.rings.state import Known, State, Wanted
 from sealring.coordinator.rings.views import model_states
 from sealring.coordinator.settings import CoordinatorSettings
@@ -27,7 +30,17 @@ from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.errors import FailedPrecondition, Internal, ResourceExhausted, SealringError, Unavailable
 from sealring.v1 import admin_pb2, membership_pb2
-from sealring.v1.membership_pb2 import Demand, ModelDemand, ServingEpoch
+from sealring.v1.membership_pb2 import (
+    Demand,
+    EpochFault,
+    EpochPrepared,
+    EpochUp,
+    Heartbeat,
+    ModelDemand,
+    Problem,
+    RingHealth,
+    ServingEpoch,
+)
 
 NODES, MODELS = "abcd", ("one", "two", "three")
 TURN, GRACE, WALL = 60.0, 30.0, 1000.0
@@ -73,7 +86,10 @@ class World(RuleBasedStateMachine):
     def start(self) -> None:
         """A coordinator that knows nothing but what is stored."""
         self.state = State(Sessions(), Watchers(), GRACE)
-        self.cluster = Cluster(self.state, SETTINGS, lambda ring: next(self.epochs[ring]), self.now)
+        measured = Speeds(), Links(clock=lambda: WALL + self.now)
+        self.cluster = Cluster(
+            self.state, *measured, SETTINGS, lambda ring: next(self.epochs[ring]), self.now
+        )
         self.gateway = self.state.watchers.add("gateway", NodeSession("", b"", clock=lambda: 0.0).release)
 
     @initialize(keep=st.lists(st.sampled_from([1, 90, 0]), min_size=3, max_size=3), pinned=st.booleans())
@@ -150,7 +166,7 @@ class World(RuleBasedStateMachine):
                 return
         raise AssertionError("something is due again and again")
 
-    def report(self) -> None:
+    def demand(self) -> None:
         """The gateway reports, by the phases that it has heard of."""
         models = [
             ModelDemand(
@@ -178,14 +194,12 @@ class World(RuleBasedStateMachine):
             return
         if not kept:
             self.serving[node].clear()
-        self.state.sessions.open(NodeSession(node, bytes(16), clock=lambda: 0.0))
+        session = NodeSession(node, bytes(16), clock=lambda: 0.0)
+        self.state.sessions.open(session)
         self.do(self.cluster.came(node, self.serving[node], self.now))
-        for name, running in self.state.of(node):  # as the first heartbeat says
-            has = self.serving[node].get(name, ServingEpoch()).prepared.epoch
-            if running.machine.phase is Phase.SERVING and has != running.machine.epoch:
-                decided = running.machine.fault(node, running.machine.epoch, "restarted", self.now)
-                self.do(self.cluster.follow(name, decided, self.now))
-        self.cluster.moves.look_anew()
+        up = {name: one.prepared.epoch for name, one in self.serving[node].items()}
+        first = Heartbeat(rings=[RingHealth(ring=name, epoch=epoch) for name, epoch in up.items()])
+        self.do(self.cluster.reports.beaten(session, first, self.now, first=True))
 
     def go(self, node: str, *, gone: bool) -> None:
         session = self.state.sessions.find(node)
@@ -201,17 +215,22 @@ class World(RuleBasedStateMachine):
             message = self.inbox[node].pop(0)
             kind = message.WhichOneof("message")
             told = getattr(message, kind)
-            running = self.state.find(node, told.ring)
             if kind == "end":
                 self.ended.append(told)
-                self.serving[node].pop(told.ring, None)
+                if self.epoch_of(node, told.ring) == told.epoch:
+                    del self.serving[node][told.ring]
                 continue
             if kind == "prepare":
                 self.serving[node][told.ring] = ServingEpoch(prepared=told)
-            if running is not None:
-                event = running.machine.prepared if kind == "prepare" else running.machine.up
-                now: Any = ([], self.now) if kind == "prepare" else (self.now,)
-                self.do(self.cluster.follow(told.ring, event(node, told.epoch, *now), self.now))
+            report = EpochPrepared if kind == "prepare" else EpochUp
+            self.report(node, report(ring=told.ring, epoch=told.epoch))
+
+    def epoch_of(self, node: str, ring: str) -> int:
+        """The epoch of a ring that a node has prepared, or 0."""
+        return self.serving[node].get(ring, ServingEpoch()).prepared.epoch
+
+    def report(self, node: str, report: Report) -> None:
+        self.do(self.cluster.reports.take(node, report, self.now))
 
     @rule(node=st.sampled_from(NODES), kept=st.booleans())
     def a_node_comes(self, node: str, kept: bool) -> None:
@@ -228,13 +247,19 @@ class World(RuleBasedStateMachine):
         self.act(node)
         self.settle()
 
-    @rule(node=st.sampled_from(NODES), name=st.sampled_from(["fixed", *MODELS]))
-    def an_epoch_breaks(self, node: str, name: str) -> None:
-        running = self.state.find(node, f"{name}-0")
-        if running is not None:
-            decided = running.machine.fault(node, running.machine.epoch, "it died", self.now)
-            self.do(self.cluster.follow(f"{name}-0", decided, self.now))
-            self.settle()
+    @rule(node=st.sampled_from(NODES), name=st.sampled_from(["fixed", *MODELS]), late=st.integers(0, 2))
+    def an_epoch_breaks(self, node: str, name: str, late: int = 0) -> None:
+        """By the word of a node. A stranger's counts for nothing, and a word that is late ends nothing."""
+        running = self.state.running.get(f"{name}-0")
+        if running is None or running.machine.epoch < late:
+            return
+        before = running.machine.phase, running.machine.epoch
+        died = Problem(reason="CHILD_ENDED", message="it died")
+        epoch = running.machine.epoch - late
+        self.report(node, EpochFault(ring=f"{name}-0", epoch=epoch, problem=died))
+        if late or node not in running.machine.members:
+            assert (running.machine.phase, running.machine.epoch) == before
+        self.settle()
 
     @rule(node=st.sampled_from(NODES), undo=st.booleans())
     def a_node_drains(self, node: str, undo: bool) -> None:
@@ -295,7 +320,7 @@ class World(RuleBasedStateMachine):
             if name in self.refused:
                 self.waits[name] = 0
         self.refused.clear()
-        self.report()
+        self.demand()
         self.settle()
 
     @rule(busy=st.booleans())

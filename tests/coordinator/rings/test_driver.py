@@ -15,6 +15,7 @@ from sealring.coordinator.rings.actions import Drained, Move, Note, Place, Send,
 from sealring.coordinator.rings.cluster import Cluster
 from sealring.coordinator.rings.driver import ClusterDriver
 from sealring.coordinator.rings.epochs import Changed, Phase
+from sealring.coordinator.rings.following import follow
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredMember
 from sealring.mesh.errors import SealringError, Unavailable
@@ -44,6 +45,7 @@ class Scene:
                 watchers=part(tell=self.sent.append),
             ),
             look=self.look,
+            reports=part(take=self.report, beaten=self.beaten),
             deadline=lambda now: self.due,
             ended=lambda change, error, now: self.ended.append((change, error)) or [],
         )
@@ -57,6 +59,12 @@ class Scene:
     def look(self, now: float, wall: float) -> list[Any]:
         self.looks.append(now)
         return []
+
+    def report(self, member: str, report: Any, now: float) -> list[Any]:
+        return [Send(member, report)]
+
+    def beaten(self, session: Any, heartbeat: Any, now: float, *, first: bool) -> list[Any]:
+        return [Send(session.member, first)]  # type: ignore[arg-type]
 
     async def plan(self, change: Any) -> None:
         await self.make()
@@ -145,11 +153,37 @@ async def test_it_looks_at_events_and_while_something_is_due(due: float, looks: 
     running.cancel()
 
 
+@pytest.mark.parametrize("turned", [False, True])
+async def test_what_members_report_is_looked_at_and_heartbeats_if_they_say_something_new(
+    turned: bool,
+) -> None:
+    scene = Scene()
+    running = asyncio.create_task(scene.driver.run())
+
+    async def looks() -> int:
+        for _ in range(9):
+            await asyncio.sleep(0)
+        return len(scene.looks)
+
+    session: Any = SimpleNamespace(member="a", heartbeat=None, beat=lambda heartbeat: turned)
+    known = await looks()
+    scene.driver.reported("a", "it is up")  # type: ignore[arg-type]
+    assert await looks() == known + 1
+    scene.driver.beaten(session, membership_pb2.Heartbeat())
+    assert await looks() == known + 2
+    session.heartbeat = membership_pb2.Heartbeat()
+    scene.driver.beaten(session, membership_pb2.Heartbeat())
+    assert await looks() == known + 2 + turned
+    assert scene.sent == [("a", "it is up"), ("a", True), ("a", False)]
+    running.cancel()
+
+
 # What the machine does with epochs
 
 
 def cluster(rings: Any) -> Cluster:
-    return Cluster(rings, CoordinatorSettings(), lambda ring: 1, 0.0)
+    unused: Any = None
+    return Cluster(rings, unused, unused, CoordinatorSettings(), lambda ring: 1, 0.0)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -159,7 +193,7 @@ def test_a_ring_that_serves_again_has_forgotten_its_last_trouble(phase: Phase) -
     running.served, running.groupless = 1, {2, 3}
     running.state = lambda: membership_pb2.RingState(ring="r")
     rings.not_moved = {"r": "no room"}
-    note, tell = cluster(rings).follow("r", [Changed()], 7.0)
+    note, tell = follow(rings, running, [Changed()], 7.0)
     serves = phase is Phase.SERVING
     assert (running.served, running.groupless) == ((4, set()) if serves else (1, {2, 3}))
     assert rings.not_moved == ({} if serves else {"r": "no room"})

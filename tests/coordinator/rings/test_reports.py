@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import structlog
-from ringtables import Driver, Machine, table
+from ringtables import Machine, table
 
+from sealring.coordinator.rings.actions import Note
 from sealring.coordinator.rings.epochs import Phase
-from sealring.coordinator.rings.reports import RingReports
-from sealring.coordinator.rings.running import StepTimes
+from sealring.coordinator.rings.reports import Report, Reports
+from sealring.coordinator.rings.running import RunningRing, StepTimes
 from sealring.coordinator.rings.state import State
 from sealring.v1 import membership_pb2
 from sealring.v1.membership_pb2 import EpochFault, EpochPrepared, EpochProgress, EpochUp
 
 
-def reports(rings: State, speeds: Any = None, links: Any = None, driver: Any = None) -> RingReports:
-    silent = SimpleNamespace(note=lambda *given: None)
-    moves = SimpleNamespace(fall_back=lambda *given: [given], look_anew=lambda: None)
-    cluster: Any = SimpleNamespace(state=rings, moves=moves, follow=lambda name, decided, now: decided)
-    return RingReports(cluster, driver or Driver(), speeds or silent, links or silent)
+class Bed:
+    """Reports, at the time 7, on the rings of a table whose machines decide nothing."""
+
+    def __init__(self, rings: State, speeds: Any = None, links: Any = None) -> None:
+        silent = SimpleNamespace(note=lambda *given: None)
+        self.looks = 0
+        moves: Any = SimpleNamespace(fall_back=lambda *given: [given], look_anew=self._look)
+        self.made = Reports(rings, moves, speeds or silent, links or silent)
+
+    def _look(self) -> None:
+        self.looks += 1
+
+    def take(self, member: str, report: Report) -> list[Any]:
+        return list(self.made.take(member, report, 7.0))
+
+    def beaten(self, session: Any, *health: membership_pb2.RingHealth, first: bool = False) -> list[Any]:
+        return list(self.made.beaten(session, membership_pb2.Heartbeat(rings=health), 7.0, first=first))
 
 
 def test_links_and_progress_are_cut() -> None:
     machine = Machine()
     rings = table(r=machine)
-    made = reports(rings)
+    made = Bed(rings)
     links = [membership_pb2.LinkInfo(from_rank=number) for number in range(3)]
     made.take("a", membership_pb2.EpochPrepared(ring="r", epoch=4, links=links, caches=bytes(40)))
     assert machine.calls.pop() == ("prepared", ("a", 4, links[:2], 7.0, "", bytes(32)), {})
@@ -62,7 +75,7 @@ def test_what_a_member_measured_of_its_own_link_is_noted_and_of_anothers_is_not(
     machine.members = {"a": "node-a", "b": "node-b"}
     rings = table(r=machine)
     rings.running["r"].plan.stages.add(member="b")
-    made = reports(rings, links=SimpleNamespace(note=lambda *given: noted.append(given)))
+    made = Bed(rings, links=SimpleNamespace(note=lambda *given: noted.append(given)))
 
     def up(**link: Any) -> list[Any]:
         noted.clear()
@@ -89,23 +102,14 @@ def test_a_fault_is_cut_and_is_its_members_own_or_anothers(
     problem: dict[str, str], reason: str, root: bool
 ) -> None:
     machine = Machine()
-    made = reports(table(r=machine))
+    made = Bed(table(r=machine))
     fault = membership_pb2.EpochFault(ring="r", epoch=4, problem=membership_pb2.Problem(**problem))
     made.take("b", fault)
     assert machine.calls == []
-    with structlog.testing.capture_logs() as logs:
-        made.take("a", fault)
+    fields = {"ring": "r", "epoch": 4, "member": "a", "why": problem["reason"]}
+    serious = problem["reason"] != "GATEWAY_LEFT"
+    assert made.take("a", fault) == [Note("epoch_fault", fields, serious)]
     assert machine.calls == [("fault", ("a", 4, reason, 7.0), {"root": root})]
-    assert logs == [
-        {
-            "event": "epoch_fault",
-            "log_level": "info" if problem["reason"] == "GATEWAY_LEFT" else "warning",
-            "ring": "r",
-            "epoch": 4,
-            "member": "a",
-            "why": problem["reason"],
-        }
-    ]
 
 
 @pytest.mark.parametrize(
@@ -123,15 +127,17 @@ def test_a_ring_falls_back_when_its_group_did_not_come_up_twice(
     backend: str, or_pipeline: bool, epochs: tuple[int, ...], falls: bool
 ) -> None:
     """In epochs after the last that served, which is epoch 2; the ring is in epoch 4."""
-    rings, driver = table(r=Machine()), Driver()
-    made = reports(rings, driver=driver)
+    rings = table(r=Machine())
+    made, done = Bed(rings), list[Any]()
     running = rings.running["r"]
     running.backend, running.served, running.groupless = backend, 2, set()
     running.spec = SimpleNamespace(or_pipeline=or_pipeline, name="demo")
     problem = membership_pb2.Problem(reason="NO_GROUP", message="no RDMA")
     for epoch in epochs:
-        made.take("a", membership_pb2.EpochFault(ring="r", epoch=epoch, problem=problem))
-    assert driver.done == ([("r", "node-a: no RDMA", 7.0)] if falls else [])
+        done += made.take("a", membership_pb2.EpochFault(ring="r", epoch=epoch, problem=problem))
+    assert [one for one in done if not isinstance(one, Note)] == (
+        [("r", "node-a: no RDMA", 7.0)] if falls else []
+    )
     assert running.groupless == (set() if falls else {epoch for epoch in epochs if 2 < epoch <= 4})
 
 
@@ -151,16 +157,21 @@ def test_a_ring_falls_back_when_its_group_did_not_come_up_twice(
 def test_what_a_node_runs_when_it_comes_is_compared_with_what_it_should(
     phase: Phase, reported: dict[str, int], restarted: bool, ends: list[tuple[str, int, bool]]
 ) -> None:
-    machine, sent = Machine(phase), list[Any]()
+    machine = Machine(phase)
     health = [membership_pb2.RingHealth(ring=ring, epoch=epoch) for ring, epoch in reported.items()]
     running = table(r=machine)
-    running.running["r"].beaten = lambda member, health: None
+    running.running["r"].beaten = lambda *given, timed: None
     running.running["r"].step_times = StepTimes()
-    session: Any = SimpleNamespace(member="a", send=sent.append, slow="")
-    reports(running).beaten(session, membership_pb2.Heartbeat(rings=health), first=True, turned=False)
+    bed, session = Bed(running), SimpleNamespace(member="a", slow="")
+    sent = bed.beaten(session, *health, first=True)
     assert machine.calls == [("fault", ("a", 4, "node-a was restarted", 7.0), {})] * restarted
-    assert [(one.end.ring, one.end.epoch, one.end.unload) for one in sent] == ends
-    assert all(one.end.reason == "the epoch is over" for one in sent)
+    assert {one.member for one in sent} <= {"a"}
+    assert [(one.message.end.ring, one.message.end.epoch, one.message.end.unload) for one in sent] == ends
+    assert all(one.message.end.reason == "the epoch is over" for one in sent)
+    assert bed.looks == 1, "there may be room"
+    machine.calls.clear()
+    assert bed.beaten(session, *health) == machine.calls == []
+    assert bed.looks == 1
 
 
 @pytest.mark.parametrize("others", [{}, {"s": Machine()}])
@@ -169,41 +180,40 @@ def test_a_heartbeat_reports_on_the_rings_that_its_sender_is_in(others: dict[str
     machine, calls = Machine(), list[Any]()
     rings = table(r=machine, **others)
     for name, running in rings.running.items():
-        running.beaten = lambda member, health, name=name: calls.append((name, member, health.steps))
-        running.step_times = SimpleNamespace(
+        times = SimpleNamespace(
             beaten=lambda *given, name=name: calls.append((name, *given)), slow=lambda member: 0.0
         )
-    made = reports(rings)
-    session: Any = SimpleNamespace(member="a", slow="")
+        running.step_times = times
+        running.beaten = partial(RunningRing.beaten, running)
+    made, session = Bed(rings), SimpleNamespace(member="a", slow="")
     for attended in (False, True):
         health = [
             membership_pb2.RingHealth(ring="none", epoch=1),
-            membership_pb2.RingHealth(ring="r", epoch=4, steps=9, step_us=50, attended=attended),
+            membership_pb2.RingHealth(ring="r", epoch=4, step_us=50, attended=attended, drafted=3),
         ]
-        made.beaten(session, membership_pb2.Heartbeat(rings=health), first=False, turned=False)
+        assert made.beaten(session, *health) == []
         assert machine.calls == [("attended", (4, 7.0), {})] * attended
-    assert calls == [("r", "a", 9), ("r", "a", 0 if others else 50, 1)] * 2
-    stranger: Any = SimpleNamespace(member="b", slow="")
-    made.beaten(stranger, membership_pb2.Heartbeat(rings=health), first=False, turned=False)
-    assert len(calls) == 4
+    assert calls == [("r", "a", 0 if others else 50, 1)] * 2
+    assert rings.running["r"].drafts == (4, 3, 0)
+    made.beaten(SimpleNamespace(member="b", slow=""), *health)
+    assert len(calls) == 2
 
 
 def test_a_member_that_has_become_slow_is_reported_once_and_when_it_is_over() -> None:
     rings, factors = table(r=Machine(), s=Machine()), {"r": 0.0, "s": 0.0}
     for name, running in rings.running.items():
         running.step_times = SimpleNamespace(slow=lambda member, name=name: factors[name])
-    made = reports(rings)
-    session: Any = SimpleNamespace(member="a", slow="")
-    with structlog.testing.capture_logs() as logs:
-        for factor in (0.0, 2.54, 3.0, 0.0, 0.0):
-            factors["s"] = factor
-            made.beaten(session, membership_pb2.Heartbeat(), first=False, turned=False)
-            shown = f"its steps take {factor:.1f} times" if factor else ""
-            assert session.slow.startswith(shown)
-            assert bool(session.slow) == bool(factor)
-    assert [(one["event"], one["member"], one["factor"]) for one in logs] == [
-        ("member_slow", "a", 2.5),
-        ("member_not_slow", "a", 0),
+    made = Bed(rings)
+    session, notes = SimpleNamespace(member="a", slow=""), list[Any]()
+    for factor in (0.0, 2.54, 3.0, 0.0, 0.0):
+        factors["s"] = factor
+        notes += made.beaten(session)
+        shown = f"its steps take {factor:.1f} times" if factor else ""
+        assert session.slow.startswith(shown)
+        assert bool(session.slow) == bool(factor)
+    assert notes == [
+        Note("member_slow", {"member": "a", "factor": 2.5}, serious=True),
+        Note("member_not_slow", {"member": "a", "factor": 0}, serious=True),
     ]
 
 
@@ -214,19 +224,10 @@ def test_how_fast_a_member_is_is_noted_of_the_only_ring_that_it_is_in(
     others: dict[str, Machine], backend: str, noted: bool
 ) -> None:
     rings, noted_speeds = table(r=Machine(), **others), list[Any]()
-    made = reports(rings, SimpleNamespace(note=lambda *given: noted_speeds.append(given)))
+    made = Bed(rings, SimpleNamespace(note=lambda *given: noted_speeds.append(given)))
     running = rings.running["r"]
     running.spec.backend = backend
     message = membership_pb2.EpochPrepared(ring="r", epoch=4, step_us=5)
     made.take("a", message)
     expected = (running.stage_of("a"), running.deployment.profile, message)
     assert noted_speeds == ([expected] if noted else [])
-
-
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_heartbeat_that_says_something_new_is_looked_at(first: bool, turned: bool) -> None:
-    driver = Driver()
-    session: Any = SimpleNamespace(member="a", slow="")
-    reports(table(), driver=driver).beaten(session, membership_pb2.Heartbeat(), first=first, turned=turned)
-    assert bool(driver.looks) == (first or turned)

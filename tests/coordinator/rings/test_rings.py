@@ -142,9 +142,8 @@ async def test_a_serving_ring_outlives_a_stream_that_comes_back(cluster: Cluster
     assert not [one for node in (again, nodes[1]) for one in node.messages if one.HasField("end")]
     for reported, unload in (({"demo-0": 7}, False), ({"gone-0": 1}, True)):
         rings = [membership_pb2.RingHealth(ring=name, epoch=epoch) for name, epoch in reported.items()]
-        cluster.coordinator.ring_reports.beaten(
-            session, membership_pb2.Heartbeat(rings=rings), first=True, turned=False
-        )
+        session.heartbeat = None
+        cluster.coordinator.driver.beaten(session, membership_pb2.Heartbeat(rings=rings))
         end = await again.wait_for("end", lambda end, told=reported: {end.ring: end.epoch} == told)
         assert (end.reason, end.unload) == ("the epoch is over", unload)
 
@@ -228,7 +227,7 @@ async def test_a_ring_of_which_nothing_is_heard_goes_on_when_its_members_are_bac
 def usable(cluster: Cluster, node: FakeNode) -> int:
     """What the coordinator last heard of the node's memory."""
     session = cluster.coordinator.sessions.find(node.id)
-    return session.memory_usable if session else 0
+    return session.heartbeat.memory_usable if session and session.heartbeat else 0
 
 
 @pytest.mark.parametrize(

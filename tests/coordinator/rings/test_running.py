@@ -43,7 +43,7 @@ def test_the_head_says_how_many_guesses_of_this_epoch_were_right(
     member: str, drafted: int, accepted: int, epoch: int, told: tuple[int, int]
 ) -> None:
     made = ring(epoch=4)
-    made.beaten(member, RingHealth(epoch=epoch, drafted=drafted, accepted=accepted))
+    made.beaten(member, RingHealth(epoch=epoch, drafted=drafted, accepted=accepted), 7.0, timed=True)
     assert (made.status().drafted, made.status().accepted) == told
 
 
