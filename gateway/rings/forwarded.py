@@ -10,7 +10,7 @@ import math
 from array import array
 
 from sealring.edge.inference.answer import AnswerWriter
-from sealring.gateway.rings.epoch import Epoch, epoch_ended
+from sealring.gateway.rings.epoch import Epoch
 from sealring.gateway.rings.own import OwnRequests
 from sealring.gateway.rings.requests import Answers
 from sealring.gateway.scheduler.queue import due_time
@@ -157,19 +157,17 @@ class ForwardedRequests:
         epoch, forwarded = self._epoch, response.forwarded
         if epoch is None or not response.HasField("forwarded"):
             return
-        request = self._sent.take(forwarded, epoch.serving.context)
-        if request is None:
+        if (request := self._sent.take(forwarded, epoch.serving.context)) is None:
             return
         answer, event = self._answers[request.id], forwarded.event
         answer.timings.ring += forwarded.ring_ms / 1000
         match forwarded.WhichOneof("what"), event.WhichOneof("event"):
             case "problem", _:
                 self._answers.pop(request.id).fail(from_problem(forwarded.problem))
-            case "event", "started":
-                if not request.progress.started:
-                    request.progress.started, event.started.request_id = True, request.id
-                    request.progress.prompt_tokens = event.started.prompt_tokens
-                    answer.started(event.started)
+            case "event", "started" if not request.progress.started:
+                request.progress.started, event.started.request_id = True, request.id
+                request.progress.prompt_tokens = event.started.prompt_tokens
+                answer.started(event.started)
             case "event", "delta":
                 answer.delta(event.delta)
                 if behind := self._answers.give_up_behind(request.id):
@@ -189,7 +187,7 @@ class ForwardedRequests:
         worked_on, waiting = self._sent.clear()
         prefilled = any(not request.progress.new_tokens for request in worked_on)
         self.yields |= prefilled and reason not in _WITHOUT_SCHEDULER
-        self._own.perform(self._own.scheduler.give_back(worked_on, waiting, epoch_ended(reason)))
+        self._own.give_back(worked_on, waiting, reason)
 
     def _forward(self, request: Request, *, again: bool = False) -> None:
         assert self._epoch is not None

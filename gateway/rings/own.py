@@ -167,6 +167,11 @@ class OwnRequests:
         self._finish_all(self._receipts.give_up("EPOCH_ENDED"))
         self.perform(self.scheduler.end_epoch(epoch_ended(reason)))
 
+    def give_back(self, worked_on: Sequence[Request], waiting: Sequence[Request], reason: str) -> None:
+        """As `Scheduler.give_back`; an answer that is whole ends without the receipts that were to come."""
+        self.perform(self.scheduler.give_back(worked_on, waiting, epoch_ended(reason)))
+        self._finish_all(self._receipts.give_up("EPOCH_ENDED"))
+
     def perform(self, actions: Iterable[Action]) -> None:
         """Does what the scheduler asks for, in its order; what is asked for meanwhile comes last."""
         self._todo.extend(actions)

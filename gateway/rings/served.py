@@ -170,8 +170,7 @@ class GuestAnswer:
         """Lets go of the prompt. An answer that the head does not read would keep it, up to 32 MiB."""
         self._asked = self._request = None
 
-    def give_up(self, error: SealringError) -> None:
-        self.fail(error)
+    give_up = fail
 
 
 class ServedRequests:

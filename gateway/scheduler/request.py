@@ -104,6 +104,11 @@ class Progress:
         return sum(len(choice.tokens) for choice in self.choices)
 
     @property
+    def over(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.end is not None for choice in self.choices)
+
+    @property
     def new_tokens(self) -> int:
         """Tokens that this epoch has brought."""
         return self.answered - self.earlier_tokens

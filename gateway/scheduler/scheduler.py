@@ -157,6 +157,8 @@ class Scheduler:
     def submit(self, request: Request, now: float) -> list[Action]:
         """Queues a request, or fails it where it is new: the queue is full, or it would wait for too long."""
         self._now = now
+        if self._ends(request):
+            return self._take()
         if (too_long := self._too_long(request)) is not None:
             self._actions.append(Fail(request, too_long))
             return self._take()
@@ -196,6 +198,7 @@ class Scheduler:
         names = split(opened.prefixes, prompt_tokens, ends=opened.ends)
         row.names = tuple(pair for pair in names if around(row.unbroken, pair[0])[0] == pair[0])
         row.prompt_tokens, row.answered, row.ceiling = prompt_tokens, answered, max_tokens
+        row.request.progress.prompt_tokens = prompt_tokens - answered
         row.earlier = answered - len(row.progress.tokens)
         row.params_bytes, row.drafts = opened.params_bytes, opened.drafts
         row.limit = max_tokens if row.request.max_tokens else min(max_tokens, EXTENSION)
@@ -219,7 +222,6 @@ class Scheduler:
             )
         elif not row.request.progress.started:
             row.request.progress.started = True
-            row.request.progress.prompt_tokens = prompt_tokens - answered
             self._actions.append(Begin(row.request, prompt_tokens - answered))
         epoch.planner.recalls.opened(row, opened.stored)
         return self._pump()
@@ -299,7 +301,8 @@ class Scheduler:
         """Takes back the requests of another scheduler whose epoch is over: those that a member computed, and
         those that waited."""
         for request in reversed(waiting):
-            self._queue.push_front(request)
+            if not self._ends(request):
+                self._queue.push_front(request)
         for request in worked_on:
             request.progress.end_epoch(computed=True)
         self._go_on(worked_on, error)
@@ -309,6 +312,8 @@ class Scheduler:
         """Requests wait in front again, in their order, behind those that are begun alone."""
         alone_first = sorted(requests, key=alone, reverse=True)
         for request in reversed(alone_first):
+            if self._ends(request):
+                continue
             if request.progress.all_attempts >= MAX_ATTEMPTS:
                 self._actions.append(Fail(request, _given_up(request, error)))
             elif request.sealed and request.progress.earlier_tokens:
@@ -377,20 +382,14 @@ class Scheduler:
         request = row.request
         row.progress.end = inference.FinishedChoice(reason=reason, completion_tokens=tokens)
         self._close(row)
-        ends = [choice.end for choice in request.progress.choices if choice.end is not None]
-        if len(ends) < request.choices:
-            return
-        del self._current().admission.requests[request.id]
-        finished = inference.Finished(
-            reason=ends[0].reason,
-            prompt_tokens=row.prompt_tokens - row.answered,
-            completion_tokens=sum(end.completion_tokens for end in ends),
-            cached_tokens=request.progress.cached,
-            drafted_tokens=request.progress.drafted,
-            accepted_tokens=request.progress.accepted,
-            choices=ends if request.choices > 1 else (),
-        )
-        self._actions.append(Finish(request, finished))
+        if self._ends(request):
+            del self._current().admission.requests[request.id]
+
+    def _ends(self, request: Request) -> bool:
+        """Ends a request of which all has come; another scheduler may have gone before it said so."""
+        if request.progress.over:
+            self._actions.append(Finish(request, _finished(request)))
+        return request.progress.over
 
     def _fail(self, row: Row, error: SealringError) -> None:
         self._close_all(row.request.id)
@@ -467,6 +466,20 @@ class Scheduler:
 def _refusal(why: str, seconds: float, also: str = "") -> ResourceExhausted:
     return ResourceExhausted(
         why, reason="QUEUE_FULL", hint=f"try again later{also}", retry_after=retry_after(seconds)
+    )
+
+
+def _finished(request: Request) -> inference.Finished:
+    progress = request.progress
+    ends = [choice.end for choice in progress.choices if choice.end is not None]
+    return inference.Finished(
+        reason=ends[0].reason,
+        prompt_tokens=progress.prompt_tokens,
+        completion_tokens=sum(end.completion_tokens for end in ends),
+        cached_tokens=progress.cached,
+        drafted_tokens=progress.drafted,
+        accepted_tokens=progress.accepted,
+        choices=ends if request.choices > 1 else (),
     )
 
 

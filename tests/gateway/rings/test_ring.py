@@ -53,6 +53,7 @@ class Members:
 
     def __init__(self) -> None:
         self.guest = self.saves_power = False
+        self.streams: list[object] = []
         self.steps: list[control.Step] = []
         self.recalls: list[control.Recall] = []
         self.head: list[control.ScheduleRequest] = []
@@ -860,6 +861,60 @@ def test_an_answer_with_a_receipt_tells_the_head_which_epochs_brought_it_so_far(
         brought.append(inference.EarlierEpoch(ring="ring-0", epoch=epoch, tokens=ring.tokens.total()))
         ring.ring.leave()
         ring.next_epoch(epoch + 1)
+
+
+def brought_by(forward: control.Forward) -> list[control.Forwarded]:
+    """The messages of a ring to a guest. Each choice of the request has three tokens, and nobody signs."""
+    ring = Stepped()
+    forward.guest = 7
+    ring.hear(forward=forward)
+    ring.opened(1)
+    for _ in range(2):
+        ring.step("a", token=7)
+    ring.step("b", token=8, finish=STOP)
+    return [message.forwarded for message in ring.members.head if message.HasField("forwarded")]
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("receipt", [None, inference.ReceiptRequest(nonce=bytes(16))])
+async def test_no_answer_is_stuck_at_whatever_moment_its_guest_loses_who_schedules(
+    choices: int, receipt: inference.ReceiptRequest | None
+) -> None:
+    """It ends if all of it has come, and goes on otherwise."""
+    clear = inference.Envelope(clear=inference.Prompt(text="ask"))
+    lost_at = 0
+    while True:
+        ring = Serving(None)
+        answer = ring.ask("one", envelope=clear, choices=choices, receipt=receipt)
+        ring.members.guest = True
+        ring.begin()
+        messages = brought_by(ring.members.head[0].forward)
+        for forwarded in messages[:lost_at]:
+            ring.hear(forwarded=forwarded)
+        ring.ring.end(ring.members, "GATEWAY_GONE")  # type: ignore[arg-type]
+        ring.members = Members()
+        ring.begin()
+        asked = [message.open.envelope.clear.resume for message in ring.members.head]
+        assert answer.over is not bool(asked)
+        if lost_at == len(messages):
+            break
+        lost_at += 1
+    finished = (await read(answer))[-1].finished
+    assert (finished.reason, finished.prompt_tokens) == (STOP, 2)
+    assert finished.completion_tokens == 3 * choices
+    missing = ["EPOCH_ENDED"] * choices if receipt else []
+    assert [one.head.missing for one in finished.receipts] == missing
+
+
+def test_an_answer_that_a_guest_has_whole_gets_its_end_and_no_row() -> None:
+    """A guest of an older release asks on."""
+    ring = Serving()
+    asked = Request("x", "key", 5, inference.Envelope(clear=inference.Prompt(text="x")), "model")
+    asked.progress.started = True
+    asked.progress.choices[0].end = inference.FinishedChoice(reason=STOP, completion_tokens=0)
+    ring.hear(forward=Sent().add(asked, 0.0))
+    assert [one.forwarded.event.finished.reason for one in ring.members.head] == [STOP]
+    assert not ring.ring.answers
 
 
 @pytest.fixture
