@@ -7,28 +7,40 @@ what the user asked.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
+from sealring.cli.calls.member import MemberChannels
 from sealring.client import AsyncClient, Ring
 from sealring.client.sealing import SealingBackend
+from sealring.client.trust import default_state_file
 from sealring.edge.access.gate import ATTEMPTS_AT_ONCE, ATTEMPTS_PER_SECOND, Caller
 from sealring.edge.access.keys import ApiKey, Scope, new_key, parse_key
 from sealring.edge.http.app import create_app
 from sealring.edge.http.server import HttpServer
 from sealring.edge.metrics import Metrics
-from sealring.mesh.errors import ConfigError, Unauthenticated
+from sealring.mesh.errors import ConfigError, SealringError, Unauthenticated
 from sealring.mesh.rpc.limits import Buckets
 from sealring.mesh.system.files import create_exclusive, read_secret, unwritable
 from sealring.mesh.system.lock import require_own_state
-from sealring.mesh.system.processes import stop_on_signals
+from sealring.mesh.system.processes import first_of, stop_on_signals
 from sealring.mesh.trust.levels import described
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
+
+_SECONDS = 3600.0
+"""The longest answer."""
+
+_LOOK_SECONDS = 1.0
 
 
 class OwnGate:
@@ -87,12 +99,19 @@ def own_key(file: Path) -> ApiKey:
     return key
 
 
-async def serve(client: AsyncClient, listen: str, key_file: Path, *, say: Callable[[str], None]) -> None:
+async def serve(
+    client: AsyncClient,
+    listen: str,
+    key_file: Path,
+    *,
+    say: Callable[[str], None],
+    meanwhile: Callable[[], Coroutine[None, None, None]] | None = None,
+) -> None:
     """The proxy on a loopback address, until SIGTERM or SIGINT, for programs that have the key in `key_file`.
 
-    `say` gets its address and the members that will see prompts. Raises ConfigError (LOOPBACK_ONLY,
-    CANNOT_LISTEN), what `own_key` raises, and at the start RosterError or Unavailable without a roster that
-    the root vouches for.
+    `say` gets its address and the members that will see prompts. `meanwhile` runs beside it, and never ends.
+    Raises ConfigError (LOOPBACK_ONLY, CANNOT_LISTEN), what `own_key` raises, and at the start RosterError or
+    Unavailable without a roster that the root vouches for.
     """
     metrics = Metrics()
     gate = OwnGate(own_key(key_file))
@@ -112,10 +131,64 @@ async def serve(client: AsyncClient, listen: str, key_file: Path, *, say: Callab
                 say(f"programs need the key in {key_file}: sealring connect NAME --write")
                 for ring in rings:
                     say(_answered_by(ring))
-                await stop.wait()
+                await first_of(stop.wait(), *([meanwhile()] if meanwhile else []))
         finally:
             await edge.stop()
             log.info("proxy_stopped")
+
+
+async def serve_member(
+    folder: Path, listen: str, key_file: Path, min_trust: int, *, say: Callable[[str], None]
+) -> None:
+    """As `serve`, for the programs of a member, whose certificate as a client is in `folder`.
+
+    It waits for the certificate, which the member's node gets from the coordinator, for a gateway and for a
+    roster. Raises as `serve`.
+    """
+    with stop_on_signals() as stop:
+        channels = await _until(stop, lambda: _opened(folder))
+        gateways = None if channels is None else await _until(stop, channels.find)
+    if channels is None or gateways is None:
+        return
+    pin = channels.state.root_sha256
+    client = AsyncClient(
+        gateways,
+        root_sha256=pin,
+        min_trust=min_trust,
+        state_file=default_state_file(pin),
+        timeout=_SECONDS,
+        channels=channels,
+    )
+
+    async def follow() -> None:
+        """Looks for the gateways anew, while the one that is asked cannot be reached."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if channels.fails(client.gateways.current):
+                with contextlib.suppress(SealringError):
+                    client.gateways.use(await channels.find())
+
+    await serve(client, listen, key_file, say=say, meanwhile=follow)
+
+
+async def _opened(folder: Path) -> MemberChannels:
+    return MemberChannels(folder)
+
+
+async def _until(stop: asyncio.Event, attempt: Callable[[], Awaitable[T]]) -> T | None:
+    """The result of `attempt`, made again while what it needs is not there; None after `stop`."""
+    said = ""
+    while not stop.is_set():
+        try:
+            return await attempt()
+        except (OSError, SealringError) as error:
+            if str(error) != said:
+                said = str(error)
+                log.info("proxy_waits", why=said)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await stop.wait()
+    return None
 
 
 def _answered_by(ring: Ring) -> str:

@@ -7,7 +7,14 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from sealring.mesh.settings.types import Address, Addresses, Seconds
-from sealring.mesh.system.paths import default_state_root
+from sealring.mesh.system.paths import CLIENT_FOLDER, default_state_root, is_enrolled
+
+
+def _default_operator() -> Path:
+    """The first machine's bundle; on a member the certificate with which its programs may look."""
+    root = default_state_root()
+    bundle, client = root / "coordinator" / "operator", root / "node" / CLIENT_FOLDER
+    return client if is_enrolled(client) and not is_enrolled(bundle) else bundle
 
 
 class CliSettings(BaseModel):
@@ -16,8 +23,8 @@ class CliSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     operator: Path = Field(
-        default_factory=lambda: default_state_root() / "coordinator" / "operator",
-        description="folder of the operator bundle that `coordinator init` made",
+        default_factory=_default_operator,
+        description="folder of the operator bundle that `coordinator init` made; a member has its own",
     )
     coordinator: Address | None = Field(
         None, description="main address of the coordinator [default: as the operator bundle says]"

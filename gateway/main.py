@@ -11,7 +11,7 @@ import structlog
 
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.access.gate import Gate, Limits
-from sealring.edge.access.interceptor import GateInterceptor
+from sealring.edge.access.interceptor import Admit, GateInterceptor, by_key
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.http.app import create_app
 from sealring.edge.http.server import HttpServer
@@ -19,6 +19,7 @@ from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
+from sealring.gateway.door import MemberDoor
 from sealring.gateway.join import load_gateway
 from sealring.gateway.rings.members import Members
 from sealring.gateway.rings.rings import Rings
@@ -34,7 +35,7 @@ from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Credentials, Purpose, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.rpc.server import INFERENCE, Server
-from sealring.mesh.rpc.tls import TlsStore
+from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.processes import first_of, run_enrolled
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
@@ -86,31 +87,45 @@ async def serve(
     )
     channel = coordinators.channel
     introduction = Introduction(Purpose.WATCH, identity, channel, lambda: keeper.root, certificates.renew)
-    watch = Watch(coordinators, introduction, keeper, rings, certificates.renew)
     gate = _gate(settings, metrics, usage)
     http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
     grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)
-    edge, server = _edges(settings, backend, metrics, usage, gate, http_tls, http)
+    door = MemberDoor(state.peer.cluster, lambda: keeper.valid, _limits(settings), _counting(metrics))
+    edge, server, members = _edges(settings, backend, metrics, usage, gate, door, http_tls, http)
+    port = (
+        members.listen(settings.members_listen, server_credentials(store)) if settings.members_listen else 0
+    )
+    watch = Watch(
+        coordinators,
+        introduction,
+        keeper,
+        rings,
+        certificates.renew,
+        lambda: settings.members_addresses(port),
+    )
     try:
         grpc_port = server.listen(settings.grpc_listen, grpc_tls.grpc_credentials() if grpc_tls else None)
         http_port = edge.listen(settings.http_listen)
-        await server.start()
+        for one in (server, members) if port else (server,):
+            await one.start()
         await edge.start()
         log.info(
             "gateway_started",
             gateway=state.peer.id,
             http_port=http_port,
             grpc_port=grpc_port,
+            members_port=port,
             keys_required=gate.required,
         )
         renewing = [tls.run() for tls in (http_tls, grpc_tls) if tls]
-        await first_of(stop.wait(), watch.run(), certificates.run(), gate.run(), usage.run(), *renewing)
+        working = (watch, certificates, gate, usage, door)
+        await first_of(stop.wait(), *(one.run() for one in working), *renewing)
         await server.set_serving(False)
         await backend.drain(settings.drain_timeout)
     finally:
         await rings.close()  # first, while the edges still run: clients of unfinished answers get the reason
         await edge.stop()
-        await server.stop(1.0)
+        await asyncio.gather(server.stop(1.0), *([members.stop(1.0)] if port else []))
         await gate.flush()
         await usage.flush()
         await coordinators.close()
@@ -123,10 +138,12 @@ def _edges(
     metrics: Metrics,
     usage: Usage,
     gate: Gate,
+    door: MemberDoor,
     http_tls: EdgeTls | None,
     http: Callable[..., HttpServer],
-) -> tuple[HttpServer, Server]:
-    """The servers for clients, HTTP and gRPC, which share the answers that are kept for idempotency keys."""
+) -> tuple[HttpServer, Server, Server]:
+    """The servers for clients, HTTP and gRPC, and that for members. They share the answers that are kept for
+    idempotency keys."""
     kept = KeptAnswers()
     app = create_app(
         backend, exposition=metrics.exposition, kept=kept, gate=gate, cors_origins=settings.cors_origins
@@ -134,25 +151,21 @@ def _edges(
     service = InferenceService(
         backend, metrics.exposition, kept, lambda asked: usage.tell(asked, gate.records.values())
     )
-    server = Server(
-        [(inference_grpc.add_InferenceServicer_to_server, service, SERVICE)],
-        port=INFERENCE,
-        interceptors=[GateInterceptor(gate)],
-    )
-    return http(app, tls=http_tls), server
+
+    def server(admit: Admit) -> Server:
+        services = [(inference_grpc.add_InferenceServicer_to_server, service, SERVICE)]
+        return Server(services, port=INFERENCE, interceptors=[GateInterceptor(admit)])
+
+    return http(app, tls=http_tls), server(by_key(gate)), server(door.admit)
 
 
 def _gate(settings: GatewaySettings, metrics: Metrics, usage: Usage) -> Gate:
     """Raises ConfigError (NO_KEYS, KEYS_CORRUPT, SECRET_FILE_UNSAFE)."""
     gate = Gate(
         KeyFile(settings.state_dir),
-        Limits(
-            key_per_second=settings.key_requests_per_second,
-            key_at_once=settings.key_requests_at_once,
-            peer_per_second=settings.peer_requests_per_second,
-        ),
+        _limits(settings),
         spent=usage.spent,
-        on_refused=lambda reason: metrics.turned_away.labels(reason).inc(),
+        on_refused=_counting(metrics),
     )
     if settings.listens_beyond_loopback and not gate.usable_keys:
         raise ConfigError(
@@ -161,6 +174,18 @@ def _gate(settings: GatewaySettings, metrics: Metrics, usage: Usage) -> Gate:
             reason="NO_KEYS",
         )
     return gate
+
+
+def _counting(metrics: Metrics) -> Callable[[str], None]:
+    return lambda reason: metrics.turned_away.labels(reason).inc()
+
+
+def _limits(settings: GatewaySettings) -> Limits:
+    return Limits(
+        key_per_second=settings.key_requests_per_second,
+        key_at_once=settings.key_requests_at_once,
+        peer_per_second=settings.peer_requests_per_second,
+    )
 
 
 def _tls(certificate: Path | None, key: Path | None) -> EdgeTls | None:

@@ -9,11 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.settings.types import Address, Name, Seconds
-from sealring.mesh.system.addresses import is_loopback, parse_address
+from sealring.mesh.system.addresses import format_address, is_loopback, parse_address
+from sealring.mesh.system.networks import ANY_HOST, own_addresses
 from sealring.mesh.system.paths import default_state_root
 
 Origin = Annotated[str, StringConstraints(pattern=r"^https?://[A-Za-z0-9.:\[\]-]+$", max_length=256)]
 """Scheme, host and port: exactly what a browser sends, and no wildcard."""
+
+
+LOOPBACK = "127.0.0.1"
+_MOST_ADDRESSES = 4
 
 
 def _default_state_dir() -> Path:
@@ -34,6 +39,10 @@ class GatewaySettings(BaseModel):
     )
     grpc_listen: Address = Field(
         default="127.0.0.1:7780", description="where the Inference gRPC service is; port 0 takes any"
+    )
+    members_listen: Address | None = Field(
+        default=None,
+        description="where programs on members ask, by certificates of the cluster; none by default",
     )
     http_tls_certificate: Path | None = Field(
         default=None, description="PEM file with the HTTP edge's certificate and its chain; turns TLS on"
@@ -93,6 +102,14 @@ class GatewaySettings(BaseModel):
                     reason="LOOPBACK_ONLY",
                 )
         return self
+
+    def members_addresses(self, port: int) -> tuple[str, ...]:
+        """At most four host:port at which members reach the gateway now."""
+        if self.members_listen is None:
+            return ()
+        host, wanted = parse_address(self.members_listen)
+        found = [one.host for one in own_addresses()] or [LOOPBACK] if host == ANY_HOST else [host]
+        return tuple(format_address(one, wanted or port) for one in found[:_MOST_ADDRESSES])
 
     @property
     def listens_beyond_loopback(self) -> bool:

@@ -241,21 +241,21 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_790,
+    "mesh": 14_920,
     "sealring/api": 4_900,
     "sealring/client": 2_350,
     "sealring/testing": 700,
-    "edge": 4_090,
-    "coordinator": 12_445,
-    "gateway": 870,
-    "gateway/rings": 3_400,
+    "edge": 4_120,
+    "coordinator": 12_520,
+    "gateway": 1_010,
+    "gateway/rings": 3_430,
     "gateway/scheduler": 4_085,
     "node": 14_260,
-    "node/engine": 18_490,
+    "node/engine": 18_450,
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 11_075,
+    "cli": 11_460,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

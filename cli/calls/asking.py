@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sealring.cli.calls.gateway import GatewayAccess, GatewayCalls, inference, named
-from sealring.cli.terminal.output import enum_word, progress
+from sealring.cli.calls.member import MemberChannels
+from sealring.cli.terminal.output import enum_word, progress, say
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
 
@@ -28,13 +29,15 @@ _CHOOSE = "choose with --model NAME, in a conversation with /model NAME"
 class Target:
     """Gateways of one cluster, and `pin`, the hash of its root key; without a pin, prompts go in clear.
 
-    `state_file` remembers the newest roster; None: the process does.
+    `state_file` remembers the newest roster; None: the process does. With `member`, a folder with a member's
+    certificate as a client, they are the gateways that take the questions of members.
     """
 
     addresses: Sequence[str]
     access: GatewayAccess
     pin: bytes | None
     state_file: Path | None = None
+    member: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -161,8 +164,18 @@ async def _waited_for(stream: AsyncIterator[T]) -> AsyncIterator[T]:
 async def asking(target: Target, *, seconds: float) -> AsyncIterator[Asker]:
     """Asks the gateways of `target`; an answer may take `seconds`.
 
-    Raises ConfigError (LOOPBACK_ONLY), InvalidInput (BAD_ADDRESS).
+    Raises ConfigError (LOOPBACK_ONLY), InvalidInput (BAD_ADDRESS), Unavailable (NO_GATEWAY).
     """
+    if target.member is not None:
+        channels = MemberChannels(target.member)
+        async with aclosing(channels):
+            addresses = await channels.find()
+            if target.pin is None:
+                say(f"the gateway at {addresses[0]} can read this")
+            found = replace(target, addresses=addresses, access={**target.access, "channels": channels})
+            async with asking(replace(found, member=None), seconds=seconds) as asker:
+                yield asker
+        return
     if target.pin is None:
         async with inference(target.addresses[0], **target.access) as gateway:
             yield Asker(lambda question: in_clear(gateway, question, seconds), sealed=False)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.system.addresses import require_loopback
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import grpc
 
     from sealring.cli.settings import CliSettings
+    from sealring.client.asynchronous import Channels
     from sealring.v1.inference_pb2 import GetUsageResponse
 
 
@@ -27,6 +28,11 @@ class GatewayAccess(TypedDict):
 
     credentials: grpc.ChannelCredentials | None
     api_key: str | None
+    channels: NotRequired[Channels | None]
+    """Connections that are used instead of such with these."""
+
+
+NO_ACCESS: GatewayAccess = {"credentials": None, "api_key": None}
 
 
 @dataclass(frozen=True)
@@ -71,14 +77,24 @@ class GatewayCalls:
 
 @asynccontextmanager
 async def inference(
-    address: str, *, credentials: grpc.ChannelCredentials | None = None, api_key: str | None = None
+    address: str,
+    *,
+    credentials: grpc.ChannelCredentials | None = None,
+    api_key: str | None = None,
+    channels: Channels | None = None,
 ) -> AsyncIterator[GatewayCalls]:
-    """A channel to a gateway. Raises ConfigError (LOOPBACK_ONLY): a key goes over TLS or loopback only."""
+    """A channel to a gateway, of `channels` where they are given, which the caller closes.
+
+    Raises ConfigError (LOOPBACK_ONLY): a key goes over TLS or loopback only.
+    """
     import grpc.aio
 
     from sealring.mesh.rpc.server import CHANNEL_OPTIONS
     from sealring.v1 import inference_pb2_grpc
 
+    if channels is not None:
+        yield GatewayCalls(inference_pb2_grpc.InferenceStub(channels.get(address)), address)
+        return
     if credentials is not None:
         opened = grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
     else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -54,7 +56,11 @@ class Admin:
                 request, timeout=seconds or self.seconds, wait_for_ready=wait_for_ready
             )
         except grpc.RpcError as error:
-            raise named(from_rpc_error(error), "the coordinator", self.address) from None
+            failed = named(from_rpc_error(error), "the coordinator", self.address)
+            if failed.reason == "MEMBERS_READ":
+                machine = failed.metadata.get("machine", "the first machine")
+                failed.hint = f"type on {machine}: {shlex.join(['sealring', *sys.argv[1:]])}"
+            raise failed from None
         for node in answer.nodes if method == "ListNodes" else ():
             read_singly(node, "heartbeat")
             node.heartbeat.SetInParent()  # also of a node that is offline
@@ -96,9 +102,15 @@ def read_bundle(folder: Path) -> MachineState:
         if error.reason != "NOT_ENROLLED":
             raise
         raise _no_bundle(f"this machine has no operator's key: there is none in {folder}") from None
-    if state.peer.role is not Role.OPERATOR:
+    if state.peer.role not in (Role.OPERATOR, Role.CLIENT):
         raise _no_bundle(f"{folder} holds the enrolment of a {state.peer.role}, not an operator bundle")
     check_root_times(state.root, now=time.time())
+    if not valid_at(state.tls.certificate, time.time()) and state.peer.role is Role.CLIENT:
+        raise ConfigError(
+            f"the certificate in {folder} with which this member's programs may look has ended",
+            hint="its node renews it: start `sealring join`; compare the clocks of both machines",
+            reason="OPERATOR_CERTIFICATE_EXPIRED",
+        )
     if not valid_at(state.tls.certificate, time.time()):
         raise ConfigError(
             f"the certificate of the operator bundle in {folder} is not valid now",

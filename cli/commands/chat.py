@@ -23,7 +23,6 @@ from sealring.mesh.trust.levels import SCORES, TrustLevel, described, level_of
 
 if TYPE_CHECKING:
     from sealring.cli.calls.asking import Question, Target
-    from sealring.cli.calls.gateway import GatewayAccess
     from sealring.mesh.settings.config import Loaded
 
 app = typer.Typer()
@@ -187,17 +186,23 @@ def _target(host: Host, loaded: Loaded[Any], root_sha256: str | None, *, clear: 
     Raises InvalidInput (WHICH_GATEWAY), ConfigError, and what `root_pin` raises.
     """
     from sealring.cli.calls.asking import ASK_CLEAR, Target
-    from sealring.cli.calls.gateway import gateway_access
+    from sealring.cli.calls.gateway import NO_ACCESS, gateway_access
+    from sealring.cli.calls.member import client_folder
     from sealring.cli.calls.pin import root_pin
     from sealring.client.trust import default_state_file
 
     local = {gateway: folder for folder in running() if (gateway := gateway_of(folder)) is not None}
     addresses = _addresses(host, loaded, local)
+    if loaded.origin["gateway"] == "default" and default_state_root() not in local.values():
+        member = client_folder()
+        if member is not None:
+            pin = None if clear else root_pin(root_sha256, loaded)
+            return Target((), NO_ACCESS, pin, None if pin is None else default_state_file(pin), member)
     folder = local.get(addresses[0])
     lasts = folder is None or folder == default_state_root()
     if not lasts and addresses != loaded.settings.gateway:
         say(f"no gateway at {loaded.settings.gateway[0]}; found the local cluster in {folder}")
-        access: GatewayAccess = {"credentials": None, "api_key": None}
+        access = NO_ACCESS
     else:
         access = gateway_access(loaded.settings)
     if clear:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from sealring.cli.setup.settings_files import proxy_port
 from sealring.cli.setup.tools import TOOLS, Settings, filled, shown, values_of
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.host import host_of
@@ -31,8 +32,13 @@ def connect(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help=", ".join(TOOLS))],
     url: Annotated[
-        str, typer.Option(metavar="URL", help="of a proxy or a gateway's HTTP edge, without /v1")
-    ] = "http://127.0.0.1:8081",
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="of a proxy or a gateway's HTTP edge, without /v1 [default: of this member's proxy, else "
+            "http://127.0.0.1:8081]",
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="[default: the only one that is not named small]")] = "",
     to_file: Annotated[bool, typer.Option("--write", help="write them into the tool's own file")] = False,
 ) -> None:
@@ -52,6 +58,7 @@ def connect(
     from sealring.cli.calls.gateway import read_api_key
     from sealring.cli.calls.models import NO_KEY, key_for, served
 
+    url = url or f"http://127.0.0.1:{proxy_port(default_state_root()) or 8081}"
     url = url.rstrip("/").removesuffix("/v1")
     key = read_api_key(load_settings(context).settings.api_key_file) or key_for(url, proxy_key_file())
     values = values_of(url, *served(url, key, model), key or NO_KEY, Path.home())

@@ -46,6 +46,12 @@ def join(
     models: Models = None,
     downloads: Downloads = None,
     software_identity_allowed: SoftwareIdentity = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="of this machine's own address for programs [default: 8080 if free]"
+        ),
+    ] = None,
     service: Annotated[
         bool, typer.Option("--service", help="have launchd run the node, now and at every boot; needs sudo")
     ] = False,
@@ -56,6 +62,8 @@ def join(
     begun: Annotated[bool, typer.Option("--begun", hidden=True)] = False,
 ) -> None:
     """Join a cluster with this machine, and run its node until Ctrl-C or, with --service, from now on.
+
+    Programs on this machine ask the cluster at an address of its own, which seals what they ask.
 
     Without a token it looks for clusters on this network, and asks for the code that `sealring up` shows on
     the first machine. A machine that has joined runs its node again with `sealring join` alone.
@@ -76,7 +84,7 @@ def join(
     os.umask(0o077)
     with lock_state(root):
         if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):
-            _run(host, root, said, wishes, tell=not begun)
+            _run(host, root, said, wishes, port, tell=not begun)
             return
         from sealring.cli.setup.enrol import enrol
         from sealring.cli.setup.finding import find_token
@@ -85,7 +93,14 @@ def join(
         _tell(joined, as_json=as_json)
         _keep(root, joined["settings"])
     # without the token, which other users of this machine could see for as long as this process lives
-    host.become([*([] if file is None else ["--config", str(file)]), "join", "--begun"])
+    host.become(
+        [
+            *([] if file is None else ["--config", str(file)]),
+            "join",
+            "--begun",
+            *([] if port is None else ["--port", str(port)]),
+        ]
+    )
 
 
 def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
@@ -153,26 +168,43 @@ def _serve(
         raise
 
 
-def _run(host: Host, root: Path, said: dict[str, Any], wishes: Wishes, *, tell: bool) -> None:
+def _run(
+    host: Host, root: Path, said: dict[str, Any], wishes: Wishes, wished: int | None, *, tell: bool
+) -> None:
     from sealring.cli.local.foreground import run_cluster
     from sealring.cli.local.machines import OtherMachine
-    from sealring.cli.setup.choices import choose_other
+    from sealring.cli.setup.choices import choose_other, choose_proxy
     from sealring.mesh.member.state import load_machine_state
+    from sealring.mesh.system.processes import first_of
 
     joined = load_machine_state(Path(said.get("state_dir", root / "node")))
     choices = choose_other(host, root, said, wishes, [joined.coordinator], joined=True)
-    for line in choices.said if tell else ():
+    port, taken = choose_proxy(host, root, wished, choices.settings["node"]["listen"])
+    for line in (*(choices.said if tell else ()), *filter(None, [taken])):
         say(line)
 
     def make(told: Callable[[str], None]) -> OtherMachine:
-        return host.reach(OtherMachine, root, choices.settings, say=told)
+        machine = host.reach(OtherMachine, root, choices.settings, say=told)
+        machine.door = port
+        return machine
 
     async def work(machine: OtherMachine, shown: Progress) -> None:
         await machine.start()
         shown.close()
         say(f"the node runs until Ctrl-C; its log: {machine.logs['node']}")
 
-    run_cluster(host, make, work, what="starting the node", meanwhile=_watch)
+    async def meanwhile(machine: OtherMachine) -> None:
+        await first_of(_watch(machine), machine.keep_door(), _tell_door(machine))
+
+    run_cluster(host, make, work, what="starting the node", meanwhile=meanwhile)
+
+
+async def _tell_door(machine: OtherMachine) -> None:
+    """Says where programs ask, once somebody listens there."""
+    await machine.wait_for_door()
+    say(f"\nOn this machine, programs ask at {machine.door_url}/v1, and what they ask leaves it sealed.")
+    say('In another terminal: sealring chat "...", or sealring connect NAME --write\n')
+    await asyncio.Event().wait()
 
 
 async def _watch(machine: OtherMachine) -> None:

@@ -36,18 +36,21 @@ def proxy(
             metavar="FILE", help="remembers the newest roster [default: below the user's state folder]"
         ),
     ] = None,
+    member: Annotated[Path | None, typer.Option(metavar="DIR", hidden=True)] = None,
     log_level: LogLevel = Level.INFO,
     log_file: LogFile = None,
     parent_pipe: ParentPipe = None,
 ) -> None:
     """Serve the OpenAI HTTP API here and seal every prompt for its ring.
 
-    The gateway passes on what it cannot read. Any OpenAI client works: its base URL is http://LISTEN/v1, its
-    API key the one that only your own account can read; `sealring connect` sets both.
+    On a member it needs no --gateway, and `sealring join` runs it already. The gateway passes on what it
+    cannot read. Any OpenAI client works: its base URL is http://LISTEN/v1, its API key the one that only your
+    own account can read; `sealring connect` sets both.
     """
     from sealring.cli.calls.gateway import gateway_access
+    from sealring.cli.calls.member import client_folder
     from sealring.cli.calls.pin import root_pin
-    from sealring.cli.proxy import serve
+    from sealring.cli.proxy import serve, serve_member
     from sealring.client import AsyncClient
     from sealring.client.trust import default_state_file
     from sealring.mesh.system.addresses import require_loopback
@@ -55,7 +58,20 @@ def proxy(
 
     require_loopback(listen)
     loaded = load_settings(context)
-    settings, pin = loaded.settings, root_pin(root_sha256, loaded)
+    settings = loaded.settings
+    folder = member or (
+        client_folder() if root_sha256 is None and loaded.origin["gateway"] == "default" else None
+    )
+    if folder is not None:
+        run_daemon(
+            "proxy",
+            lambda: serve_member(folder, listen, proxy_key_file(), SCORES[min_trust], say=say),
+            log_level=log_level,
+            log_file=log_file,
+            parent_pipe=parent_pipe,
+        )
+        return
+    pin = root_pin(root_sha256, loaded)
 
     async def work() -> None:
         client = AsyncClient(

@@ -225,7 +225,7 @@ def _inherited() -> dict[str, str]:
 def _waves(children: list[Child]) -> list[list[Child]]:
     """Gateways stop first, while they can still answer clients; the coordinator stops last, after the nodes
     that report to it."""
-    ranks = {"gateway": 0, "node": 1}
+    ranks = {"gateway": 0, "proxy": 0, "node": 1}
     waves: dict[int, list[Child]] = {}
     for child in children:
         waves.setdefault(ranks.get(child.name.split("-")[0], 2), []).append(child)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sealring.cli.local.cluster import Cluster
-from sealring.cli.local.leftovers import PORTS
 from sealring.cli.setup.finding import JOIN_PORT
+from sealring.cli.setup.settings_files import PORTS
 from sealring.cli.terminal.host import START_SECONDS, Host
 from sealring.coordinator.settings import MOST_ADDRESSES, CoordinatorSettings
 from sealring.mesh.errors import DeadlineExceeded, SealringError
@@ -19,11 +19,14 @@ from sealring.mesh.roster.model import Ring
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
+from sealring.mesh.system.paths import CLIENT_FOLDER
 from sealring.node.daemon.watch import DOING, read_doing
 
 NOTHING = "this node serves nothing now"
 
+_HOST = "127.0.0.1"
 _POLL_SECONDS = 0.1
+_AGAIN_SECONDS = 30.0
 _OWN_NOTE = "sealring up"
 
 
@@ -100,7 +103,38 @@ class FirstMachine(Machine):
 
 
 class OtherMachine(Machine):
-    """An enrolled node, whose coordinator is elsewhere."""
+    """An enrolled node, whose coordinator is elsewhere, and a proxy beside it at the port `door`, if any."""
+
+    door = 0
+
+    @property
+    def door_url(self) -> str:
+        """The URL of the proxy, without a path."""
+        return f"http://{_HOST}:{self.door}"
+
+    def write_configs(self) -> None:
+        """Also writes the proxy's port, which is its own at the next start."""
+        super().write_configs()
+        if self.door:
+            write_atomic(self.state_dir / PORTS, json.dumps({"proxy": self.door}).encode())
+
+    async def wait_for_door(self) -> None:
+        """Returns once the proxy listens."""
+        while True:
+            if await asyncio.to_thread(self._host.listens, _HOST, self.door):
+                return
+            await asyncio.sleep(5 * _POLL_SECONDS)
+
+    async def keep_door(self) -> None:
+        """Runs the proxy, and starts it again when it ends, which keeps the node from nothing. For ever."""
+        folder = self._state_dir("node") / CLIENT_FOLDER
+        pause = _POLL_SECONDS
+        while True:
+            listen = format_address(_HOST, self.door)
+            await self.children.start("proxy", ["proxy", "--listen", listen, "--member", str(folder)])
+            await self.children.expect_end("proxy").wait()
+            pause = min(2 * pause, _AGAIN_SECONDS)
+            await asyncio.sleep(pause)
 
     async def start(self) -> None:
         """Returns when the node listens; it may not have found its coordinator yet.

@@ -22,7 +22,7 @@ def standing(host: Host, file: Path | None) -> Iterator[Line]:
     from sealring.cli.settings import CliSettings
     from sealring.cli.setup.choices import settings_given
     from sealring.mesh.settings.config import load
-    from sealring.mesh.system.paths import default_state_root, is_enrolled
+    from sealring.mesh.system.paths import CLIENT_FOLDER, default_state_root, is_enrolled
 
     root = default_state_root()
     try:
@@ -32,7 +32,7 @@ def standing(host: Host, file: Path | None) -> Iterator[Line]:
         yield f"the settings cannot be used: {error}", ""
         yield "sealring config show", "where each setting comes from"
         return
-    if is_enrolled(bundle):
+    if is_enrolled(bundle) and bundle != node / CLIENT_FOLDER:
         yield from _first_machine(host, root, bundle)
     elif is_enrolled(node):
         yield from _other_machine(host, root, node)

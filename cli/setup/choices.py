@@ -8,10 +8,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sealring.cli.setup.settings_files import read_settings, settings_file_of
+from sealring.cli.setup.settings_files import proxy_port, read_settings, settings_file_of
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.member.state import IDENTITY_KEY
@@ -34,6 +35,8 @@ _PORTS = {
     ("gateway", "grpc_listen"): 7780,
     ("gateway", "http_listen"): 8080,
 }
+_MEMBERS = {("gateway", "members_listen"): 7781}
+PROXY_PORT = 8080
 
 
 @dataclass
@@ -82,6 +85,7 @@ def choose_first(host: Host, root: Path, file: Path | None, wishes: Wishes) -> C
     found = host.own_addresses()
     address = named or (found[0].host if found else _LOOPBACK)
     gateway = _listening(host, "gateway", _LOOPBACK, given, before)
+    gateway |= _listening(host, "gateway", named or ANY_HOST, given, before, usual=_MEMBERS)
     node = _node(host, address, root, given, before, wishes, made)
     allowed = before["coordinator"].get("software_identity_allowed", False) is True
     coordinator["software_identity_allowed"] = allowed or node["software_identity_allowed"]
@@ -139,6 +143,21 @@ def choose_other(
     made.said.append(_reached(host, address))
     made.settings = {"node": _node(host, address, root, given, before, wishes, made)}
     return made
+
+
+def choose_proxy(host: Host, root: Path, wished: int | None, node: str) -> tuple[int, str]:
+    """The port of a member's proxy on loopback: as wished, else that of the last time, to which programs may
+    be set, else the usual one or a free one. And why it cannot listen there yet, if so.
+
+    `node` is host:port of the node, which may not listen yet.
+    """
+    port = wished or proxy_port(root)
+    if not port:
+        ports = chain([PROXY_PORT], iter(lambda: free_port(_LOOPBACK), 0))
+        others = parse_address(node)[1]
+        return next(one for one in ports if one != others and host.is_free(_LOOPBACK, one)), ""
+    taken = f"port {port} of this machine, for your programs, is taken now (--port for another)"
+    return port, "" if host.is_free(_LOOPBACK, port) else taken
 
 
 def _named_address(
@@ -236,6 +255,7 @@ def _listening(
     before: Mapping[str, Mapping[str, Any]],
     *,
     everywhere: bool = False,
+    usual: Mapping[tuple[str, str], int] = _PORTS,
 ) -> dict[str, Any]:
     """A component's addresses on the address `own`: at its earlier port, the usual one, or a free one.
 
@@ -243,14 +263,14 @@ def _listening(
     """
     bound = ANY_HOST if everywhere else own
     chosen: dict[str, Any] = {}
-    for (owner, name), usual in _PORTS.items():
+    for (owner, name), default in usual.items():
         if owner != section or name in given[section]:
             continue
         port = _port_of(before[section].get(name))
         if section == "node" and port is not None and not host.is_free(bound, port):
             port = None  # taken meanwhile; a node tells the others its new one
         if port is None:
-            port = usual if host.is_free(bound, usual) else free_port(bound)
+            port = default if host.is_free(bound, default) else free_port(bound)
         chosen[name] = format_address(own, port)
     return chosen
 

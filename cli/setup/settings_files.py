@@ -11,6 +11,9 @@ from typing import Any
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.files import read_bounded
 
+PORTS = "ports.json"
+"""The file below a state folder with the ports of what runs there."""
+
 
 def settings_file_of(root: Path, name: str) -> Path:
     """The file of a component below the folder `root` that its state is in as well."""
@@ -30,6 +33,14 @@ def read_settings(file: Path, section: str) -> dict[str, Any]:
     except (OSError, ValueError, SealringError):
         return {}
     return dict(table) if isinstance(table, dict) else {}
+
+
+def proxy_port(root: Path) -> int:
+    """The port of the proxy that `sealring join` runs on a member, on loopback; 0 where it runs none."""
+    try:
+        return int(json.loads(read_bounded(root / PORTS))["proxy"])
+    except (OSError, ValueError, LookupError, TypeError, SealringError):
+        return 0
 
 
 def _toml(value: Any) -> str:

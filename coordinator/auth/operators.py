@@ -1,7 +1,8 @@
 """Operators of the Admin service and their roles, looked up at every call.
 
 A certificate alone is not enough: the store has to hold its name with the same key. A revocation therefore
-takes effect at once, and the certificate authority's key without an operator's key is of no use.
+takes effect at once, and the certificate authority's key without an operator's key is of no use. The same
+holds for the programs of members, which may read.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hmac
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -23,11 +25,14 @@ from sealring.mesh.errors import AlreadyExists, InvalidInput, PermissionDenied, 
 from sealring.mesh.names import check_name
 from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, key_hash
 from sealring.mesh.rpc.interceptor import Context
+from sealring.mesh.rpc.limits import Buckets
 from sealring.mesh.rpc.tls import peer_certificate
 
 MAX_OPERATORS = 100
 MAX_OPERATOR_SECONDS = 30 * 24 * 3600
 _MAX_NAME = 32
+_MEMBER_PER_SECOND, _MEMBER_AT_ONCE = 10.0, 100
+
 _RESERVED = {OPERATOR_ID, "coordinator", "init"}
 _MAY: dict[str, set[OperatorRole]] = {
     OperatorRole.READ: {OperatorRole.READ},
@@ -48,6 +53,8 @@ class OperatorAccess:
         self._clock = clock
         self._running: dict[asyncio.Task[Any], str] = {}
         self._cut: set[asyncio.Task[Any]] = set()
+        self.members = Buckets(_MEMBER_PER_SECOND, _MEMBER_AT_ONCE)
+        """The calls of each member's programs."""
 
     @property
     def running(self) -> list[str]:
@@ -59,7 +66,7 @@ class OperatorAccess:
         """One call of an operator, by name. A revocation of its caller ends it with OPERATOR_REVOKED.
 
         Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE,
-        OPERATOR_REVOKED, OPERATOR_EXPIRED, OPERATOR_ROLE).
+        OPERATOR_REVOKED, OPERATOR_EXPIRED, OPERATOR_ROLE, MEMBERS_READ), ResourceExhausted (RATE_LIMITED).
         """
         name = self._require(context, needs)
         task = asyncio.current_task()
@@ -156,8 +163,10 @@ class OperatorAccess:
         return certificate
 
     def _require(self, context: Context, needs: OperatorRole) -> str:
-        name = self._access.identify(context, Role.OPERATOR).id
-        certificate = peer_certificate(context)
+        peer = self._access.identify(context, Role.OPERATOR, Role.CLIENT)
+        name, certificate = peer.id, peer_certificate(context)
+        if peer.role == Role.CLIENT:
+            return self._require_member(name, certificate, needs)
         known = self._store.operators.find(name)
         if known is None or not hmac.compare_digest(known.key_hash, key_hash(certificate)):
             log.warning("operator_refused", operator=name, why="revoked or another key")
@@ -176,6 +185,23 @@ class OperatorAccess:
                 reason="OPERATOR_ROLE",
             )
         return name
+
+    def _require_member(self, identifier: str, certificate: bytes, needs: OperatorRole) -> str:
+        """As `_require`, for a program of a member. Raises ResourceExhausted (RATE_LIMITED) as well."""
+        member = self._store.members.find(identifier)
+        if member is None or not hmac.compare_digest(member.client_key, key_hash(certificate)):
+            log.warning("operator_refused", operator=identifier, why="no member, or another key")
+            raise _revoked()
+        if needs != OperatorRole.READ:
+            machine = socket.gethostname()
+            raise PermissionDenied(
+                "a member may look at its cluster, and change nothing",
+                hint=f"on the coordinator's machine, {machine}, it may be done",
+                reason="MEMBERS_READ",
+                machine=machine,
+            )
+        self.members.check(identifier)
+        return identifier
 
     def _end_calls(self, name: str) -> None:
         current = asyncio.current_task()

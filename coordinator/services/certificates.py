@@ -18,6 +18,7 @@ from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import InvalidInput, PermissionDenied, SealringError
 from sealring.mesh.member.proof import by_roster_keys, refusal, renewal
 from sealring.mesh.member.renewal import renewal_content
+from sealring.mesh.member.state import parse_pem_leaf
 from sealring.mesh.pki.authority import MAX_CSR_BYTES
 from sealring.mesh.pki.certificates import PeerIdentity, Role, key_hash, to_pem
 from sealring.v1 import membership_pb2, membership_pb2_grpc
@@ -32,19 +33,23 @@ class Issuer:
         self._settings = settings
         self._clock = clock
 
-    def renew(self, member: StoredMember, csr: bytes, *, by: str) -> membership_pb2.RenewResponse:
-        """A certificate for the key in `csr`, and the proof that it comes from here.
+    def renew(
+        self, member: StoredMember, csr: bytes, *, by: str, role: Role | None = None
+    ) -> membership_pb2.RenewResponse:
+        """A certificate for the key in `csr`, and the proof that it comes from here. `role` is by default
+        that of the member.
 
         Raises CertificateError (BAD_CSR).
         """
+        role = role or Role(member.role)
         root = self._keys.root_chain
         certificate = self._keys.ca.issue(
             csr,
-            PeerIdentity(self._keys.root.cluster, Role(member.role), member.id),
+            PeerIdentity(self._keys.root.cluster, role, member.id),
             lifetime=self._settings.certificate_lifetime,
             now=self._clock(),
         )
-        log.info("certificate_renewed", member=member.id, role=member.role, by=by)
+        log.info("certificate_renewed", member=member.id, role=role, by=by)
         chain = to_pem(certificate)
         return membership_pb2.RenewResponse(
             certificate_chain=chain, root_metadata=root, proof=self._sign(renewal(csr, chain, root))
@@ -73,11 +78,17 @@ class CertificatesService(membership_pb2_grpc.CertificatesServicer):
         self, request: membership_pb2.RenewRequest, context: Any
     ) -> membership_pb2.RenewResponse:
         """Raises Unauthenticated (BAD_SIGNATURE) unless the caller's identity key signed the request."""
-        peer = self._access.require(context, Role.MEMBER, Role.GATEWAY)
+        roles = [Role.MEMBER] if request.client else [Role.MEMBER, Role.GATEWAY]
+        peer = self._access.require(context, *roles)
         _check_form(request.csr)
         member = self._store.members.get(peer.id)
         verify(member.identity_key, Label.CSR, request.csr, request.signature)
-        return self._issuer.renew(member, request.csr, by="mtls")
+        if not request.client:
+            return self._issuer.renew(member, request.csr, by="mtls")
+        answer = self._issuer.renew(member, request.csr, by="mtls", role=Role.CLIENT)
+        member.client_key = key_hash(parse_pem_leaf(answer.certificate_chain))
+        self._store.members.save(member)
+        return answer
 
 
 class RenewalService(membership_pb2_grpc.RenewalServicer):

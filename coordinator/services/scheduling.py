@@ -62,7 +62,7 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
         reading = asyncio.create_task(self._read(tenure, requests, outbox))
         try:
             self._driver.gateway_came()
-            told = WatchResponse(all_told=AllTold(hears=True))
+            told = WatchResponse(all_told=AllTold(hears=True, doors=True))
             for event in (*self._views.snapshot(), told):
                 tell(outbox, event)
             async for event in outbox.messages():
@@ -87,6 +87,8 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
                 elif request.HasField("demand"):
                     self._watchers.demanded(outbox, request.demand)
                     self._driver.changed()
+                elif request.HasField("door"):
+                    self._watchers.opened(outbox, request.door)
                 elif request.HasField("beat"):
                     outbox.put_latest(Heard, WatchResponse(heard=Heard()))
                 else:

@@ -7,9 +7,11 @@ from sealring.coordinator.streams.outbox import Outbox
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.names import MAX_DEPLOYMENT_NAME
 from sealring.mesh.rpc.protocol import speaks
-from sealring.v1.membership_pb2 import Demand, RosterUpdate, WatchResponse
+from sealring.mesh.system.addresses import parse_address
+from sealring.v1.membership_pb2 import Demand, Door, RosterUpdate, WatchResponse
 from sealring.v1.proof_pb2 import Release
 
+MAX_DOOR_ADDRESSES = 4
 MAX_MODELS = 4096
 """Models in one report of a gateway."""
 
@@ -23,6 +25,8 @@ class Watchers:
         self.releases: dict[str, Release] = {}
         self._spoken: dict[str, int] = {}
         """The protocol of each ring's epoch."""
+        self.doors: dict[Outbox[WatchResponse], Door] = {}
+        """The addresses at which the gateway of each stream takes the questions of members."""
         self.demands: dict[Outbox[WatchResponse], Demand] = {}
         """The last report of each stream on the models on demand; none of gateways that send no reports."""
 
@@ -38,12 +42,27 @@ class Watchers:
         gateway = self._open.pop(outbox, "")
         self._troubles.pop(outbox, None)
         self.demands.pop(outbox, None)
+        self.doors.pop(outbox, None)
         if not self.watches(gateway):
             self.releases.pop(gateway, None)
 
     def troubled(self, outbox: Outbox[WatchResponse], what: str) -> None:
         """Notes a gateway's report of a trouble; "" ends it."""
         self._troubles[outbox] = what
+
+    def opened(self, outbox: Outbox[WatchResponse], door: Door) -> None:
+        """Takes a gateway's addresses. Raises InvalidInput (BAD_MESSAGE, BAD_ADDRESS)."""
+        if len(door.addresses) > MAX_DOOR_ADDRESSES:
+            raise InvalidInput("a gateway has too many addresses", reason="BAD_MESSAGE")
+        for address in door.addresses:
+            parse_address(address)
+        if outbox in self._open:
+            self.doors[outbox] = door
+
+    def addresses(self, gateway: str) -> list[str]:
+        """The addresses (host:port) at which a connected gateway takes the questions of members."""
+        found = (door.addresses for outbox, door in self.doors.items() if self._open.get(outbox) == gateway)
+        return list(next(found, ()))
 
     def demanded(self, outbox: Outbox[WatchResponse], demand: Demand) -> None:
         """Takes a gateway's report. Raises InvalidInput (BAD_MESSAGE) for one that is out of bounds."""

@@ -151,6 +151,44 @@ class UnderWay:
                 del self.counts[name]
 
 
+class Shares:
+    """Requests per second and under way, for each caller that was let in."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        on_refused: Callable[[str], None],
+        check: Callable[[str], None] = lambda name: None,
+        clock: Clock = monotonic_clock,
+    ) -> None:
+        """`check` raises for a name that may ask for no more answers now."""
+        self._on_refused = on_refused
+        self._check = check
+        self._rates = _buckets(limits.key_per_second, clock)
+        self._under_way = UnderWay(limits.key_at_once)
+
+    @contextlib.contextmanager
+    def one(self, name: str) -> Iterator[Caller]:
+        """Counts the block as one request of `name`. Raises ResourceExhausted (RATE_LIMITED,
+        TOO_MANY_AT_ONCE)."""
+        with contextlib.ExitStack() as under_way:
+            self._take(name, under_way, 1)
+            yield Caller(name, claim=partial(self._claim, name, under_way))
+
+    def _claim(self, name: str, under_way: contextlib.ExitStack, answers: int) -> None:
+        try:
+            self._check(name)
+            if answers > 1:
+                self._take(name, under_way, answers - 1)
+        except SealringError as error:
+            self._on_refused(error.reason)
+            raise
+
+    def _take(self, name: str, under_way: contextlib.ExitStack, count: int) -> None:
+        under_way.enter_context(self._under_way.more(name, count))
+        self._rates.check(name, count)
+
+
 class Gate:
     """The one way into both edges. Use it from one event loop only; one of these serves all listeners.
 
@@ -184,11 +222,10 @@ class Gate:
         self._hashes = UnderWay(HASHES_OF_ID)
         self.used: dict[str, int] = {}
         self._peers = _buckets(limits.peer_per_second, clock)
-        self._keys = _buckets(limits.key_per_second, clock)
+        self._shares = Shares(limits, on_refused, self._check_quota, clock)
         self._unknown, self._guesses = (
             Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE, clock=clock) for _ in range(2)
         )
-        self._under_way = UnderWay(limits.key_at_once)
         self._strangers = UnderWay(STRANGERS_AT_ONCE)
         self._read()
 
@@ -219,8 +256,7 @@ class Gate:
             caller = await self._caller(peer, authorization, scopes)
             under_way = contextlib.ExitStack()
             if caller.key_id:
-                under_way.enter_context(self._under_way.more(caller.key_id))
-                caller = replace(caller, claim=partial(self._claim, caller.key_id, under_way))
+                caller = under_way.enter_context(self._shares.one(caller.key_id))
             elif not caller.known:
                 under_way.enter_context(self._strangers.more(peer))
         except SealringError as error:
@@ -229,18 +265,10 @@ class Gate:
         with under_way:
             yield caller
 
-    def _claim(self, key_id: str, under_way: contextlib.ExitStack, answers: int) -> None:
-        try:
-            record = self.records.get(key_id)
-            if record is not None:
-                check_quota(record.tokens_a_day, self._spent(key_id), self._wall())
-            if answers <= 1:
-                return
-            under_way.enter_context(self._under_way.more(key_id, answers - 1))
-            self._keys.check(key_id, answers - 1)
-        except SealringError as error:
-            self._on_refused(error.reason)
-            raise
+    def _check_quota(self, key_id: str) -> None:
+        record = self.records.get(key_id)
+        if record is not None:
+            check_quota(record.tokens_a_day, self._spent(key_id), self._wall())
 
     async def run(self) -> None:
         """Writes down once a minute which keys were used, for ever."""
@@ -269,7 +297,6 @@ class Gate:
                 hint=f"use one with scope {' or '.join(sorted(scopes))}",
                 reason="SCOPE_DENIED",
             )
-        self._keys.check(record.id)
         self.used[record.id] = int(self._wall())
         return Caller(record.id)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -20,6 +20,9 @@ from sealring.mesh.rpc.limits import grpc_peer_name
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+Admit: TypeAlias = Callable[[Context, "Collection[Scope] | None"], AbstractAsyncContextManager[Caller]]
+"""Lets a call with this context in for the length of the block, or not. None: open to everybody."""
 
 MESSAGE_SECONDS = 300.0
 """The time for the message of a call that was let in by its headers, about that of HTTP's longest body."""
@@ -46,8 +49,8 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
     """Makes handlers that take one request into such that take a stream of one: gRPC receives the request of
     the former before it calls them. On the wire there is no difference."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, admit: Admit) -> None:
+        self._admit = admit
 
     async def intercept_service(
         self,
@@ -73,7 +76,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         self, call: Callable[..., Awaitable[Any]], scopes: Collection[Scope] | None, *, one: bool
     ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
-            async with _admitted(self._gate, context, scopes):
+            async with _admitted(self._admit, context, scopes):
                 return await call(await _first(requests) if one else requests, context)
 
         return guarded
@@ -82,7 +85,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         self, call: Callable[..., Any], scopes: Collection[Scope] | None, *, one: bool
     ) -> Callable[[AsyncIterator[Any], Context], AsyncIterator[Any]]:
         async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-            async with _admitted(self._gate, context, scopes):
+            async with _admitted(self._admit, context, scopes):
                 responses: Any = call(await _first(requests) if one else requests, context)
                 if inspect.isawaitable(responses):  # it writes its responses to the context itself
                     await responses
@@ -108,13 +111,17 @@ async def _first(requests: AsyncIterator[Any]) -> Any:
 
 
 @asynccontextmanager
-async def _admitted(gate: Gate, context: Context, scopes: Collection[Scope] | None) -> AsyncIterator[None]:
-    peer = grpc_peer_name(context.peer())
-    async with gate.admit(peer, _authorization(context), scopes) as caller:
+async def _admitted(admit: Admit, context: Context, scopes: Collection[Scope] | None) -> AsyncIterator[None]:
+    async with admit(context, scopes) as caller:
         KEY_ID.set(caller.key_id)
         CLAIM.set(caller.claim)
         with let_in_caller(caller.key_id) if caller.key_id else nullcontext():
             yield
+
+
+def by_key(gate: Gate) -> Admit:
+    """Lets calls in by their API keys."""
+    return lambda context, scopes: gate.admit(grpc_peer_name(context.peer()), _authorization(context), scopes)
 
 
 def _authorization(context: Context) -> str | None:

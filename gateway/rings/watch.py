@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -43,6 +43,10 @@ _BEAT_SECONDS = 2.0
 """Between questions to the coordinator whether it is there, while clients wait for answers."""
 
 
+_DOOR_SECONDS = 5.0
+"""Between looks whether this machine's addresses have changed."""
+
+
 class Watch:
     """Keeps the rings in step with the coordinator."""
 
@@ -53,12 +57,19 @@ class Watch:
         keeper: RosterKeeper,
         rings: Rings,
         newer_root: Callable[[], Awaitable[None]],
+        door: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """`door` says at which addresses (host:port) this gateway takes the questions of members now."""
         self._coordinators = coordinators
         self._introduction = introduction
         self._keeper = keeper
         self._rings = rings
         self._newer_root = newer_root
+        self._door = door
+        self._doors: Sequence[str] | None = (
+            None  # as told; None: the coordinator of this stream asks for none
+        )
+        self._looked = -math.inf
         self._later = b""  # the newest roster, while it is refused for a reason of MAY_PASS
         self._used: Roster | None = None
         self._told = ""  # the reason of the trouble that the coordinator knows
@@ -116,7 +127,7 @@ class Watch:
                             exc_info=failure,
                         )
             self._call = None
-            self._hears = False
+            self._hears, self._doors = False, None
             silence.heard()
             self._rings.end_watch()
             if call is not None:
@@ -136,6 +147,8 @@ class Watch:
             self._rings.model_gone(event.model_gone.deployment)
         elif kind == "all_told":
             self._hears = event.all_told.hears
+            self._doors, self._looked = () if event.all_told.doors else None, -math.inf
+            await self._open_doors()
             self._rings.all_told()
 
     async def _use(self, envelope: bytes) -> membership.Problem:
@@ -178,6 +191,17 @@ class Watch:
             self._rings.tick()
             await self._take_roster()  # its clock may have been set, or its disk may have room
             await self._beat()
+            await self._open_doors()
+
+    async def _open_doors(self) -> None:
+        """Tells where members may ask, whenever that has changed."""
+        now = asyncio.get_running_loop().time()
+        if self._doors is None or now < self._looked + _DOOR_SECONDS:
+            return
+        self._looked, found = now, tuple(self._door())
+        if found != self._doors:
+            self._doors = found
+            await self._say(membership.FollowRequest(door=membership.Door(addresses=found)))
 
     async def _beat(self) -> None:
         """Asks, while clients wait, whether the coordinator is still there; gRPC asks seldom."""

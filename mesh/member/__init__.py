@@ -6,6 +6,7 @@ __all__, __getattr__ = face(
     __name__,
     bootstrap="JoinToken MAX_TOKEN_CHARACTERS claimed_root fetch_root verify_coordinator_leaf",
     certificate_keeper="CertificateKeeper",
+    client="ClientKeeper",
     coordinators="Coordinators",
     discovery="MAX_HEARD SERVICE find_clusters hear_of_coordinator",
     enrolment="Enrolled NodeEvidence enrol join_content",

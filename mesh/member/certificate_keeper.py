@@ -97,7 +97,7 @@ class CertificateKeeper:
             csr = leaf.csr()
             valid = valid_at(self._certificate, self._clock())
             answer = await (self._over_mtls(csr) if valid else self._by_identity(csr))
-            root, material = self._verify(answer, leaf, csr)
+            root, material = renewed(answer, leaf, csr, self._state, self._signer.public_key, self._clock())
             await asyncio.to_thread(self._keep, root, material)
             self._store.replace(material)
             self._state = replace(self._state, root=root, tls=material)
@@ -130,27 +130,35 @@ class CertificateKeeper:
         hosts = (parse_address(one)[0] for one in self._coordinators.addresses)
         return list(dict.fromkeys((join, *(format_address(host, port) for host in hosts))))
 
-    def _verify(
-        self, answer: membership_pb2.RenewResponse, leaf: LeafKey, csr: bytes
-    ) -> tuple[RootMetadata, TlsMaterial]:
-        now = self._clock()
-        root = verify_root_chain(decode_chain(answer.root_metadata), self._state.root_sha256, now=now)
-        if root.version < self._state.root.version:
-            raise CertificateError("coordinator sent older root metadata", reason="ROOT_ROLLBACK")
-        refused = not answer.certificate_chain
-        if refused:
-            said = refusal(csr, self._signer.public_key)
-        else:
-            said = renewal(csr, answer.certificate_chain, answer.root_metadata)
-        check_proof(said, answer.proof, of_coordinator(root, Label.RENEWAL))
-        if refused:
-            raise removed()
-        peer, chain = self._state.peer, answer.certificate_chain
-        return root, own_material(chain, leaf, peer, root.authorities, now=now)
-
     def _keep(self, root: RootMetadata, material: TlsMaterial) -> None:
         try:
             save_root(self._folder, root)
             save_tls(self._folder, material)
         except OSError as error:
             raise unwritable(self._folder, error) from None
+
+
+def renewed(
+    answer: membership_pb2.RenewResponse,
+    leaf: LeafKey,
+    csr: bytes,
+    state: MachineState,
+    identity_key: bytes,
+    now: float,
+) -> tuple[RootMetadata, TlsMaterial]:
+    """The root and the TLS material in a coordinator's answer to a signing request of the peer of `state`.
+
+    Raises CertificateError, RosterError, Unauthenticated (BAD_PROOF), PermissionDenied (REMOVED).
+    """
+    root = verify_root_chain(decode_chain(answer.root_metadata), state.root_sha256, now=now)
+    if root.version < state.root.version:
+        raise CertificateError("coordinator sent older root metadata", reason="ROOT_ROLLBACK")
+    refused = not answer.certificate_chain
+    if refused:
+        said = refusal(csr, identity_key)
+    else:
+        said = renewal(csr, answer.certificate_chain, answer.root_metadata)
+    check_proof(said, answer.proof, of_coordinator(root, Label.RENEWAL))
+    if refused:
+        raise removed()
+    return root, own_material(answer.certificate_chain, leaf, state.peer, root.authorities, now=now)

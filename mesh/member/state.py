@@ -7,6 +7,7 @@ roster-state.json`. `member.json` is written last: a folder with it is enrolled.
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from sealring.mesh.pki.certificates import (
 from sealring.mesh.pki.root import RootMetadata, decode_chain, encode_chain, follow_chain
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import make_private, read_bounded, read_secret, write_atomic
-from sealring.mesh.system.paths import MEMBER_FILE, is_enrolled
+from sealring.mesh.system.paths import CLIENT_FOLDER, MEMBER_FILE, is_enrolled
 
 IDENTITY_KEY = "identity.key"
 ROSTER = "roster.dsse"
@@ -78,7 +79,11 @@ def check_may_join(folder: Path, root_sha256: bytes) -> None:
 
 
 def forget_enrolment(folder: Path) -> None:
-    """Remove an enrolment and the memory of its rosters; the identity key stays. Raises OSError."""
+    """Remove an enrolment, its client's too, and the memory of its rosters; the identity key stays.
+
+    Raises OSError.
+    """
+    shutil.rmtree(folder / CLIENT_FOLDER, ignore_errors=True)
     tls = (_TLS_KEY, _NEXT_TLS_KEY, _TLS_CERTIFICATE)
     for name in (MEMBER_FILE, *tls, _ROOT, ROSTER, ROSTER_STATE):
         (folder / name).unlink(missing_ok=True)

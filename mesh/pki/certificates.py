@@ -40,6 +40,8 @@ class Role(enum.StrEnum):
     MEMBER = "member"
     GATEWAY = "gateway"
     OPERATOR = "operator"
+    CLIENT = "client"
+    """A member's programs: they ask gateways, and look at the cluster. It has the member's id."""
 
 
 PROTO_ROLES = {Role.MEMBER: membership_pb2.ROLE_NODE, Role.GATEWAY: membership_pb2.ROLE_GATEWAY}

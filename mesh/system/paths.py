@@ -30,6 +30,10 @@ MEMBER_FILE = "member.json"
 """The file of a machine's state folder that a join writes last."""
 
 
+CLIENT_FOLDER = "client"
+"""The folder in a node's state folder with the certificate of its machine's programs."""
+
+
 def is_enrolled(folder: Path) -> bool:
     """Whether a join was finished in this state folder."""
     return (folder / MEMBER_FILE).exists()

@@ -11,6 +11,7 @@ from typing import Any
 
 from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.member.certificate_keeper import CertificateKeeper
+from sealring.mesh.member.client import ClientKeeper
 from sealring.mesh.member.coordinators import Coordinators, look_for_coordinator
 from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Credentials, Purpose, by_identity
@@ -18,6 +19,7 @@ from sealring.mesh.member.roster_keeper import RosterKeeper, removed
 from sealring.mesh.member.state import MachineState
 from sealring.mesh.prompt.sealed import SealingKey
 from sealring.mesh.rpc.tls import TlsStore
+from sealring.mesh.system.paths import CLIENT_FOLDER
 from sealring.node.daemon.awake import Awake
 from sealring.node.daemon.cost_tables import CostTables
 from sealring.node.daemon.diagnosis import Diagnosis
@@ -74,6 +76,7 @@ class Daemon:
         self._certificates = CertificateKeeper(
             settings.state_dir, state, self.store, signer, self._coordinators, self._rosters.follow_root
         )
+        self._client = ClientKeeper(settings.state_dir / CLIENT_FOLDER, state, signer, self._coordinators)
         self.handshakes = Handshakes(cluster, signer, self.store, revoked=self._rosters.revoked)
 
         fetched = settings.state_dir / "models"
@@ -205,7 +208,7 @@ class Daemon:
         self._rosters.load()
         self._background.start(self._disks.run())
         loop = asyncio.get_running_loop()
-        parts = (self._session, self._certificates, self._watch, self._models)
+        parts = (self._session, self._certificates, self._client, self._watch, self._models)
         work: list[asyncio.Future[Any]] = [loop.create_task(part.run()) for part in parts]
         work.append(self._removed)
         stopped = loop.create_task(stop.wait())

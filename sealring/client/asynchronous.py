@@ -9,7 +9,7 @@ import secrets
 from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Protocol, Self, Unpack
 
 import grpc
 import grpc.aio
@@ -113,6 +113,38 @@ class AsyncReply:
         await self.aclose()
 
 
+class Channels(Protocol):
+    """Connections to gateways, whose owner they stay."""
+
+    def get(self, gateway: str) -> grpc.aio.Channel:
+        """The connection to the gateway at this address (host:port), for one call."""
+
+    async def close(self) -> None:
+        """Closes them."""
+
+
+class Opened:
+    """Connections that are opened once."""
+
+    def __init__(self, credentials: grpc.ChannelCredentials | None) -> None:
+        self._credentials = credentials
+        self._opened: dict[str, grpc.aio.Channel] = {}
+
+    def get(self, gateway: str) -> grpc.aio.Channel:
+        if gateway not in self._opened:
+            if self._credentials is None:
+                channel = transport.get().channel(gateway, CHANNEL_OPTIONS)
+            else:
+                channel = grpc.aio.secure_channel(gateway, self._credentials, options=CHANNEL_OPTIONS)
+            self._opened[gateway] = channel
+        return self._opened[gateway]
+
+    async def close(self) -> None:
+        opened, self._opened = self._opened, {}
+        for channel in opened.values():
+            await channel.close()
+
+
 class AsyncClient(Asks[AsyncReply]):
     """Asks the rings behind a gateway that sees neither prompts nor answers. For one event loop.
 
@@ -130,6 +162,7 @@ class AsyncClient(Asks[AsyncReply]):
         credentials: grpc.ChannelCredentials | None = None,
         api_key: str | None = None,
         user: str = "",
+        channels: Channels | None = None,
     ) -> None:
         """A client of the gateway at `gateway` (host:port of its gRPC edge), or of several gateways of one
         cluster: when one is gone, answers go on over the next. Nothing is sent yet.
@@ -140,7 +173,8 @@ class AsyncClient(Asks[AsyncReply]):
         calls that set none; the envelope expires with it. Without `credentials` the connection to the gateway
         is not encrypted again, which costs a sealed prompt nothing but metadata. `api_key` is for gateways
         that ask for one; without `credentials` it is sent over loopback only. Gateways that ask for no key
-        get `user` instead: requests of different users take turns.
+        get `user` instead: requests of different users take turns. `channels` are used instead of connections
+        with `credentials`.
 
         Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST, BAD_USER), ConfigError
         (LOOPBACK_ONLY).
@@ -155,7 +189,7 @@ class AsyncClient(Asks[AsyncReply]):
                 require_loopback(address)
         self._metadata = metadata_of(api_key, user)
         validate_numbers(min_trust=min_trust)
-        self._credentials = credentials
+        self._channels: Channels = channels or Opened(credentials)
         self._floor = min_trust
         self._prefix_salt = secrets.token_bytes(32)
         self._routing_secret = secrets.token_bytes(SECRET_BYTES)
@@ -163,7 +197,6 @@ class AsyncClient(Asks[AsyncReply]):
         path = Path(state_file) if state_file is not None else None
         self._verifier = RosterVerifier(parse_root_sha256(root_sha256), path)
         self._newest = Newest()
-        self._opened: dict[str, grpc.aio.Channel] = {}
         self._fetching = asyncio.Lock()
 
     def ask(self, prompt: inference.Prompt, **options: Unpack[RequestOptions]) -> AsyncReply:
@@ -186,9 +219,7 @@ class AsyncClient(Asks[AsyncReply]):
 
     async def close(self) -> None:
         """Ends what is under way and closes the connections."""
-        opened, self._opened = self._opened, {}
-        for channel in opened.values():
-            await channel.close()
+        await self._channels.close()
 
     async def models(self) -> list[Model]:
         """The models of the verified roster, by name. Raises RosterError, Unavailable."""
@@ -228,13 +259,7 @@ class AsyncClient(Asks[AsyncReply]):
         return AsyncReply(state, self._stream(question, state))
 
     def _stub(self, gateway: str) -> Any:
-        if gateway not in self._opened:
-            if self._credentials is None:
-                channel = transport.get().channel(gateway, CHANNEL_OPTIONS)
-            else:
-                channel = grpc.aio.secure_channel(gateway, self._credentials, options=CHANNEL_OPTIONS)
-            self._opened[gateway] = channel
-        return inference_grpc.InferenceStub(self._opened[gateway])
+        return inference_grpc.InferenceStub(self._channels.get(gateway))
 
     async def _view(self, *, fresh: bool = False) -> View:
         """The verified roster with the hints of the first gateway that has one."""

@@ -103,11 +103,17 @@ class Gateways:
     """The gateways of one cluster, and which of them is asked: whichever answered last."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
+        self.use(addresses)
+
+    def use(self, addresses: Sequence[str]) -> None:
+        """Asks these from now on, the first one first."""
         self.addresses = tuple(addresses)
         self.current = self.addresses[0]
 
     def in_turn(self) -> tuple[str, ...]:
         """Each once, from the current one on."""
+        if self.current not in self.addresses:  # an answer has come from one of before
+            self.current = self.addresses[0]
         at = self.addresses.index(self.current)
         return self.addresses[at:] + self.addresses[:at]
 

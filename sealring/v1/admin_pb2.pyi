@@ -764,6 +764,7 @@ class Gateway(_message.Message):
     WATCHING_FIELD_NUMBER: _builtins.int
     ENROLLED_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     watching: _builtins.bool
@@ -772,6 +773,10 @@ class Gateway(_message.Message):
     """unix seconds"""
     trouble: _builtins.str
     """why it is not connected; empty where nothing is known"""
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """host:port where it takes the questions of members; none by releases that take none"""
+
     def __init__(
         self,
         *,
@@ -780,10 +785,11 @@ class Gateway(_message.Message):
         watching: _builtins.bool = ...,
         enrolled: _builtins.int = ...,
         trouble: _builtins.str = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enrolled", b"enrolled", "id", b"id", "name", b"name", "trouble", b"trouble", "watching", b"watching"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "enrolled", b"enrolled", "id", b"id", "name", b"name", "trouble", b"trouble", "watching", b"watching"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

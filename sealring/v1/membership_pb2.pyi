@@ -326,18 +326,22 @@ class RenewRequest(_message.Message):
 
     CSR_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     csr: _builtins.bytes
     signature: _builtins.bytes
     """identity key, label csr, over the CSR"""
+    client: _builtins.bool
+    """of role node: with the role client in the certificate, which asks and looks; earlier releases ignore it"""
     def __init__(
         self,
         *,
         csr: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
+        client: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["csr", b"csr", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "csr", b"csr", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1870,6 +1874,7 @@ class FollowRequest(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     DEMAND_FIELD_NUMBER: _builtins.int
     BEAT_FIELD_NUMBER: _builtins.int
+    DOOR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> _proof_pb2.ProofOffer:
         """first"""
@@ -1894,6 +1899,10 @@ class FollowRequest(_message.Message):
     def beat(self) -> Global___Beat:
         """or this, once the coordinator has said that it hears: it answers with Heard"""
 
+    @_builtins.property
+    def door(self) -> Global___Door:
+        """or this, once the coordinator has said that it takes it"""
+
     def __init__(
         self,
         *,
@@ -1903,16 +1912,41 @@ class FollowRequest(_message.Message):
         trouble: Global___Problem | None = ...,
         demand: Global___Demand | None = ...,
         beat: Global___Beat | None = ...,
+        door: Global___Door | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "demand", b"demand", "message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "demand", b"demand", "door", b"door", "message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "demand", b"demand", "message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "demand", b"demand", "door", b"door", "message", b"message", "offer", b"offer", "proof", b"proof", "renewal", b"renewal", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof", "renewal", "trouble", "demand", "beat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["offer", "proof", "renewal", "trouble", "demand", "beat", "door"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
+class Door(_message.Message):
+    """The addresses at which this gateway takes the questions of members. Each takes the place of the stream's last one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """host:port, at most 4"""
+
+    def __init__(
+        self,
+        *,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Door: _TypeAlias = Door  # noqa: Y015
 
 @_typing.final
 class Beat(_message.Message):
@@ -2059,16 +2093,20 @@ class AllTold(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEARS_FIELD_NUMBER: _builtins.int
+    DOORS_FIELD_NUMBER: _builtins.int
     hears: _builtins.bool
     """the coordinator answers beats; false by earlier releases"""
+    doors: _builtins.bool
+    """it takes a Door; false by earlier releases"""
     def __init__(
         self,
         *,
         hears: _builtins.bool = ...,
+        doors: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hears", b"hears"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doors", b"doors", "hears", b"hears"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

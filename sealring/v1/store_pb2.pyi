@@ -122,6 +122,7 @@ class StoredMember(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     EVIDENCE_FIELD_NUMBER: _builtins.int
     DEVICE_CHAIN_FIELD_NUMBER: _builtins.int
+    CLIENT_KEY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _builtins.str
     name: _builtins.str
@@ -143,6 +144,8 @@ class StoredMember(_message.Message):
     """when a drain ends its rings at the latest; 0 where it does not drain"""
     evidence: _builtins.bytes
     """the newest statement that it has signed"""
+    client_key: _builtins.bytes
+    """hash of the key in its newest certificate of role client"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -170,10 +173,11 @@ class StoredMember(_message.Message):
         draining: _builtins.int = ...,
         evidence: _builtins.bytes = ...,
         device_chain: _abc.Iterable[_builtins.bytes] | None = ...,
+        client_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "attestation", b"attestation", "attested_at", b"attested_at", "challenged_at", b"challenged_at", "device_chain", b"device_chain", "draining", b"draining", "enrolled_at", b"enrolled_at", "evidence", b"evidence", "id", b"id", "identity_key", b"identity_key", "key_type", b"key_type", "level", b"level", "manifest_hash", b"manifest_hash", "name", b"name", "role", b"role", "sealing_key", b"sealing_key", "software_version", b"software_version", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "attestation", b"attestation", "attested_at", b"attested_at", "challenged_at", b"challenged_at", "client_key", b"client_key", "device_chain", b"device_chain", "draining", b"draining", "enrolled_at", b"enrolled_at", "evidence", b"evidence", "id", b"id", "identity_key", b"identity_key", "key_type", b"key_type", "level", b"level", "manifest_hash", b"manifest_hash", "name", b"name", "role", b"role", "sealing_key", b"sealing_key", "software_version", b"software_version", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

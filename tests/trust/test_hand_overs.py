@@ -26,7 +26,7 @@ from patience import until
 
 from sealring.edge.access import gate as gate_module
 from sealring.edge.access.gate import Gate, Limits
-from sealring.edge.access.interceptor import GateInterceptor
+from sealring.edge.access.interceptor import GateInterceptor, by_key
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope, new_key
 from sealring.edge.http import app, guard, server
@@ -244,7 +244,7 @@ async def accepted_by_grpc(stage: Stage) -> None:
     server = rpc.Server(
         [(inference_grpc.add_InferenceServicer_to_server, service, SERVICE)],
         port=rpc.Port(connections=40, ping=1000.0),
-        interceptors=[GateInterceptor(stage.gate)],
+        interceptors=[GateInterceptor(by_key(stage.gate))],
     )
     port = server.listen("127.0.0.1:0", None)
     await server.start()

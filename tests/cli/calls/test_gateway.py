@@ -13,7 +13,7 @@ from sealring.cli.settings import CliSettings
 from sealring.client import AsyncClient
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.access.gate import Gate
-from sealring.edge.access.interceptor import GateInterceptor
+from sealring.edge.access.interceptor import GateInterceptor, by_key
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
@@ -34,7 +34,9 @@ async def test_an_api_key_goes_with_every_call_over_tls(tmp_path: Path) -> None:
     key_file.write_text(text + "\n")
     key_file.chmod(0o600)
     add = inference_pb2_grpc.add_InferenceServicer_to_server
-    server = Server([(add, Counted(), "sealring.v1.Inference")], interceptors=[GateInterceptor(Gate(keys))])
+    server = Server(
+        [(add, Counted(), "sealring.v1.Inference")], interceptors=[GateInterceptor(by_key(Gate(keys)))]
+    )
     port = server.listen("127.0.0.1:0", EdgeTls(certificate, key).grpc_credentials())
     await server.start()
     try:

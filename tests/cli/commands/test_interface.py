@@ -11,6 +11,7 @@ from typing import Any
 from commands import ROOT, commands
 
 from sealring.cli.main import Commands
+from sealring.cli.setup.choices import PROXY_PORT
 from sealring.cli.terminal.command import MODELS, settings_model
 from sealring.coordinator.planning.specs import KEEP_ALIVE_SECONDS
 from sealring.mesh.units import show_duration, show_size
@@ -80,6 +81,7 @@ def stated() -> Iterator[tuple[str, str]]:
 
 def test_a_default_that_a_help_text_states_by_hand_is_the_one_in_effect() -> None:
     """Each from the code that chooses it; a default of words says how it is chosen."""
+    (listen,) = (one.default for one in commands()["proxy"].params if one.name == "listen")
     in_effect = {
         "chat --temperature": f"{inference_pb2.Sampling().temperature:g}",
         "chat --repetition-penalty": f"{RowParameters().repetition_penalty:g}",
@@ -88,6 +90,8 @@ def test_a_default_that_a_help_text_states_by_hand_is_the_one_in_effect() -> Non
             (f"{each} --keep-alive" for each in ("deploy", "deployment create", "deployment plan")),
             show_duration(KEEP_ALIVE_SECONDS),
         ),
+        "connect --url": f"of this member's proxy, else http://{listen}",
+        "join --port": f"{PROXY_PORT} if free",
         "[node] memory_limit": {0.75: "three quarters of all"}[USABLE_SHARE],
         "[node] prefix_disk": f"the lesser of {show_size(policy.MOST)} and a "
         f"{({10: 'tenth'})[policy.SHARE]} of the free disk",

@@ -16,7 +16,7 @@ from commands import Coordinator, FakeHost
 from patience import until
 
 from sealring.cli.local.cluster import LocalCluster, is_member, make_whole, redirect
-from sealring.cli.local.leftovers import PORTS
+from sealring.cli.setup.settings_files import PORTS
 from sealring.cli.terminal.host import SLOW_START
 from sealring.coordinator.init import init
 from sealring.coordinator.settings import CoordinatorSettings

@@ -17,11 +17,21 @@ from sealring.coordinator.auth.operators import MAX_OPERATOR_SECONDS, MAX_OPERAT
 from sealring.coordinator.init import init, new_operator, renew_operator_bundle
 from sealring.coordinator.keys import OPERATOR_ID
 from sealring.coordinator.store import OperatorRole
+from sealring.mesh.crypto import Label, SoftwareSigner
 from sealring.mesh.errors import ConfigError, PermissionDenied, SealringError
-from sealring.mesh.member import load_machine_state, parse_pem_leaf
-from sealring.mesh.pki import LeafKey, PeerIdentity, Role, TlsMaterial, expires_at, key_hash
-from sealring.mesh.rpc import from_rpc_error
-from sealring.v1 import admin_pb2, admin_pb2_grpc
+from sealring.mesh.member import IDENTITY_KEY, load_machine_state, parse_pem_leaf
+from sealring.mesh.pki import (
+    LeafKey,
+    PeerIdentity,
+    Role,
+    TlsMaterial,
+    certificate_peer,
+    expires_at,
+    key_hash,
+    load_certificate,
+)
+from sealring.mesh.rpc import Buckets, from_rpc_error
+from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc
 from tests.coordinator.conftest import Cluster, channel_to
 
 READ = {
@@ -319,3 +329,53 @@ def test_a_database_without_the_operators_request_is_refused(tmp_path: Path) -> 
         coordinator.renew_operator()
     assert caught.value.reason == "STATE_CORRUPT"
     coordinator.store.close()
+
+
+async def client_of(cluster: Cluster, name: str) -> TlsMaterial:
+    """What a node of this name gets for its machine's programs."""
+    folder = cluster.folder / name
+    state, leaf = load_machine_state(folder), LeafKey()
+    csr = leaf.csr()
+    signature = SoftwareSigner.load(folder / IDENTITY_KEY).sign(Label.CSR, csr)
+    async with channel_to(cluster.coordinator.main_address(), state.tls) as channel:
+        request = membership_pb2.RenewRequest(csr=csr, signature=signature, client=True)
+        answer = await membership_pb2_grpc.CertificatesStub(channel).Renew(request, timeout=200)
+    return material(cluster, leaf, answer)
+
+
+async def test_members_read(cluster: Cluster) -> None:
+    """Every call by a member's programs, by those of an earlier certificate, by a forged one with another
+    key, and by the evicted member's."""
+    await cluster.join("one")
+    before, own = await client_of(cluster, "one"), await client_of(cluster, "one")
+    peer = certificate_peer(load_certificate(own.certificate))
+    assert (peer.role, peer.id) == (Role.CLIENT, load_machine_state(cluster.folder / "one").peer.id)
+    keys, leaf = cluster.coordinator.keys, LeafKey()
+    der = keys.ca.issue(leaf.csr(), peer, lifetime=3600, now=time.time())
+    forged = TlsMaterial(leaf.private_pem(), der, keys.root.authorities)
+    seen = store(cluster).audit.entries(after=0, limit=100)
+    for method in sorted(READ | ADMIN):
+        expected = EMPTY_REQUEST.get(method, "") if method in READ else "MEMBERS_READ"
+        assert await call(cluster, own, method) == expected, method
+        assert {await call(cluster, tls, method) for tls in (before, forged)} == {"OPERATOR_REVOKED"}, method
+    assert store(cluster).audit.entries(after=0, limit=100) == seen, "nothing was changed"
+    await cluster.call("EvictNode", admin_pb2.EvictNodeRequest(id=peer.id))
+    assert {await call(cluster, own, method) for method in READ | ADMIN} == {"OPERATOR_REVOKED"}
+    await cluster.join("one")
+    assert await call(cluster, own, "ListNodes") == "OPERATOR_REVOKED", "its machine has to ask anew"
+
+
+async def test_only_nodes_have_programs(cluster: Cluster) -> None:
+    await cluster.join("edge", role=Role.GATEWAY)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client_of(cluster, "edge")
+    assert from_rpc_error(caught.value).reason == "WRONG_ROLE"
+
+
+async def test_the_programs_of_one_member_keep_no_other_from_looking(cluster: Cluster) -> None:
+    for name in ("one", "two"):
+        await cluster.join(name)
+    greedy, other = await client_of(cluster, "one"), await client_of(cluster, "two")
+    cluster.coordinator.operators.members = Buckets(1e-6, 2)
+    assert [await call(cluster, greedy, "ListNodes") for _ in range(3)] == ["", "", "RATE_LIMITED"]
+    assert await call(cluster, other, "ListNodes") == ""

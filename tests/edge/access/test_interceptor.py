@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sealring.edge.access import interceptor
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.access.gate import USE, Caller, Gate, Limits
-from sealring.edge.access.interceptor import KEY_ID, GateInterceptor, _authorization
+from sealring.edge.access.interceptor import KEY_ID, GateInterceptor, _authorization, by_key
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.edge.inference.service import SERVICE, InferenceService
@@ -48,7 +48,7 @@ async def serving(
     add = inference_grpc.add_InferenceServicer_to_server
     server = Server(
         [(add, InferenceService(backend, lambda: b""), SERVICE)],
-        interceptors=[GateInterceptor(Gate(keys, limits))],
+        interceptors=[GateInterceptor(by_key(Gate(keys, limits)))],
     )
     port = server.listen("127.0.0.1:0", credentials)
     await server.start()
@@ -94,7 +94,7 @@ async def test_a_caller_with_a_key_is_let_in_by_its_key_and_no_other(
         left.append((peer, name))
 
     left: list[tuple[str, str]] = []
-    interceptors = [ErrorInterceptor(let_in=let_in), GateInterceptor(Gate(keys))]
+    interceptors = [ErrorInterceptor(let_in=let_in), GateInterceptor(by_key(Gate(keys)))]
     server = grpc.aio.server(interceptors=interceptors)
     inference_grpc.add_InferenceServicer_to_server(InferenceService(backend, lambda: b""), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -261,7 +261,7 @@ async def test_who_asks_is_known_while_a_call_is_served(streams: bool) -> None:
 
     gate: Any = SimpleNamespace(admit=lambda *_: contextlib.nullcontext(Caller("some key")))
     context: Any = SimpleNamespace(peer=lambda: "ipv4:192.0.2.1:7", invocation_metadata=tuple)
-    interceptor = GateInterceptor(gate)
+    interceptor = GateInterceptor(by_key(gate))
     requests: Any = ()
     if streams:
         assert [event async for event in interceptor.stream(several, USE, one=False)(requests, context)]

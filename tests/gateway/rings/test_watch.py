@@ -149,6 +149,7 @@ class Watching:
         self.coordinator, self.rings, self.channel, self.task = coordinator, rings, channel, task
         self.keeper = Keeper()
         self.introduction = Introduction()
+        self.door = ("10.0.0.1:7781",)
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ async def watching(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
 
     watch: Any = Watch
     found.task = asyncio.create_task(
-        watch(channel, found.introduction, found.keeper, rings, newer_root).run()
+        watch(channel, found.introduction, found.keeper, rings, newer_root, lambda: found.door).run()
     )
     yield found
     found.task.cancel()
@@ -366,6 +367,18 @@ async def test_wishes_are_reported_when_they_change_and_models_are_passed_on(wat
     ):
         watching.coordinator.tell(event)
     assert [await watching.rings.states.get() for _ in range(2)] == ["big", "without big"]
+
+
+async def test_a_coordinator_that_takes_it_is_told_where_members_ask(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "_DOOR_SECONDS", 0.0)
+    await serving(watching)
+    assert watching.coordinator.told.empty(), "an earlier one would end the stream"
+    watching.coordinator.tell(membership.WatchResponse(all_told=membership.AllTold(doors=True)))
+    for addresses in (("10.0.0.1:7781",), ("10.0.0.2:7781", "10.0.0.3:7781"), ()):
+        watching.door = addresses
+        assert tuple((await watching.coordinator.told.get()).door.addresses) == addresses
 
 
 async def test_a_coordinator_is_asked_whether_it_is_there_only_while_clients_wait(

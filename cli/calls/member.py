@@ -1,0 +1,127 @@
+"""The programs of a member: they ask gateways and look at the cluster by the certificate that the member's
+node keeps for them, without a key of the node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sealring.mesh.errors import ConfigError, SealringError, Unavailable
+from sealring.mesh.system.files import read_bounded, write_atomic
+from sealring.mesh.system.paths import CLIENT_FOLDER, default_state_root, is_enrolled
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from sealring.mesh.rpc.tls import PeerChannel
+
+_GATEWAYS = "gateways.json"
+_SECONDS = 4.0
+
+
+def client_folder() -> Path | None:
+    """The folder of this machine's certificate, where it is a member without a gateway of its own."""
+    root = default_state_root()
+    folder = root / "node" / CLIENT_FOLDER
+    return folder if is_enrolled(folder) and not is_enrolled(root / "gateway") else None
+
+
+class MemberChannels:
+    """Connections to gateways with the certificate in `folder`, which its node renews. For one event loop.
+
+    Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from sealring.mesh.member.state import load_machine_state
+        from sealring.mesh.rpc.tls import TlsStore
+
+        self._folder = folder
+        self._stamp = self._read_stamp()
+        self.state = load_machine_state(folder)
+        self._store = TlsStore(self.state.tls)
+        self._peers: dict[str, PeerChannel] = {}
+
+    def get(self, gateway: str) -> grpc.aio.Channel:
+        """The connection to a gateway (host:port), with the newest certificate."""
+        from sealring.mesh.pki.certificates import Role, role_server_name
+        from sealring.mesh.rpc.tls import PeerChannel
+
+        self._refresh()
+        if gateway not in self._peers:
+            self._peers[gateway] = PeerChannel(gateway, self._store, role_server_name(Role.GATEWAY))
+        return self._peers[gateway].get()
+
+    async def close(self) -> None:
+        """Closes them; `contextlib.aclosing` does so at the end of a block."""
+        peers, self._peers = self._peers, {}
+        for peer in peers.values():
+            await peer.close()
+
+    aclose = close
+
+    async def find(self) -> Sequence[str]:
+        """host:port at which gateways take this member's questions, one that answers first.
+
+        While the coordinator does not answer they are those of the last time. Raises Unavailable
+        (NO_GATEWAY).
+        """
+        from sealring.cli.calls.operator import connect
+        from sealring.mesh.pki.certificates import Role, role_server_name
+        from sealring.mesh.rpc.reach import connected, first_of
+        from sealring.mesh.rpc.tls import PeerChannel
+
+        self._refresh()
+        try:
+            async with connect(self._folder, seconds=_SECONDS) as admin:
+                listed = (await admin.call("ListNodes")).gateways
+            found = [address for one in listed if one.watching for address in one.addresses]
+            write_atomic(self._folder / _GATEWAYS, json.dumps(found).encode())
+        except SealringError:
+            found = self._remembered()
+        name = role_server_name(Role.GATEWAY)
+        answers = await first_of(
+            found, lambda one: connected(one, self._store, name, seconds=_SECONDS), PeerChannel.close
+        )
+        if answers is None:
+            raise Unavailable(
+                "no gateway answers that takes the questions of members",
+                hint="start `sealring up` on the first machine, with this release",
+                reason="NO_GATEWAY",
+            )
+        if answers.address in self._peers:
+            await answers.close()
+        else:
+            self._peers[answers.address] = answers
+        return [answers.address, *(one for one in found if one != answers.address)]
+
+    def fails(self, gateway: str) -> bool:
+        """Whether the last attempt to connect to a gateway has failed."""
+        from grpc import ChannelConnectivity
+
+        peer = self._peers.get(gateway)
+        return peer is not None and peer.get().get_state() is ChannelConnectivity.TRANSIENT_FAILURE
+
+    def _remembered(self) -> list[str]:
+        try:
+            found = json.loads(read_bounded(self._folder / _GATEWAYS))
+        except (OSError, ValueError, SealringError):
+            return []
+        return [str(one) for one in found] if isinstance(found, list) else []
+
+    def _refresh(self) -> None:
+        from sealring.mesh.member.state import load_machine_state
+
+        with contextlib.suppress(OSError, ConfigError):
+            stamp = self._read_stamp()
+            if stamp != self._stamp:
+                self.state = load_machine_state(self._folder)
+                self._store.replace(self.state.tls)
+                self._stamp = stamp
+
+    def _read_stamp(self) -> tuple[int, int]:
+        found = (self._folder / "tls.pem").stat()
+        return found.st_ino, found.st_mtime_ns

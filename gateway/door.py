@@ -1,0 +1,101 @@
+"""The door for members: their programs ask with a certificate that the coordinator gives each member.
+
+It proves role `client` and the member's id, and gives no other right. The roster in use names the members, so
+an eviction ends calls that are under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import ExitStack, asynccontextmanager
+
+from sealring.edge.access.gate import Caller, Limits, Shares
+from sealring.edge.access.interceptor import Context
+from sealring.edge.access.keys import Scope
+from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
+from sealring.mesh.pki.certificates import Role
+from sealring.mesh.roster.model import Roster
+from sealring.mesh.rpc.tls import peer_identity
+
+LOOK_SECONDS = 1.0
+
+
+class MemberDoor:
+    """Lets in the programs of members. `rosters` gives the newest roster, or None where none is valid."""
+
+    def __init__(
+        self,
+        cluster: str,
+        rosters: Callable[[], Roster | None],
+        limits: Limits,
+        on_refused: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._cluster = cluster
+        self._rosters = rosters
+        self._shares = Shares(limits, on_refused)
+        self._on_refused = on_refused
+        self._running: dict[asyncio.Task[object], str] = {}
+        self._cut: set[asyncio.Task[object]] = set()
+
+    @asynccontextmanager
+    async def admit(self, context: Context, scopes: Collection[Scope] | None) -> AsyncIterator[Caller]:
+        """Lets one call in for the length of the block. All of a member's programs count as one.
+
+        Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE,
+        NOT_ENROLLED), Unavailable, ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE).
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        with ExitStack() as share:
+            try:
+                member = self._member(context)
+                caller = share.enter_context(self._shares.one(member))
+            except SealringError as error:
+                self._on_refused(error.reason)
+                raise
+            self._running[task] = member
+            try:
+                yield caller
+            except asyncio.CancelledError:
+                if task not in self._cut:
+                    raise
+                task.uncancel()  # `run` has cancelled it, and it ends with an error instead
+                raise _not_enrolled() from None
+            finally:
+                del self._running[task]
+                self._cut.discard(task)
+
+    async def run(self) -> None:
+        """Ends the calls of those that are members no more, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            roster = self._rosters()
+            for task, member in list(self._running.items()) if roster is not None else ():
+                if not _has(roster, member):
+                    self._cut.add(task)
+                    task.cancel()
+
+    def _member(self, context: Context) -> str:
+        peer, roster = peer_identity(context), self._rosters()
+        if peer.cluster != self._cluster:
+            raise Unauthenticated("caller belongs to another cluster", reason="OTHER_CLUSTER")
+        if peer.role != Role.CLIENT:
+            raise PermissionDenied(f"a {peer.role} may not ask here", reason="WRONG_ROLE")
+        if roster is None:
+            raise Unavailable("this gateway has no roster that is valid now", hint="start the coordinator")
+        if not _has(roster, peer.id):
+            raise _not_enrolled()
+        return peer.id
+
+
+def _has(roster: Roster | None, member: str) -> bool:
+    return roster is not None and any(one.id == member for one in roster.members)
+
+
+def _not_enrolled() -> PermissionDenied:
+    return PermissionDenied(
+        "the caller's machine is no member of this cluster",
+        hint="join again: sealring join",
+        reason="NOT_ENROLLED",
+    )

@@ -1,0 +1,115 @@
+"""Programs on a member: they ask and look by the member's own certificate, until the member is evicted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+import psutil
+import pytest
+from machines import Machine, Running
+
+pytestmark = pytest.mark.integration
+QUESTION = "What is the capital of France?"
+
+
+class Two(NamedTuple):
+    first: Machine
+    up: Running
+    member: Machine
+    join: Running
+    url: str
+
+
+def url_of(join: Running) -> str:
+    line = join.wait_for("programs ask at ")
+    return line.partition("programs ask at ")[2].partition("/v1")[0]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    folder = tmp_path_factory.mktemp("doors")
+    first, member = Machine(folder / "one"), Machine(folder / "two")
+    with ExitStack() as stack:
+        up = stack.enter_context(
+            first.running("up", "--address", "127.0.0.1", "--name", "one", "--model", "demo")
+        )
+        up.wait_for("demo is serving")
+        token = first.run("token", "create").split()[-1]
+        join = stack.enter_context(member.running("join", token, "--name", "two"))
+        yield Two(first, up, member, join, url_of(join))
+
+
+def completion(two: Two, key: str) -> dict[str, object]:
+    body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 20}
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    request = urllib.request.Request(
+        f"{two.url}/v1/chat/completions", json.dumps(body).encode(), headers, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        found: dict[str, object] = json.load(answer)
+    return found
+
+
+def proxy_of(two: Two) -> psutil.Process | None:
+    """The proxy that runs beside the member's node."""
+    for one in two.join.family():
+        with suppress(psutil.Error):  # it has just ended
+            if "proxy" in one.cmdline():
+                return one
+    return None
+
+
+def root_of(machine: Machine) -> str:
+    described = json.loads((machine.state / "node" / "client" / "member.json").read_text())
+    return str(described["root_sha256"])
+
+
+def test_a_member_asks_and_looks_and_changes_nothing(two: Two) -> None:
+    assert "Paris" in two.member.run("chat", QUESTION)
+    key = (two.member.state / "proxy.key").read_text().strip()
+    assert "Paris" in json.dumps(completion(two, key))
+    assert "demo-0" in two.member.run("status")
+    assert two.url in two.member.run("connect", "opencode")
+    two.member.run("token", "create", status=6)
+
+
+def test_others_on_the_machine_ask_nothing(two: Two) -> None:
+    for key in ("", "none", "srk_aaaaaaaaaaaaaaaa_" + "a" * 52):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            completion(two, key)
+        assert caught.value.code == 401
+        caught.value.close()
+
+
+def test_the_proxy_is_small_at_rest(two: Two) -> None:
+    proxy = proxy_of(two)
+    assert proxy is not None
+    assert proxy.memory_full_info().uss < 60 << 20
+
+
+def test_it_comes_back_at_the_same_port_until_its_machine_is_evicted(two: Two) -> None:
+    """A copy of the certificate is of no use then."""
+    proxy = proxy_of(two)
+    assert proxy is not None
+    proxy.kill()
+    while (again := proxy_of(two)) is None or again.pid == proxy.pid:
+        time.sleep(0.1)
+    assert "Paris" in two.member.run("chat", QUESTION)
+    two.join.stop()
+    with two.member.running("join") as joined:
+        assert url_of(joined) == two.url
+        assert two.url in two.member.run("connect", "opencode")
+        thief = Machine(two.first.folder.parent / "thief")
+        shutil.copytree(two.member.state / "node" / "client", thief.state / "node" / "client")
+        assert "Paris" in thief.run("chat", "--root-sha256", root_of(two.member), QUESTION)
+        two.first.run("node", "evict", "two")
+        joined.process.wait()
+        assert "Paris" not in thief.run("chat", "--root-sha256", root_of(two.member), QUESTION, status=None)
+        assert "demo" not in thief.run("status", status=None)
