@@ -251,11 +251,11 @@ LINES = {
     "gateway/rings": 3_430,
     "gateway/scheduler": 4_085,
     "node": 14_260,
-    "node/engine": 18_450,
+    "node/engine": 18_530,
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 11_460,
+    "cli": 12_030,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

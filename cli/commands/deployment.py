@@ -27,7 +27,7 @@ from sealring.cli.terminal.output import (
     progress,
     say,
 )
-from sealring.mesh.errors import InvalidInput, NotFound
+from sealring.mesh.errors import InvalidInput, NotFound, ResourceExhausted
 from sealring.mesh.ring.limits import (
     MAX_CONTEXT,
     MAX_KEEP_ALIVE,
@@ -336,7 +336,10 @@ def create(
         await name_members(admin, spec)
         with progress(f"planning {spec.name}") as shown:
             asked = True
-            answer, fetches = await create_deployment(admin, spec, shown.update)
+            try:
+                answer, fetches = await create_deployment(admin, spec, shown.update)
+            except ResourceExhausted as error:
+                raise await _with_suggestion(admin, spec, error) from None
             if wait and not spec.on_demand:
                 most = FETCH_SECONDS if fetches else wait_timeout
                 await wait_until_serving(admin, spec.name, seconds=most, say=shown.update)
@@ -362,6 +365,19 @@ def create(
     if idle and not (spec.stages or spec.split or spec.members):
         others = "one more node is" if idle == 1 else f"{idle} more nodes are"
         say(f"it is on as few nodes as it needs; {others} online (--stages N or --replicas N use more)")
+
+
+async def _with_suggestion(admin: Admin, spec: Any, error: ResourceExhausted) -> ResourceExhausted:
+    """The refusal of a model that does not fit, with what would in its hint."""
+    from sealring.cli.fitting.machines import mac_of
+    from sealring.cli.fitting.showing import suggestion
+
+    if error.reason != "DOES_NOT_FIT":
+        return error
+    nodes = (await admin.call("ListNodes")).nodes
+    macs = [mac_of(node) for node in nodes if node.heartbeat.memory_usable]
+    error.hint = "; ".join(filter(None, (error.hint, suggestion(spec.model, macs) if macs else "")))
+    return error
 
 
 async def create_deployment(admin: Admin, spec: Any, shown: Callable[[str], None]) -> tuple[Any, bool]:
@@ -414,7 +430,10 @@ def plan(context: typer.Context, spec: Any, simulate: Simulate = None, as_json: 
     async def work(admin: Admin) -> Any:
         await name_members(admin, spec)
         with progress(f"planning {spec.name}"):
-            planned = await admin.call("PlanDeployment", spec=spec, seconds=PLAN_SECONDS)
+            try:
+                planned = await admin.call("PlanDeployment", spec=spec, seconds=PLAN_SECONDS)
+            except ResourceExhausted as error:
+                raise await _with_suggestion(admin, spec, error) from None
         return planned, await admin.call("ListNodes")
 
     answer, nodes = run_admin(context, work)

@@ -16,7 +16,8 @@ from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import plain, print_json, print_table, progress, say
-from sealring.mesh.errors import ModelError
+from sealring.mesh.errors import ConfigError, InvalidInput, ModelError, Unavailable
+from sealring.mesh.ring.limits import MAX_CONTEXT
 from sealring.mesh.units import size
 
 app = typer.Typer(
@@ -72,6 +73,65 @@ def remove_model(context: typer.Context, model: ModelName, node: Nodes = None) -
     """
     names = run_admin(context, lambda admin: remove(admin, model, node or []))
     say(f"removed {model} from {', '.join(names)}")
+
+
+@command(app, example="sealring model fits --memory 64,36,16", section="cli", fields=ADMIN)
+def fits(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="one of the list, or a folder [default: all]")
+    ] = "",
+    memory: Annotated[
+        str,
+        typer.Option(metavar="GB,...", help="of each Mac [default: the cluster's nodes, or this machine]"),
+    ] = "",
+    chip: Annotated[
+        str, typer.Option(metavar="CHIP,...", help="of each Mac, as m4max [default: likely with its memory]")
+    ] = "",
+    bits: Annotated[int, typer.Option(min=0, max=16, metavar="4|6|8|16", help="of each weight")] = 0,
+    tokens: Annotated[
+        int,
+        typer.Option(
+            "--context", min=0, max=MAX_CONTEXT, metavar="TOKENS", help="has to fit [default: what does]"
+        ),
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show which well-known models fit, on how many Macs, and about how fast.
+
+    Needs neither a cluster nor a network: models come from a list, rates from a cost model.
+    """
+    from sealring.cli.fitting.known import WIDTHS
+    from sealring.cli.fitting.machines import parse_memory
+    from sealring.cli.fitting.showing import fit_of, fits_of, print_fits
+
+    if bits not in (0, *WIDTHS):
+        widths = ", ".join(map(str, WIDTHS))
+        raise InvalidInput(f"--bits is {bits}", hint=f"one of {widths}", reason="BAD_BITS", param="bits")
+    where, macs = ("as given", parse_memory(memory, chip)) if memory else _machines(context)
+    if model and (path := Path(model).expanduser()).is_dir():
+        found = [fit_of(macs, path.resolve().name, _measured(context, path, ""), tokens)]
+    else:
+        found = fits_of(macs, model, bits, tokens)
+    print_fits(found, macs, where, as_json=as_json)
+
+
+def _machines(context: typer.Context) -> tuple[str, list[Any]]:
+    """The cluster's nodes that are online, else this machine; with a word for which."""
+    from sealring.cli.fitting.machines import mac_of, own_mac
+    from sealring.v1 import admin_pb2
+
+    try:
+        nodes = call_admin(context, "ListNodes").nodes
+        online = [one for one in nodes if one.state == admin_pb2.NODE_STATE_ONLINE]
+        if usable := [mac_of(one) for one in online if one.heartbeat.memory_usable]:
+            return "the cluster's nodes", usable
+    except ConfigError as error:
+        if error.reason != "NO_OPERATOR_BUNDLE":
+            raise
+    except Unavailable as error:
+        say(f"the cluster does not answer ({error.message}); this machine alone:")
+    return "no cluster", [host_of(context).reach(own_mac)]
 
 
 @command(app, "split", example="sealring model split ~/models/Qwen3-8B --split 18,18 --into /Volumes/stick")
@@ -199,12 +259,7 @@ def profile(
     as_json: AsJson = False,
 ) -> None:
     """Show what a model needs, without loading its weights."""
-    from sealring.node.engine.apart import ask_apart
-
-    _check_folder(path)
-    tuned = ["--adapter", adapter] if adapter else []
-    with progress(f"measuring {path}"):
-        found = host_of(context).reach(ask_apart, "sealring.node.engine.profile", [str(path), *tuned])
+    found = _measured(context, path, adapter)
     if as_json:
         print_json(found)
         return
@@ -218,6 +273,18 @@ def profile(
         ["digest", found["digest"]],
     ]
     print_table(["what", "value"], rows)
+
+
+def _measured(context: typer.Context, path: Path, adapter: str) -> dict[str, Any]:
+    from sealring.node.engine.apart import ask_apart
+
+    _check_folder(path)
+    tuned = ["--adapter", adapter] if adapter else []
+    with progress(f"measuring {path}"):
+        found: dict[str, Any] = host_of(context).reach(
+            ask_apart, "sealring.node.engine.profile", [str(path), *tuned]
+        )
+    return found
 
 
 def _check_folder(path: Path) -> None:

@@ -97,13 +97,13 @@ def profile(path: Path, ranks: int = 1, adapter: Path | None = None) -> dict[str
     if ranks > 1:
         check_none(path)
     model, config = load_lazily(path, parts=True, adapter=adapter)
-    card = _card(model)
+    card = card_of(model)
     if ranks > 1:
         sharded(model, 0, ranks, config["model_type"])
     return measure(path, model, config, dissect(model, config["model_type"]), adapter) | card
 
 
-def _card(model: nn.Module) -> dict[str, Any]:
+def card_of(model: nn.Module) -> dict[str, Any]:
     """`card` of `profile`. Scales of quantized weights are no parameters."""
     counts: Counter[str] = Counter()
     for module in {id(one): one for one in model.modules()}.values():
@@ -123,10 +123,15 @@ def measure(
     path: Path, model: nn.Module, config: dict[str, Any], anatomy: Anatomy, adapter: Path | None = None
 ) -> dict[str, Any]:
     """The profile of a model that is mapped lazily from the folder `path`, as `profile` has it."""
-    report = _weights(model, anatomy) | _caches(model, anatomy)
+    report = shape_of(model, config, anatomy)
     seeing = tower_sizes(path, config)
     residents = [*_mtp_head(path, model, config, tied=report["tied"]), *seeing.pop("residents")]
-    residents += _token_layers(anatomy)
+    residents += report.pop("residents")
+    return report | seeing | {"residents": residents, "digest": digest(path, adapter)}
+
+
+def shape_of(model: nn.Module, config: dict[str, Any], anatomy: Anatomy) -> dict[str, Any]:
+    """The part of a profile that says nothing of a folder."""
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     handoffs = [
         sum(math.prod(spec.tail) * getattr(mx, spec.dtype).size for spec in boundary.specs)
@@ -138,13 +143,12 @@ def measure(
         "hidden_size": _hidden_size(config, text or {}),
         "vocab_size": anatomy.logits.tail[0],
         "dtype": anatomy.boundaries[0].specs[0].dtype if anatomy.boundaries else anatomy.logits.dtype,
-        **report,
-        **seeing,
-        "residents": residents,
+        **_weights(model, anatomy),
+        **_caches(model, anatomy),
+        "residents": _token_layers(anatomy),
         "max_context": max_context(config | {key: value for key, value in (text or {}).items() if value}),
         "eos_token_ids": _eos(config, text or {}),
         "handoff_bytes_per_token": max(handoffs, default=0),
-        "digest": digest(path, adapter),
     }
 
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections import namedtuple
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from sealring.cli.fitting.machines import mac
 from sealring.coordinator.planning.demand import capacity
+from sealring.node.daemon.engines import MemoryMeter
 from sealring.node.engine import device
 
 
@@ -118,3 +121,16 @@ def test_a_cpu_has_no_name_for_each_stage_has_a_core() -> None:
     if not device.rows_in_turn():
         pytest.skip("a GPU computes here")
     assert device.identity() == b""
+
+
+@pytest.mark.parametrize("memory", [8, 16, 24, 32, 36, 64, 128, 512])
+def test_macs_that_are_described_have_the_memory_that_their_nodes_report(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the limit that macOS recommends: two thirds up to 32 GB, three quarters above."""
+    limit = memory * (1 << 30) * 2 // 3 if memory <= 32 else memory * (1 << 30) * 3 // 4
+    monkeypatch.setattr("psutil.virtual_memory", lambda: namedtuple("Memory", "total")(memory * (1 << 30)))
+    meter = MemoryMeter(None)
+    monkeypatch.setattr(device, "memory_limit", lambda: limit)
+    meter.set_device(device.usable_memory(), 0, 0)
+    assert mac(memory).usable == pytest.approx(meter.usable, abs=2)
