@@ -6,8 +6,10 @@ import json
 
 import jsonschema
 import pytest
-from realmodels import LIMIT_SECONDS, ask, ask_all, prompts, said
+import sixty
+from realmodels import prompts
 from ringtest import CLUSTER, chat, proxy
+from sixty import LIMIT_SECONDS, ask, ask_all, said
 from weather import BY_HTTP, over_grpc, with_the_library
 
 from sealring.v1 import inference_pb2 as inference
@@ -39,16 +41,9 @@ DEGREES = {
 
 
 def check_all(whole, asked, answers, tokens, kv_bits=0):
-    """The answers are those of the whole model, or near ties."""
-    ties = []
-    for prompt, answer in zip(asked, answers, strict=True):
-        expected = whole.answer(whole.ids(prompt), tokens, kv_bits=kv_bits)
-        if tie := whole.tie(prompt, answer.tokens, expected, kv_bits=kv_bits):
-            ties.append(tie)
-        else:
-            assert answer.text == whole.tokenizer.decode(expected)
-    print(f"{len(asked) - len(ties)} of {len(asked)} are equal", *ties, sep="\n")  # noqa: T201
-    assert all(tie.is_near() for tie in ties), ties
+    """The answers are those of the whole model, or near ties, and of equal ones the text as well."""
+    for answer, expected in sixty.check_all(whole, asked, answers, tokens, kv_bits):
+        assert answer.text == whole.tokenizer.decode(expected)
 
 
 @pytest.mark.parametrize(

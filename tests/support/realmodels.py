@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ringtest import Ring, chat
+import sixty
+from ringtest import chat
+from sixty import CHATS, TEXTS, said
 
 from sealring.v1 import inference_pb2 as inference
 
 FOLDER = Path(__file__).parents[2] / "build" / "real"
-LIMIT_SECONDS = 3600
-"""Within which an answer has come. MLX's build for Linux computes long prompts of such models for minutes."""
-
-_NAMES = ["Peru", "Japan", "Kenya", "Norway", "Egypt", "Canada", "Poland", "Cuba", "Greece", "Nepal"]
-_THINGS = ["The sea", "A good friend", "My old dog", "The first computer", "Winter", "A black hole"]
-_THINGS += ["The history of bread", "Music", "Our teacher", "The heart"]
-TEXTS = [f"The capital of {name} is" for name in _NAMES]
-TEXTS += [f"{number} times {number + 2} is" for number in range(3, 13)]
-TEXTS += [f"{thing} is" for thing in _THINGS]
-TEXTS += [f"def add_{number}(x):\n    return" for number in range(10)]
-CHATS = [f"What do people eat in {name}?" for name in _NAMES]
-CHATS += [f"Write a line about this: {thing.lower()}." for thing in _THINGS]
 
 
 def prompts(whole: Whole) -> list[inference.Prompt]:
@@ -39,86 +27,8 @@ def prompts(whole: Whole) -> list[inference.Prompt]:
     ]
 
 
-def said(prompt: inference.Prompt) -> inference.Prompt:
-    """A chat whose first message is the system's, so that no template puts in a longer one."""
-    for message, role in zip(prompt.chat.messages, ("system", *("user", "assistant") * 8), strict=False):
-        message.role = role
-    return prompt
-
-
-@dataclass(frozen=True)
-class Answer:
-    tokens: tuple[int, ...]
-    text: str
-    cached: int = 0
-
-
-@dataclass(frozen=True)
-class Tie:
-    """The first token in which an answer differs from the whole model's, `margin` being how far that one's
-    logit is above the other's. `noise` is how much logits differ by the way in which mlx_lm computes them."""
-
-    prompt: str
-    place: int
-    margin: float
-    noise: float
-
-    def is_near(self) -> bool:
-        """Whether either of the two logits, wrong by the noise, explains it."""
-        return self.margin <= 2 * self.noise
-
-
-async def ask(
-    ring: Ring,
-    prompt: inference.Prompt,
-    max_tokens: int,
-    *,
-    sealed: bool = False,
-    on_piece: Callable[[], object] = lambda: None,
-) -> Answer:
-    """A greedy answer of a ring, without the token that ends it; `on_piece` is called with each piece."""
-    asked = inference.Prompt()
-    asked.CopyFrom(prompt)
-    asked.sampling.logprobs = 0
-    tokens, text = [], ""
-    if sealed:
-        async with ring.sealing(timeout=LIMIT_SECONDS) as client:
-            reply = client.ask(asked, model=ring.model, max_tokens=max_tokens)
-            async for delta in reply:
-                tokens += [one.id for one in delta.logprobs]
-                text += delta.text
-                on_piece()
-        return Answer(tuple(tokens), text, reply.completion.usage.cached_tokens)
-    request = inference.GenerateRequest(
-        model=ring.model, envelope=inference.Envelope(clear=asked), max_tokens=max_tokens
-    )
-    response = inference.GenerateResponse()
-    async for response in ring.stub.Generate(request, timeout=LIMIT_SECONDS, metadata=ring.metadata()):
-        tokens += [one.id for one in response.delta.logprobs]
-        text += response.delta.text
-        on_piece()
-    return Answer(tuple(tokens), text, response.finished.cached_tokens)
-
-
-async def ask_all(
-    ring: Ring,
-    asked: Sequence[inference.Prompt],
-    max_tokens: int,
-    *,
-    on_piece: Callable[[], object] = lambda: None,
-) -> list[Answer]:
-    """Eight at a time, every other sealed."""
-    eight = asyncio.Semaphore(8)
-
-    async def one(place: int, prompt: inference.Prompt) -> Answer:
-        async with eight:
-            return await ask(ring, prompt, max_tokens, sealed=bool(place % 2), on_piece=on_piece)
-
-    return await asyncio.gather(*(one(place, prompt) for place, prompt in enumerate(asked)))
-
-
-class Whole:
-    """The whole model in plain mlx_lm, greedy, one row. Its answers are kept from one run to the next."""
+class Whole(sixty.Whole):
+    """The whole model in plain mlx_lm. Its answers are kept from one run to the next."""
 
     def __init__(self, name: str) -> None:
         from sealring.node.engine import import_whole
@@ -126,83 +36,33 @@ class Whole:
         self.folder = FOLDER / "models" / name
         if not self.folder.exists():
             pytest.skip("there are no real models: make real")
-        self.model, self.tokenizer = import_whole().load(str(self.folder))
+        model, self.tokenizer = import_whole().load(str(self.folder))
+        super().__init__(model, self._encode, self.tokenizer.eos_token_ids)
         versions = [importlib.metadata.version(package) for package in ("mlx", "mlx-lm")]
         self._file = FOLDER / f"answers-{name}-{'-'.join(versions)}.json"
         self._kept: dict[str, list[int]] = json.loads(self._file.read_text()) if self._file.exists() else {}
 
-    def ids(self, prompt: inference.Prompt) -> list[int]:
-        """As a ring's head has to encode it."""
+    def _encode(self, prompt: inference.Prompt) -> list[int]:
         if prompt.WhichOneof("input") == "text":
             return list(self.tokenizer.encode(prompt.text))
         messages = [{"role": one.role, "content": one.content} for one in prompt.chat.messages]
         return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True))
 
-    def answer(self, ids: list[int], max_tokens: int, *, kv_bits: int = 0, cache: Any = None) -> list[int]:
-        """Greedy, without the token that ends it. With `kv_bits` by mlx_lm's quantized caches, from the first
-        token on. A `cache` has the first tokens of `ids` and keeps all of them."""
-        asked = json.dumps([ids, max_tokens, kv_bits])
-        if asked not in self._kept or cache is not None:
-            self._kept[asked] = self._answer(ids, max_tokens, kv_bits, cache)
-            self._file.write_text(json.dumps(self._kept))
+    def answer(
+        self, ids: Sequence[int], max_tokens: int, *, kv_bits: int = 0, cache: Any = None
+    ) -> list[int]:
+        """As for other models. A `cache` has the first tokens of `ids` and keeps all of them."""
+        asked = json.dumps([list(ids), max_tokens, kv_bits])
+        if cache is not None:
+            self._kept[asked] = self._continued(ids, max_tokens, cache)
+        elif asked not in self._kept:
+            self._kept[asked] = super().answer(ids, max_tokens, kv_bits=kv_bits)
+        self._file.write_text(json.dumps(self._kept))
         return self._kept[asked]
 
-    def cache(self, kv_bits: int = 0) -> list[Any]:
-        """An empty one of each layer."""
-        from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
-
-        if kv_bits:
-            return [QuantizedKVCache(64, kv_bits) for _ in self.model.layers]
-        return list(make_prompt_cache(self.model))
-
-    def _answer(self, ids: list[int], max_tokens: int, kv_bits: int, cache: Any) -> list[int]:
-        import mlx.core as mx
-        from mlx_lm.generate import generate_step
+    def _continued(self, ids: Sequence[int], max_tokens: int, cache: Any) -> list[int]:
         from mlx_lm.models.cache import trim_prompt_cache
 
-        kept = cache
-        cache = cache or self.cache(kv_bits)
-        held = cache[0].offset
-        tokens: list[int] = []
-        steps = generate_step(mx.array(ids[held:]), self.model, max_tokens=max_tokens, prompt_cache=cache)
-        for token, _ in steps:
-            if token in self.tokenizer.eos_token_ids:
-                break
-            tokens.append(int(token))
-        if kept:
-            trim_prompt_cache(cache, cache[0].offset - len(ids))
+        tokens = self.go_on(ids[cache[0].offset :], max_tokens, cache)
+        trim_prompt_cache(cache, cache[0].offset - len(ids))
         return tokens
-
-    def tie(
-        self,
-        prompt: inference.Prompt,
-        found: Sequence[int],
-        expected: Sequence[int],
-        *,
-        kv_bits: int = 0,
-    ) -> Tie | None:
-        """The first place in which the two differ, and by how much. None for two that are equal."""
-        pairs = enumerate(zip(found, expected, strict=False))
-        place = next((place for place, (one, other) in pairs if one != other), None)
-        end = self.tokenizer.eos_token_id
-        if place is None:
-            if len(found) == len(expected):
-                return None
-            place = min(len(found), len(expected))
-        own, whole = ([*tokens, end][place] for tokens in (found, expected))
-        ids = self.ids(prompt) + list(expected[:place])
-        ways = [self._logits(ids, size, kv_bits) for size in (len(ids), max(1, len(ids) - 1), 8, 3)]
-        noise = max(abs(one[token] - ways[0][token]) for one in ways for token in (own, whole))
-        margin = min(one[whole] - one[own] for one in ways)
-        return Tie(str(prompt)[:200], place, margin, noise)
-
-    def _logits(self, ids: list[int], size: int, kv_bits: int) -> list[float]:
-        """After the last of these tokens, which come in chunks of `size`."""
-        import mlx.core as mx
-
-        cache = self.cache(kv_bits)
-        for start in range(0, len(ids), size):
-            logits = self.model(mx.array([ids[start : start + size]]), cache=cache)
-            mx.eval([one.state for one in cache])
-        values: list[float] = logits[0, -1].astype(mx.float32).tolist()
-        return values

@@ -12,7 +12,7 @@ from .latents import Latents
 from .plain import Plain
 from .pools import Nothing, Pooled, Pools, Unfilled
 from .quantized import Quantized, QuantizedRowCache
-from .state import Recurrent, State, States
+from .state import Recurrent, RunningSums, State, States, Sums
 from .window import Window
 
 _CACHE = "mlx_lm.models.cache"
@@ -25,6 +25,7 @@ KINDS: Mapping[tuple[str, str], Kind] = {
     ("mlx_lm.models.deepseek_v41", "LayerCache"): Latents(),
     (IndexedKVCache.__module__, "IndexedKVCache"): Indexed(),
     (States.__module__, "States"): Recurrent(),
+    (RunningSums.__module__, "RunningSums"): Sums(),
     (Pools.__module__, "Pools"): Pooled(),
     (Unfilled.__module__, "Unfilled"): Nothing(),
 }

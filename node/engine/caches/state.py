@@ -60,3 +60,38 @@ class Recurrent(State):
     """The states of mlx-vlm's recurrent and convolution layers."""
 
     several = RowsOfStates
+
+
+class RunningSums:
+    """The interface of mlx-vlm's `Z1TCache`, for one row: sums over all tokens, and terms of the last."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.cum_eKV = self.cum_eK = self.win_eKV = self.win_eK = None
+
+    @property
+    def state(self) -> list[Any]:
+        return [self.cum_eKV, self.cum_eK, self.win_eKV, self.win_eK]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.state if array is not None)
+
+    def empty(self) -> bool:
+        return self.cum_eKV is None
+
+
+class Sums(Kind):
+    """Its arrays are never written into, so a snapshot has them by reference."""
+
+    goes_back = True
+
+    def snapshot(self, cache: Any) -> Snapshot:
+        return Snapshot(cache.state, cache.offset)
+
+    def restore(self, cache: Any, at: Snapshot) -> None:
+        cache.cum_eKV, cache.cum_eK, cache.win_eKV, cache.win_eK = at.arrays
+        cache.offset = at.rest
+
+    def stored(self, cache: Any) -> int:
+        return len(cache.state)

@@ -297,7 +297,7 @@ _GPU_CODE = """
     bailing_moe_v3 falcon_h1 granitemoehybrid kimi_linear mamba2 nemotron_h olmo_hybrid plamo2
     qwen3_5 qwen3_next
 """
-_MLX_VLM = "cohere2_moe flint k2_horizon kolibri1 xing4_0 youtu_vl"
+_MLX_VLM = "cohere2_moe flint k2_horizon kolibri1 molmo molmo2 moondream2 moondream3 xing4_0 youtu_vl"
 ADAPTERS = {
     **{name: Adapter() for name in _PLAIN.split()},
     **{f"mlx_vlm.{name}": Adapter(gpu_code=True) for name in _MLX_VLM.split()},
@@ -318,9 +318,10 @@ ADAPTERS = {
     "longcat_flash": Adapter(together=together.longcat_flash),
     "minimax_m3_vl": Adapter(together=together.minimax_m3),
     "mlx_vlm.deepseek_v4": _DeepseekV4(batches=False, gpu_code=True),
-    "mlx_vlm.ernie4_5_moe_vl": _OwnPositions(batches=False, gpu_code=True),
+    "mlx_vlm.ernie4_5_moe_vl": _OwnPositions(gpu_code=True),
     "mlx_vlm.glm5_next": _Glm5Next(state=((0,), (3,)), batches=False, gpu_code=True),
     "mlx_vlm.glm_moe_dsa": _SharedIndexer(state=((0,), (3,)), gpu_code=True),
+    "mlx_vlm.hunyuan_vl": _OwnPositions(batches=False, gpu_code=True),
     "mlx_vlm.hy_v4": _SharedIndexer(state=((0,), (3,)), gpu_code=True),
     "mlx_vlm.qwen4_exp": _Qwen4Exp(batches=False, gpu_code=True),
     "muse_glimmer": Adapter(splices=splicing.before_layers),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _REASONS = {
-    "jina_vlm mllama molmo molmo2 molmo_point moondream2 moondream3": (
-        "nobody has compared stages of mlx-vlm's text model with the whole"
+    "mllama": (
+        "where a prompt has no image, mlx-vlm's cross-attention takes halves of its queries for keys and "
+        "values"
     ),
-    "cohere_compass": "its decoder is one for embeddings too, and nobody has compared its answers in stages",
-    "hunyuan_vl": "mlx-vlm's code keeps one prompt's positions for the next prompt",
+    "molmo_point": "it points by heads beside its text model, which choose among an image's patches",
+    "cohere_compass": "it embeds and scores: its configuration says how it pools and shifts scores",
     "limite": "each of its layers gets five arrays for each token, some of them of earlier layers",
     "zaya1_vl": "each of its layers hands three arrays on, for which there is no adapter",
     "deepseek_vl_v2 plamo2vl": (

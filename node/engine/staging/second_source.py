@@ -22,22 +22,28 @@ from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.caches.indexed import IndexedKVCache
 from sealring.node.engine.caches.pools import Pools, Unfilled
-from sealring.node.engine.caches.state import States
+from sealring.node.engine.caches.state import RunningSums, States
 
 INSTALL = "pip install 'sealring[vision]' (pipx inject sealring mlx-vlm; uv tool install 'sealring[vision]')"
 
 _NAMED_ALIKE = (
-    "cohere2_moe deepseek_v4 ernie4_5_moe_vl flint glm5_next glm_moe_dsa hy_v4 inkling k2_horizon kolibri1 "
-    "longcat_flash_sparse qwen4_exp xing4_0 youtu_vl z1t"
+    "cohere2_moe deepseek_v4 ernie4_5_moe_vl flint glm5_next glm_moe_dsa hunyuan_vl hy_v4 inkling jina_vlm "
+    "k2_horizon kolibri1 longcat_flash_sparse molmo molmo2 moondream2 moondream3 qwen4_exp xing4_0 youtu_vl "
+    "z1t"
 )
 MODEL_TYPES: Mapping[str, str] = {
     **{name: name for name in _NAMED_ALIKE.split()},
     "cohere2moe": "cohere2_moe",
     "inkling_mm_model": "inkling",
+    "jvlm": "jina_vlm",
+    "moondream1": "moondream2",
 }
 """Folders of mlx-vlm's models by the model types of configurations."""
 
-_TEXT = "language_model."
+_TEXT = "language_model"
+_TEXT_OF = {"moondream2": "text", "moondream3": "text"}
+"""What whole models call their text side, where not `language_model`."""
+
 _PARTS = {"text_config": "TextConfig", "vision_config": "VisionConfig"}
 _TOWERS = ("vision_tower", "vision_model", "audio_tower")
 _PAST_LAYERS = "_supports_batch_invariant_decode"
@@ -62,7 +68,8 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
     Raises ModelError (MODEL_NEEDS_PACKAGE) where mlx-vlm is not installed.
     """
-    family = _family(MODEL_TYPES[config["model_type"]], config["model_type"])
+    name = MODEL_TYPES[config["model_type"]]
+    family, called = _family(name, config["model_type"]), _TEXT_OF.get(name, _TEXT)
 
     class Arguments(SimpleNamespace):
         @classmethod
@@ -85,14 +92,17 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
             kinds = (getattr(one.annotation, "__name__", one.annotation) for one in asked)
             given = (args.whole if kind == "ModelConfig" else args.text for kind in kinds)
             self.language_model = made(*given)
+            if name == "jina_vlm":  # whose head the whole model makes
+                text = args.text
+                self.language_model.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
             if hasattr(made, _PAST_LAYERS):
                 setattr(self.language_model, _PAST_LAYERS, lambda: False)
 
         def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
             own = self.language_model
-            if hasattr(own, _DELTAS):  # of the prompt before, whose images may have moved its positions
-                setattr(own, _DELTAS, mx.zeros((inputs.shape[0], 1), mx.int32))
-                setattr(own, _POSITIONS, None)
+            for name, none in ((_DELTAS, mx.zeros((inputs.shape[0], 1), mx.int32)), (_POSITIONS, None)):
+                if hasattr(own, name):  # of the prompt before, whose images may have moved its positions
+                    setattr(own, name, none)
             logits: mx.array = own(inputs, cache=cache).logits
             return logits
 
@@ -118,11 +128,12 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
             whole = family.Model.__new__(family.Model)  # without its towers
             nn.Module.__init__(whole)
             whole.config = whole.args = self.args.whole
-            whole.language_model = self.language_model
-            for tower in _TOWERS:
+            setattr(whole, called, self.language_model)
+            for tower in (one for one in _TOWERS if not hasattr(family.Model, one)):
                 setattr(whole, tower, _AS_GIVEN)
             made = whole.sanitize(weights) if hasattr(whole, "sanitize") else weights
-            return {name: value for name, value in made.items() if name.startswith(_TEXT)}
+            named = ((key.removeprefix(f"{_TEXT}.").removeprefix(f"{called}."), key) for key in made)
+            return {f"{_TEXT}.{short}": made[key] for short, key in named if short != key}
 
     return Model, Arguments
 
@@ -157,12 +168,13 @@ def _family(name: str, model_type: str) -> Any:
 
 
 def _lazy(**further: Any) -> ModuleType:
-    """`mlx.core` with two functions less. Nothing is launched: a stage's graph is built before its weights
+    """`mlx.core` with three functions less. Nothing is launched: a stage's graph is built before its weights
     are read, and before its input arrives. And nothing is compiled for all shapes: `argpartition` goes by the
     first shape then, so that Hy4 chooses wrong keys of longer rows and reads behind the end of shorter
     ones."""
     module = ModuleType(mx.__name__)
-    vars(module).update(vars(mx), async_eval=lambda *_: None, compile=lambda call, **_: mx.compile(call))
+    none = {name: lambda *_: None for name in ("async_eval", "eval")}
+    vars(module).update(vars(mx), compile=lambda call, **_: mx.compile(call), **none)
     vars(module).update(further)
     return module
 
@@ -190,6 +202,7 @@ _LENT_TO: Mapping[str, Mapping[str, Any]] = {
     "glm5_next": {"CacheList": lambda *parts: CacheList(*parts[:-1], Unfilled())},
     "deepseek_v4": {"PoolingCache": lambda ratio: Pools(ratio, overlaps=ratio == 4)},
     "qwen4_exp": {"QSAKVCache": IndexedKVCache, "mx": _lazy(put_along_axis=_put_from_first)},
+    "z1t": {"Z1TCache": RunningSums},
 }
 """What other families do not get."""
 

@@ -71,7 +71,6 @@ def test_a_block_is_what_its_format_says(family: str) -> None:
 NOT_STORED = {
     *("deepseek_v4", "deepseek_v41", "glm5_next"),  # layers that compress what they have read
     "longcat_flash_sparse:ngram",  # a state that grows with the first tokens
-    "z1t",  # a class of caches that nobody has named
 }
 
 

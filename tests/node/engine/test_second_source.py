@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from small_models import write_model
 
 from sealring.mesh.errors import InvalidInput, ModelError
@@ -22,7 +24,9 @@ from sealring.node.engine.staging import build_skeleton, random_model, random_st
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.denied import DENIED
 from sealring.node.engine.staging.pictured import WRAPPED, pictured
+from sealring.node.engine.staging.quantization import BITS, CacheQuantization, cache_quantization
 from sealring.node.engine.staging.second_source import MODEL_TYPES
+from sealring.node.engine.staging.second_source import _family as family_of
 from sealring.node.engine.staging.skeleton import TEXT_ALONE
 from sealring.v1 import engine_pb2 as engine
 
@@ -45,9 +49,9 @@ SIZES = (64, 37, 5, 1, 90)
 SEED = 5
 
 
-def prompt_of(tokens: int, vocabulary: int = 100) -> mx.array:
+def prompt_of(tokens: int, vocabulary: int = 100, seed: int = SEED) -> mx.array:
     """Random tokens, uint32 [1, tokens]."""
-    return mx.random.randint(0, vocabulary, (1, tokens), key=mx.random.key(SEED)).astype(mx.uint32)
+    return mx.random.randint(0, vocabulary, (1, tokens), key=mx.random.key(seed)).astype(mx.uint32)
 
 
 def follow(
@@ -116,6 +120,74 @@ def test_long_prompts_are_exact_wherever_the_model_is_cut(key: str) -> None:
         assert check_runs.largest_difference(expected, follow(staged(config, cuts), prompt)) == 0.0, cuts
 
 
+def every_run(*names: str) -> list[Any]:
+    """All configurations; those that not every run has are marked as a sweep."""
+    return [pytest.param(key, marks=[pytest.mark.sweep] * (key not in names)) for key in CONFIGS]
+
+
+ROWS = (1, 50, 23, 7, 130)
+"""Tokens of prompts whose rows share steps, join and leave."""
+
+
+@pytest.mark.parametrize("key", every_run("ernie4_5_moe_vl"))
+def test_rows_of_any_lengths_are_as_alone(key: str) -> None:
+    """Longer than the windows and pools, unlike those of `check`: in the same steps or in turn."""
+    config = CONFIGS[key]
+    model = random_model(config, seed=SEED)
+    whole = check_runs.Whole(model, dissect(model, config["model_type"]).adapter)
+    prompts = [prompt_of(tokens, seed=tokens) for tokens in ROWS]
+    together = check_runs.follow_schedule(prompts, whole)
+    alone = check_runs.follow_alone(prompts, whole, [len(together.tokens[row]) for row in range(len(ROWS))])
+    assert together.tokens == alone.tokens
+    difference = check_runs.largest_difference(*check_runs.comparable(together, alone))
+    assert difference is not None
+    assert difference <= check_runs.rounding(alone)
+    first = max(1, dissect(build_skeleton(config), config["model_type"]).head_layers)
+    staged_rows = check_runs.follow_schedule(prompts, staged(config, [first]))
+    assert check_runs.largest_difference(together.logits, staged_rows.logits) == 0.0
+
+
+QUANTIZABLE = [
+    "cohere2_moe",
+    "ernie4_5_moe_vl",
+    "hunyuan_vl",
+    "jina_vlm",
+    "k2_horizon",
+    "kolibri1",
+    "molmo",
+    "molmo2",
+]
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("key", every_run("ernie4_5_moe_vl", "inkling_mm_model"))
+def test_caches_in_few_bits_are_those_of_the_whole_model_or_refused(key: str, bits: int) -> None:
+    config = CONFIGS[key]
+    model, layers = random_model(config, seed=SEED), len(build_skeleton(config).layers)
+    if key not in QUANTIZABLE:
+        with pytest.raises(ModelError, match="cannot be quantized"):
+            cache_quantization(model, key, bits)
+        return
+    how, prompt = cache_quantization(model, key, bits), prompt_of(30)
+    stages = [random_stage(config, *part, seed=SEED, kv_bits=bits) for part in ((0, 2), (2, layers))]
+    whole = Quantized(model, how)
+    assert (
+        check_runs.largest_difference(follow(whole, prompt), follow(check_runs.Staged(stages), prompt)) == 0.0
+    )
+
+
+class Quantized(check_runs.Whole):
+    """A whole model whose caches have few bits."""
+
+    def __init__(self, model: Any, how: CacheQuantization) -> None:
+        super().__init__(model, dissect(model, "").adapter)
+        self._how = how
+
+    def new_cache(self) -> list[Any]:
+        (cache,) = super().new_cache()
+        return [[self._how.new_cache(one) for one in cache]]
+
+
 def test_the_first_layers_stay_together_where_they_read_tokens() -> None:
     config = CONFIGS["deepseek_v4"] | {"num_hash_layers": 2}
     assert dissect(build_skeleton(config), "deepseek_v4").head_layers == 2
@@ -168,9 +240,18 @@ def test_nothing_is_launched_while_a_graph_is_built(monkeypatch: pytest.MonkeyPa
     def launch(*_: object) -> None:
         raise AssertionError
 
+    wholes = [whole_of(config) for config in CONFIGS.values()]
     monkeypatch.setattr(mx, "async_eval", launch)
-    for key in ("glm5_next", "deepseek_v4", "qwen4_exp"):
-        whole_of(CONFIGS[key])(prompt_of(5), whole_of(CONFIGS[key]).new_cache())
+    monkeypatch.setattr(mx, "eval", launch)
+    for whole in wholes:
+        whole(prompt_of(5), whole.new_cache())
+
+
+def test_the_caches_of_each_family_have_sizes_for_a_plan() -> None:
+    for config in CONFIGS.values():
+        model = build_skeleton(config)
+        measured = cache_sizes(model, dissect(model, config["model_type"]))
+        assert sum(measured["kv_bytes_per_token"]) + sum(measured["state_bytes"]) > 0
 
 
 def folders() -> set[str]:
@@ -196,6 +277,41 @@ def test_a_denied_model_type_is_refused_with_its_own_reason(model_type: str) -> 
         build_skeleton({"model_type": model_type})
     assert caught.value.reason == "MODEL_TYPE_UNKNOWN"
     assert DENIED[model_type] in caught.value.message
+
+
+FACTS: dict[str, Callable[[Any], bool]] = {
+    "cohere_compass": lambda family: hasattr(getattr(family, "TextConfig", None), "score_shift_a"),
+    "limite": lambda family: "ve_rows, positions, cache[index]" in inspect.getsource(family.language),
+    "mllama": lambda family: "mx.split(query, 2, axis=1)" in inspect.getsource(family.language),
+    "molmo_point": lambda family: hasattr(inspect.getmodule(family.Model), "PointPredictor"),
+    "zaya1_vl": lambda family: "return hidden_states, residual, prev_" in inspect.getsource(family.language),
+}
+"""What stands against model types that write from left to right, in their code."""
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_what_stands_against_a_model_type_is_in_its_code_and_in_no_other(name: str) -> None:
+    assert name in DENIED
+    holding = {one for one in {*FACTS, *MODEL_TYPES.values()} if FACTS[name](family_of(one, one))}
+    assert holding == {name}
+
+
+PUBLISHED = {
+    "jina_vlm": ("language_model.layers.0.attn.qkv.weight", "lm_head.weight"),
+    "molmo": ("model.transformer.blocks.0.ff_out.weight", "model.transformer.ff_out.weight"),
+    "molmo2": ("model.transformer.blocks.0.self_attn.att_proj.weight", "lm_head.weight"),
+    "moondream2": ("model.text.blocks.0.attn.qkv.weight", "model.text.wte", "model.text.lm_head.bias"),
+    "moondream3": ("model.text.blocks.1.mlp.fc1.weight", "model.text.wte", "model.text.lm_head.bias"),
+}
+"""Names of tensors in published folders."""
+
+
+@pytest.mark.parametrize("key", PUBLISHED)
+def test_published_names_become_those_of_parameters(key: str) -> None:
+    model, tower = build_skeleton(CONFIGS[key]), "model.vision.proj_mlp.fc1.weight"
+    made = model.sanitize({name: mx.zeros(1) for name in (*PUBLISHED[key], tower)})
+    assert len(made) == len(PUBLISHED[key])
+    assert made.keys() <= dict(tree_flatten(model.parameters())).keys()
 
 
 def test_without_mlx_vlm_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from sealring.node.engine.caches.kind import UNKNOWN, Snapshot
 from sealring.node.engine.caches.known import KINDS
 from sealring.node.engine.caches.pools import Pools, Unfilled
 from sealring.node.engine.caches.quantized import QuantizedRowCache
-from sealring.node.engine.caches.state import States
+from sealring.node.engine.caches.state import RunningSums, States
 
 SLOTS = 5
 
@@ -31,6 +31,11 @@ def take(cache: Any, token: int, count: int = 1) -> None:
     new = mx.arange(token, token + count, dtype=mx.float32)[None, None, :, None] + mx.zeros((1, 1, count, 32))
     if isinstance(cache, ArraysCache):
         cache[0] = new.sum(axis=2) if cache[0] is None else mx.sin(cache[0] * 3 + new.sum(axis=2))
+    elif isinstance(cache, RunningSums):
+        before = cache.cum_eKV if cache.cum_eKV is not None else mx.zeros((1, 1, 32))
+        cache.cum_eKV = cache.cum_eK = before + new.sum(axis=2)
+        cache.win_eKV = cache.win_eK = new[:, :, -1]
+        cache.offset += count
     elif isinstance(cache, Pools):
         ready, _, _ = cache.accumulate_windows(new[0], new[0], token)
         cache.update_and_fetch(ready.reshape(1, -1, cache.ratio, 32).sum(axis=2))
@@ -64,6 +69,7 @@ MAKE: dict[str, Callable[[], Any]] = {
     "ArraysCache": lambda: ArraysCache(1),
     "LayerCache": lambda: LayerCache(SLOTS),
     "States": lambda: States(1),
+    "RunningSums": RunningSums,
     "Pools": lambda: Pools(2, overlaps=True),
     "Unfilled": Unfilled,
     "IndexedKVCache": IndexedKVCache,
