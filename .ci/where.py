@@ -3,6 +3,8 @@
 
 .ci/where.py WORD ...    find files, classes and functions by words of their names and first sentences
 .ci/where.py --write     write the table of folders into docs/where.md; --check compares it
+
+Words that nothing has are looked for without their endings.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from pathlib import Path
 
 PAGE = Path("docs/where.md")
 BEGIN, END = "<!-- made by: .ci/where.py --write -->", "<!-- end of what is made -->"
+ENDINGS = re.compile(
+    r"(?<=\w{3})(i[sz](e[drs]?|ing|ations?)|(at)?(ions?|e[drs]s?|ors?|ings?)|ments?|ies|ied|l?y|e?s|e)$"
+)
 PRODUCT = ("cli", "coordinator", "doctor", "edge", "gateway", "mesh", "node", "sealring", "bench")
 
 
@@ -32,9 +37,7 @@ def main(argv: Sequence[str]) -> int:
                 return 1
         case [_, *_]:
             words = [word.lower() for word in argv]
-            found = (
-                one for one in _subjects(words) if all(word in " ".join(one[1:]).lower() for word in words)
-            )
+            found = _found(words) or _found([_stem(word) for word in words])
             sys.stdout.write("".join(f"{place} {name}: {said}\n" for place, name, said in found))
         case _:
             sys.stdout.write(__doc__ or "")
@@ -47,6 +50,16 @@ def _table() -> str:
     return "\n".join(
         ["| folder | holds |", "|---|---|", *(f"| `{one}` | {said} |" for one, said in folders if said)]
     )
+
+
+def _found(words: Sequence[str]) -> list[tuple[str, str, str]]:
+    return [one for one in _subjects(words) if all(word in " ".join(one[1:]).lower() for word in words)]
+
+
+def _stem(word: str) -> str:
+    """A word without the endings that grammar puts on it: what all its forms begin with."""
+    bare = ENDINGS.sub("", word)
+    return bare[:-1] if bare != word and len(bare) > 3 and bare[-1] == bare[-2] else bare  # planning, plan
 
 
 def _subjects(words: Sequence[str]) -> Iterator[tuple[str, str, str]]:

@@ -131,6 +131,10 @@ def test_the_list_of_settings_is_what_their_models_say() -> None:
         ("lora", "node/engine/adapters.py"),
         ("prefix disk sealed", "node/stored/keys.py"),
         ("rings planned anew", "coordinator/rings/moves.py"),
+        ("renewing certificates", "coordinator/services/certificates.py"),
+        ("quantised caches", "node/engine/caches/quantized.py"),
+        ("joining codes", "cli/commands/token.py"),
+        ("planning memory", "coordinator/nodes/survey.py"),
     ],
 )
 def test_a_subject_is_found_by_words(words: str, file: str) -> None:

@@ -39,6 +39,7 @@ from sealring.node.engine.check_runs import (
     random_prompts,
     rounding,
 )
+from sealring.node.engine.configuration import check_fields
 from sealring.node.engine.staging import Stage, random_model, random_stage
 from sealring.node.engine.staging.anatomy import dissect, not_runnable
 from sealring.node.engine.staging.bounds import reach_of
@@ -244,6 +245,7 @@ def configuration_of(path: str | Path) -> dict[str, Any]:
         config = config[key]
     if not isinstance(config, dict):
         raise ModelError(f"{name} is not a JSON object", reason="BAD_MODEL_CONFIG", hint="give a config.json")
+    check_fields(Path(name).name, config)
     return config
 
 

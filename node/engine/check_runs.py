@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.node.engine import caches
+from sealring.node.engine.seats.results import states
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.adapters import Adapter
 from sealring.node.engine.staging.anatomy import full_cache
@@ -26,11 +27,13 @@ ADMIT_AT, EVICT_AT, MOVE_AT = 1, 3, 5
 
 
 LONG_CHUNK, LONG_STEPS = 190, 3
-"""Tokens of a chunk of a long prompt, which ends inside windows and pools; single tokens behind them."""
+"""Tokens of a chunk of a long prompt, which ends inside windows and pools; single tokens behind the last."""
+
+COMPARED = 48
+"""Tokens of a chunk at most of which logits are computed. Those of longer chunks would take most of a check
+where a vocabulary is large; the token behind each shows what it left in the caches."""
 
 MOST_TOKENS = 1 << 14
-_KEPT = 16
-"""Logits of a chunk that are compared: the last have seen all tokens before them."""
 
 
 class Whole:
@@ -51,6 +54,11 @@ class Whole:
             return self._call(tokens, own)
         return mx.concatenate([self._call(tokens[row : row + 1], one) for row, one in enumerate(own)])
 
+    def advance(self, tokens: mx.array, cache: list[Any]) -> None:
+        """Computes what the tokens leave in the caches, and no logits."""
+        self(tokens, cache)
+        mx.eval(states(cache))
+
     def _call(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         logits: mx.array = self._model(tokens, cache=cache)
         return logits
@@ -67,6 +75,18 @@ class Staged:
         return [stage.make_cache() for stage in self._stages]
 
     def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        logits = self._logits(tokens, cache)
+        mx.eval(logits)
+        self._transfer.settle()
+        return logits
+
+    def advance(self, tokens: mx.array, cache: list[Any]) -> None:
+        """Computes what the tokens leave in the caches, and no logits."""
+        self._logits(tokens, cache)
+        mx.eval(states(cache))
+        self._transfer.settle()
+
+    def _logits(self, tokens: mx.array, cache: list[Any]) -> mx.array:
         rows, length = tokens.shape
         state = [tokens]
         for stage, own in zip(self._stages, cache, strict=True):
@@ -78,8 +98,6 @@ class Staged:
             buffer = self._transfer.receive_buffer(tensors, rows, length)
             buffer.fill(payload)
             state = buffer.arrays
-        mx.eval(outputs)
-        self._transfer.settle()
         return outputs[0]
 
 
@@ -134,24 +152,29 @@ def follow_schedule(prompts: Sequence[mx.array], machine: Whole | Staged) -> Run
 def follow_long(
     prompt: mx.array, machine: Whole | Staged, chunks: Sequence[int], seconds: float = math.inf
 ) -> tuple[list[mx.array], list[int]]:
-    """Computes a long prompt, uint32 [1, length], in chunks of these numbers of tokens. The last logits of
-    each chunk, and the chunks that were computed: fewer where `seconds` have passed before the end."""
+    """Computes a long prompt, uint32 [1, length], in chunks of these numbers of tokens. The logits of chunks
+    of at most COMPARED tokens, and the chunks that were computed: fewer where `seconds` have passed before
+    the end."""
     cache, found, done, end = machine.new_cache(), list[mx.array](), 0, time.monotonic() + seconds
-    for chunk in chunks:
-        logits = machine(prompt[:, done : done + chunk], cache)[:, -_KEPT:]
-        mx.eval(logits)
-        found.append(logits)
+    for number, chunk in enumerate(chunks, 1):
+        tokens = prompt[:, done : done + chunk]
         done += chunk
+        if chunk > COMPARED:
+            machine.advance(tokens, cache)
+            continue
+        found.append(machine(tokens, cache))
+        mx.eval(found[-1])
         if time.monotonic() > end:
-            break
-    return found, list(chunks[: len(found)])
+            return found, list(chunks[:number])
+    return found, list(chunks)
 
 
 def long_prompt(reach: int, vocabulary: int, seed: int) -> tuple[mx.array, list[int]]:
-    """A random prompt that is longer than `reach` tokens, uint32 [1, length], and its chunks. At its end are
-    single tokens."""
-    longer = min(reach, MOST_TOKENS) + LONG_CHUNK // 2
-    chunks = [min(LONG_CHUNK, longer - done) for done in range(0, longer, LONG_CHUNK)] + [1] * LONG_STEPS
+    """A random prompt that is longer than `reach` tokens, uint32 [1, length], and its chunks: long ones with
+    a single token behind each, and a shorter one with single tokens behind it."""
+    longer = min(reach, MOST_TOKENS) + LONG_CHUNK // 2 - COMPARED
+    chunks = [each for done in range(0, longer, LONG_CHUNK) for each in (min(LONG_CHUNK, longer - done), 1)]
+    chunks += [COMPARED] + [1] * LONG_STEPS
     shape = (1, sum(chunks))
     return mx.random.randint(0, vocabulary, shape, key=mx.random.key(seed)).astype(mx.uint32), chunks
 

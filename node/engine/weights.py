@@ -15,7 +15,7 @@ from sealring.mesh.errors import ModelError
 from sealring.node.engine import device, mlx_lm_import, relaying
 from sealring.node.engine.adapters import adapter_of, check_none, tensors_of, tune
 from sealring.node.engine.caches import trimmable
-from sealring.node.engine.configuration import with_parts
+from sealring.node.engine.configuration import check_fields, with_parts
 from sealring.node.engine.contents import REDOWNLOAD, check_folder
 from sealring.node.engine.formats import Format, block_of, foreign, with_blocks
 from sealring.node.engine.mapped_table import map_tables
@@ -205,12 +205,14 @@ def read_config(path: Path) -> dict[str, Any]:
         config = mlx_lm_import.import_utils().load_config(path)
         if not isinstance(config, dict):
             raise ValueError
-    except (ValueError, RecursionError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
+        beside = " or generation_config.json" if (path / "generation_config.json").is_file() else ""
         raise ModelError(
-            f"config.json of {path.name or path} is not a JSON object",
+            f"config.json{beside} of {path.name or path} is not a JSON object",
             reason="BAD_MODEL_CONFIG",
             hint=REDOWNLOAD,
         ) from error
+    check_fields(path.name, config)
     return with_parts(config)
 
 
@@ -331,4 +333,6 @@ def _unreadable(path: Path, error: Exception) -> ModelError:
 
 
 def _first_words(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    """An error's words, with the name of its class if Python made it: they may be a key alone."""
+    named = "" if isinstance(error, ValueError | RuntimeError) else f"{type(error).__name__} "
+    return named + " ".join(str(error).split())[:200]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -13,8 +14,10 @@ from sealring.node.engine.check_runs import (
     Run,
     comparable,
     follow_alone,
+    follow_long,
     follow_schedule,
     largest_difference,
+    long_prompt,
     random_prompts,
 )
 
@@ -25,6 +28,7 @@ class Machine:
     def __init__(self, stages: int = 1) -> None:
         self.stages = stages
         self.made = 0
+        self.advanced: list[int] = []
         self.calls: list[tuple[list[int], tuple[int, ...]]] = []
 
     def new_cache(self) -> list[list[ArraysCache]]:
@@ -35,6 +39,9 @@ class Machine:
             made.append([cache])
         self.made += 1
         return made
+
+    def advance(self, tokens: mx.array, own: list[list[ArraysCache]]) -> None:
+        self.advanced.append(tokens.shape[1])
 
     def __call__(self, tokens: mx.array, own: list[list[ArraysCache]]) -> mx.array:
         rows, *others = (stage[0][0][:, 0].tolist() for stage in own)
@@ -73,6 +80,22 @@ def test_each_row_by_itself_makes_as_many_tokens() -> None:
     run = follow_alone([mx.zeros((1, 1), dtype=mx.uint32)] * 2, machine, [3, 1])
     assert {row: len(tokens) for row, tokens in run.tokens.items()} == {0: 3, 1: 1}
     assert [rows for rows, _ in machine.calls] == [[0], [0], [0], [1]]
+
+
+@pytest.mark.parametrize("reach", [0, 40, 189, 1024, 2048, 5000])
+def test_a_long_prompt_has_logits_of_few_tokens_and_of_the_token_behind_each_chunk(reach: int) -> None:
+    """The product with a large vocabulary takes as long as hundreds of layers."""
+    machine: Any = Machine()
+    prompt, chunks = long_prompt(reach, 9, seed=1)
+    found, computed = follow_long(prompt, machine, chunks)
+    assert computed == chunks
+    assert sum(chunks) == prompt.shape[1] > reach + check_runs.LONG_CHUNK // 2
+    lengths = [shape[1] for _, shape in machine.calls]
+    assert [one.shape[1] for one in found] == lengths
+    assert max(lengths) <= check_runs.COMPARED
+    assert lengths[-check_runs.LONG_STEPS :] == [1] * check_runs.LONG_STEPS
+    assert all(after == 1 for chunk, after in pairwise(chunks) if chunk > check_runs.COMPARED)
+    assert sum(machine.advanced) + sum(lengths) == sum(chunks)
 
 
 def test_prompts_are_of_different_lengths_and_one_is_a_single_token() -> None:

@@ -112,6 +112,52 @@ def test_missing_and_corrupt_folders(llama: dict[str, Any], model_folder: Folder
     assert _reason(folder) == "WEIGHTS_CORRUPT"
 
 
+FOUR_BITS = {"group_size": 32, "bits": 4}
+NO_OBJECT: tuple[Any, ...] = ([], "x", -1, 1.5, True)
+MALFORMED: list[tuple[str, Any]] = [
+    *(("quantization", one) for one in NO_OBJECT),
+    *(("text_config", one) for one in (None, *NO_OBJECT)),
+    *(("architectures", one) for one in ({}, -1, 1.5, True)),
+    *(("quantization.group_size", FOUR_BITS | {"group_size": one}) for one in ("32", [], {}, 0.5)),
+    *(("quantization.bits", FOUR_BITS | {"bits": one}) for one in ("4", [], {}, 0.5)),
+    *(("quantization.group_size", one) for one in ({}, {"bits": 4})),
+    ("quantization.bits", {"group_size": 32}),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), MALFORMED)
+def test_a_malformed_field_is_refused_by_its_own_name(
+    field: str, value: Any, llama: dict[str, Any], model_folder: Folder
+) -> None:
+    folder = model_folder(llama | {"quantization": FOUR_BITS})
+    config = llama | {"quantization": FOUR_BITS, field.partition(".")[0]: value}
+    (folder / "config.json").write_text(json.dumps(config))
+    for read in (lambda: load_stage(folder, 0, 1), lambda: check(folder / "config.json")):
+        with pytest.raises(ModelError) as caught:
+            read()
+        assert caught.value.reason == "BAD_MODEL_CONFIG"
+        assert f"{field} is " in caught.value.message
+        assert field in caught.value.hint
+
+
+@pytest.mark.parametrize("content", ["[]", "5", "null", '"x"'])
+def test_end_tokens_in_a_file_that_is_no_object(
+    content: str, llama: dict[str, Any], model_folder: Folder
+) -> None:
+    folder = model_folder(llama)
+    (folder / "generation_config.json").write_text(content)
+    assert _reason(folder) == "BAD_MODEL_CONFIG"
+
+
+def test_a_word_of_pythons_is_said_with_its_kind(llama: dict[str, Any], model_folder: Folder) -> None:
+    """A key alone says nothing to a reader."""
+    folder = model_folder(llama | {"quantization": FOUR_BITS})
+    odd = FOUR_BITS | {"model.layers.0.mlp.up_proj": {"bits": "x"}}
+    (folder / "config.json").write_text(json.dumps(llama | {"quantization": odd}))
+    with pytest.raises(ModelError, match="TypeError"):
+        load_stage(folder, 0, 1)
+
+
 def test_a_missing_parameter_is_never_left_random(llama: dict[str, Any], model_folder: Folder) -> None:
     folder = model_folder(llama)
     weights = mx.load(str(folder / "model.safetensors"))
