@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from sealring.mesh.errors import ModelError
+from sealring.node.models.folders import INNER_FOLDER
 
 REDOWNLOAD = "download or convert the model again"
 
@@ -27,9 +28,6 @@ LIMITS: tuple[tuple[str, int], ...] = (
 )
 """Bytes of a file at most, by the first pattern that its name fits. No other kind of file is read at all."""
 
-_TEMPLATES = ("chat_templates", "additional_chat_templates")
-"""Folders in a model's folder of which files are read."""
-
 
 def limit_of(name: str) -> int | None:
     """Bytes of a file at most; None of a kind that is not read, or not whole."""
@@ -45,8 +43,8 @@ def check_folder(path: Path) -> None:
         raise ModelError(
             f"there is no model folder {path.name}", reason="MODEL_NOT_FOUND", hint="check the model's path"
         ) from None
-    for name in _TEMPLATES:
-        if (path / name).is_dir():
+    for name in os.listdir(path):
+        if INNER_FOLDER.fullmatch(name) and (path / name).is_dir():
             _check(path, path / name)
 
 

@@ -40,6 +40,7 @@ from sealring.node.engine.weights import (
     read_header,
     weight_files,
 )
+from sealring.node.models.folders import files_in
 
 log = structlog.get_logger()
 
@@ -63,6 +64,7 @@ _SCALES = ("scales", "biases", "global_scale")
 _WIDTH_KEYS = ("hidden_size", "n_embd", "d_model", "hidden_dim", "model_dim")
 COVERED = frozenset(
     {"config.json", "generation_config.json", "modules.json", "chat_template.jinja", "chat_template.json"}
+    | {"hf_quant_config.json"}
     | {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
     | {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}
     | {"tokenizer.model", "spiece.model", "sentencepiece.model", "sentencepiece.bpe.model", "spm.model"}
@@ -70,7 +72,8 @@ COVERED = frozenset(
     | {"vocab-src.json", "vocab-tgt.json", "target_vocab.json", "entity_vocab.json", "dict.txt"}
     | {"byte_maps.json", "emoji.json", "normalizer.json", "word_shape.json", "word_pronunciation.json"}
 )
-"""Files of a model's folder, beside its weights, that shape answers: tokenizers and processors read them."""
+"""Files of a model's folder, beside its weights and INNER, that shape answers: loaders, tokenizers and
+processors read them."""
 
 
 def profile(path: Path, ranks: int = 1, adapter: Path | None = None) -> dict[str, Any]:
@@ -272,7 +275,7 @@ def _eos(config: dict[str, Any], text: dict[str, Any]) -> list[int]:
 
 
 def digest(path: Path, adapter: Path | None = None) -> str:
-    """SHA-256 in hex over the files that COVERED names, and each weight file's name, size and header. It
+    """SHA-256 in hex over the files of COVERED and INNER, and each weight file's name, size and header. It
     covers all of the model's adapter, or of the one in the folder `adapter`.
 
     Two folders with one digest hold the same model as far as can be said without reading the weights.
@@ -284,7 +287,8 @@ def digest(path: Path, adapter: Path | None = None) -> str:
         for part in (name.encode(), content):
             total.update(len(part).to_bytes(8, "big") + part)
 
-    for name in ("config.json", *sorted(COVERED - {"config.json"})):
+    inner = sorted(name for name, _ in files_in(path) if "/" in name)
+    for name in ("config.json", *sorted(COVERED - {"config.json"}), *inner):
         if (path / name).is_file():
             add(name, (path / name).read_bytes())
     for file in weight_files(path):

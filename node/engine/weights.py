@@ -145,11 +145,12 @@ def load_lazily(
             reason="MODEL_PART_MISSING",
         )
     form = check_format(path, config)
+    pooling = pooling_of(path, config)
     classes = classes_without(config, *model_classes(config))
     if (converts := CONVERSIONS.get(config["model_type"])) is not None:
         classes = converts(classes[0]), classes[1]
     classes = with_blocks(classes, block_of(path, config))
-    if (pooling := pooling_of(path, config)) is not None:
+    if pooling is not None:
         classes = pooled(classes, pooling)
     check_layers(config)
     try:

@@ -26,6 +26,12 @@ NOTE = "sealring-manifest.json"
 CONFIGURATIONS = ("config.json", "adapter_config.json")
 """Files by which a folder is one of a model or of an adapter."""
 
+_MODULE, _TEMPLATES = r"[0-9]{1,2}_[A-Za-z]{1,40}", r"(?:additional_)?chat_templates"
+INNER = re.compile(rf"{_MODULE}/config\.json|{_TEMPLATES}/[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}\.jinja")
+"""Files of a model that lie in folders inside its own: how vectors are made, and chat templates for tools."""
+
+INNER_FOLDER = re.compile(f"{_MODULE}|{_TEMPLATES}")
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _MAX_PATH = 1024
 _MAX_FILES = 4096
@@ -114,14 +120,28 @@ class FolderState:
             raise unreadable(path, error) from None
 
 
+def files_in(path: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """The files of a model's folder by their names, and those of INNER. Raises NotFound for too many files,
+    OSError."""
+    count, folders = 0, [""]
+    for inside in folders:
+        with os.scandir(path / inside) as entries:
+            for entry in entries:
+                count += 1
+                if count > _MAX_FILES:
+                    raise not_found(str(path), "the folder holds too many files to be a model")
+                name = f"{inside}/{entry.name}" if inside else entry.name
+                if entry.is_file() and (not inside or INNER.fullmatch(name)):
+                    yield name, entry
+                elif not inside and INNER_FOLDER.fullmatch(name) and entry.is_dir():
+                    folders.append(name)
+
+
 def _files(path: Path) -> Iterator[tuple[str, int, int]]:
-    with os.scandir(path) as entries:
-        for count, entry in enumerate(entries):
-            if count == _MAX_FILES:
-                raise not_found(str(path), "the folder holds too many files to be a model")
-            if entry.name != NOTE and entry.is_file():
-                status = entry.stat()
-                yield entry.name, status.st_size, status.st_mtime_ns
+    for name, entry in files_in(path):
+        if name != NOTE:
+            status = entry.stat()
+            yield name, status.st_size, status.st_mtime_ns
 
 
 def _absolute(name: str) -> Path:

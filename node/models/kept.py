@@ -17,7 +17,7 @@ from pathlib import Path
 from sealring.mesh.errors import ModelError
 from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.system.files import write_atomic
-from sealring.node.models.folders import NOTE, FolderState
+from sealring.node.models.folders import NOTE, FolderState, files_in
 from sealring.node.models.manifest import PART, Manifest, ModelFile, belongs
 from sealring.v1 import models_pb2
 
@@ -202,9 +202,9 @@ def hub_files_of(folder: Path, note: Note | None) -> str:
     if note is not None or not commit_of(folder, None):
         return note.hub_files if note is not None else ""
     try:
-        links = [entry for entry in os.scandir(folder) if belongs(entry.name)]
+        links = [(name, one) for name, one in files_in(folder) if belongs(name)]
         return hash_of_files(
-            (one.name, one.stat().st_size, Path(os.readlink(one.path)).name) for one in links
+            (name, one.stat().st_size, Path(os.readlink(one.path)).name) for name, one in links
         )
     except OSError:  # a copy of a snapshot has no links
         return ""

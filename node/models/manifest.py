@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sealring.mesh.errors import Cancelled, ModelError
-from sealring.node.models.folders import CONFIGURATIONS, NOTE
+from sealring.node.models.folders import CONFIGURATIONS, INNER, NOTE, files_in
 from sealring.v1 import models_pb2
 
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
@@ -130,7 +130,7 @@ class Manifest:
         Raises ModelError (MODEL_FOLDER_UNUSABLE) for a folder that cannot be passed on.
         """
         try:
-            names = sorted(entry.name for entry in os.scandir(folder) if belongs(entry.name))
+            names = sorted(name for name, _ in files_in(folder) if belongs(name))
             files = tuple(_read(folder, name, stop) for name in names)
         except OSError as error:
             raise _unusable(folder, f"cannot be read: {error.strerror}") from None
@@ -142,6 +142,8 @@ class Manifest:
 
 def belongs(name: str) -> bool:
     """Whether a file of this name belongs to a model."""
+    if "/" in name:
+        return INNER.fullmatch(name) is not None
     return (
         _NAME.fullmatch(name) is not None
         and name.lower() != NOTE
@@ -158,7 +160,7 @@ def open_inside(folder: Path, name: str) -> int:
     home = folder.resolve()
     path = (home / name).resolve()
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-    if path.parent not in (home, blobs):
+    if path.parent not in ((home / name).parent, blobs):
         raise _unusable(folder, f"has a link that leads elsewhere, {name}")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sealring.mesh.errors import ModelError, ResourceExhausted
 from sealring.mesh.system.files import sync, sync_folder, unwritable
-from sealring.node.models.folders import NOTE, FolderState
+from sealring.node.models.folders import INNER_FOLDER, NOTE, FolderState
 from sealring.node.models.kept import (
     Note,
     Parts,
@@ -87,12 +87,7 @@ class PartialModel:
                 reason="OTHER_MODEL_VERSION",
             )
         with _writing(self.path):
-            names = {NOTE, *(file.name for file in manifest.files)}
-            for entry in list(os.scandir(self.path)):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
-                elif entry.name not in names or entry.is_symlink():
-                    os.unlink(entry.path)
+            _clear(self.path, {NOTE, *(file.name for file in manifest.files)})
             self._have = [self._kept(manifest, index) for index in range(len(manifest.files))]
         self._manifest = manifest
         self.want(every_part(manifest) if wanted is None else wanted)
@@ -188,14 +183,11 @@ class PartialModel:
         """
         with _writing(self.target):
             for entry in list(os.scandir(self.path)):
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False) and not INNER_FOLDER.fullmatch(entry.name):
                     shutil.rmtree(entry.path)
-                    continue
-                with open(entry.path, "rb") as stream:
-                    sync(stream.fileno())
             if self._manifest is not None:
                 self.keep()
-            sync_folder(self.path)
+            _sync(self.path)
             if self.path == self.target:
                 return self.target
             self.target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -238,6 +230,31 @@ def check_disk(folder: Path, needed: int) -> None:
             hint="make room, or remove a model: sealring model remove",
             reason="DISK_FULL",
         )
+
+
+def _clear(path: Path, names: set[str]) -> None:
+    """Deletes all but the files of these names, and makes the folders in which they lie."""
+    folders = {name.rpartition("/")[0] for name in names}
+    for folder in sorted(folders):  # "" first, which is `path` itself
+        (path / folder).mkdir(mode=0o700, exist_ok=True)
+        for entry in list(os.scandir(path / folder)):
+            name = str(Path(entry.path).relative_to(path))
+            if entry.is_dir(follow_symlinks=False):
+                if name not in folders:
+                    shutil.rmtree(entry.path)
+            elif name not in names or entry.is_symlink():
+                os.unlink(entry.path)
+
+
+def _sync(folder: Path) -> None:
+    """Writes a folder and all in it to the disk. Raises OSError."""
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            _sync(Path(entry.path))
+            continue
+        with open(entry.path, "rb") as stream:
+            sync(stream.fileno())
+    sync_folder(folder)
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def local_hub(repository: str, files: dict[str, bytes]) -> Iterator[LocalHub]:
             path = self.path.partition("?")[0]
             hub.asked.append((self.command, path, self.headers.get("range", "")))
             hub.tokens.add((path.split("/")[1], self.headers.get("authorization")))
-            name = path.rpartition("/")[2]
+            name = path.partition("/resolve/")[2].partition("/")[2] or path.rpartition("/")[2]
             revision = path.partition("/revision/")[2]
             model = {
                 "id": repository,

@@ -38,7 +38,10 @@ def write(folder: Path, *, scores: bool = False) -> Any:
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (folder / "config.json").write_text(json.dumps(CONFIG))
     names = ["LogitScore"] if scores else ["Pooling", "Normalize"]
-    modules = [{"type": f"sentence_transformers.models.{name}", "path": f"1_{name}"} for name in names]
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}] + [
+        {"type": f"sentence_transformers.models.{name}", "path": f"{at}_{name}"}
+        for at, name in enumerate(names, 1)
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / f"1_{names[0]}").mkdir(exist_ok=True)
     settings = {"true_token_id": YES, "false_token_id": NO} if scores else {"pooling_mode_lasttoken": True}

@@ -8,6 +8,7 @@ the logits of two tokens there. Both are computed by mlx-lm's own class.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +18,27 @@ import mlx.core as mx
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine.contents import limit_of
+from sealring.node.models.folders import INNER
 
 POOLED = frozenset({"qwen3"})
 """Model types whose stages were compared with the whole model's vectors. Those of some other types look at
 tokens on both sides, which no folder says."""
 
-_KINDS = ("Pooling", "LogitScore")
+_SERVED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"], ["Transformer", "LogitScore"])
+"""What follows what in a `modules.json` whose vectors are those made here."""
+
+_ENCODERS = re.compile(r"bert|^xlm|mpnet|electra|encoder|_embedding|bidirec")
+"""Model types of which every folder makes vectors or scores, also those that do not say so."""
+
+_BOTH_WAYS = {"is_causal": False, "use_bidirectional_attention": True, "bidirectional": True}
+"""Settings, and the value by which a decoder's tokens look at those behind them too."""
+
 _CAUSAL = "Qwen3ForCausalLM"
 """The class that Qwen3-Embedding names, whose folders are fetched without those inside them. Models of other
 ways of pooling name a class without an output head."""
 
-_LAST = {"pooling_mode": "lasttoken", "pooling_mode_lasttoken": True}
+_MODE = "pooling_mode"
+_TYPE = re.compile(r"^sentence_transformers\.([\w.]+\.)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +57,27 @@ def pooling_of(path: Path, config: Mapping[str, Any]) -> Pooling | None:
     """
     modules = _modules(path)
     named = config.get("classifier_from_token")
-    kind = "LogitScore" if named else next((one for one in _KINDS if one in modules), "")
-    if not kind:
+    model_type = str(config.get("model_type"))[:40]
+    if not named and not modules and not _ENCODERS.search(model_type):
         return None
-    if config.get("model_type") not in POOLED:
-        raise _unsupported(path, f"vectors of {config.get('model_type')} models are not served")
-    settings = _object(path / modules[kind] / "config.json") if modules.get(kind) else {}
+    if model_type not in POOLED:
+        raise _unsupported(path, f"vectors of {model_type} models are not served")
+    if any(config.get(name) == value for name, value in _BOTH_WAYS.items()):
+        raise _unsupported(path, "its tokens look at those behind them too, as an encoder's do")
+    if not named and list(modules) not in _SERVED:
+        raise _unsupported(path, f"its modules.json lists {', '.join(modules)[:120]}")
+    kind = "LogitScore" if named else list(modules)[1]
+    file = f"{modules.get(kind)}/config.json"
+    settings = _object(path / file) if INNER.fullmatch(file) else {}
     if kind == "LogitScore":
         ids = _ids(path, named) if named else (settings.get("false_token_id"), settings.get("true_token_id"))
         return Pooling(tokens=_two(path, ids, config.get("vocab_size")))
     if not settings and config.get("architectures") != [_CAUSAL]:
-        raise _unsupported(
-            path, f"its folder lacks {modules[kind]}/config.json, which says how they are made"
-        )
-    if settings and not any(settings.get(name) == value for name, value in _LAST.items()):
-        raise _unsupported(path, "its vectors are not the last token's")
+        raise _unsupported(path, f"its folder lacks {file}, which says how they are made")
+    flags = [name for name, on in settings.items() if name.startswith(f"{_MODE}_") and on]
+    modes = [f"{_MODE}_{settings[_MODE]}"] if settings.get(_MODE) else flags
+    if settings and modes != [f"{_MODE}_lasttoken"]:
+        raise _unsupported(path, f"its vectors are {', '.join(modes)[:120]}, not the last token's alone")
     return Pooling(normalized="Normalize" in modules)
 
 
@@ -96,12 +113,12 @@ def pooled(classes: tuple[Any, Any], how: Pooling) -> tuple[Any, Any]:
 
 
 def _modules(path: Path) -> dict[str, str]:
-    """The folders of the modules that are listed, by the last word of their types."""
+    """The folders of the modules that are listed, by the last word of sentence-transformers' types."""
     listed = _read(path / "modules.json")
     return {
-        str(one.get("type")).rpartition(".")[2]: Path(str(one.get("path") or "")).name.strip(".")
+        _TYPE.sub("", one["type"]): Path(str(one.get("path") or "")).name.strip(".")
         for one in (listed if isinstance(listed, list) else ())
-        if isinstance(one, dict)
+        if isinstance(one, dict) and isinstance(one.get("type"), str)
     }
 
 

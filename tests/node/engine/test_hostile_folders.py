@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import json
 import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opening import opened_in
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from visionmodels import FAMILIES, write_model
@@ -75,7 +75,7 @@ LARGE = [
         "hf_quant_config.json",
         "model.safetensors.index.json",
     ),
-    *("qwen.tiktoken", "chat_templates/tool_use.jinja"),
+    *("qwen.tiktoken", "chat_templates/tool_use.jinja", "1_Pooling/config.json"),
 ]
 
 
@@ -121,23 +121,6 @@ from sealring.node.engine.vision.processor import Processor
 Processor(folder, {name: int(number) for number, name in json.loads(sys.argv[2]).items()})
 print(json.dumps(sorted(opened)))
 """
-_noted: list[tuple[str, set[str]]] = []
-
-
-@contextlib.contextmanager
-def opened_in(folder: Path) -> Iterator[set[str]]:
-    """The names of the files that are opened there meanwhile, but for what code in Rust opens."""
-    if not _noted:
-        sys.addaudithook(_note)  # for good
-    opened: set[str] = set()
-    _noted.append((str(folder), opened))
-    yield opened
-    _noted[-1] = ("", set())
-
-
-def _note(event: str, told: tuple[Any, ...]) -> None:
-    if event == "open" and _noted[-1][0] and str(told[0]).startswith(_noted[-1][0]):
-        _noted[-1][1].add(Path(str(told[0])).name)
 
 
 def test_a_header_of_very_many_tensors_is_refused(

@@ -20,11 +20,24 @@ from sealring.node.engine import Asking, RowParameters, load_lazily, load_stage,
 from sealring.node.engine.logprobs import pooled
 from sealring.node.engine.profile import profile
 from sealring.node.engine.staging import random_model
+from sealring.node.engine.staging.pooling import pooling_of
 from sealring.node.engine.warm_up import warm_up
 from sealring.v1 import control_pb2 as control
 
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8], [11])
-EMBEDS = [{"type": f"sentence_transformers.models.{name}", "path": name} for name in ("Pooling", "Normalize")]
+MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+def listed(*names: str) -> str:
+    """A `modules.json` as sentence-transformers writes it; the whole model's path is empty."""
+    return json.dumps(
+        [
+            {"type": f"sentence_transformers.models.{name}", "path": f"{at}_{name}" * bool(at)}
+            for at, name in enumerate(names)
+        ]
+    )
+
+
 YES, NO = 17, 5
 
 
@@ -47,7 +60,7 @@ def folder_of(path: Path, *, scores: bool, tied: bool = True, bare: bool = False
         vocabulary = {"model": {"vocab": {"no": NO, "yes": YES}}}
         (path / "tokenizer.json").write_text(json.dumps(vocabulary))
     else:
-        (path / "modules.json").write_text(json.dumps(EMBEDS))
+        (path / "modules.json").write_text(listed(*MODULES))
     (path / "config.json").write_text(json.dumps(config))
     return model
 
@@ -113,19 +126,99 @@ def expected_of(whole: Any, ids: list[int], *, scores: bool) -> Any:
     return np.array(states[0].astype(mx.float32))
 
 
+WRONG: list[dict[str, Any]] = [
+    *(
+        {f"pooling_mode_{one}": True}
+        for one in ("mean_tokens", "cls_token", "max_tokens", "weightedmean_tokens")
+    ),
+    {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True},  # both, one behind the other
+    *({"pooling_mode": one} for one in ("mean", "cls", ["lasttoken", "mean"])),
+    {"pooling_mode_lasttoken": False},
+]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Transformer", "Pooling", "Dense", "Normalize"),
+        ("Transformer", "Normalize", "Pooling"),
+        ("Transformer", "SpladePooling"),
+        ("Transformer",),
+        ("StaticEmbedding",),
+    ],
+)
+def test_modules_that_nothing_computes_are_refused_by_name(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """The model does not chat, and a module that is left out would change vectors in silence."""
+    folder_of(tmp_path, scores=False)
+    for content in (
+        listed(*names),
+        listed(*MODULES).replace("sentence_transformers.models.P", "custom_st.P"),
+    ):
+        (tmp_path / "modules.json").write_text(content)
+        with pytest.raises(ModelError, match=r"its modules\.json lists") as caught:
+            load_lazily(tmp_path)
+        assert caught.value.reason == "POOLING_UNSUPPORTED"
+
+
+def test_vectors_are_made_unit_length_if_the_folder_says_so(tmp_path: Path) -> None:
+    folder_of(tmp_path, scores=False)
+    assert load_lazily(tmp_path)[0].pooling.normalized
+    (tmp_path / "modules.json").write_text(listed(*MODULES[:2]))
+    assert not load_lazily(tmp_path)[0].pooling.normalized
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm_roberta", "modernbert", "nomic_bert", "gemma3_text"])
+def test_an_encoder_is_refused_as_a_model_of_embeddings(tmp_path: Path, model_type: str) -> None:
+    """And never as a model type that a newer library may know."""
+    folder_of(tmp_path, scores=False)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
+    for says_so in (True, False):
+        if not says_so:
+            (tmp_path / "modules.json").unlink()
+        if not says_so and model_type == "gemma3_text":
+            break  # it chats
+        with pytest.raises(ModelError, match=f"embeddings or scores, and vectors of {model_type}") as caught:
+            load_lazily(tmp_path)
+        assert caught.value.reason == "POOLING_UNSUPPORTED"
+        assert "docs/embeddings.md" in caught.value.hint
+
+
+def test_nothing_that_chats_is_taken_for_an_encoder(archs: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    assert not [key for key, config in archs.items() if pooling_of(tmp_path, config) is not None]
+
+
+@pytest.mark.parametrize("said", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+def test_a_decoder_whose_tokens_look_ahead_is_refused(tmp_path: Path, said: dict[str, bool]) -> None:
+    for scores in (False, True):
+        folder_of(tmp_path, scores=scores)
+        config = json.loads((tmp_path / "config.json").read_bytes())
+        (tmp_path / "config.json").write_text(json.dumps(config | said))
+        with pytest.raises(ModelError, match="look at those behind them"):
+            load_lazily(tmp_path)
+
+
 def test_another_pooling_and_another_architecture_are_refused_by_name(tmp_path: Path) -> None:
     folder_of(tmp_path, scores=False)
-    (tmp_path / "Pooling").mkdir()
-    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    with pytest.raises(ModelError, match="not the last token's"):
-        load_lazily(tmp_path)
-    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
-    load_lazily(tmp_path)
-    (tmp_path / "Pooling" / "config.json").unlink()
+    settings = tmp_path / "1_Pooling" / "config.json"
+    settings.parent.mkdir()
+    for wrong in WRONG:
+        settings.write_text(json.dumps(wrong))
+        with pytest.raises(ModelError, match="not the last token's") as caught:
+            load_lazily(tmp_path)
+        assert caught.value.reason == "POOLING_UNSUPPORTED"
+    for right in (
+        {"pooling_mode_lasttoken": True, "pooling_mode_cls_token": False},
+        {"pooling_mode": "lasttoken"},
+    ):
+        settings.write_text(json.dumps(right))
+        assert load_lazily(tmp_path)[0].pooling.normalized
+    settings.unlink()
     load_lazily(tmp_path)
     config = json.loads((tmp_path / "config.json").read_bytes()) | {"architectures": ["Qwen3Model"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="lacks Pooling/config"):
+    with pytest.raises(ModelError, match="lacks 1_Pooling/config"):
         load_lazily(tmp_path)
     config = json.loads((tmp_path / "config.json").read_bytes()) | {"model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -142,7 +235,11 @@ def test_a_score_of_unnamed_tokens_is_refused_by_name(tmp_path: Path) -> None:
         load_lazily(tmp_path)
     del config["classifier_from_token"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    modules = [{"type": "sentence_transformers.cross_encoder.modules.LogitScore", "path": "1_LogitScore"}]
+    kinds = "base.modules.Transformer", "cross_encoder.modules.LogitScore"
+    modules = [
+        {"type": f"sentence_transformers.{kind}", "path": "1_LogitScore" * at}
+        for at, kind in enumerate(kinds)
+    ]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ModelError, match="which two tokens"):
         load_lazily(tmp_path)

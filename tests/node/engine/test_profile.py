@@ -11,11 +11,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from opening import opened_in
+from vectormodels import write
 from visionmodels import write_folder
 
 import sealring.node.engine
-from sealring.node.engine import digest, load_stage
+from sealring.node.engine import digest, load_lazily, load_stage, read_header
 from sealring.node.engine.profile import COVERED, max_context, profile
+from sealring.node.engine.text import load_tokenizer
 from sealring.node.models.manifest import belongs
 
 Folder = Callable[..., Path]
@@ -225,6 +228,38 @@ def test_a_digest_covers_every_file_that_is_opened(family: str, tmp_path: Path) 
     command = [sys.executable, "-c", READER, str(folder), " ".join(COVERED), "vision"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr[-2000:]
+
+
+INDEX = "model.safetensors.index.json"
+"""It says which files of weights there have to be, and nothing of what is computed with them."""
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_what_is_read_of_a_folder_is_fetched_and_covered(scores: bool, tmp_path: Path) -> None:
+    """A model of vectors may bring all of these, also in folders inside its own."""
+    folder = tmp_path / "model"
+    write(folder, scores=scores)
+    header = json.loads(read_header(folder / "model.safetensors"))
+    names = dict.fromkeys((name for name in header if name != "__metadata__"), "model.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+    (folder / "hf_quant_config.json").write_text("[]")
+    for name in ("chat_templates", "additional_chat_templates"):
+        (folder / name).mkdir()
+        (folder / name / "tool_use.jinja").write_text("")
+    with opened_in(folder) as opened:
+        load_lazily(folder)
+        load_tokenizer(folder).close()
+    kind = "1_LogitScore" if scores else "1_Pooling"
+    assert {"config.json", "modules.json", "hf_quant_config.json", f"{kind}/config.json"} <= opened
+    assert "chat_templates/tool_use.jinja" in opened
+    assert [name for name in opened if not belongs(name)] == []
+    before = digest(folder)
+    for name in sorted(opened - {INDEX, "model.safetensors"}):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content + b" ")
+        assert digest(folder) != before, name
+        (folder / name).write_bytes(content)
+    assert digest(folder) == before
 
 
 @pytest.mark.parametrize("name", sorted(COVERED))

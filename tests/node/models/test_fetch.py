@@ -108,7 +108,12 @@ def kept(home: Path) -> Note:
 def _named(hub: LocalHub) -> str:
     """`hash_of_files` of what the hub has: large files by their SHA-256, others by their git blob."""
     found = []
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    for name in {
+        "1_Pooling/config.json",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    } & hub.files.keys():
         content = hub.files[name]
         blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
         large = hashlib.sha256(content).hexdigest()
@@ -118,11 +123,13 @@ def _named(hub: LocalHub) -> str:
 
 def test_the_files_of_a_model_come_and_no_code(hub: LocalHub, tmp_path: Path) -> None:
     """A tokenizer may be longer than a part, and lies in git itself."""
+    hub.files |= {"1_Pooling/config.json": b"[]", "onnx/config.json": b"{}"}
     tokenizer = hub.files["tokenizer.json"] = random.Random(2).randbytes(PART + 5)
     event = run(hub, tmp_path)[-1]
-    assert event.size == event.done == len(WEIGHTS) + len(tokenizer) + 2
+    assert event.size == event.done == len(WEIGHTS) + len(tokenizer) + 4
     files = {path.name for path in folder(tmp_path).iterdir()}
-    assert files == {"config.json", "model.safetensors", "tokenizer.json", NOTE}
+    assert files == {"1_Pooling", "config.json", "model.safetensors", "tokenizer.json", NOTE}
+    assert (folder(tmp_path) / "1_Pooling" / "config.json").read_bytes() == b"[]"
     assert (folder(tmp_path) / "tokenizer.json").read_bytes() == tokenizer
     assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS
     assert (kept(tmp_path).is_part, kept(tmp_path).commit) == (False, COMMIT)

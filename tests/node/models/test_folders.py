@@ -142,5 +142,13 @@ def test_a_changed_folder_has_another_state(tmp_path: Path) -> None:
     assert FolderState.read(demo) == before
     (demo / "config.json").write_text('{"layers": 2}')
     assert FolderState.read(demo) != before
+    before = FolderState.read(demo)
+    (demo / "pictures").mkdir()
+    (demo / "pictures" / "config.json").touch()
+    (demo / "1_Pooling").mkdir()
+    (demo / "1_Pooling" / "README.md").touch()
+    assert FolderState.read(demo) == before
+    (demo / "1_Pooling" / "config.json").touch()
+    assert [name for name, _, _ in FolderState.read(demo).files if "/" in name] == ["1_Pooling/config.json"]
     with pytest.raises(NotFound):
         FolderState.read(tmp_path / "absent")

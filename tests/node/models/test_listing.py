@@ -34,13 +34,32 @@ def reason(pieces: Any, commit: str = "") -> str:
     return raised.value.reason
 
 
+ELSEWHERE = (
+    *("a/b.json", "../x.json", "..", "/config.json", "1_Pooling/", "1_Pooling/../config.json"),
+    *("1_Pooling/a/config.json", "2_Dense/model.safetensors", "1_Pooling/other.json", "onnx/config.json"),
+    *(
+        "1_.._Pooling/config.json",
+        "./1_Pooling/config.json",
+        "chat_templates/.jinja",
+        "1_Pooling\\config.json",
+    ),
+)
+
+
 def test_the_files_of_a_model_and_no_others() -> None:
     pieces = answer(
-        weights("model.safetensors"), entry("run.py", None), entry("a/b.json"), entry("../x.json")
+        weights("model.safetensors"),
+        entry("run.py", None),
+        *map(entry, (*ELSEWHERE, "1_Pooling/config.json", "additional_chat_templates/tool_use.jinja")),
     )
     assert files_of("org/model", "", pieces) == (
         COMMIT,
-        (HubFile("config.json", 2, "", BLOB), HubFile("model.safetensors", 1 << 30, SHA256, BLOB)),
+        (
+            HubFile("1_Pooling/config.json", 2, "", BLOB),
+            HubFile("additional_chat_templates/tool_use.jinja", 2, "", BLOB),
+            HubFile("config.json", 2, "", BLOB),
+            HubFile("model.safetensors", 1 << 30, SHA256, BLOB),
+        ),
     )
 
 

@@ -97,6 +97,43 @@ def test_parts_are_counted_once_and_only_where_they_are_wanted(tmp_path: Path) -
     assert not again.path.exists()
 
 
+def test_folders_inside_a_models_hold_its_files_and_no_others(tmp_path: Path) -> None:
+    """And a link there leads nowhere else."""
+    inner = ModelFile("1_Pooling/config.json", 2, hashlib.sha256(b"[]").digest())
+    manifest = Manifest((inner, *model().files))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "config.json").write_bytes(b"mine")
+    made = PartialModel(tmp_path, "m")
+    made.prepare()
+    (made.path / "1_Pooling").symlink_to(outside)
+    (made.path / "2_Dense").mkdir()
+    made.begin(manifest)
+    for file, content in ((0, b"[]"), (1, CONFIG)):
+        made.add(file, 0, [content])
+    assert (outside / "config.json").read_bytes() == b"mine"
+    (made.path / "1_Pooling" / "other.json").touch()
+    (made.path / "1_Pooling" / "deep").mkdir()
+    made.begin(manifest)
+    assert made.missing() == [frozenset(), frozenset(), frozenset(range(4))]
+    for part, piece in enumerate(cut(WEIGHTS)):
+        made.add(2, part, [piece])
+    made.keep()
+    found = PartialModel(tmp_path, "m").publish()  # as the daemon does, for the process that fetched
+    files = {str(path.relative_to(found)) for path in found.rglob("*")}
+    assert files == {"1_Pooling", "1_Pooling/config.json", "config.json", "model.safetensors", NOTE}
+    assert Manifest.of(found) == manifest
+
+
+def test_a_link_in_the_place_of_a_folder_inside_is_not_followed(tmp_path: Path) -> None:
+    for name in ("model", "outside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes(CONFIG)
+    (tmp_path / "model" / "1_Pooling").symlink_to(tmp_path / "outside")
+    with pytest.raises(ModelError, match="leads elsewhere"):
+        Manifest.of(tmp_path / "model")
+
+
 def test_what_the_hub_has_no_hashes_of_is_learnt_and_forgotten(tmp_path: Path) -> None:
     made = PartialModel(tmp_path, "m")
     made.begin(model(hashed=False), commit=COMMIT, hub_files="cd" * 32)

@@ -175,6 +175,9 @@ async def refusal(call: Any) -> str:
 
 async def test_a_model_comes_from_the_member_that_has_it(world: World) -> None:
     there = make_model(world.tmp_path / "a" / "model")
+    for inner in ("1_Pooling", "onnx"):
+        (there / inner).mkdir()
+        (there / inner / "config.json").write_text("[]")
     await world.add("a")
     await world.add("empty")
     world.sign()
@@ -185,8 +188,9 @@ async def test_a_model_comes_from_the_member_that_has_it(world: World) -> None:
     found = partial.publish()
     assert found == world.tmp_path / "own" / "org" / "model"
     assert not partial.path.exists()
-    names = {"config.json", "empty.txt", "model.safetensors"}
-    assert {path.name for path in found.iterdir()} == names | {NOTE}
+    names = {"config.json", "empty.txt", "model.safetensors", "1_Pooling/config.json"}
+    files = {str(path.relative_to(found)) for path in found.rglob("*") if path.is_file()}
+    assert files == names | {NOTE}
     assert all((found / name).read_bytes() == (there / name).read_bytes() for name in names)
     assert told[-1] == (Manifest.of(there).size, Manifest.of(there).size)
 
