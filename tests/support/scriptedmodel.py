@@ -50,7 +50,7 @@ _PIECE = 6
 _SCALE = 12.0
 """By which the right token's logit exceeds the others', whatever the temperature."""
 
-_LOUD = 1e4
+_LOUD = 1e3
 """Length of a chain's embedding in a model that sees, beside which nothing that its layers add is noticed."""
 
 _SURE = 4.0

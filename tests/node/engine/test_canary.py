@@ -12,6 +12,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 import structlog
+from scriptedmodel import Scene, Step, write_scripted
 from trained import write_adapter
 
 from sealring.mesh.errors import ModelError
@@ -51,6 +52,13 @@ def test_other_kinds_of_layers_are_right(
     key: str, archs: dict[str, dict[str, Any]], model_folder: Folder
 ) -> None:
     check_stage(load_stage(model_folder(archs[key] | {"vocab_size": 200}), 1, 3), "model")
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_the_models_that_follow_a_script_are_right(sees: bool, tmp_path: Path) -> None:
+    """Programs are tried with them by `make clients` alone."""
+    write_scripted(tmp_path, [Scene("draw", "read", [Step("Here is the plan.")])], sees=sees)
+    check_stage(load_stage(tmp_path, 0, 1), "model")
 
 
 def test_a_tuned_model_is_right(llama: dict[str, Any], model_folder: Folder) -> None:
