@@ -155,7 +155,9 @@ class Coordinator:
             DeploymentCalls(operators, deployments, driver, Traces(questions, views)),
             OperatorCalls(operators, store, keys),
             AuditCalls(operators, store, publisher, keys),
-            StandbyCalls(operators, Copies(store, keys, settings.state_dir), self._stand_down),
+            StandbyCalls(
+                operators, Copies(store, keys, settings.state_dir), self._stand_down, publisher.stands_by
+            ),
         )
         proofs = Proofs(keys, store, publisher, sessions.refused)
         messages = NodeMessages(

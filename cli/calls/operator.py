@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sealring.cli.calls.gateway import named
 from sealring.cli.terminal.host import host_of
-from sealring.mesh.errors import ConfigError
+from sealring.mesh.errors import ConfigError, SealringError
 
 if TYPE_CHECKING:
     import typer
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.2
+_REACH_SECONDS = 4.0
+"""How long a connection to one address may take."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,37 @@ async def connect(bundle: Path, *, address: str | None = None, seconds: float = 
     from sealring.v1 import admin_pb2_grpc
 
     options = channel_options(role_server_name(Role.COORDINATOR))
-    target = address or state.coordinator
+    target = address or await _coordinator(bundle, state)
     async with secure_channel(target, state.tls, options) as channel:
         yield Admin(admin_pb2_grpc.AdminStub(channel), target, seconds, state.root)
+
+
+async def _coordinator(bundle: Path, state: MachineState) -> str:
+    """The address (host:port) of a bundle; a member's programs know those of the roster as well, for another
+    machine may have taken over."""
+    from sealring.mesh.member.state import ROSTER
+    from sealring.mesh.pki.certificates import Role, role_server_name
+    from sealring.mesh.roster.reader import check_roster
+    from sealring.mesh.rpc.reach import connected, first_of
+    from sealring.mesh.rpc.tls import PeerChannel, TlsStore
+    from sealring.mesh.system.files import read_bounded
+
+    if state.peer.role is not Role.CLIENT:
+        return state.coordinator
+    try:
+        roster = check_roster(read_bounded(bundle.parent / ROSTER), state.root, now=time.time())
+    except (OSError, SealringError):
+        return state.coordinator
+    store, name = TlsStore(state.tls), role_server_name(Role.COORDINATOR)
+    found = await first_of(
+        (state.coordinator, *roster.coordinators),
+        lambda one: connected(one, store, name, seconds=_REACH_SECONDS),
+        PeerChannel.close,
+    )
+    if found is None:
+        return state.coordinator
+    await found.close()
+    return found.address
 
 
 def read_bundle(folder: Path) -> MachineState:

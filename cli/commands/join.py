@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ from sealring.cli.terminal.command import command, config_file
 from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import Progress, print_json, say
+from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.paths import LAUNCH_DAEMONS, default_state_root
 from sealring.mesh.trust.levels import described
 
@@ -52,6 +54,15 @@ def join(
             min=1, max=65535, help="of this machine's own address for programs [default: 8080 if free]"
         ),
     ] = None,
+    standby: Annotated[
+        Path | None,
+        typer.Option(
+            "--standby",
+            metavar="FILE",
+            help="make this the standby, by the FILE of `sealring coordinator backup` on the first machine",
+        ),
+    ] = None,
+    no_standby: Annotated[bool, typer.Option("--no-standby", help="do not ask for one")] = False,
     service: Annotated[
         bool, typer.Option("--service", help="have launchd run the node, now and at every boot; needs sudo")
     ] = False,
@@ -84,6 +95,8 @@ def join(
     os.umask(0o077)
     with lock_state(root):
         if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):
+            if standby is not None:
+                _stand_by(root, standby)
             _run(host, root, said, wishes, port, tell=not begun)
             return
         from sealring.cli.setup.enrol import enrol
@@ -92,6 +105,10 @@ def join(
         joined = enrol(host, root, said, wishes, find_token(host, token))
         _tell(joined, as_json=as_json)
         _keep(root, joined["settings"])
+        if standby is None and joined["members"] == 2 and not no_standby:
+            standby = _offer(host)
+        if standby is not None:
+            _stand_by(root, standby)
     # without the token, which other users of this machine could see for as long as this process lives
     host.become(
         [
@@ -109,6 +126,36 @@ def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json({name: joined[name] for name in ("member_id", "cluster", "name", "level")})
     say(f"joined cluster {joined['cluster']} as {joined['name']}, trust level {described(joined['level'])}")
+
+
+def _offer(host: Host) -> Path | None:
+    """The backup with which the second machine of a cluster becomes its standby, if the user names one."""
+    say("\nThis second machine can be the standby, which takes over when the first one is lost. It gets all")
+    say("keys of the cluster. On the first machine: sealring coordinator backup FILE. Bring FILE here.")
+    if not host.can_ask:
+        say("Then: sealring join --standby FILE\n")
+        return None
+    answer = str(host.ask("FILE (empty: not now; sealring join --standby FILE does it later)", default=""))
+    return Path(answer.strip()).expanduser() if answer.strip() else None
+
+
+def _stand_by(root: Path, file: Path) -> None:
+    """Makes the state of this machine's standby. Raises as `restore`, and InvalidInput (OTHER_CLUSTER)."""
+    from sealring.cli.calls.operator import read_bundle
+    from sealring.coordinator.backup import restore
+    from sealring.coordinator.settings import CoordinatorSettings
+    from sealring.mesh.member.state import load_machine_state
+
+    folder = root / "coordinator"
+    restore(CoordinatorSettings(state_dir=folder), file, standby=True)
+    if read_bundle(folder / "operator").root_sha256 != load_machine_state(root / "node").root_sha256:
+        shutil.rmtree(folder)
+        raise InvalidInput(
+            f"{file} is a backup of another cluster", hint="make one there", reason="OTHER_CLUSTER"
+        )
+    say(
+        f"{folder} stands by: it holds all keys of the cluster, so keep this machine as safe as the first one"
+    )
 
 
 def _keep(root: Path, settings: dict[str, Any]) -> None:
@@ -172,19 +219,26 @@ def _run(
     host: Host, root: Path, said: dict[str, Any], wishes: Wishes, wished: int | None, *, tell: bool
 ) -> None:
     from sealring.cli.local.foreground import run_cluster
-    from sealring.cli.local.machines import OtherMachine
+    from sealring.cli.local.machines import OtherMachine, StandbyMachine
     from sealring.cli.setup.choices import choose_other, choose_proxy
+    from sealring.cli.setup.settings_files import read_settings, settings_file_of
     from sealring.mesh.member.state import load_machine_state
+    from sealring.mesh.system.paths import is_enrolled
     from sealring.mesh.system.processes import first_of
 
     joined = load_machine_state(Path(said.get("state_dir", root / "node")))
-    choices = choose_other(host, root, said, wishes, [joined.coordinator], joined=True)
-    port, taken = choose_proxy(host, root, wished, choices.settings["node"]["listen"])
+    stands_by = is_enrolled(root / "coordinator" / "operator")
+    node = str(read_settings(settings_file_of(root, "node"), "node").get("listen", "127.0.0.1:0"))
+    port, taken = choose_proxy(host, root, wished, node)
+    choices = choose_other(
+        host, root, said, wishes, [joined.coordinator], joined=True, proxy=port if stands_by else 0
+    )
     for line in (*(choices.said if tell else ()), *filter(None, [taken])):
         say(line)
 
     def make(told: Callable[[str], None]) -> OtherMachine:
-        machine = host.reach(OtherMachine, root, choices.settings, say=told)
+        kind = StandbyMachine if stands_by else OtherMachine
+        machine = host.reach(kind, root, choices.settings, say=told)
         machine.door = port
         return machine
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sealring.cli.calls.away import while_away
 from sealring.cli.calls.held import print_models
 from sealring.cli.calls.members import look, print_gateways, print_links, print_nodes
 from sealring.cli.calls.operator import Admin, run_admin
@@ -15,6 +16,8 @@ from sealring.cli.commands.deployment import print_deployments
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import clear_screen, moment, print_data, print_json, say
+from sealring.mesh.errors import Unavailable
+from sealring.mesh.system.paths import default_state_root
 
 app = typer.Typer()
 
@@ -36,7 +39,15 @@ def status(
 
     async def work(admin: Admin) -> None:
         while True:
-            found = await look(admin)
+            try:
+                found = await look(admin)
+            except Unavailable:
+                for line in while_away(default_state_root() / "node", time.time()):
+                    say(line)
+                if not watch:
+                    raise
+                await asyncio.sleep(_WATCH_SECONDS)
+                continue
             if watch and not as_json:
                 clear_screen()
             show(found, as_json=as_json)

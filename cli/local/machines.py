@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sealring.cli.calls.operator import connect
 from sealring.cli.local.cluster import Cluster
 from sealring.cli.setup.finding import JOIN_PORT
 from sealring.cli.setup.settings_files import PORTS
@@ -19,7 +20,7 @@ from sealring.mesh.roster.model import Ring
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.mesh.system.files import read_bounded, write_atomic
-from sealring.mesh.system.paths import CLIENT_FOLDER
+from sealring.mesh.system.paths import CLIENT_FOLDER, is_enrolled
 from sealring.node.daemon.watch import DOING, read_doing
 
 NOTHING = "this node serves nothing now"
@@ -180,6 +181,33 @@ class OtherMachine(Machine):
             await asyncio.sleep(_POLL_SECONDS)
 
 
+class StandbyMachine(OtherMachine):
+    """A node, a coordinator that follows the first machine's until it is promoted, and a gateway, which takes
+    the place of the proxy."""
+
+    def write_configs(self) -> None:
+        super().write_configs()
+        ports = {"proxy": self.door, "gateway": parse_address(self.grpc_address)[1]}
+        write_atomic(self.state_dir / PORTS, json.dumps(ports).encode())
+
+    async def start(self) -> None:
+        """Raises as `OtherMachine.start`."""
+        await super().start()
+        await self.start_one("coordinator")
+
+    async def keep_door(self) -> None:
+        """Enrols the gateway, with the operator bundle that came with the backup, and runs it. For ever."""
+        while not is_enrolled(self._state_dir("gateway")):
+            try:
+                async with connect(self.operator_bundle, seconds=_AGAIN_SECONDS) as admin:
+                    self.admin = admin
+                    await self.enrol("gateway")
+            except SealringError:  # the coordinator is away, or busy
+                await asyncio.sleep(10 * _POLL_SECONDS)
+        await self.start_one("gateway")
+        await asyncio.Event().wait()
+
+
 def describe_place(ring: Ring, own_id: str, phase: str) -> str:
     """Says how the member `own_id` serves a ring; `phase` is that of its last epoch, as `Doing` has it."""
     own = ring.member(own_id)
@@ -188,7 +216,5 @@ def describe_place(ring: Ring, own_id: str, phase: str) -> str:
     if phase == "up":
         return f"serves {ring.deployment}: {place}"
     if phase in ("", "ended"):
-        return (
-            f"{ring.deployment} is not served now: {place} (`sealring status` on the first machine says why)"
-        )
+        return f"{ring.deployment} is not served now: {place} (`sealring status` says why)"
     return f"{ring.deployment} is about to be served: {place}"

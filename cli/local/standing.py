@@ -99,8 +99,9 @@ def _running(root: Path, cluster: str, nodes: Any, deployments: Any) -> Iterator
 
 
 def _other_machine(host: Host, root: Path, node: Path) -> Iterator[Line]:
+    from sealring.cli.calls.away import while_away
     from sealring.cli.local.machines import OtherMachine
-    from sealring.cli.setup.settings_files import read_settings, settings_file_of
+    from sealring.cli.setup.settings_files import proxy_port, read_settings, settings_file_of
     from sealring.mesh.member.state import load_machine_state
     from sealring.mesh.system.addresses import parse_address
 
@@ -121,5 +122,10 @@ def _other_machine(host: Host, root: Path, node: Path) -> Iterator[Line]:
     for line in host.reach(OtherMachine, root, {"node": {"state_dir": str(node)}}).look():
         if line:
             yield line, ""
+        if "does not answer" in line:
+            yield from ((one, "") for one in while_away(node, host.now()))
+    if port := proxy_port(root):
+        yield 'sealring chat "..."', "ask the cluster"
+        yield f"http://127.0.0.1:{port}/v1", "for programs here; sealring connect NAME sets one up"
+    yield "sealring status", "nodes, rings and models"
     yield "sealring doctor", "look for what is wrong here"
-    yield "`sealring status` on the first machine shows nodes, rings and models", ""

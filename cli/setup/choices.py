@@ -118,11 +118,13 @@ def choose_other(
     coordinators: Sequence[str],
     *,
     joined: bool = False,
+    proxy: int = 0,
 ) -> Choices:
     """Choices for a machine with a node alone, whose coordinator is at one of `coordinators` (host:port).
 
     `said` is what the user's settings say of a node. One that has `joined` keeps its address for as long as
-    this machine has it. Raises as `choose_first`, and ConfigError (NO_ADDRESS).
+    this machine has it. With `proxy`, the port for programs, it is the standby as well, with a coordinator
+    that follows and a gateway. Raises as `choose_first`, and ConfigError (NO_ADDRESS).
     """
     given = {"node": dict(said)}
     before = {"node": read_settings(settings_file_of(root, "node"), "node")}
@@ -141,8 +143,34 @@ def choose_other(
                 reason="NO_ADDRESS",
             )
     made.said.append(_reached(host, address))
-    made.settings = {"node": _node(host, address, root, given, before, wishes, made)}
+    node = _node(host, address, root, given, before, wishes, made)
+    made.settings = (
+        {"node": node} if not proxy else {**_standby(host, root, node, coordinators, proxy), "node": node}
+    )
     return made
+
+
+def _standby(
+    host: Host, root: Path, node: Mapping[str, Any], coordinators: Sequence[str], proxy: int
+) -> dict[str, dict[str, Any]]:
+    """The settings of a standby's coordinator and gateway, beside those of its node."""
+    given: dict[str, dict[str, Any]] = {"coordinator": {}, "gateway": {}}
+    before = {section: read_settings(settings_file_of(root, section), section) for section in given}
+    here = _host_of(node)
+    bound = here if here == _LOOPBACK else ANY_HOST
+    coordinator = _listening(host, "coordinator", bound, given, before)
+    coordinator["software_identity_allowed"] = node["software_identity_allowed"]
+    gateway = _listening(host, "gateway", _LOOPBACK, given, before)
+    gateway |= _listening(host, "gateway", bound, given, before, usual=_MEMBERS)
+    gateway["http_listen"] = format_address(_LOOPBACK, proxy)
+    return {
+        "coordinator": {"state_dir": str(root / "coordinator"), "standby": coordinators[0], **coordinator},
+        "gateway": {
+            "state_dir": str(root / "gateway"),
+            "name": f"{node.get('name', 'standby')}-gateway",
+            **gateway,
+        },
+    }
 
 
 def choose_proxy(host: Host, root: Path, wished: int | None, node: str) -> tuple[int, str]:

@@ -53,6 +53,7 @@ def enrol(host: Host, root: Path, said: Mapping[str, Any], wishes: Wishes, token
         "member_id": peer.id,
         "cluster": peer.cluster,
         "name": enrolled.state.name,
+        "members": len(enrolled.roster.members),
         "level": str(enrolled.roster.member(peer.id).level),
     }
 

@@ -18,16 +18,21 @@ class StandbyCalls:
         operators: OperatorAccess,
         copies: Copies,
         stand_down: Callable[[bytes], None],
+        stands_by: Callable[[str], None],
     ) -> None:
+        """`stands_by` takes the address of the standby."""
         self.operators = operators
         self._copies = copies
         self._stand_down = stand_down
+        self._stands_by = stands_by
 
     @needs(OperatorRole.ADMIN)
     async def CopyState(  # noqa: N802
         self, request: admin_pb2.CopyStateRequest, actor: str
     ) -> admin_pb2.CopyStateResponse:
-        """Raises InvalidInput (BAD_NONCE), ResourceExhausted (STATE_TOO_LARGE)."""
+        """Raises InvalidInput (BAD_NONCE, BAD_ADDRESS), ResourceExhausted (STATE_TOO_LARGE)."""
+        if request.address:
+            self._stands_by(request.address)
         return await self._copies.answer(request)
 
     @needs(OperatorRole.ADMIN)

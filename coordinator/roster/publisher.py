@@ -22,7 +22,7 @@ from sealring.coordinator.store import Store, StoredMember, StoredRoster
 from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock
 from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import DEFAULT_SUITES
-from sealring.mesh.errors import FailedPrecondition, SealringError
+from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster.codec import (
     complete_roster,
@@ -41,6 +41,7 @@ from sealring.mesh.roster.model import (
     Roster,
     RosterMember,
 )
+from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.trust.levels import SCORES, TrustLevel
 from sealring.v1 import admin_pb2
 
@@ -61,6 +62,7 @@ class RosterPublisher:
         self._store = store
         self._keys = keys
         self._settings = settings
+        self._standby = settings.standby or ""
         self._clock = clock
         self._current: StoredRoster | None = None
         self._roster: Roster | None = None
@@ -127,6 +129,15 @@ class RosterPublisher:
         with self.change():
             pass
 
+    def stands_by(self, address: str) -> None:
+        """A standby follows, to be the coordinator at this address (host:port). Raises InvalidInput
+        (BAD_ADDRESS)."""
+        if not parse_address(address)[1]:
+            raise InvalidInput("the standby's address has no port", reason="BAD_ADDRESS")
+        if address != self._standby:
+            self._standby = address
+            self.publish()
+
     async def renew_forever(self) -> None:
         """Publish the next version at half of the newest one's life; what fails is tried again."""
         half = self._settings.roster_lifetime / 2
@@ -183,7 +194,7 @@ class RosterPublisher:
             members=tuple(members),
             rings=tuple(self._rings({member.id: member.trust for member in members})),
             gateways=tuple(Gateway(gateway.id, gateway.identity_key) for gateway in gateways),
-            coordinators=(*self.addresses, *([self._settings.standby] if self._settings.standby else [])),
+            coordinators=(*self.addresses, *filter(None, [self._standby])),
             revoked=tuple(
                 Revoked(entry.id, entry.identity_key, entry.enrolled_at, entry.at) for entry in revocations
             ),

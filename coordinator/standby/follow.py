@@ -24,6 +24,7 @@ from sealring.mesh.pki.certificates import Role, role_server_name
 from sealring.mesh.rpc.server import MAX_MESSAGE
 from sealring.mesh.rpc.status import from_rpc_error
 from sealring.mesh.rpc.tls import channel_options, secure_channel
+from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import unwritable, write_atomic
 from sealring.v1 import admin_pb2, admin_pb2_grpc
 
@@ -110,7 +111,9 @@ class Follower:
             ("grpc.max_receive_message_length", MAX_MESSAGE),
         ]
         nonce = secrets.token_bytes(NONCE_BYTES)
-        request = admin_pb2.CopyStateRequest(nonce=nonce, known=self._known)
+        own = self._settings.main_address()
+        own = own if parse_address(own)[1] else ""
+        request = admin_pb2.CopyStateRequest(nonce=nonce, known=self._known, address=own)
         async with secure_channel(self.address, tls, options) as channel:
             try:
                 response = await admin_pb2_grpc.AdminStub(channel).CopyState(request, timeout=_CALL_SECONDS)

@@ -73,19 +73,23 @@ class CopyStateRequest(_message.Message):
 
     NONCE_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     nonce: _builtins.bytes
     """32 bytes; the answer is signed for it"""
     known: _builtins.bytes
     """SHA-256 of the copy that the standby has"""
+    address: _builtins.str
+    """host:port at which it will be the coordinator; the roster names it"""
     def __init__(
         self,
         *,
         nonce: _builtins.bytes = ...,
         known: _builtins.bytes = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "known", b"known", "nonce", b"nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,9 +52,10 @@ OFFERS = {
 }
 
 
-def enrolled(stage: Stage, name: str = "mac") -> None:
-    """A machine that joins is enrolled as m1 in the cluster attic."""
-    roster = SimpleNamespace(member=lambda member: SimpleNamespace(level="software"))
+def enrolled(stage: Stage, name: str = "mac", members: str = "3") -> None:
+    """A machine that joins is enrolled as m1 in the cluster attic, which then has this number of members."""
+    one = SimpleNamespace(level="software")
+    roster = SimpleNamespace(member=lambda member: one, members=[one] * int(members))
     peer = SimpleNamespace(id="m1", cluster="attic")
     stage.host.enrolled = SimpleNamespace(state=SimpleNamespace(peer=peer, name=name), roster=roster)
 

@@ -6,11 +6,13 @@ import asyncio
 import os
 import stat
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc.aio
 import pytest
 import structlog
 from patience import PATIENCE_SECONDS, until
@@ -28,10 +30,11 @@ from sealring.coordinator.store import Store
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto import Ed25519Signer
 from sealring.mesh.errors import ConfigError, RosterError, SealringError, Unavailable
-from sealring.mesh.roster import term_of
-from sealring.mesh.rpc import MAX_MESSAGE
-from sealring.v1 import admin_pb2
-from tests.coordinator.conftest import Cluster
+from sealring.mesh.member import load_machine_state
+from sealring.mesh.roster import check_roster, term_of
+from sealring.mesh.rpc import MAX_MESSAGE, from_rpc_error
+from sealring.v1 import admin_pb2, admin_pb2_grpc
+from tests.coordinator.conftest import Cluster, channel_to
 
 
 @pytest.fixture
@@ -264,3 +267,36 @@ async def test_a_predecessor_that_cannot_be_told_does_not_end_the_coordinator(tm
         assert not telling.done()
         telling.cancel()
     assert [(one["event"], one["reason"]) for one in logs] == [("predecessor_not_told", "NOT_ENROLLED")]
+
+
+async def test_the_roster_names_a_standby_that_follows(
+    cluster: Cluster, standby: CoordinatorSettings
+) -> None:
+    """At the address that it gives, which replaces the one before; nothing is set on the coordinator."""
+    await until_copied(cluster, standby)
+    tls = load_machine_state(standby.state_dir / "operator").tls
+
+    async def follow(address: str) -> str:
+        request = admin_pb2.CopyStateRequest(nonce=bytes(32), address=address)
+        async with channel_to(cluster.coordinator.main_address(), tls) as channel:
+            try:
+                await admin_pb2_grpc.AdminStub(channel).CopyState(request, timeout=200)
+            except grpc.aio.AioRpcError as error:
+                return from_rpc_error(error).reason
+        return ""
+
+    def named() -> tuple[str, ...]:
+        publisher = cluster.coordinator.publisher
+        envelope = publisher.current.envelope
+        return check_roster(envelope, cluster.coordinator.keys.root, now=time.time()).coordinators
+
+    before = named()
+    for address in ("10.0.0.2:7700", "10.0.0.3:7700"):
+        assert await follow(address) == ""
+        assert named() == (*before[:1], address)
+    version = cluster.coordinator.publisher.current.version
+    assert await follow("10.0.0.3:7700") == ""
+    assert cluster.coordinator.publisher.current.version == version, "nothing has changed"
+    for bad in ("10.0.0.3", "10.0.0.3:0", ":7700", "a b:1"):
+        assert await follow(bad) == "BAD_ADDRESS"
+    assert named() == (*before[:1], "10.0.0.3:7700")

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -113,3 +114,35 @@ def test_it_comes_back_at_the_same_port_until_its_machine_is_evicted(two: Two) -
         joined.process.wait()
         assert "Paris" not in thief.run("chat", "--root-sha256", root_of(two.member), QUESTION, status=None)
         assert "demo" not in thief.run("status", status=None)
+
+
+def test_a_standby_goes_on_where_the_first_machine_was(tmp_path: Path) -> None:
+    """The ring is on the other two. Their machines say what to type; answers go on, and receipts hold."""
+    first, second, third = (Machine(tmp_path / name) for name in ("one", "two", "three"))
+    with ExitStack() as stack:
+        up = stack.enter_context(first.running("up", "--address", "127.0.0.1", "--name", "one"))
+        up.wait_for("sealring join")
+        backup = tmp_path / "backup"
+        first.run("coordinator", "backup", str(backup))
+        token = first.run("token", "create", "--uses", "2").split()[-1]
+        two = stack.enter_context(second.running("join", token, "--name", "two", "--standby", str(backup)))
+        three = stack.enter_context(third.running("join", token, "--name", "three"))
+        for name in ("two", "three"):
+            up.wait_for(f"{name} is online")
+        urls = url_of(two), url_of(three)
+        first.run("deploy", "demo", "--stages", "2", "--member", "two", "--member", "three")
+        for machine in (second, third):
+            assert "Paris" in machine.run("chat", QUESTION)
+        while "two-gateway" not in third.run("status"):
+            time.sleep(0.2)
+        up.stop()
+        three.wait_for("does not answer")
+        assert "sealring coordinator promote" in third.said("status")
+        assert "go on for" in third.said("status")
+        second.run("coordinator", "promote")
+        answered = json.loads(third.run("chat", "--json", QUESTION))
+        assert "Paris" in answered["answer"]
+        assert answered["sealring_receipt"]["choices"][0]["head"]["signature"]
+        assert "demo-0" in third.run("status")
+        assert (url_of(two), url_of(three)) == urls
+        second.run("token", "create")

@@ -50,6 +50,19 @@ class Machine:
         assert status is None or done.returncode == status, done.stderr
         return done.stdout
 
+    def said(self, *words: str) -> str:
+        """The words of a command for people, whatever its exit status."""
+        command = [*self.within, SEALRING, *words]
+        done = subprocess.run(
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        return done.stderr
+
     @contextmanager
     def running(self, *words: str, stdin: str = "", typed: str = "") -> Iterator[Running]:
         """A command that goes on until it is interrupted, as Ctrl-C does; it has to end well then.

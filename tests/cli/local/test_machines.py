@@ -57,8 +57,8 @@ def test_where_the_gateway_is_found_and_what_each_is_set_to(tmp_path: Path) -> N
     [
         ("up", "serves demo: {}"),
         ("forming", "demo is about to be served: {}"),
-        ("", "demo is not served now: {} (`sealring status` on the first machine says why)"),
-        ("ended", "demo is not served now: {} (`sealring status` on the first machine says why)"),
+        ("", "demo is not served now: {} (`sealring status` says why)"),
+        ("ended", "demo is not served now: {} (`sealring status` says why)"),
     ],
 )
 def test_a_node_says_what_it_does_and_not_what_the_roster_wants_it_to_do(phase: str, said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,24 @@ import pytest
 from commands import FakeHost
 
 from sealring.cli.local.machines import FirstMachine, OtherMachine
-from sealring.cli.setup.choices import Choices, Wishes, choose_first, choose_other
+from sealring.cli.setup.choices import (
+    PROXY_PORT,
+    Choices,
+    Wishes,
+    choose_first,
+    choose_other,
+    choose_proxy,
+)
+from sealring.cli.setup.settings_files import PORTS
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied
 from sealring.mesh.member import IDENTITY_KEY
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.networks import OwnAddress
 from sealring.mesh.trust.levels import TrustLevel
 from sealring.node.identity.choice import IdentityChoice
+from sealring.node.settings import NodeSettings
 
 LOOPBACK, ELSEWHERE = "127.0.0.1", "10.254.254.254"
 HERE = Wishes(address=LOOPBACK)
@@ -261,3 +273,33 @@ def test_a_bad_name_is_one_clear_error(host: FakeHost, root: Path) -> None:
     with pytest.raises(ConfigError) as error:
         first(host, root, Wishes(LOOPBACK, name="Not A Name"))
     assert error.value.reason == "BAD_SETTING"
+
+
+def test_a_standby_has_a_coordinator_and_a_gateway_where_programs_ask(host: FakeHost, root: Path) -> None:
+    host.addresses = [OwnAddress(LOOPBACK, "en0")]
+    made = choose_other(host, root, {}, Wishes(LOOPBACK), ["10.0.0.1:7700"], joined=True, proxy=8123).settings
+    assert list(made) == ["coordinator", "gateway", "node"]
+    assert made["coordinator"]["standby"] == "10.0.0.1:7700"
+    assert made["gateway"]["http_listen"] == f"{LOOPBACK}:8123"
+    for section, model in (
+        ("coordinator", CoordinatorSettings),
+        ("gateway", GatewaySettings),
+        ("node", NodeSettings),
+    ):
+        model(**made[section])
+
+
+def test_a_members_port_for_programs_is_kept(host: FakeHost, root: Path) -> None:
+    """Also while another program has it: programs are set to it."""
+    root.mkdir(parents=True, exist_ok=True)
+    assert choose_proxy(host, root, None, f"{LOOPBACK}:7710") == (PROXY_PORT, "")
+    host.ports.add(PROXY_PORT)
+    port, taken = choose_proxy(host, root, None, f"{LOOPBACK}:7710")
+    assert (port != PROXY_PORT, taken) == (True, "")
+    (root / PORTS).write_text(json.dumps({"proxy": 8123}))
+    assert choose_proxy(host, root, None, f"{LOOPBACK}:7710") == (8123, "")
+    host.ports.add(8123)
+    port, taken = choose_proxy(host, root, None, f"{LOOPBACK}:7710")
+    assert port == 8123
+    assert "8123" in taken
+    assert choose_proxy(host, root, 9000, f"{LOOPBACK}:7710") == (9000, "")

@@ -1,0 +1,52 @@
+"""A member's own knowledge of its cluster while the coordinator does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sealring.mesh.errors import SealringError
+from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.files import read_bounded
+from sealring.mesh.system.paths import is_enrolled
+
+if TYPE_CHECKING:
+    from sealring.mesh.roster.model import Roster
+
+
+def while_away(folder: Path, now: float) -> Iterator[str]:
+    """Lines on how long rings go on by the roster in a node's state `folder`, and on what takes over."""
+    from sealring.mesh.member.state import ROSTER, load_machine_state
+    from sealring.mesh.roster.reader import check_roster
+
+    try:
+        state = load_machine_state(folder)
+        roster = check_roster(read_bounded(folder / ROSTER), state.root, now=now)
+    except (OSError, SealringError):
+        yield "rings have ended here: the roster is over, and the coordinator signs the next one"
+        return
+    left = max(0, int(roster.expires - now))
+    yield f"rings that serve go on for {left // 60} min {left % 60} s at most, until the roster is over"
+    standby = _standby(roster)
+    if standby is None:
+        yield "there is no standby: start `sealring up` on the first machine"
+        return
+    here = is_enrolled(folder.parent / "coordinator" / "operator")
+    where = "on this machine" if here else f"on the standby, the machine at {parse_address(standby)[0]}"
+    yield f"if the first machine does not come back, type {where}: sealring coordinator promote"
+
+
+def _standby(roster: Roster) -> str | None:
+    """host:port of the standby: the last address of a coordinator that the first machine does not have."""
+    if not roster.coordinators:
+        return None
+    host, port = parse_address(roster.coordinators[0])
+    beside = (_hosts(one.addresses) for one in roster.members if host in _hosts(one.addresses))
+    own = {(one, port) for one in {host, *next(beside, ())}}
+    others = [one for one in roster.coordinators if parse_address(one) not in own]
+    return others[-1] if others else None
+
+
+def _hosts(addresses: tuple[str, ...]) -> set[str]:
+    return {parse_address(one)[0] for one in addresses}
