@@ -14,11 +14,12 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, cast
+from unicodedata import normalize
 
 from pydantic import Field
 
 from sealring.api.answers import Asked, Choice, Renderer, receipt_of
-from sealring.api.fields import BOOKKEEPING, Body, Rules, bad, check_body, table
+from sealring.api.fields import BOOKKEEPING, Body, Rules, bad, check_body, only, table, unsupported
 from sealring.api.keep_alive import KeepAlive
 from sealring.api.sampling import clean
 from sealring.mesh.errors import Unavailable
@@ -43,7 +44,22 @@ _Ids = Annotated[list[_Id], Field(fail_fast=True, min_length=1, max_length=MAX_C
 _SOME = Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)
 
 
+_OWN = "each model's own folder says how its vectors are made"
+_RULES: Rules = {
+    "add_special_tokens": only(True, because=_OWN),
+    **{name: only(because=_OWN) for name in ("normalize", "normalized")},
+    **{name: only(True, because=_OWN) for name in ("activation", "softmax", "use_activation")},
+    "truncate_prompt_tokens": only(
+        -1, because="send less: an input that is longer than the context is refused"
+    ),
+    "truncation_side": BOOKKEEPING,
+}
+"""Fields of vLLM's and Jina's whose value false asks for something, and those of cutting inputs."""
+
+
 class _VectorBody(Body):
+    rules: ClassVar[Rules] = _RULES
+
     model: str | None = None
     user: str | None = None
     priority: int | None = None
@@ -59,14 +75,14 @@ class EmbeddingsBody(_VectorBody):
 
 
 class EmbedBody(_VectorBody):
-    rules: ClassVar[Rules] = {"truncate": BOOKKEEPING, "options": BOOKKEEPING}
+    rules: ClassVar[Rules] = {**_RULES, "truncate": BOOKKEEPING, "options": BOOKKEEPING}
 
     input: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_INPUTS)] = ""
     dimensions: Annotated[int, Field(ge=0, le=MAX_DIMENSIONS)] | None = None
 
 
 class EmbeddingBody(_VectorBody):
-    rules: ClassVar[Rules] = {"options": BOOKKEEPING}
+    rules: ClassVar[Rules] = {**_RULES, "options": BOOKKEEPING}
 
     prompt: str = ""
 
@@ -76,13 +92,13 @@ class Document(Body):
 
 
 class RerankBody(_VectorBody):
-    rules: ClassVar[Rules] = {"max_tokens_per_doc": BOOKKEEPING, "truncate_prompt_tokens": BOOKKEEPING}
-
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[str | Document], _SOME]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
     instruction: str | None = None
+    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
+    max_tokens_per_query: Annotated[int, Field(ge=1)] | None = None
 
 
 _BODIES: dict[str, type[Body]] = {
@@ -146,6 +162,8 @@ def ask_rerank(value: dict[str, Any], request_id: str) -> Asked:
         raise bad(
             "query", f"it has more than {MAX_REPEATED >> 20} MiB, with its instruction, over all documents"
         )
+    _check_uncut([query], body.max_tokens_per_query, "max_tokens_per_query")
+    _check_uncut(texts, body.max_tokens_per_doc, "max_tokens_per_doc")
     pooled = [
         inference.Pooled(text=clean(text, f"documents[{at}]"), query=query, instruction=instruction)
         for at, text in enumerate(texts)
@@ -222,6 +240,13 @@ def _asked(
         loads=not pooled,
         at_once=AT_ONCE,
     )
+
+
+def _check_uncut(texts: Sequence[str], most: int | None, name: str) -> None:
+    """Refuses a bound in tokens that a text may exceed: no token has less than a byte of it, and nothing here
+    cuts texts. Raises InvalidInput (UNSUPPORTED_FIELD)."""
+    if most is not None and any(len(normalize("NFC", text).encode()) > most for text in texts):
+        raise unsupported(name, f"send texts of at most {most} bytes with it, or leave {name} out")
 
 
 def _checked(value: dict[str, Any], body: type[Any]) -> Any:

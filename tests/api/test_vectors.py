@@ -112,6 +112,71 @@ def test_what_cannot_be_is_refused_by_its_field(ask: Any, body: dict[str, Any], 
     assert caught.value.metadata["param"].startswith(param)
 
 
+BODIES: list[tuple[Any, dict[str, Any]]] = [
+    (ask_embeddings, {"input": "a"}),
+    (ask_embed, {"input": "a"}),
+    (ask_embedding, {"prompt": "a"}),
+    (ask_rerank, {"query": "q", "documents": ["d"]}),
+]
+FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
+    **{name: ([None], [True, False]) for name in ("normalize", "normalized")},
+    **{name: ([None, True], [False]) for name in ("activation", "softmax", "use_activation")},
+    "add_special_tokens": ([None, True], [False]),
+    "truncate_prompt_tokens": ([None, -1], [0, 1, 512, False]),
+    "truncation_side": ([None, "left", "right"], []),
+    "embed_dtype": ([None], ["float16"]),
+    "endianness": ([None], ["big"]),
+    "embedding_type": ([None], ["binary"]),
+    "output_dtype": ([None], ["int8"]),
+    "input_type": ([None], ["query"]),
+    "task": ([None], ["retrieval.query"]),
+    "late_chunking": ([None, False], [True]),
+    "return_embeddings": ([None, False], [True]),
+    "rank_fields": ([None, []], [["title"]]),
+    "max_chunks_per_doc": ([None], [3]),
+    "max_doc_length": ([None], [512]),
+    "overlap_tokens": ([None], [80]),
+    "chat_template": ([None, ""], ["{{ 1 }}"]),
+    "mm_processor_kwargs": ([None, {}], [{"a": 1}]),
+}
+"""Fields of vLLM's, Jina's, Cohere's and Voyage's bodies that are not used here: values that ask for nothing,
+and values that would change the answer."""
+
+
+@pytest.mark.parametrize(("ask", "body"), BODIES)
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_is_used_or_refused_and_never_left_out(ask: Any, body: dict[str, Any], field: str) -> None:
+    nothing, asks = FIELDS[field]
+    for value in nothing:
+        assert ask({"model": "m", **body, field: value}, "r").request.envelope.clear.HasField("pooled")
+    for value in asks:
+        with pytest.raises(InvalidInput) as caught:
+            ask({"model": "m", **body, field: value}, "r")
+        assert caught.value.metadata["param"] == field
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "longest"), [("max_tokens_per_doc", "na\u00efve"), ("max_tokens_per_query", "query!")]
+)
+def test_a_bound_in_tokens_is_refused_where_a_text_may_exceed_it(field: str, longest: str) -> None:
+    """Nothing cuts a text here. Bytes bound its tokens, also where characters are decomposed first."""
+    body = {"query": "query!", "documents": ["na\u00efve", "a"]}
+    bytes_of_it = len(longest.encode())
+    for most in (bytes_of_it, bytes_of_it + 1, 4096):
+        assert len(ask_rerank(body | {field: most}, "r").others) == 1
+    for most in (1, bytes_of_it - 1):
+        with pytest.raises(InvalidInput) as caught:
+            ask_rerank(body | {field: most}, "r")
+        assert (caught.value.reason, caught.value.metadata["param"]) == ("UNSUPPORTED_FIELD", field)
+        assert f"at most {most} bytes" in caught.value.hint
+    with pytest.raises(InvalidInput):
+        ask_rerank(body | {field: 0}, "r")
+    decomposed = "\u0958"  # three bytes, and six in the form that a tokenizer reads
+    with pytest.raises(InvalidInput):
+        ask_rerank({"query": decomposed, "documents": [decomposed], field: 3}, "r")
+
+
 def test_a_query_is_bounded_over_all_documents() -> None:
     share = MAX_REPEATED // MAX_INPUTS
     body = {"model": "m", "query": "é" * (share // 4), "instruction": "i" * (share // 2)}
