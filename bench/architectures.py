@@ -297,7 +297,8 @@ groups, mixed by layer too, mxfp4, mxfp8, nvfp4. So are some formats of other to
 * int4 of compressed-tensors where mlx-lm's class of the architecture reads it (Kimi K2, Mistral 4);
 * fp8 (e4m3) with a scale for each block, `weight_scale_inv`, of any architecture. Each weight becomes the
   bfloat16 nearest to its product with the scale, as in mlx-lm's classes that read such blocks. So the model
-  takes twice the bytes of its files. With `mlx_lm.convert -q --q-mode mxfp8` it takes as many.
+  takes twice the bytes of its files. With `mlx_lm.convert -q --q-mode mxfp8` it takes as many. The table of
+  qwen4_exp in fp8, by one scale, is read from the head's disk by rows.
 
 Any other format is refused by its name (`MODEL_FORMAT_UNSUPPORTED`) before weights are read, with the options
 of `mlx_lm.convert` that come closest. `deploy`, `model profile` and `model check` say the same. Refused are

@@ -23,14 +23,19 @@ if TYPE_CHECKING:
 _PART = re.compile(
     r"layers\.(\d{1,4})\.ple\.ple_embedding\.ngram_embedding\.shards?[._](\d{1,6})\.(weight|scales|biases)"
 )
+_SCALE = re.compile(r"layers\.(\d{1,4})\.ple\.ple_embedding\.ngram_embedding\.weight_scale$")
+_EIGHT_BITS = "F8_E4M3"
 _DTYPES = {
     "F32": ("float32", mx.float32),
     "F16": ("float16", mx.float16),
     "BF16": ("uint16", mx.bfloat16),
     "U32": ("uint32", mx.uint32),
     "U8": ("uint8", mx.uint8),
+    _EIGHT_BITS: ("uint8", mx.uint8),
 }
 """In the files, by safetensors' names, and in MLX. numpy has no bfloat16."""
+
+_FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass
@@ -52,20 +57,32 @@ class _Part:
             self._rows = np.memmap(self.file, kind, "r", offset=self.first, shape=self.shape)
         return np.asarray(self._rows[indices])
 
+    def array(self) -> mx.array:
+        """All of it."""
+        import numpy as np
+
+        return mx.array(self.rows(np.arange(self.shape[0]))).view(_DTYPES[self.dtype][1])
+
 
 class MappedTable(nn.Module):  # type: ignore[misc]
     """Rows by their indices, as mlx-vlm's `ShardedEmbedding` gives them."""
 
-    def __init__(self, shards: Mapping[int, Mapping[str, _Part]], quantized: Mapping[str, Any]) -> None:
-        """`quantized`: the arguments of `mx.dequantize`, if the rows are."""
+    def __init__(
+        self,
+        shards: Mapping[int, Mapping[str, _Part]],
+        quantized: Mapping[str, Any],
+        scale: _Part | None = None,
+    ) -> None:
+        """`quantized`: the arguments of `mx.dequantize`, if the rows are; `scale` is that of 8-bit floats."""
         super().__init__()
-        self._held = _Held([dict(shards[number]) for number in sorted(shards)], dict(quantized))
+        self._held = _Held([dict(shards[number]) for number in sorted(shards)], dict(quantized), scale)
 
     @property
     def ranges(self) -> list[tuple[str, int, int]]:
         """The bytes of files that it reads: a file's name and its bytes [first, end)."""
-        parts = (part for shard in self._held.shards for part in shard.values())
-        return [(part.file.name, part.first, part.end) for part in parts]
+        parts = [part for shard in self._held.shards for part in shard.values()]
+        scales = [] if self._held.scale is None else [self._held.scale]
+        return [(part.file.name, part.first, part.end) for part in parts + scales]
 
     def __call__(self, indices: mx.array) -> mx.array:
         """Indices of any shape to [*shape, width]. Waits for the indices."""
@@ -75,6 +92,8 @@ class MappedTable(nn.Module):  # type: ignore[misc]
         rows, where = np.unique(wanted, return_inverse=True)
         found = self._held.read(rows)
         table = found.pop("weight")
+        if (scale := self._held.scale) is not None:
+            table = mx.from_fp8(table, dtype=mx.bfloat16) * scale.array().reshape(())
         if self._held.quantized:
             table = mx.dequantize(table, found["scales"], found.get("biases"), **self._held.quantized)
         return table[mx.array(where.reshape(wanted.shape))]
@@ -86,6 +105,7 @@ class _Held:
 
     shards: list[dict[str, _Part]]
     quantized: dict[str, Any]
+    scale: _Part | None
 
     def read(self, rows: np.ndarray[Any, Any]) -> dict[str, mx.array]:
         """Rows in ascending order, by the tensors' names. Raises IndexError behind the last row."""
@@ -123,25 +143,35 @@ def map_tables(model: nn.Module, headers: Mapping[Path, bytes]) -> None:
     if not tables:
         return
     found: dict[int, dict[int, dict[str, _Part]]] = {}
+    scales: dict[int, _Part] = {}
     for file, header in headers.items():
         for name, entry in json.loads(header).items():
-            if match := _PART.search(name):
-                first, end = (8 + len(header) + place for place in entry["data_offsets"])
-                part = _Part(file, first, end, entry["dtype"], tuple(entry["shape"]))
+            if not (match := _PART.search(name) or _SCALE.search(name)):
+                continue
+            first, end = (8 + len(header) + place for place in entry["data_offsets"])
+            part = _Part(file, first, end, entry["dtype"], tuple(entry["shape"]))
+            if match.re is _SCALE and part.shape == (1,) and part.dtype in _FLOATS:
+                scales[int(match[1])] = part
+            elif match.re is _PART:
                 found.setdefault(int(match[1]), {}).setdefault(int(match[2]), {})[match[3]] = part
     for layer, module in tables.items():
-        own, shards = module.ngram_embedding.shards, found.get(layer, {})
-        fit = all(_fits(one, shards.get(place, {})) for place, one in enumerate(own))
+        own, shards, scale = module.ngram_embedding.shards, found.get(layer, {}), scales.get(layer)
+        fit = all(_fits(one, shards.get(place, {}), scale) for place, one in enumerate(own))
         if fit and len(own) == len(shards):
             names = ("group_size", "bits", "mode") if "scales" in own[0] else ()
-            module.ngram_embedding = MappedTable(shards, {name: getattr(own[0], name) for name in names})
+            quantized = {name: getattr(own[0], name) for name in names}
+            module.ngram_embedding = MappedTable(shards, quantized, scale)
 
 
-def _fits(embedding: nn.Module, parts: Mapping[str, _Part]) -> bool:
-    """Whether a shard's tensors are in the files what they are in the model."""
+def _fits(embedding: nn.Module, parts: Mapping[str, _Part], scale: _Part | None) -> bool:
+    """Whether a shard's tensors are in the files what they are in the model, or 8-bit floats that a scale
+    makes that of."""
     return set(parts) == set(embedding) and all(
-        part.dtype in _DTYPES
-        and part.shape == embedding[name].shape
-        and _DTYPES[part.dtype][1] == embedding[name].dtype
+        part.shape == embedding[name].shape
+        and (
+            part.dtype == _EIGHT_BITS
+            if scale is not None
+            else part.dtype in _DTYPES and _DTYPES[part.dtype][1] == embedding[name].dtype
+        )
         for name, part in parts.items()
     )

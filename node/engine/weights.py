@@ -157,6 +157,7 @@ def load_lazily(
         model, loaded = mlx_lm_import.import_utils().load_model(
             path, lazy=True, strict=True, get_model_classes=lambda config: classes
         )
+        _check_scaled(model)
     except Exception as error:  # sanitize functions may raise anything on weights that they don't know
         build_skeleton(config)  # raises if the configuration is what is wrong
         if form is not None:
@@ -171,6 +172,15 @@ def load_lazily(
         read_header(tensors_of(found))
         tune(model, found)
     return model, loaded
+
+
+def _check_scaled(model: nn.Module) -> None:
+    """Raises ValueError for 8-bit floats without scales: MLX reads them as bytes, and computes with these."""
+    for name, module in model.named_modules():
+        weight = module.get("weight")
+        bare = isinstance(weight, mx.array) and not {"scales", "weight_scale"} & module.keys()
+        if bare and weight.dtype == mx.uint8:
+            raise ValueError(f"{name} has no scale")
 
 
 def check_format(path: Path, config: dict[str, Any]) -> Format | None:

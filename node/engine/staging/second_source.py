@@ -52,6 +52,7 @@ _PAST_LAYERS = "_supports_batch_invariant_decode"
 _DELTAS, _POSITIONS = "_rope_deltas", "_position_ids"
 """What a text side notes of a prompt's positions, for all prompts in one place."""
 
+_TABLE_SCALE = ".ngram_embedding.weight_scale"
 _AS_GIVEN = SimpleNamespace(sanitize=lambda weights: weights)
 
 
@@ -131,6 +132,7 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
             setattr(whole, called, self.language_model)
             for tower in (one for one in _TOWERS if not hasattr(family.Model, one)):
                 setattr(whole, tower, _AS_GIVEN)
+            weights = _with_table(weights)
             made = whole.sanitize(weights) if hasattr(whole, "sanitize") else weights
             named = ((key.removeprefix(f"{_TEXT}.").removeprefix(f"{called}."), key) for key in made)
             return {f"{_TEXT}.{short}": made[key] for short, key in named if short != key}
@@ -141,6 +143,18 @@ def classes_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
 def _without_paths(part: Any) -> Any:
     """A part of a configuration without the path of a file that mlx-vlm would read as Qwen4's table."""
     return {**part, "ple_storage": None} if isinstance(part, dict) and "ple_storage" in part else part
+
+
+def _with_table(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Qwen4's table of 8-bit floats times its scale. mlx-vlm does the same, but where experts have no scales
+    any more it raises."""
+    made = dict(weights)
+    for name in weights:
+        if name.endswith(_TABLE_SCALE):
+            scale = made.pop(name).reshape(())
+            for key in [key for key in made if key.startswith(f"{name.removesuffix('weight_scale')}shard_")]:
+                made[key] = mx.from_fp8(made[key], dtype=mx.bfloat16) * scale
+    return made
 
 
 def _family(name: str, model_type: str) -> Any:

@@ -182,6 +182,22 @@ def _parses(hint: str) -> bool:
     return bool(found.quantize and found.hf_path)
 
 
+@pytest.mark.parametrize("settings", [None, FP8, IN_BLOCKS])
+def test_8_bit_floats_without_scales_are_refused(
+    settings: dict[str, Any] | None, llama: dict[str, Any], tmp_path: Path
+) -> None:
+    """MLX reads them as bytes. They were served, as numbers of 0 to 255."""
+
+    def bare(name: str, array: mx.array) -> Tensors:
+        return {f"{name}.weight": ("F8_E4M3", mx.to_fp8(array.astype(mx.float32)))}
+
+    config = llama | SMALL | ({"quantization_config": settings} if settings else {})
+    folder = write(tmp_path / "model", config, each_projection(bare, released(llama | SMALL)))
+    with pytest.raises(ModelError, match="has no scale") as caught:
+        profile(folder)
+    assert caught.value.reason == "MODEL_FORMAT_UNSUPPORTED"
+
+
 def test_settings_of_modelopt_beside_the_configuration(llama: dict[str, Any], tmp_path: Path) -> None:
     folder = write(tmp_path / "model", llama | SMALL, each_projection(modelopt, released(llama | SMALL)))
     settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
