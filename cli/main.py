@@ -39,6 +39,22 @@ _PLACES = {
 }
 """What errors mean that name no file: a write, and a path relative to a folder that was removed."""
 
+_OTHERS_WORDS = {
+    "ls": ("model", "list"),
+    "ps": ("deployment", "list"),
+    "pull": ("model", "pull"),
+    "rm": ("model", "remove"),
+    "show": ("model", "fits"),
+}
+"""Commands of ollama that do here what these do."""
+
+_OTHERS_STEPS = {
+    "run": "sealring deploy MODEL, then sealring chat",
+    "stop": "sealring deployment delete NAME; or deploy it with --on-demand, which unloads it by itself",
+    "serve": "sealring up",
+}
+"""Commands of ollama that take other steps here."""
+
 _PARTS = "Parts of a cluster"
 _COMMAND_WIDTH = 26
 
@@ -77,6 +93,18 @@ class Sections(TyperGroup):
         super().__init__(**attributes)
         commands: Any = Commands()  # to which nobody adds
         self.commands = commands
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command for the first of `args`, also in ollama's words."""
+        word = args[0] if args else ""
+        if word in _OTHERS_STEPS:
+            raise InvalidInput(
+                f"there is no command {word}", hint=_OTHERS_STEPS[word], reason="COMMAND_UNKNOWN"
+            )
+        found: tuple[str | None, Any, list[str]] = super().resolve_command(
+            ctx, [*_OTHERS_WORDS.get(word, args[:1]), *args[1:]]
+        )
+        return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes a section per help panel, in the order in which they come first."""

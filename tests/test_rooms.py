@@ -250,12 +250,12 @@ LINES = {
     "gateway": 1_010,
     "gateway/rings": 3_430,
     "gateway/scheduler": 4_085,
-    "node": 14_300,
-    "node/engine": 18_725,
+    "node": 14_330,
+    "node/engine": 18_790,
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 12_250,
+    "cli": 12_430,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

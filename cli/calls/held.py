@@ -9,10 +9,12 @@ from typing import Any
 from sealring.cli.calls.members import find_node
 from sealring.cli.calls.operator import Admin
 from sealring.cli.terminal.output import print_data, print_table, say
+from sealring.cli.terminal.pace import Pace
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
 from sealring.mesh.units import size
 
 _POLL_SECONDS = 0.5
+_ASKING = "asking which nodes have it"
 _STALE_SECONDS = 5.0
 """The time for which a node may still report the result of an earlier fetch after a new one has begun."""
 
@@ -56,7 +58,7 @@ async def pull(
     for one in ids:
         await admin.call("PullModel", id=one, model=model, to_plan=to_plan)
     loop = asyncio.get_running_loop()
-    started = loop.time()
+    started, pace = loop.time(), Pace(loop.time)
     while True:
         known = {node.id: node for node in (await admin.call("ListNodes")).nodes if node.id in ids}
         if len(known) < len(set(ids)):  # evicted meanwhile
@@ -69,9 +71,12 @@ async def pull(
         for one, there in found.items():
             for held in there:
                 if held.problem and loop.time() > started + _STALE_SECONDS:
+                    why, _, hint = held.problem.partition(" (hint: ")
+                    again = f"sealring model pull {model} --node {known[one].name}"
+                    first = f"{hint.removesuffix(')')}; then" if hint else "once that is mended"
                     raise FailedPrecondition(
-                        f"{known[one].name} does not get {model}: {held.problem}",
-                        hint=f"once that is mended: sealring model pull {model} --node {known[one].name}",
+                        f"{known[one].name} does not get {model}: {why}",
+                        hint=f"{first}: {again}",
                         reason="MODEL_NOT_FETCHED",
                     )
         names = [known[one].name for one in known]
@@ -81,8 +86,7 @@ async def pull(
             sum(getattr(held, name) for there in found.values() for held in there)
             for name in ("done", "size")
         )
-        share = f"{done / total:.0%} of {size(total)}" if total else "asking which nodes have it"
-        tell(f"fetching {model} to {', '.join(names)}: {share}")
+        tell(f"fetching {model} to {', '.join(names)}: {pace.words(done, total) or _ASKING}")
         await asyncio.sleep(_POLL_SECONDS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +49,60 @@ def pull_model(
     say(f"{model} is {'on' if wait else 'on its way to'} {', '.join(names)}")
 
 
+@command(app, "search", example="sealring model search qwen3 coder")
+def search(
+    context: typer.Context,
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="of the model's name")],
+    every: Annotated[bool, typer.Option("--all", help="also models not converted for MLX")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=50, help="models at most")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Find models on the Hugging Face hub, those most fetched first."""
+    from sealring.cli.local.hubbed import find_models
+
+    with progress("asking the Hugging Face hub"):
+        found = host_of(context).reach(find_models, " ".join(words), limit=limit, mlx_only=not every)
+    if as_json:
+        print_json(found)
+        return
+    print_table(["model", "fetched", "likes"], [[one["id"], one["downloads"], one["likes"]] for one in found])
+    say("fetch one: sealring model pull MODEL; in fewer bits: sealring model get MODEL --bits 4")
+
+
+@command(app, "get", example="sealring model get Qwen/Qwen3-8B --bits 4")
+def get(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="ORG/NAME", help="id on the Hugging Face hub")],
+    bits: Annotated[int, typer.Option(min=2, max=8, metavar="2|3|4|5|6|8", help="of each weight")] = 4,
+    into: Annotated[Path | None, typer.Option(metavar="DIR", help="its folder [default: ~/models]")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the model as published, too")] = False,
+) -> None:
+    """Fetch a model to this machine, and write it in fewer bits as mlx_lm.convert does.
+
+    For models that nobody has converted. It needs the disk for both, and reads text alone.
+    """
+    from sealring.cli.local.hubbed import check_bits, fetch_here
+    from sealring.cli.terminal.pace import Pace
+    from sealring.node.engine.apart import ask_apart
+
+    check_bits(bits)
+    host, folder = host_of(context), (into or Path("~/models")).expanduser().resolve()
+    made, pace = folder / f"{model.rpartition('/')[2]}-{bits}bit", Pace(host.monotonic)
+    with progress(f"fetching {model}") as shown:
+
+        def tell(done: int, size_in_all: int) -> None:
+            shown.update(f"fetching {model}: {pace.words(done, size_in_all)}")
+
+        fetched = host.reach(fetch_here, model, folder, tell)
+        shown.update(f"converting {model} to {bits} bits")
+        written = host.reach(
+            ask_apart, "sealring.node.engine.convert", [str(fetched), str(made), "--bits", str(bits)]
+        )
+    if not keep:
+        shutil.rmtree(fetched)
+    say(f"{made} has {size(written['bytes'])}; serve it: sealring deploy {made}")
+
+
 @command(app, "list", example="sealring model list", section="cli", fields=ADMIN)
 def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     """Show which nodes have which models, and how far those are that are on their way."""
@@ -63,6 +118,7 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
     print_models(nodes)
 
 
+@command(app, "rm", example="sealring model rm Qwen3-8B", section="cli", fields=ADMIN, hidden=True)
 @command(
     app, "remove", example="sealring model remove mlx-community/Qwen3-8B-4bit", section="cli", fields=ADMIN
 )

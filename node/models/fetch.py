@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -53,6 +53,19 @@ log = structlog.get_logger()
 WANTED = ".wanted"
 """File in the partial folder with the wanted bytes [first, end) of files, as JSON."""
 
+Send = Callable[[engine_pb2.HubEvent], None]
+
+_WHY = {
+    "gaierror": "cannot be found: this machine has no network, or no name server",
+    "ConnectError": "cannot be reached",
+    "ConnectionRefusedError": "cannot be reached",
+    "TimeoutError": "does not answer in time",
+    "ReadTimeout": "does not answer in time",
+    "ConnectTimeout": "does not answer in time",
+    "SSLCertVerificationError": "has a certificate that is not trusted here: something stands between",
+}
+"""What the network's errors mean, by the names of their classes: those of the libraries below vary."""
+
 _RUN = 128
 """Parts of one request: the hub's download addresses expire."""
 
@@ -78,15 +91,16 @@ def main() -> None:
     frames = FrameSocket(control)
     threading.Thread(target=die_with_daemon, args=(control,), daemon=True).start()
     try:
-        fetch(arguments.model, arguments.home, frames, part=arguments.part, commit=arguments.commit)
+        fetch(arguments.model, arguments.home, frames.send, part=arguments.part, commit=arguments.commit)
     except SealringError as error:
-        log.error("model_not_fetched", reason=error.reason, why=error.message)
+        log.error("model_not_fetched", reason=error.reason, why=error.message, exc_info=error.__cause__)
         frames.send(engine_pb2.HubEvent(problem=to_problem(error)))
         sys.exit(1)
 
 
-def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, commit: str = "") -> None:
-    """Fetches a model at the commit of the parts that are here, at `commit`, or at its newest one.
+def fetch(model: str, home: Path, send: Send, *, part: bool = False, commit: str = "") -> Path:
+    """Fetches a model at the commit of the parts that are here, at `commit`, or at its newest one. The folder
+    that it is in then, before `PartialModel.publish`. `send` takes the HubEvents meanwhile.
 
     Raises NotFound (MODEL_NOT_FOUND), Unavailable (HUB_OFFLINE, HUB_UNREACHABLE), ResourceExhausted
     (DISK_FULL), ModelError (MODEL_TOO_LARGE, MODEL_PART_DAMAGED, OTHER_MODEL_VERSION, BAD_HUB_ANSWER)."""
@@ -95,7 +109,7 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
         note = note_of(partial.path)
         here = commit_of(partial.path, note)
         check_commit(model, here, commit)
-        repository = Repository(model, here or commit, _Beat(frames))
+        repository = Repository(model, here or commit, _Beat(send))
         manifest = repository.manifest()
         if note is not None:
             if _shape(note.manifest) != _shape(manifest):
@@ -105,7 +119,7 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
                     reason="OTHER_MODEL_VERSION",
                 )
             manifest = note.manifest
-        fetching = HubFetch(repository, partial, frames)
+        fetching = HubFetch(repository, partial, send)
         ranges = _wanted(partial.path / WANTED) if part else ()
         wanted = beginnings(manifest) if part else every_part(manifest)
         if note is None:
@@ -119,32 +133,33 @@ def fetch(model: str, home: Path, frames: FrameSocket, *, part: bool = False, co
             fetching.fill()
             partial.want(with_ranges(manifest, wanted, ranges))
             fetching.fill()
+        return partial.path
     except SealringError:
         raise
     except Exception as error:
-        raise _refusal(error, model) from error
+        raise refusal(error, model) from error
 
 
 class _Beat:
     """Shows the daemon that this process works, also without progress to report."""
 
-    def __init__(self, frames: FrameSocket) -> None:
-        self._frames = frames
+    def __init__(self, send: Send) -> None:
+        self._send = send
         self._sent = time.monotonic()
 
     def __call__(self) -> None:
         if time.monotonic() >= self._sent + _BEAT_SECONDS:
-            self._frames.send(engine_pb2.HubEvent())
+            self._send(engine_pb2.HubEvent())
             self._sent = time.monotonic()
 
 
 class HubFetch:
     """Fills a partial model from a repository."""
 
-    def __init__(self, repository: Repository, partial: PartialModel, frames: FrameSocket) -> None:
+    def __init__(self, repository: Repository, partial: PartialModel, send: Send) -> None:
         self._repository = repository
         self._partial = partial
-        self._frames = frames
+        self._send = send
         self._kept = time.monotonic()
         self._checked: set[int] = set()
 
@@ -210,7 +225,7 @@ class HubFetch:
             self._kept = time.monotonic()
 
     def _tell(self) -> None:
-        self._frames.send(engine_pb2.HubEvent(size=self._partial.size, done=self._partial.done))
+        self._send(engine_pb2.HubEvent(size=self._partial.size, done=self._partial.done))
 
 
 def _shape(manifest: Manifest) -> list[tuple[str, int]]:
@@ -225,7 +240,7 @@ def _wanted(file: Path) -> list[tuple[str, int, int]]:
         return []
 
 
-def _refusal(error: BaseException, model: str) -> SealringError:
+def refusal(error: BaseException, model: str) -> SealringError:
     """The error of the tree for one of huggingface_hub, which wraps the first error in others."""
     from huggingface_hub import errors
 
@@ -236,11 +251,11 @@ def _refusal(error: BaseException, model: str) -> SealringError:
         return Unavailable("HF_HUB_OFFLINE keeps the hub away", hint="unset it", reason="HUB_OFFLINE")
     if any(isinstance(one, errors.RepositoryNotFoundError) for one in chain):
         return not_found(model, "check the id; a gated or private model needs HF_TOKEN")
-    log.error("hub_error", exc_info=error)
+    why = _WHY.get(type(chain[-1]).__name__, f"does not give the model ({type(chain[-1]).__name__})")
     return Unavailable(
-        f"the hub does not give the model: {type(chain[-1]).__name__}",
-        hint="check the network, and try again: parts that have arrived are kept; or pull all of it first "
-        "to a node that reaches the hub (sealring model pull --node)",
+        f"the Hugging Face hub {why}",
+        hint="check this machine's network, and try again: parts that have arrived are kept; or fetch it on "
+        "a node that reaches the hub (sealring model pull --node)",
         reason="HUB_UNREACHABLE",
     )
 

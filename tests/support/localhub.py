@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 COMMIT = "c" * 40
 
@@ -21,6 +22,8 @@ class LocalHub:
         self.files = files
         self.asked: list[tuple[str, str, str]] = []
         """Method, path and range of every request."""
+        self.searched: list[dict[str, str]] = []
+        """Parameters of every search."""
         self.tokens: set[tuple[str, str | None]] = set()
         """First part of the path, and authorization, of every request."""
         self.etags: dict[str, str] = {}
@@ -106,7 +109,12 @@ def local_hub(repository: str, files: dict[str, bytes]) -> Iterator[LocalHub]:
                 "private": False,
                 "description": "x" * hub.pads_list,
             }
-            if path.startswith(f"/api/models/{repository}/tree/"):
+            if path == "/api/models":
+                words = parse_qs(self.path.partition("?")[2])
+                hub.searched.append({name: found[0] for name, found in words.items()})
+                named = words["search"][0].lower() in repository.lower()
+                self.give_json([{"id": repository, "downloads": 7, "likes": 2}] if named else [])
+            elif path.startswith(f"/api/models/{repository}/tree/"):
                 self.give_json(_tree(hub))
             elif hub.refusal is not None and path.startswith("/api/"):
                 self.send_response(503)

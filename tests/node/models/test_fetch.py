@@ -232,9 +232,8 @@ def test_what_the_hub_has_not_confirmed_is_never_noted_as_whole(
     )
     partial = PartialModel(tmp_path, "org/model")
     partial.begin(Manifest.unhashed([(one.name, one.size) for one in repository.files]), commit=COMMIT)
-    frames: Any = SimpleNamespace(send=lambda event: None)
     with pytest.raises(KeyboardInterrupt):
-        fetch.HubFetch(repository, partial, frames).fill()
+        fetch.HubFetch(repository, partial, lambda event: None).fill()
     note = kept(tmp_path)
     assert [sorted(one) for one in note.have] == [[0], [0, 1, 2]]
     assert replace(note, have=every_part(note.manifest)).is_part

@@ -1,0 +1,73 @@
+"""Writes a model with fewer bits a weight, as `mlx_lm.convert` does: a process of its own.
+
+`python -m sealring.node.engine.convert FOLDER INTO --bits 4` reads one array after another. Code that comes
+with a model is neither run nor copied, and a tower is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from sealring.mesh.errors import ModelError
+from sealring.mesh.system.start import forbid_core_files
+from sealring.node.engine import mlx_lm_import
+from sealring.node.engine.apart import answer
+from sealring.node.engine.converted import GROUP
+from sealring.node.engine.profile import COVERED
+from sealring.node.engine.weights import load_lazily, read_config
+
+_WRITTEN = {"config.json", "modules.json"}
+
+
+def convert(folder: Path, into: Path, bits: int) -> dict[str, Any]:
+    """Writes the model of `folder` with weights of `bits` bits into a new folder; its `bytes`.
+
+    Raises ModelError (ALREADY_QUANTIZED, FOLDER_TAKEN), and as `load_lazily`.
+    """
+    if "quantization" in read_config(folder):
+        raise ModelError(
+            f"the weights of {folder.name} are quantized already",
+            hint="deploy it as it is",
+            reason="ALREADY_QUANTIZED",
+        )
+    if into.exists():
+        raise ModelError(f"{into} is there already", hint="remove it, or give --into", reason="FOLDER_TAKEN")
+    model, config = load_lazily(folder)
+    utils = mlx_lm_import.import_utils()
+    unfinished = into.with_name(f".{into.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with contextlib.redirect_stdout(io.StringIO()):
+        model, config = utils.quantize_model(model, config, GROUP, bits)
+    utils.save_model(unfinished, model, donate_model=True)
+    utils.save_config(config, unfinished / "config.json")
+    for name in COVERED - _WRITTEN:
+        if (folder / name).is_file():
+            shutil.copy(folder / name, unfinished / name)
+    unfinished.rename(into)
+    return {"bytes": sum(file.stat().st_size for file in into.iterdir())}
+
+
+def main() -> int:
+    """Converts the folder that the command line names, and prints as `apart.answer` does."""
+    forbid_core_files()
+    parser = argparse.ArgumentParser(
+        prog="python -m sealring.node.engine.convert", description=convert.__doc__
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("into", type=Path)
+    parser.add_argument("--bits", type=int, required=True)
+    arguments = parser.parse_args()
+    mx.set_default_device(mx.cpu)
+    return answer(lambda: convert(arguments.folder, arguments.into, arguments.bits))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
