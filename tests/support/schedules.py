@@ -239,6 +239,7 @@ class PrefixSteps:
 
 
 TRIMMABLE = {"llama", "qwen3", "mixtral", "deepseek_v3", "qwen3:4", "afm7", "minimax_m3_vl", "nemotron-nas"}
+TRIMMABLE |= {"ernie4_5_moe_vl", "hunyuan_vl", "hy_v4"}
 
 
 def check_prefixes(family: str, tails: list[tuple[int, int]], choices: random.Random, size: int) -> int:

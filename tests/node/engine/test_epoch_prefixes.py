@@ -16,12 +16,15 @@ from sealring.node.engine import Prefixes, RowParameters, params
 from sealring.v1 import control_pb2 as control
 
 PREFIX_FAMILIES = ["llama", "qwen3", "gemma3_text", "mixtral", "gpt_oss", "deepseek_v3", "mamba2", "qwen3:4"]
+OF_MLX_VLM = ["deepseek_v4", "ernie4_5_moe_vl", "glm5_next", "hunyuan_vl", "hy_v4", "inkling_mm_model"]
+OF_MLX_VLM += ["longcat_flash_sparse:ngram", "qwen4_exp", "z1t"]
+"""One or more with each kind of cache that text models of mlx-vlm have."""
 
 
 @pytest.mark.parametrize(
     ("family", "size"),
     combinations(
-        PREFIX_FAMILIES,
+        PREFIX_FAMILIES + OF_MLX_VLM,
         [1, 2, 3],
         always=[("llama", 3), *((each, 1) for each in ("deepseek_v3", "mamba2", "qwen3:4"))],
     ),
@@ -37,9 +40,11 @@ def test_what_is_kept_is_as_good_in_the_next_epoch(family: str, size: int) -> No
     assert check_prefixes_over_epochs(family, size) == [CHUNK]
 
 
+MARKED = [("gemma3_text", 2), ("mamba2", 1), ("kimi_k3", 2), ("deepseek_v41", 2), ("llama4", 2)]
+
+
 @pytest.mark.parametrize(
-    ("family", "size"),
-    [("gemma3_text", 2), ("mamba2", 1), ("kimi_k3", 2), ("deepseek_v41", 2), ("llama4", 2)],
+    ("family", "size"), [*MARKED, *(pytest.param(each, 2, marks=pytest.mark.sweep) for each in OF_MLX_VLM)]
 )
 def test_a_row_begins_at_a_mark_of_a_longer_prefix_whose_caches_cannot_be_cut(family: str, size: int) -> None:
     """The window of the mark has slid out of the longer prefix long since."""
