@@ -125,6 +125,19 @@ def every_run(*names: str) -> list[Any]:
     return [pytest.param(key, marks=[pytest.mark.sweep] * (key not in names)) for key in CONFIGS]
 
 
+@pytest.mark.parametrize("key", ["hy_v4", "moondream3"])
+def test_weights_in_four_bits_are_exact_in_three_stages(key: str) -> None:
+    """Rings of every family are in the sweep (`tests/integration/test_four_bits.py`)."""
+    config = CONFIGS[key] | {"quantization": {"group_size": 32, "bits": 4}}
+    prompt = prompt_of(TOKENS // 4)
+    assert (
+        check_runs.largest_difference(
+            follow(whole_of(config), prompt), follow(staged(config, [1, 3]), prompt)
+        )
+        == 0.0
+    )
+
+
 ROWS = (1, 50, 23, 7, 130)
 """Tokens of prompts whose rows share steps, join and leave."""
 
