@@ -246,7 +246,7 @@ LINES = {
     "sealring/client": 2_350,
     "sealring/testing": 700,
     "edge": 4_120,
-    "coordinator": 12_530,
+    "coordinator": 12_540,
     "gateway": 1_010,
     "gateway/rings": 3_430,
     "gateway/scheduler": 4_085,
@@ -255,7 +255,7 @@ LINES = {
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 12_430,
+    "cli": 12_445,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

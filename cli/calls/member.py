@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sealring.cli.calls.gateway import NO_ACCESS, GatewayAccess, gateway_access
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.system.files import read_bounded, write_atomic
 from sealring.mesh.system.paths import CLIENT_FOLDER, default_state_root, is_enrolled
@@ -16,7 +18,9 @@ from sealring.mesh.system.paths import CLIENT_FOLDER, default_state_root, is_enr
 if TYPE_CHECKING:
     import grpc.aio
 
+    from sealring.cli.settings import CliSettings
     from sealring.mesh.rpc.tls import PeerChannel
+    from sealring.mesh.settings.config import Loaded
 
 _GATEWAYS = "gateways.json"
 _SECONDS = 4.0
@@ -27,6 +31,18 @@ def client_folder() -> Path | None:
     root = default_state_root()
     folder = root / "node" / CLIENT_FOLDER
     return folder if is_enrolled(folder) and not is_enrolled(root / "gateway") else None
+
+
+@asynccontextmanager
+async def gateways_of(loaded: Loaded[CliSettings]) -> AsyncIterator[tuple[Sequence[str], GatewayAccess]]:
+    """The gateways of the settings; by default on a member those that take its questions. Raises as
+    `gateway_access` and `MemberChannels.find`."""
+    folder = client_folder() if loaded.origin["gateway"] == "default" else None
+    if folder is None:
+        yield loaded.settings.gateway, gateway_access(loaded.settings)
+        return
+    async with aclosing(MemberChannels(folder)) as channels:
+        yield await channels.find(), {**NO_ACCESS, "channels": channels}
 
 
 class MemberChannels:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from sealring.cli.calls.operator import connect, read_bundle
 from sealring.cli.local.processes import Level, run_daemon
 from sealring.cli.terminal.command import ADMIN, command, load_settings
 from sealring.cli.terminal.output import say
+
+if TYPE_CHECKING:
+    from sealring.cli.calls.gateway import GatewayAccess
 
 app = typer.Typer()
 
@@ -33,10 +37,12 @@ def dashboard(
     It prints an address with a token, which shows all that this operator may see. Prompts of its chat are
     sealed here, so that the gateway cannot read them.
     """
-    settings = load_settings(context).settings
+    loaded = load_settings(context)
+    settings = loaded.settings
     pin = read_bundle(settings.operator).root_sha256
 
-    from sealring.cli.calls.gateway import gateway_access, inference
+    from sealring.cli.calls.gateway import inference
+    from sealring.cli.calls.member import gateways_of
     from sealring.cli.dashboard.app import create_dashboard, new_token
     from sealring.client import AsyncClient
     from sealring.client.sealing import SealingBackend
@@ -47,15 +53,18 @@ def dashboard(
     from sealring.mesh.system.processes import stop_on_signals
 
     async def work() -> None:
-        access, state_file = gateway_access(settings), default_state_file(pin)
+        async with gateways_of(loaded) as (addresses, access):
+            await serve(addresses, access)
+
+    async def serve(addresses: Sequence[str], access: GatewayAccess) -> None:
         client = AsyncClient(
-            settings.gateway, root_sha256=pin, state_file=state_file, timeout=3600.0, **access
+            addresses, root_sha256=pin, state_file=default_state_file(pin), timeout=3600.0, **access
         )
         metrics, token = Metrics(), new_token()
         edge = create_app(SealingBackend(client, metrics), exposition=metrics.exposition)
         calls = connect(settings.operator, address=settings.coordinator, seconds=settings.timeout)
         async with client, calls as admin, AsyncExitStack() as stack:
-            opened = [inference(address, **access) for address in settings.gateway]
+            opened = [inference(address, **access) for address in addresses]
             gateways = [await stack.enter_async_context(one) for one in opened]
             server = HttpServer(create_dashboard(admin, pin, gateways, client, edge, token))
             with stop_on_signals() as stop:

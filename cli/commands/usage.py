@@ -17,6 +17,7 @@ from sealring.mesh.errors import InvalidInput, SealringError
 
 if TYPE_CHECKING:
     from sealring.cli.settings import CliSettings
+    from sealring.mesh.settings.config import Loaded
     from sealring.v1.inference_pb2 import GetUsageResponse
 
 app = typer.Typer()
@@ -60,9 +61,9 @@ def usage(
 
     if as_json and as_csv:
         raise InvalidInput("--json and --csv exclude each other", reason="BAD_OPTION")
-    settings = load_settings(context).settings
+    loaded = load_settings(context)
     groups = [one.value for one in dict.fromkeys(by or [Group.KEY, Group.MODEL])]
-    found = asyncio.run(_ask(settings, first_day(host_of(context).now(), days)))
+    found = asyncio.run(_ask(loaded, first_day(host_of(context).now(), days)))
     if any(one.more for one in found):
         say("note: there is more than a gateway tells at once; ask for fewer days")
     rows = added_up(found, groups)
@@ -74,20 +75,22 @@ def usage(
         _print_rows(rows, groups, found)
 
 
-async def _ask(settings: CliSettings, since: str) -> list[GetUsageResponse]:
+async def _ask(loaded: Loaded[CliSettings], since: str) -> list[GetUsageResponse]:
     """The answers of the gateways; one without an answer is named. Raises the last error if none answers."""
-    from sealring.cli.calls.gateway import gateway_access, inference
+    from sealring.cli.calls.gateway import inference
+    from sealring.cli.calls.member import gateways_of
 
-    found, failed = [], None
-    access = gateway_access(settings)
-    for address in settings.gateway:
-        try:
-            async with inference(address, **access) as calls:
-                found.append(await calls.usage(since))
-        except SealringError as error:
-            failed = error
-            if len(settings.gateway) > 1:
-                say(f"without {address}: {error}")
+    found: list[GetUsageResponse] = []
+    failed = None
+    async with gateways_of(loaded) as (addresses, access):
+        for address in addresses:
+            try:
+                async with inference(address, **access) as calls:
+                    found.append(await calls.usage(since))
+            except SealringError as error:
+                failed = error
+                if len(addresses) > 1:
+                    say(f"without {address}: {error}")
     if failed is not None and not found:
         raise failed
     return found

@@ -9,6 +9,9 @@ from sealring.coordinator.rings.traces import Traces
 from sealring.coordinator.store import OperatorRole
 from sealring.v1 import admin_pb2
 
+PLAN_COUNTS = 20
+"""A plan of a member's programs counts as this number of calls: nodes read a model's headers for it."""
+
 
 class DeploymentCalls:
     """RPCs on deployments."""
@@ -33,7 +36,7 @@ class DeploymentCalls:
         made = await self._deployments.create(request.spec, actor)
         return admin_pb2.CreateDeploymentResponse(plan=made)
 
-    @needs(OperatorRole.ADMIN)
+    @needs(OperatorRole.ADMIN, members=PLAN_COUNTS)
     async def PlanDeployment(  # noqa: N802
         self, request: admin_pb2.PlanDeploymentRequest, actor: str
     ) -> admin_pb2.PlanDeploymentResponse:

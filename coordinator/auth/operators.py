@@ -62,13 +62,14 @@ class OperatorAccess:
         return list(self._running.values())
 
     @asynccontextmanager
-    async def calling(self, context: Context, needs: OperatorRole) -> AsyncIterator[str]:
-        """One call of an operator, by name. A revocation of its caller ends it with OPERATOR_REVOKED.
+    async def calling(self, context: Context, needs: OperatorRole, members: int) -> AsyncIterator[str]:
+        """One call of an operator, by name. A revocation of its caller ends it with OPERATOR_REVOKED. That of
+        a member's program counts as `members` calls, and is refused for 0.
 
         Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE,
         OPERATOR_REVOKED, OPERATOR_EXPIRED, OPERATOR_ROLE, MEMBERS_READ), ResourceExhausted (RATE_LIMITED).
         """
-        name = self._require(context, needs)
+        name = self._require(context, needs, members)
         task = asyncio.current_task()
         assert task is not None
         self._running[task] = name
@@ -162,11 +163,11 @@ class OperatorAccess:
             self._store.audit.append(now, actor, action, name, details)
         return certificate
 
-    def _require(self, context: Context, needs: OperatorRole) -> str:
+    def _require(self, context: Context, needs: OperatorRole, members: int) -> str:
         peer = self._access.identify(context, Role.OPERATOR, Role.CLIENT)
         name, certificate = peer.id, peer_certificate(context)
         if peer.role == Role.CLIENT:
-            return self._require_member(name, certificate, needs)
+            return self._require_member(name, certificate, members)
         known = self._store.operators.find(name)
         if known is None or not hmac.compare_digest(known.key_hash, key_hash(certificate)):
             log.warning("operator_refused", operator=name, why="revoked or another key")
@@ -186,13 +187,13 @@ class OperatorAccess:
             )
         return name
 
-    def _require_member(self, identifier: str, certificate: bytes, needs: OperatorRole) -> str:
+    def _require_member(self, identifier: str, certificate: bytes, count: int) -> str:
         """As `_require`, for a program of a member. Raises ResourceExhausted (RATE_LIMITED) as well."""
         member = self._store.members.find(identifier)
         if member is None or not hmac.compare_digest(member.client_key, key_hash(certificate)):
             log.warning("operator_refused", operator=identifier, why="no member, or another key")
             raise _revoked()
-        if needs != OperatorRole.READ:
+        if not count:
             machine = socket.gethostname()
             raise PermissionDenied(
                 "a member may look at its cluster, and change nothing",
@@ -200,7 +201,7 @@ class OperatorAccess:
                 reason="MEMBERS_READ",
                 machine=machine,
             )
-        self.members.check(identifier)
+        self.members.check(identifier, count)
         return identifier
 
     def _end_calls(self, name: str) -> None:
@@ -211,20 +212,24 @@ class OperatorAccess:
 
 
 def needs(
-    role: OperatorRole,
+    role: OperatorRole, members: int | None = None
 ) -> Callable[
     [Callable[[Any, OperatorCall, str], Awaitable[Response]]],
     Callable[[Any, OperatorCall, Any], Coroutine[Any, Any, Response]],
 ]:
     """Marks a handler of the Admin service with the role that it needs. The handler gets the caller's name
-    instead of gRPC's context."""
+    instead of gRPC's context.
+
+    A call by a member's program counts as `members` calls; for 0 it is refused. By default it may read.
+    """
+    counts = int(role == OperatorRole.READ) if members is None else members
 
     def wrap(
         handler: Callable[[Any, OperatorCall, str], Awaitable[Response]],
     ) -> Callable[[Any, OperatorCall, Any], Coroutine[Any, Any, Response]]:
         @functools.wraps(handler)
         async def guarded(self: Any, request: OperatorCall, context: Any) -> Response:
-            async with self.operators.calling(context, role) as actor:
+            async with self.operators.calling(context, role, counts) as actor:
                 return await handler(self, request, actor)
 
         guarded.__dict__["needs"] = role

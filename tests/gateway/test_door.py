@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator
@@ -27,6 +28,7 @@ from sealring.mesh.rpc import (
     secure_channel,
     server_credentials,
 )
+from sealring.mesh.rpc.server import Port
 from sealring.testing.authority import Authority, make_member, make_roster
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
@@ -97,12 +99,12 @@ class Served:
 
 
 @asynccontextmanager
-async def opened(limits: Limits = Limits()) -> AsyncIterator[Served]:
+async def opened(limits: Limits = Limits(), port: Port = Port()) -> AsyncIterator[Served]:
     found = Served()
     door = MemberDoor("demo", lambda: found.roster, limits, found.refused.append)
     own = found.material(Role.GATEWAY, "gateway")
     services = [(inference_grpc.add_InferenceServicer_to_server, Inference(), SERVICE)]
-    server = Server(services, interceptors=[GateInterceptor(door.admit)])
+    server = Server(services, port=port, interceptors=[GateInterceptor(door.admit)])
     found.port = server.listen("127.0.0.1:0", server_credentials(TlsStore(own)))
     await server.start()
     looking = asyncio.create_task(door.run())
@@ -187,3 +189,20 @@ async def test_an_eviction_ends_what_is_under_way(monkeypatch: pytest.MonkeyPatc
         assert await served.call(served.client()) == "NOT_ENROLLED"
         assert not stays.done()
         stays.cancel()
+
+
+@pytest.mark.parametrize("held", ["silent", "asking"])
+async def test_connections_of_others_keep_no_member_out(held: str) -> None:
+    """Strangers hold more connections than the port has, or one member does, each with a question."""
+    async with opened(port=Port(connections=16)) as served, contextlib.AsyncExitStack() as stack:
+        for _ in range(40):
+            if held == "silent":
+                with contextlib.suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+                    stack.callback(writer.close)
+            else:
+                channel = await stack.enter_async_context(served.channel(served.client()))
+                asked = inference_grpc.InferenceStub(channel).Generate(inference.GenerateRequest())
+                stack.callback(asked.cancel)
+        while await served.call(served.client(1)) != "":
+            await asyncio.sleep(0.1)
