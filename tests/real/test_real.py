@@ -72,11 +72,26 @@ async def test_answers_with_a_quantized_cache_are_those_of_mlx_lm_with_one(arran
     check_all(whole, asked, await ask_all(ring, asked, TOKENS), TOKENS, kv_bits)
 
 
+def chairs(rooms):
+    """A long text of which an answer needs the beginning."""
+    return " ".join(f"Room {number} has {number * 7 % 50} chairs." for number in range(rooms))
+
+
+async def test_a_prompt_of_three_thousand_tokens_is_answered_as_by_the_whole_model(arrangements, wholes):
+    """Most layers of gemma3 see 512 tokens. The prompt is computed in chunks, over two stages."""
+    whole = wholes("gemma3")
+    ring = await arrangements.have(model=str(whole.folder), stages=2, context=4096)
+    prompt = inference.Prompt(text=chairs(288) + " Room 3 has")
+    assert len(whole.ids(prompt)) > 3000
+    answer = await ask(ring, prompt, TOKENS, sealed=True)
+    assert not answer.cached
+    check_all(whole, [prompt], [answer], TOKENS)
+
+
 async def test_a_conversation_of_thousands_of_tokens_is_computed_once(arrangements, wholes):
     whole = wholes("smollm2")
     ring = await arrangements.have(model=str(whole.folder), stages=3, context=4096)
-    rooms = " ".join(f"Room {number} has {number * 7 % 50} chairs." for number in range(230))
-    asked = [rooms + " How many chairs are in room 3?"]
+    asked = [chairs(230) + " How many chairs are in room 3?"]
     cache, held, total = whole.cache(), 0, 0
     for question in ("And in room 4?", "And in room 9?"):
         prompt = said(chat("", *asked))
