@@ -71,7 +71,6 @@ class NodeSession:
         self.outbox: Outbox[CoordinatorMessage] = Outbox()
         self.heartbeat: Heartbeat | None = None
         self.said_goodbye = False
-        self.steps: dict[str, int] = {}
         self.idle: set[str] = set()
         self._clock = clock
         self.last_seen = clock()
@@ -101,15 +100,16 @@ class NodeSession:
 
         Returns whether other rings are idle than before.
         """
+        before, idle = self.steps, self.idle
         self.heartbeat = heartbeat
         self.rests = min(max(0.0, heartbeat.next_ms / 1000 - WORK_SECONDS), _MOST_REST_SECONDS)
-        steps = {health.ring: health.steps for health in heartbeat.rings}
-        before, self.idle = (
-            self.idle,
-            {ring for ring, count in steps.items() if self.steps.get(ring) == count},
-        )
-        self.steps = steps
-        return self.idle != before
+        self.idle = {ring for ring, count in self.steps.items() if before.get(ring) == count}
+        return self.idle != idle
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """The steps of the node's rings, as it last reported."""
+        return {one.ring: one.steps for one in self.heartbeat.rings} if self.heartbeat else {}
 
     def seen(self) -> None:
         """The node said something."""

@@ -134,9 +134,7 @@ class Daemon:
         meter: MemoryMeter,
     ) -> None:
         """The stream to the coordinator and what answers its messages, once all that they act on is there."""
-        own_id, cluster = state.peer.id, state.peer.cluster
         intake = RosterIntake(
-            own_id,
             self._rosters,
             self._certificates.renew,
             self._send,
@@ -154,13 +152,18 @@ class Daemon:
             self.seats,
             self._awake,
         )
+        prover = Prover(
+            state.peer.cluster,
+            signer,
+            sealing_key.public_key,
+            self._models.served,
+            serial=settings.device_attestation is not None,
+        )
         handler = CoordinatorHandler(
             self._send,
             self._remove,
             status=NodeStatus(
-                cluster,
-                sealing_key.public_key,
-                signer,
+                prover,
                 lambda: self._addresses(),
                 rosters=self._rosters,
                 seats=self.seats,
@@ -172,13 +175,7 @@ class Daemon:
             intake=intake,
             seats=self.seats,
             models=self._models,
-            prover=Prover(
-                cluster,
-                signer,
-                sealing_key.public_key,
-                self._models.served,
-                serial=settings.device_attestation is not None,
-            ),
+            prover=prover,
             diagnosis=self.diagnosis,
             measuring=self.measuring,
             background=self._background,

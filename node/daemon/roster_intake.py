@@ -28,7 +28,6 @@ class RosterIntake:
 
     def __init__(
         self,
-        own_id: str,
         rosters: RosterKeeper,
         newer_root: Callable[[], Awaitable[None]],
         send: Callable[[membership_pb2.MemberMessage], None],
@@ -43,7 +42,6 @@ class RosterIntake:
 
         `on_removed` is called when a valid roster does not name this node.
         """
-        self._own_id = own_id
         self._rosters = rosters
         self._newer_root = newer_root
         self._send = send
@@ -64,7 +62,7 @@ class RosterIntake:
         """As `plan_epoch`, by the newest roster. Raises the `error`, if there is one."""
         if self.error is not None:
             raise self.error
-        return plan_epoch(prepare, self._rosters.current, self._own_id)
+        return plan_epoch(prepare, self._rosters.current, self._seats.own_id)
 
     async def accept(self, envelope: bytes) -> None:
         """Verifies a roster and applies it.
@@ -87,7 +85,7 @@ class RosterIntake:
         self._handshakes.close_revoked()
         self._report_seen(roster.version, roster.hash)
         self._seats.follow(roster)
-        await self._awake.follow(bool(roster.rings_of(self._own_id)))
+        await self._awake.follow(bool(roster.rings_of(self._seats.own_id)))
 
     async def retry(self) -> None:
         """Accepts the roster that waits, if the disk has space for it by now, or the clock is right."""

@@ -57,7 +57,7 @@ class Seats:
 
     def __init__(self, own_id: str, make: Callable[[str], Seat], background: Background) -> None:
         """`make` creates the seat of the ring that it is given."""
-        self._own_id = own_id
+        self.own_id = own_id
         self._make = make
         self._background = background
         self._seats: dict[str, Seat] = {}
@@ -107,7 +107,7 @@ class Seats:
                 self._follow(seat, seat.epoch, roster)
 
     def _follow(self, seat: Seat, epoch: MemberEpoch, roster: Roster) -> None:
-        ring = next((one for one in roster.rings_of(self._own_id) if one.id == seat.ring), None)
+        ring = next((one for one in roster.rings_of(self.own_id) if one.id == seat.ring), None)
         gateways = {one.id for one in roster.gateways}
         if ring is None:
             epoch.end("the ring is not in the roster any more")

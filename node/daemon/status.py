@@ -6,14 +6,13 @@ import os
 import secrets
 from collections.abc import Callable
 
-from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.rpc.protocol import software_version
 from sealring.mesh.system.power import power
-from sealring.mesh.trust.attestation import sign_sealing_key
 from sealring.node.daemon.engines import EngineKeeper, MemoryMeter
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.daemon.seats import Seats
+from sealring.node.identity.challenge import Prover
 from sealring.v1 import membership_pb2
 
 
@@ -22,9 +21,7 @@ class NodeStatus:
 
     def __init__(
         self,
-        cluster: str,
-        sealing_key: bytes,
-        signer: Signer,
+        prover: Prover,
         addresses: Callable[[], tuple[str, ...]],
         *,
         rosters: RosterKeeper,
@@ -34,12 +31,10 @@ class NodeStatus:
         fetcher: Fetcher,
         measures: bool,
     ) -> None:
-        """`sealing_key` is the public key that clients seal prompts to; `addresses` lead to the daemon;
-        `measures` says whether this node measures its ways to others when it is asked."""
+        """`addresses` lead to the daemon; `measures` says whether this node measures its ways to others when
+        it is asked."""
         self._measures = measures
-        self._cluster = cluster
-        self._sealing_key = sealing_key
-        self._signer = signer
+        self._prover = prover
         self._addresses = addresses
         self._rosters = rosters
         self._seats = seats
@@ -50,12 +45,13 @@ class NodeStatus:
 
     def hello(self) -> membership_pb2.Hello:
         """The first message on a stream. Raises what signing raises (`Signer.sign`)."""
+        key, signature = self._prover.sealing_key()
         return membership_pb2.Hello(
             software_version=software_version(),
             instance=self._instance,
             addresses=self._addresses(),
-            sealing_key=self._sealing_key,
-            sealing_key_signature=sign_sealing_key(self._signer, self._cluster, self._sealing_key),
+            sealing_key=key,
+            sealing_key_signature=signature,
             roster_version=self._rosters.version,
             measures=self._measures,
             serving=[serving for seat in self._seats if (serving := seat.serving()) is not None],

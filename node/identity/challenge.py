@@ -11,7 +11,7 @@ from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.crypto.keys import KeyType, Label
 from sealring.mesh.errors import SealringError
-from sealring.mesh.trust.attestation import NONCE_BYTES, Statement, sign_statement
+from sealring.mesh.trust.attestation import NONCE_BYTES, Statement, sign_sealing_key, sign_statement
 from sealring.node.identity.attestor import Attestor
 from sealring.node.identity.manifest import manifest_hash
 from sealring.v1 import membership_pb2
@@ -44,6 +44,10 @@ class Prover:
         self._sealing_key = sealing_key
         self._models = models
         self._clock = clock
+
+    def sealing_key(self) -> tuple[bytes, bytes]:
+        """The public key that clients seal prompts to, and its signature. Raises as `Signer.sign`."""
+        return self._sealing_key, sign_sealing_key(self._signer, self._cluster, self._sealing_key)
 
     async def answer(self, challenge: membership_pb2.Challenge) -> membership_pb2.MemberMessage | None:
         """The answer, or None without one. The coordinator counts silence as a failure."""

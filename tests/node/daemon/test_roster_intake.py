@@ -26,7 +26,6 @@ class World:
         self.removed = 0
         self.ahead = 0.0
         self.intake = RosterIntake(
-            self.party.id,
             RosterKeeper(folder, state, clock=lambda: wall_clock() + self.ahead),
             self.newer_root,
             self.sent.append,
@@ -35,7 +34,9 @@ class World:
             handshakes=SimpleNamespace(  # type: ignore[arg-type]
                 close_revoked=lambda: self.done.append(f"close, {len(self.sent)} sent")
             ),
-            seats=SimpleNamespace(follow=lambda roster: self.done.append("follow")),  # type: ignore[arg-type]
+            seats=SimpleNamespace(  # type: ignore[arg-type]
+                own_id=self.party.id, follow=lambda roster: self.done.append("follow")
+            ),
             awake=SimpleNamespace(follow=self.hold),  # type: ignore[arg-type]
         )
 
