@@ -1,4 +1,4 @@
-"""What carries gRPC: TLS over TCP, or the network in memory that a simulation runs on (`mesh/rpc/memory.py`).
+"""What carries gRPC: TLS over TCP, or a network in memory, on which tests run.
 
 A task, and every task and callback that it starts, uses the transport of its context.
 """

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sealring.mesh.rpc import process
+from memorynetwork import process
+
 from sealring.mesh.system import files
 
 FULL: set[str] = set()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import h11
+from memorynetwork import Network, process
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
@@ -19,7 +20,7 @@ from websockets.uri import parse_uri
 from sealring.edge.http.pieces import TURN_BYTES
 from sealring.edge.http.server import HttpServer
 from sealring.mesh.errors import Unavailable
-from sealring.mesh.rpc import Crowd, Network, process
+from sealring.mesh.rpc import Crowd
 
 Object = dict[str, Any]
 

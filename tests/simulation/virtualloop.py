@@ -1,6 +1,6 @@
 """An event loop in virtual time, for many processes at once: nothing waits, all happens in one order.
 
-Each handle belongs to the process of its context (`mesh/rpc/memory.py`). A process that stands still has its
+Each handle belongs to the process of its context (`memorynetwork.py`). A process that stands still has its
 handles kept until it goes on; those of a process that was killed are dropped, so that not even its `finally`
 blocks run.
 """
@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any, TextIO
 from weakref import WeakKeyDictionary
 
-from sealring.mesh.rpc import Process, process
+from memorynetwork import Process, process
 
 MOST_AT_ONCE = 1_000_000
 """Callbacks without progress of time: code that spins."""

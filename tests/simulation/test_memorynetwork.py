@@ -12,13 +12,12 @@ import grpc
 import grpc.aio
 import pytest
 from leaftest import material
+from memorynetwork import WINDOW_BYTES, Network, Process
 
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
 from sealring.mesh.rpc import (
-    Network,
-    Process,
     Server,
     TlsStore,
     channel_options,
@@ -27,7 +26,6 @@ from sealring.mesh.rpc import (
     secure_channel,
     server_credentials,
 )
-from sealring.mesh.rpc.memory import WINDOW_BYTES
 
 SERVICE = "test.Service"
 SERVER = PeerIdentity("demo", Role.MEMBER, "server")

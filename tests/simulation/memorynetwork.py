@@ -28,8 +28,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from sealring.mesh.clock import Clock, wall_clock
-from sealring.mesh.pki.certificates import TlsMaterial, to_pem
-from sealring.mesh.rpc.interceptor import arity
+from sealring.mesh.pki import TlsMaterial, to_pem
+from sealring.mesh.rpc import arity
 from sealring.mesh.rpc.transport import Handshakes, Options, transport
 
 WINDOW_BYTES = 64 << 10
@@ -266,7 +266,7 @@ class Network:
 def _own(address: str, one: Process) -> str:
     """The address as another machine would name it: each has a loopback of its own."""
     host, _, port = address.rpartition(":")
-    return f"{one.host}:{port}" if host in ("127.0.0.1", "0.0.0.0") else address  # noqa: S104 - compared
+    return f"{one.host}:{port}" if host in ("127.0.0.1", "0.0.0.0") else address
 
 
 def now() -> float:
