@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.request import Row
@@ -91,25 +91,8 @@ class Board(Composition):
 
     def settle(self, row: int) -> None:
         """Plans the end of a row's open drafts, if it has any: those that have come count."""
-        if row in self._drafted:
+        if row in self.lanes.drafted:
             self.plan(control.Change(settle=control.Settle(row=row, tokens=self.counts(row))))
-
-    @property
-    def kept(self) -> tuple[int, int]:
-        """The number of kept prefixes, and their tokens."""
-        return len(self._prefixes), self._kept_tokens
-
-    def marks_of_row(self, row: int) -> Collection[int]:
-        """The lengths at which a row is marked."""
-        return self._marks.of_row(row)
-
-    def marks_of_prefix(self, prefix: int) -> Collection[int]:
-        """The lengths at which a kept prefix is marked, its end among them."""
-        return self._marks.of_prefix(prefix)
-
-    def marks_alone(self, prefix: int) -> Collection[int]:
-        """The lengths of the marks that nothing but this prefix has."""
-        return self._marks.alone(prefix)
 
     def bring(self, row: int, tokens: int) -> None:
         """A run of drafts has brought these tokens of a row."""
@@ -118,7 +101,9 @@ class Board(Composition):
     def counts(self, row: int) -> int:
         """Tokens in the caches of a row that count by now: of open drafts those that have come."""
         held = self.held(row)
-        return held - self._drafted.get(row, 0) + self._brought.get(row, 0) if self._drafted else held
+        return (
+            held - self.lanes.drafted.get(row, 0) + self._brought.get(row, 0) if self.lanes.drafted else held
+        )
 
     def left(self, row: Row) -> int:
         """Steps without drafts, of those not announced, before the row is at its limit."""
@@ -126,16 +111,16 @@ class Board(Composition):
 
     def goes_on(self, lane: int, rows: Iterable[Row]) -> bool:
         """Whether anything is `left` of a lane's row that somebody wants."""
-        if self._drafted:
+        if self.lanes.drafted:
             return any(not row.closed and self.left(row) > 0 for row in rows)
-        base, steps = self._lane_base, self._lane_steps.get(lane, 0) + 1
+        base, steps = self.lanes.base, self.lanes.steps(lane) + 1
         return any(
             not row.closed and row.prompt_tokens + row.limit - base[row.number] > steps for row in rows
         )
 
     def near(self, lane: int, rows: Iterable[Row], steps: int) -> list[Row]:
         """Those of a lane's rows of which no more steps than these are `left`."""
-        if self._drafted:
+        if self.lanes.drafted:
             return [row for row in rows if self.left(row) <= steps]
-        base, most = self._lane_base, self._lane_steps.get(lane, 0) + steps + 1
+        base, most = self.lanes.base, self.lanes.steps(lane) + steps + 1
         return [row for row in rows if row.prompt_tokens + row.limit - base[row.number] <= most]

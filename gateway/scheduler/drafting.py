@@ -381,7 +381,7 @@ class _Chain:
         without drafts."""
         under_way = sum(1 + run.drafts for run in self.live)
         left = min(board.left(row) for row in self.rows) - under_way
-        unsettled = board.unsettled(self.rows[0].number)
+        unsettled = board.lanes.unsettled(self.rows[0].number)
         return min(*(row.drafts for row in self.rows), left - 2, MAX_UNSETTLED - unsettled - 1)
 
 

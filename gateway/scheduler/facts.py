@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.composition import Origin
+from sealring.mesh.ring.kept_prefixes import Origin
 from sealring.mesh.ring.limits import MAX_CONTEXT, MAX_RUNS
 from sealring.mesh.ring.prefix_names import Names, split
 from sealring.mesh.ring.spread import Times, between, rounds_with_another, spreads

@@ -64,10 +64,10 @@ class Lane:
             return True
         board = self._board
         if leaving and (
-            pressed or any(board.unsettled(row.number) or board.left(row) <= 0 for row in leaving)
+            pressed or any(board.lanes.unsettled(row.number) or board.left(row) <= 0 for row in leaving)
         ):
             return True
-        gathered = board.steps(self.number) - self._changed_at >= min(GATHERED, len(self.rows))
+        gathered = board.lanes.steps(self.number) - self._changed_at >= min(GATHERED, len(self.rows))
         return bool(leaving or self.ready) and gathered
 
     def wanting(self) -> list[Row]:
@@ -77,4 +77,4 @@ class Lane:
 
     def changed(self) -> None:
         """Rows leave or join with the next step."""
-        self._changed_at = self._board.steps(self.number)
+        self._changed_at = self._board.lanes.steps(self.number)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from sealring.gateway.scheduler.board import Board
 from sealring.gateway.scheduler.memory import Kept, Ledger, rounded
 from sealring.gateway.scheduler.request import Row
-from sealring.mesh.ring.composition import Origin
+from sealring.mesh.ring.kept_prefixes import Origin
 from sealring.mesh.ring.prefix_marks import MOST, thinned
 from sealring.mesh.ring.prefix_names import OPENING, STORED_BLOCK, Chain, Names, edges, split
 from sealring.v1 import control_pb2 as control
@@ -122,19 +122,19 @@ class PrefixCache:
         found = sorted(self._named.get(name, ()))
         if self._any:
             return found
-        return [number for number in found if length in self._board.marks_of_prefix(number)]
+        return [number for number in found if length in self._board.kept.marks.of_prefix(number)]
 
     def _names(self, number: int) -> Names:
         """The names of the lengths at which a prefix can be reused."""
         names = self._kept[number].names
         if self._any:
             return names
-        marks = self._board.marks_of_prefix(number)
+        marks = self._board.kept.marks.of_prefix(number)
         return tuple(pair for pair in names if pair[0] in marks)
 
     def _marks_of(self, row: Row) -> Names:
         """The names of the lengths at which a row is marked, where caches cannot be cut."""
-        marks = self._board.marks_of_row(row.number) if self._exact else ()
+        marks = self._board.kept.marks.of_row(row.number) if self._exact else ()
         return tuple(pair for pair in row.names if pair[0] in marks) if marks else ()
 
     def secured(self, row: Row) -> int:
@@ -308,12 +308,12 @@ class PrefixCache:
         cut all marks but one. A row that begins before the end of a prefix that it takes has no mark there:
         until then, that mark is in the row's memory for windows and states. The mark where a row begins is
         there beside them."""
-        prefixes, tokens = self._board.kept
+        prefixes, tokens = len(self._board.kept), self._board.kept.tokens
         marks = self._board.marks if self._exact else 0
         for number, rows in self._expected.items():
             end = self._kept[number].tokens
             prefixes, tokens = prefixes - 1, tokens - end
-            marks -= self._exact and max(rows.values()) < end and end in self._board.marks_alone(number)
+            marks -= self._exact and max(rows.values()) < end and end in self._board.kept.marks.alone(number)
         return Kept(prefixes, tokens, marks)
 
     def kept_bytes(self) -> list[int]:
@@ -482,7 +482,7 @@ class PrefixCache:
         end stays, and where a row that waits begins. So does that behind what the user asked, but for
         `questions`."""
         for number, kept in self._kept.items() if self._exact else ():
-            alone = set(self._board.marks_alone(number))
+            alone = set(self._board.kept.marks.alone(number))
             stays = {kept.tokens, *self._expected.get(number, {}).values()}
             names = self._names(number)
             if kept.question in names and not questions:

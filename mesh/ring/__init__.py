@@ -6,9 +6,10 @@ __all__, __getattr__ = face(
     __name__,
     composition=(
         "Admission Adopting Change Chunk Composition Dropping Eviction Keeping MAX_CHANGES "
-        "MAX_CHOICES MAX_DRAFTED MAX_DRAFTS MAX_LANES MAX_PREFIXES MAX_UNSETTLED Marking Origin "
+        "MAX_CHOICES MAX_DRAFTED MAX_DRAFTS MAX_LANES MAX_UNSETTLED Marking "
         "ResolvedStep Restoring Settling Unmarking"
     ),
+    kept_prefixes="MAX_PREFIXES Origin",
     limits=(
         "DRAFT_MARKS DRAFT_ROWS MAX_ALIASES MAX_CONTEXT MAX_KEEP_ALIVE MAX_LAYERS "
         "MAX_PREFILL_CHUNK MAX_REPLICAS MAX_ROWS MAX_RUNS MAX_SPANS MAX_STAGES"

@@ -11,19 +11,19 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from sealring.mesh.errors import InvalidInput
-from sealring.mesh.ring.prefix_marks import MOST, Marks
+from sealring.mesh.ring.bad_step import bad_step
+from sealring.mesh.ring.kept_prefixes import KeptPrefixes, Origin
+from sealring.mesh.ring.lane_rows import LaneRows
 from sealring.mesh.ring.prefix_names import NAME_BYTES
 from sealring.v1 import control_pb2 as control
 
 MAX_LANES = 512
 MAX_CHUNKS = 64
 MAX_PARAMS_BYTES = 1 << 20
-MAX_PREFIXES = 1024
 MAX_CHOICES = 8
 MAX_CHANGES = 8192
 MAX_DRAFTS = 15
@@ -95,15 +95,6 @@ class Settling:
     lane: int
     accepted: int
     surplus: int
-
-
-class Origin(NamedTuple):
-    """The identity of a kept prefix on all members and in all epochs: the first tokens of a row of an
-    epoch."""
-
-    epoch: int
-    row: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +240,10 @@ class _Unused:
 
 
 class Composition:
-    """Rows in prefill, rows in lanes and kept prefixes of one epoch. Not thread safe."""
+    """Rows in prefill, rows in `lanes` and `kept` prefixes of one epoch. Not thread safe.
+
+    Others read `lanes` and `kept`; only steps and their changes change them.
+    """
 
     def __init__(self, *, epoch: int, max_rows: int, prefill_chunk: int) -> None:
         self._epoch = epoch
@@ -259,19 +253,10 @@ class Composition:
         self._prefilling: dict[int, tuple[int, int]] = {}  # row -> (done, prompt tokens)
         self._choices: dict[int, int] = {}  # row in prefill -> 1 + its copies
         self._copies = 0  # still to be made
-        self._lanes: dict[int, list[int]] = {}
-        self._lane_of: dict[int, int] = {}
-        self._lane_steps: dict[int, int] = {}
-        self._lane_base: dict[int, int] = {}  # row in a lane -> its tokens less the steps of its lane
-        self._drafted: dict[int, int] = {}  # row with open drafts -> tokens since it was settled
-        self._prefixes: dict[int, Origin] = {}
-        self._kept_tokens = 0  # of these
-        self._restored: dict[int, bytes] = {}  # of these, and their names
-        self._marks = Marks()
         self._unused = _Unused()
-        self._highest_prefix = 0
+        self.lanes = LaneRows()
+        self.kept = KeptPrefixes()
         self._digest_of_rows: bytes | None = None
-        self._digest_of_prefixes: bytes | None = None
         self._tokens = 0
 
     @property
@@ -283,44 +268,25 @@ class Composition:
     @property
     def marks(self) -> int:
         """The marks of rows and of kept prefixes; one that several have counts once."""
-        return self._marks.count
+        return self.kept.marks.count
 
     def held(self, row: int) -> int:
         """Tokens in the caches of a row, also those that are not settled; 0 for an unknown row."""
-        lane = self._lane_of.get(row)
-        return self._held(row, lane) if lane is not None else self._prefilling.get(row, (0, 0))[0]
-
-    def unsettled(self, row: int) -> int:
-        """Tokens of a row with open drafts since it was settled; 0 for any other."""
-        return self._drafted.get(row, 0)
-
-    def steps(self, lane: int) -> int:
-        """Decode steps of a lane, and one more for each draft of one row."""
-        return self._lane_steps.get(lane, 0)
+        done, _ = self._prefilling.get(row, (0, 0))
+        return done or self.lanes.held(row)
 
     @property
     def last_step(self) -> int:
         return self._last_step
 
-    def lane_rows(self, lane: int) -> tuple[int, ...]:
-        """The rows of a lane in order; empty for an unknown lane."""
-        return tuple(self._lanes.get(lane, ()))
-
-    def lanes(self) -> dict[int, tuple[int, ...]]:
-        return {lane: tuple(rows) for lane, rows in sorted(self._lanes.items())}
-
     def prefilling(self) -> dict[int, tuple[int, int]]:
         """Row -> (tokens done, tokens of the prompt), for rows in no lane."""
         return dict(self._prefilling)
 
-    def prefixes(self) -> dict[int, int]:
-        """Kept prefix -> its tokens."""
-        return {prefix: origin.tokens for prefix, origin in self._prefixes.items()}
-
     @property
     def rows(self) -> int:
         """Rows that hold memory, or will once their prompt is prefilled."""
-        return len(self._prefilling) + self._copies + len(self._lane_of)
+        return len(self._prefilling) + self._copies + len(self.lanes)
 
     def apply(self, step: control.Step) -> ResolvedStep:
         """Applies `step` to the state.
@@ -329,12 +295,12 @@ class Composition:
         and the epoch must end.
         """
         if step.number != self._last_step + 1:
-            raise _bad(f"step {step.number} follows step {self._last_step}")
+            raise bad_step(f"step {step.number} follows step {self._last_step}")
         check_count(len(step.changes))
         changes = tuple(self.change(change) for change in step.changes)
         ranks = [rank(change) for change in changes]
         if ranks != sorted(ranks):
-            raise _bad("a prefix is adopted, kept or dropped after other changes of a step")
+            raise bad_step("a prefix is adopted, kept or dropped after other changes of a step")
         chunks, rows, sampled, continues = self.work(step, changed=bool(changes))
         lane, decode = step.decode.lane if rows else None, step.decode
         return ResolvedStep(
@@ -368,65 +334,28 @@ class Composition:
             rows, sampled, continues = self._decode(step.decode)
             self._tokens += len(rows) * (1 + step.decode.drafts)
         if changed or chunks:
-            self._tokens = self._count()
+            alone = sum(done for done, _ in self._prefilling.values())
+            self._tokens = alone + self.kept.tokens + self.lanes.tokens()
         return chunks, rows, sampled, continues
 
     def _decode(self, decode: control.Decode) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
         """The rows of a decode step, those that get a token, and whether it continues drafts."""
-        lane, drafts, continues = decode.lane, decode.drafts, False
-        rows = self.lane_rows(lane)
+        lane, drafts = decode.lane, decode.drafts
+        rows = self.lanes.of(lane)
         if not rows:
-            raise _bad(f"lane {lane} has no rows to decode")
+            raise bad_step(f"lane {lane} has no rows to decode")
         if decode.guesses > (MAX_DRAFTS if len(rows) == 1 else 0):
-            raise _bad(f"{decode.guesses} guesses for {len(rows)} rows are too many")
+            raise bad_step(f"{decode.guesses} guesses for {len(rows)} rows are too many")
         if (drafts or decode.guesses) and not decode.source:
-            raise _bad("drafts are of no source")
-        if drafts:
-            continues = rows[0] in self._drafted
-            sampled = self._draft(rows, drafts)
-        else:
-            sampled = rows
-            self._check_settled(rows)
-        self._lane_steps[lane] = self._lane_steps.get(lane, 0) + 1 + drafts
+            raise bad_step("drafts are of no source")
+        if drafts and len(rows) * (1 + drafts) > MAX_DRAFTED:
+            raise bad_step(f"{drafts} drafts for {len(rows)} rows are too many")
+        continues = bool(drafts and self.lanes.unsettled(rows[0]))
+        sampled = self.lanes.decode(lane, drafts)
+        for row in rows if drafts else ():
+            if self.lanes.unsettled(row) > MAX_UNSETTLED:
+                raise bad_step(f"row {row} has {self.lanes.unsettled(row)} tokens that are not settled")
         return rows, sampled, continues
-
-    def _draft(self, rows: tuple[int, ...], drafts: int) -> tuple[int, ...]:
-        if len(rows) * (1 + drafts) > MAX_DRAFTED:
-            raise _bad(f"{drafts} drafts for {len(rows)} rows are too many")
-        if len(rows) > 1:
-            self._check_settled(rows)
-        for row in rows:
-            unsettled = self._drafted.get(row, 0) + 1 + drafts
-            if unsettled > MAX_UNSETTLED:
-                raise _bad(f"row {row} has {unsettled} tokens that are not settled")
-            self._drafted[row] = unsettled
-        return tuple(row for row in rows for _ in range(1 + drafts))
-
-    def _check_settled(self, rows: Sequence[int]) -> None:
-        for row in rows if self._drafted else ():
-            if row in self._drafted:
-                raise _bad(f"row {row} has drafts that are not settled")
-
-    def _settle(self, row: int, tokens: int) -> Settling:
-        computed = self._drafted.pop(row, 0)
-        if not computed:
-            raise _bad(f"row {row} has no drafts to settle")
-        lane = self._lane_of[row]
-        surplus = self._held(row, lane) - tokens
-        if not 0 <= surplus < computed:
-            raise _bad(f"row {row} cannot hold {tokens} tokens")
-        self._lane_base[row] -= surplus
-        return Settling(row, lane, computed - surplus, surplus)
-
-    def _count(self) -> int:
-        alone = sum(done for done, _ in self._prefilling.values())
-        return (
-            alone
-            + self._kept_tokens
-            + sum(
-                len(rows) * max(self._held(row, lane) for row in rows) for lane, rows in self._lanes.items()
-            )
-        )
 
     def change(self, change: control.Change) -> Change:
         """Makes one change of the step to come, which refers to the rows as the previous step left them.
@@ -438,154 +367,90 @@ class Composition:
         if kind == "evict":
             return self._evict(change.evict.row)
         if kind == "settle":
-            return self._settle(change.settle.row, change.settle.tokens)
-        self._digest_of_prefixes = None
+            row, tokens = change.settle.row, change.settle.tokens
+            return Settling(row, *self.lanes.settle(row, tokens))
         if kind == "keep":
             return self._keep(change.keep)
         if kind == "adopt":
             return self._adopt(change.adopt)
         if kind == "drop":
-            self._give_up(change.drop.prefix)
+            self.kept.give_up(change.drop.prefix)
             return Dropping(change.drop.prefix)
         if kind == "restore":
             return self._restore(change.restore)
         if kind == "mark":
             return self._mark(change.mark.row, change.mark.tokens)
         if kind == "unmark":
-            return self._unmark(change.unmark)
-        raise _bad("a change is empty")
+            row, prefix, marks = change.unmark.row, change.unmark.prefix, tuple(change.unmark.marks)
+            self.kept.unmark(row, prefix, marks)
+            return Unmarking(row, prefix, marks)
+        raise bad_step("a change is empty")
 
     def _keep(self, keep: control.Keep) -> Keeping:
-        lane = self._lane_of.get(keep.row)
-        if lane is None:
-            index, held = 0, self._prefilling[keep.row][0] if keep.row in self._prefilling else 0
-        else:
-            index = self._lanes[lane].index(keep.row)
-            held = self._held(keep.row, lane)
+        held = self.held(keep.row)
         if not 1 <= keep.tokens <= held:
-            raise _bad(f"row {keep.row} does not hold {keep.tokens} tokens")
-        marks, has = _lengths(keep.marks, keep.tokens, keep.prefix), self._marks.of_row(keep.row)
-        if not set(marks).issubset(has):
-            raise _bad(f"row {keep.row} does not have the marks of prefix {keep.prefix}")
-        origin = Origin(self._epoch, keep.row, keep.tokens)
-        self._add_prefix(keep.prefix, origin)
-        cut = keep.tokens in has
-        self._marks.keep(keep.prefix, keep.row, keep.tokens, marks, whole=keep.tokens == held)
+            raise bad_step(f"row {keep.row} does not hold {keep.tokens} tokens")
+        origin, whole = Origin(self._epoch, keep.row, keep.tokens), keep.tokens == held
+        marks, cut = self.kept.keep(keep.prefix, origin, keep.marks, whole=whole)
+        lane, index = self.lanes.place(keep.row) or (None, 0)
         return Keeping(keep.prefix, origin, held, lane, index, marks, cut)
 
     def _adopt(self, adopt: control.Adopt) -> Adopting:
         origin = Origin(adopt.epoch, adopt.row, adopt.tokens)
         if self._last_step or origin.epoch >= self._epoch or not origin.tokens:
-            raise _bad(f"prefix {adopt.prefix} cannot be adopted")
-        marks = _lengths(adopt.marks, adopt.tokens, adopt.prefix)
-        self._add_prefix(adopt.prefix, origin)
-        self._marks.add(adopt.prefix, (*marks, adopt.tokens))
-        return Adopting(adopt.prefix, origin, marks)
+            raise bad_step(f"prefix {adopt.prefix} cannot be adopted")
+        return Adopting(adopt.prefix, origin, self.kept.adopt(adopt.prefix, origin, adopt.marks))
 
     def _mark(self, row: int, tokens: int) -> Marking:
         done, _ = self._prefilling.get(row, (0, 0))
-        if not done or done != tokens or len(self._marks.of_row(row)) >= MOST:
-            raise _bad(f"row {row} cannot be marked at {tokens} tokens")
-        self._marks.mark(row, tokens)
+        if not done or done != tokens:
+            raise bad_step(f"row {row} cannot be marked at {tokens} tokens")
+        self.kept.mark(row, tokens)
         return Marking(row, tokens)
-
-    def _unmark(self, unmark: control.Unmark) -> Unmarking:
-        marks = tuple(unmark.marks)
-        has = self._marks.of_prefix(unmark.prefix) if unmark.prefix else self._marks.of_row(unmark.row)
-        end = self._prefixes[unmark.prefix].tokens if unmark.prefix in self._prefixes else 0
-        if not marks or len(set(marks)) < len(marks) or not set(marks) <= set(has) or end in marks:
-            raise _bad("marks that are given up are not there")
-        if unmark.prefix:
-            self._marks.unmark(unmark.prefix, marks)
-        else:
-            self._marks.unmark_row(unmark.row, marks)
-        return Unmarking(unmark.row, unmark.prefix, marks)
 
     def _restore(self, restore: control.Restore) -> Restoring:
         if restore.recall >= _RECALLED or not restore.tokens or len(restore.name) != NAME_BYTES:
-            raise _bad(f"prefix {restore.prefix} cannot be restored")
+            raise bad_step(f"prefix {restore.prefix} cannot be restored")
         origin = Origin(self._epoch, _RECALLED + restore.recall, restore.tokens)
-        self._add_prefix(restore.prefix, origin)
-        self._marks.add(restore.prefix, (restore.tokens,))
-        self._restored[restore.prefix] = restore.name
+        self.kept.restore(restore.prefix, origin, restore.name)
         return Restoring(restore.prefix, origin, restore.recall, restore.name)
-
-    def _add_prefix(self, prefix: int, origin: Origin) -> None:
-        if prefix <= self._highest_prefix:
-            raise _bad(f"prefix {prefix} is not a new prefix")
-        if len(self._prefixes) >= MAX_PREFIXES:
-            raise _bad(f"prefix {prefix} is one more than {MAX_PREFIXES}")
-        self._highest_prefix = prefix
-        self._prefixes[prefix] = origin
-        self._kept_tokens += origin.tokens
-
-    def _give_up(self, prefix: int) -> None:
-        origin = self._prefixes.pop(prefix, None)
-        if origin is None:
-            raise _bad(f"prefix {prefix} cannot be given up: it is not kept")
-        self._kept_tokens -= origin.tokens
-        self._restored.pop(prefix, None)
-        self._marks.drop(prefix)
 
     def _admit(self, row: int, lane: int) -> Admission:
         place = self._prefilling.pop(row, None)
         if place is None or place[0] != place[1]:
-            raise _bad(f"row {row} is not ready to be admitted")
+            raise bad_step(f"row {row} is not ready to be admitted")
         if lane >= MAX_LANES:
-            raise _bad(f"lane {lane} is above {MAX_LANES - 1}")
-        self._check_settled(self._lanes.get(lane, ()))
-        self._lanes.setdefault(lane, []).append(row)
-        self._lane_of[row] = lane
-        self._lane_base[row] = place[1] - self._lane_steps.get(lane, 0)
+            raise bad_step(f"lane {lane} is above {MAX_LANES - 1}")
+        self.lanes.admit(row, lane, place[1])
         return Admission(row, lane)
 
-    def _held(self, row: int, lane: int) -> int:
-        """Tokens in the cache of a row that is in a lane."""
-        return self._lane_base[row] + self._lane_steps.get(lane, 0)
-
     def _evict(self, row: int) -> Eviction:
-        self._digest_of_prefixes = None
-        self._marks.forget_row(row)
+        self.kept.evicted(row)
         if row in self._prefilling:
             del self._prefilling[row]
             self._copies -= self._choices.pop(row, 1) - 1
             return Eviction(row, None, 0)
-        lane = self._lane_of.get(row)
-        if lane is None:
-            raise _bad(f"row {row} cannot be evicted: it is unknown")
-        return Eviction(row, lane, self._leave(row, lane))
-
-    def _leave(self, row: int, lane: int) -> int:
-        """Takes a row out of its lane; returns its former place."""
-        del self._lane_of[row]
-        del self._lane_base[row]
-        self._drafted.pop(row, None)
-        rows = self._lanes[lane]
-        index = rows.index(row)
-        rows.pop(index)
-        if not rows:
-            del self._lanes[lane]
-        return index
+        return Eviction(row, *self.lanes.leave(row))
 
     def _prefill(self, chunks: Sequence[control.Chunk]) -> tuple[Chunk, ...]:
         if not 1 <= len(chunks) <= MAX_CHUNKS:
-            raise _bad(f"a prefill has {len(chunks)} chunks")
+            raise bad_step(f"a prefill has {len(chunks)} chunks")
         if len({chunk.row for chunk in chunks}) != len(chunks):
-            raise _bad("a prefill names a row twice")
+            raise bad_step("a prefill names a row twice")
         return tuple(self._chunk(chunk) for chunk in chunks)
 
     def _chunk(self, chunk: control.Chunk) -> Chunk:
         if chunk.start == 0 or chunk.prefix:
             self._begin(chunk)
         elif chunk.params_bytes or chunk.choices or chunk.takes:
-            raise _bad("parameters, choices and a prefix come with the first chunk only")
+            raise bad_step("parameters, choices and a prefix come with the first chunk only")
         total = chunk.prompt_tokens
         if self._prefilling.get(chunk.row) != (chunk.start, total):
-            raise _bad(f"chunk of row {chunk.row} does not continue its prompt")
+            raise bad_step(f"chunk of row {chunk.row} does not continue its prompt")
         if not chunk.start < chunk.end <= total or chunk.end - chunk.start > self._prefill_chunk:
-            raise _bad(f"chunk of row {chunk.row} has a length that is not allowed")
+            raise bad_step(f"chunk of row {chunk.row} has a length that is not allowed")
         if chunk.params_bytes > MAX_PARAMS_BYTES:
-            raise _bad(f"parameters of row {chunk.row} are too long")
+            raise bad_step(f"parameters of row {chunk.row} are too long")
         self._prefilling[chunk.row] = (chunk.end, total)
         last = chunk.end == total
         choices = self._choices.get(chunk.row, 1)
@@ -604,20 +469,17 @@ class Composition:
     def _begin(self, chunk: control.Chunk) -> None:
         choices = chunk.choices or 1
         if choices > MAX_CHOICES:
-            raise _bad(f"row {chunk.row} has more than {MAX_CHOICES} choices")
+            raise bad_step(f"row {chunk.row} has more than {MAX_CHOICES} choices")
         if self.rows + choices > self._max_rows:
-            raise _bad(f"row {chunk.row} is one more than the {self._max_rows} rows of this ring")
-        if chunk.prefix and not 1 <= chunk.start <= self.prefixes().get(chunk.prefix, 0):
-            raise _bad(f"prefix {chunk.prefix} does not hold the first tokens of row {chunk.row}")
+            raise bad_step(f"row {chunk.row} is one more than the {self._max_rows} rows of this ring")
+        if chunk.prefix and not 1 <= chunk.start <= self.kept.held(chunk.prefix):
+            raise bad_step(f"prefix {chunk.prefix} does not hold the first tokens of row {chunk.row}")
         if not self._unused.take(chunk.row, chunk.row + choices - 1):
-            raise _bad(f"row {chunk.row} is not a new row")
+            raise bad_step(f"row {chunk.row} is not a new row")
         if chunk.takes and not chunk.prefix:
-            raise _bad(f"row {chunk.row} takes no prefix")
+            raise bad_step(f"row {chunk.row} takes no prefix")
         if chunk.prefix:
-            self._digest_of_prefixes = None
-            self._marks.begin(chunk.row, chunk.prefix, chunk.start)
-        if chunk.takes:
-            self._give_up(chunk.prefix)
+            self.kept.begin(chunk.row, chunk.prefix, chunk.start, takes=chunk.takes)
         self._choices[chunk.row] = choices
         self._copies += choices - 1
         self._prefilling[chunk.row] = (chunk.start, chunk.prompt_tokens)
@@ -637,17 +499,14 @@ class Composition:
             )
             digest.update(struct.pack(">I", chunk.choices))
         digest.update(self._rows_digest())
-        digest.update(self._prefixes_digest())
+        digest.update(self.kept.digest())
         return digest.digest()
 
     def _rows_digest(self) -> bytes:
         """Hash of the rows' places; cached for most steps, in which no row is admitted, evicted or
         prefilled."""
         if self._digest_of_rows is None:
-            digest = hashlib.sha256(struct.pack(">I", len(self._lanes)))
-            for number in sorted(self._lanes):
-                rows = self._lanes[number]
-                digest.update(struct.pack(f">II{len(rows)}Q", number, len(rows), *rows))
+            digest = hashlib.sha256(self.lanes.packed())
             digest.update(struct.pack(">I", len(self._prefilling)))
             for row in sorted(self._prefilling):
                 digest.update(struct.pack(">QII", row, *self._prefilling[row]))
@@ -655,47 +514,13 @@ class Composition:
             self._digest_of_rows = digest.digest()
         return self._digest_of_rows
 
-    def _prefixes_digest(self) -> bytes:
-        """Hash of the kept prefixes, their origins and marks, and of the marks of rows: members could
-        otherwise keep different ones unnoticed."""
-        if self._digest_of_prefixes is None:
-            digest = hashlib.sha256(struct.pack(">I", len(self._prefixes)))
-            for prefix in sorted(self._prefixes):
-                digest.update(struct.pack(">QQQI", prefix, *self._prefixes[prefix]))
-                digest.update(self._restored.get(prefix, b""))
-                digest.update(_packed(self._marks.of_prefix(prefix)))
-            for row in sorted(self._marks.rows()):
-                digest.update(struct.pack(">Q", row) + _packed(self._marks.of_row(row)))
-            self._digest_of_prefixes = digest.digest()
-        return self._digest_of_prefixes
-
-
-def _lengths(marks: Sequence[int], tokens: int, prefix: int) -> tuple[int, ...]:
-    """The lengths of a prefix's marks besides its end."""
-    found = tuple(marks)
-    if (
-        len(found) >= MOST
-        or list(found) != sorted(set(found))
-        or (found and not 0 < found[0] <= found[-1] < tokens)
-    ):
-        raise _bad(f"prefix {prefix} has {len(found)} marks that cannot be")
-    return found
-
-
-def _packed(lengths: Collection[int]) -> bytes:
-    return struct.pack(f">I{len(lengths)}I", len(lengths), *sorted(lengths))
-
 
 def check_count(changes: int) -> None:
     """Raises InvalidInput (BAD_STEP) for more changes than a step may have."""
     if changes > MAX_CHANGES:
-        raise _bad(f"a step has more than {MAX_CHANGES} changes")
+        raise bad_step(f"a step has more than {MAX_CHANGES} changes")
 
 
 def rank(change: Change) -> int:
     """The place of a change among those of its step: a keep comes before the rows change places."""
     return next(at for at, kinds in enumerate(_ORDER) if isinstance(change, kinds))
-
-
-def _bad(message: str) -> InvalidInput:
-    return InvalidInput(message, reason="BAD_STEP", hint="gateway and members disagree; the epoch must end")

@@ -17,10 +17,10 @@ from sealring.mesh.ring.composition import (
     Chunk,
     Keeping,
     Marking,
-    Origin,
     Restoring,
     Unmarking,
 )
+from sealring.mesh.ring.kept_prefixes import Origin
 from sealring.node.engine import caches, params
 from sealring.node.engine.caches import Cache
 from sealring.node.engine.caches.undo import Mark, cut_to, mark, marked

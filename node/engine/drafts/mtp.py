@@ -30,9 +30,9 @@ from sealring.mesh.ring.composition import (
     Dropping,
     Eviction,
     Keeping,
-    Origin,
     Settling,
 )
+from sealring.mesh.ring.kept_prefixes import Origin
 from sealring.node.engine import caches
 from sealring.node.engine.caches import Cache, parts_of
 from sealring.node.engine.sampling import Sampler

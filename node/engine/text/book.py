@@ -16,10 +16,10 @@ from sealring.mesh.ring.composition import (
     Dropping,
     Eviction,
     Keeping,
-    Origin,
     ResolvedStep,
     Restoring,
 )
+from sealring.mesh.ring.kept_prefixes import Origin
 from sealring.mesh.ring.prefix_ends import Ends
 from sealring.mesh.ring.prefix_names import KEY_BYTES, NO_CHAIN, Chain, PrefixNames, chain_of, is_clear
 from sealring.node.engine.drafts.source import RowSource, Source

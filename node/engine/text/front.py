@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from sealring.mesh.clock import Clock, monotonic_clock
-from sealring.mesh.ring.composition import Origin
+from sealring.mesh.ring.kept_prefixes import Origin
 from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
 from sealring.node.engine.drafts.source import Source
 from sealring.node.engine.text.book import Book, Emit

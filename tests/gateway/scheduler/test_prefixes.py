@@ -572,7 +572,7 @@ def test_a_row_has_marks_while_it_runs_and_they_go_last_of_all() -> None:
     desk.left(desk.prefill("a" * 400)[0])
     row = desk.start("a" * 400 + "b" * 400)
     assert desk.begin(row) == (True, [])
-    assert list(desk.board.marks_of_row(row.number)) == [384]
+    assert list(desk.board.kept.marks.of_row(row.number)) == [384]
     assert desk.cache.kept_bytes() == [10]
     desk.fill(40)
     assert desk.changes() == [f"unmark row {row.number}: 384"]

@@ -103,13 +103,13 @@ TOLD_AT_ONCE = 3
 
 
 def state_of(composition: Composition) -> object:
-    lanes, prefilling = composition.lanes(), composition.prefilling()
+    lanes, prefilling = composition.lanes.all(), composition.prefilling()
     rows = [*prefilling, *(row for lane in lanes.values() for row in lane)]
     return (
         lanes,
         prefilling,
-        [(row, composition.held(row), composition.unsettled(row)) for row in rows],
-        composition.prefixes(),
+        [(row, composition.held(row), composition.lanes.unsettled(row)) for row in rows],
+        composition.kept.all(),
         (composition.rows, composition.tokens, composition.marks),
     )
 
@@ -291,9 +291,10 @@ class ModelRing:
         return found
 
     def check_memory(self) -> None:
-        lanes = [[rounded(self.lengths[row]) for row in rows] for rows in self.composition.lanes().values()]
+        lanes = self.composition.lanes.all().values()
+        sizes = [[rounded(self.lengths[row]) for row in rows] for rows in lanes]
         loose = sum(rounded(self.lengths[row]) for row in self.composition.prefilling())
-        tokens = sum(len(sizes) * max(sizes) for sizes in lanes) + loose
+        tokens = sum(len(one) * max(one) for one in sizes) + loose
         for member in self.facts.members:
             used = tokens * member.kv_bytes_per_token + self.composition.rows * member.kv_bytes_per_row
             kept = sum(length * member.kv_bytes_per_token for _, length in self.kept.values())
@@ -769,7 +770,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lanes_follow_rows(self) -> None:
         if self.ring is not None and self.facts_of is not None:
             most = max(2, *(len(self.facts_of.lanes(rows)) for rows in range(self.facts_of.max_rows + 1)))
-            assert all(lane < most for lane in self.ring.composition.lanes())
+            assert all(lane < most for lane in self.ring.composition.lanes.all())
 
     def teardown(self) -> None:
         """Everything that is still there ends, and then nothing is held."""
@@ -799,7 +800,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             + self.ring.count_marks() * member.mark_bytes
             for member in self.facts_of.members
         ]
-        assert self.ring.composition.prefixes().keys() == self.ring.kept.keys()
+        assert self.ring.composition.kept.all().keys() == self.ring.kept.keys()
         assert len(self.ended) + len(self.cancelled) == self.count
 
 

@@ -107,7 +107,7 @@ def test_what_follows_is_taken(steps: list[control.Step]) -> None:
     assert len({step.digest for step in resolved}) == len(resolved)
     held = lengths(resolved)
     assert one.rows == len(held) <= MAX_ROWS
-    assert set(held) == set(one.prefilling()) | {row for rows in one.lanes().values() for row in rows}
+    assert set(held) == set(one.prefilling()) | {row for rows in one.lanes.all().values() for row in rows}
     for step in resolved:
         assert set(step.sampled) == set(step.rows) | {chunk.row for chunk in step.chunks if chunk.last}
 
@@ -123,9 +123,9 @@ def test_changes_tell_where_rows_were(steps: list[control.Step]) -> None:
                 mine.setdefault(change.lane, []).append(change.row)
             elif isinstance(change, Eviction) and change.lane is not None:
                 assert mine[change.lane].pop(change.index) == change.row
-        assert {lane: tuple(rows) for lane, rows in mine.items() if rows} == composition.lanes()
+        assert {lane: tuple(rows) for lane, rows in mine.items() if rows} == composition.lanes.all()
         for lane, rows in mine.items():
-            assert composition.lane_rows(lane) == tuple(rows)
+            assert composition.lanes.of(lane) == tuple(rows)
 
 
 @given(valid_runs(), st.data())
@@ -200,7 +200,7 @@ def test_anything_else_is_refused_in_one_way(steps: list[control.Step], more: li
         else:
             reason = "BAD_STEP"
             assert composition.rows <= MAX_ROWS
-            assert all(lane < MAX_LANES for lane in composition.lanes())
+            assert all(lane < MAX_LANES for lane in composition.lanes.all())
             assert all(chunk.tokens <= CHUNK for chunk in resolved.chunks)
             assert all(done <= total for done, total in composition.prefilling().values())
         assert reason == "BAD_STEP"
@@ -440,9 +440,9 @@ def test_a_row_begins_with_a_kept_prefix() -> None:
     assert chunk.tokens == 4
     assert composition.prefilling() == {1: (8, 20), 2: (9, 9)}
     composition.apply(with_prefix(4, 3, 1, 9, 9, 1))
-    assert composition.prefixes() == {1: 6}
+    assert composition.kept.all() == {1: 6}
     assert composition.apply(kept(5, drop=1)).changes == (Dropping(1),)
-    assert composition.prefixes() == {}
+    assert composition.kept.all() == {}
 
 
 def test_a_row_takes_a_prefix_that_nothing_can_begin_with_any_more() -> None:
@@ -451,7 +451,7 @@ def test_a_row_takes_a_prefix_that_nothing_can_begin_with_any_more() -> None:
     composition.apply(kept(2, (1, 1, 6)))
     assert composition.tokens == 14
     assert composition.apply(with_prefix(3, 2, 5, 9, 20, 1, takes=True)).chunks[0].takes
-    assert (composition.prefixes(), composition.tokens) == ({}, 17)
+    assert (composition.kept.all(), composition.tokens) == ({}, 17)
     composition.apply(kept(4, (2, 2, 9)))
     with pytest.raises(InvalidInput, match="does not hold"):
         composition.apply(with_prefix(5, 3, 5, 9, 9, 1))
@@ -529,7 +529,7 @@ def adopted(number: int, prefix: int, *origin: int) -> control.Step:
 def test_a_prefix_of_an_earlier_epoch_is_adopted_in_the_first_step() -> None:
     composition = make(epoch=3)
     assert composition.apply(adopted(1, 1, 2, 7, 6)).changes == (Adopting(1, Origin(2, 7, 6)),)
-    assert (composition.prefixes(), composition.tokens) == ({1: 6}, 6)
+    assert (composition.kept.all(), composition.tokens) == ({1: 6}, 6)
     assert composition.apply(with_prefix(2, 1, 5, 9, 9, 1)).chunks[0].prefix == 1
     for step in (adopted(3, 2, 2, 8, 6), adopted(1, 1, 3, 7, 6), adopted(1, 1, 2, 7, 0)):
         with pytest.raises(InvalidInput):
@@ -552,7 +552,7 @@ def test_what_all_members_recalled_is_kept_in_any_step() -> None:
     (change,) = composition.apply(restored(2, 1, 5)).changes
     assert isinstance(change, Restoring)
     assert (change.prefix, change.recall, change.tokens, change.origin.epoch) == (1, 5, 256, 3)
-    assert (composition.prefixes(), composition.tokens) == ({1: 256}, 260)
+    assert (composition.kept.all(), composition.tokens) == ({1: 256}, 260)
     assert composition.apply(with_prefix(3, 2, 256, 260, 300, 1)).chunks[0].prefix == 1
     for step in (restored(1, 1, 5, tokens=0), restored(1, 1, 5, name=b""), restored(1, 1, 1 << 63)):
         with pytest.raises(InvalidInput):
@@ -578,7 +578,7 @@ def test_the_last_chunk_of_a_prompt_makes_its_copies() -> None:
     assert composition.prefilling() == {5: (4, 4), 2: (12, 12), 3: (12, 12), 4: (12, 12)}
     composition.apply(changed(4, evict(2), admit(4, 1)))
     assert composition.rows == 3
-    assert composition.lane_rows(1) == (4,)
+    assert composition.lanes.of(1) == (4,)
 
 
 def test_copies_that_are_not_made_yet_go_with_their_row() -> None:
@@ -609,7 +609,7 @@ def test_choices_that_do_not_follow_are_refused(step: control.Step) -> None:
 def counted(composition: Composition) -> int:
     """The tokens of all caches, from what else the composition tells: each row's as if it were kept."""
     lanes = 0
-    for rows in composition.lanes().values():
+    for rows in composition.lanes.all().values():
         held = []
         for row in rows:
             trial = copy.deepcopy(composition)
@@ -617,7 +617,7 @@ def counted(composition: Composition) -> int:
             held.append(trial.apply(control.Step(number=trial.last_step + 1, changes=[keep])).changes[0].held)  # type: ignore[union-attr]
         lanes += len(rows) * max(held)
     alone = sum(done for done, _ in composition.prefilling().values())
-    return lanes + alone + sum(composition.prefixes().values())
+    return lanes + alone + sum(composition.kept.all().values())
 
 
 @given(valid_runs())

@@ -52,7 +52,7 @@ def test_caches_follow_the_composition(choices: random.Random) -> None:
     lanes, lengths = Lanes(), {}
     for number in range(1, 13):
         changes, ready = [], sorted(composition.prefilling())
-        held = [row for rows in composition.lanes().values() for row in rows]
+        held = [row for rows in composition.lanes.all().values() for row in rows]
         leaving = choices.sample(held, choices.randint(0, len(held)))
         joining = choices.sample(ready, choices.randint(0, len(ready)))
         for row in choices.sample(leaving + joining, len(leaving + joining)):
@@ -67,7 +67,7 @@ def test_caches_follow_the_composition(choices: random.Random) -> None:
         lanes.start(
             Row(number, filled(number, length), sampler=Sampler([RowParameters(logprobs=number)], [1]))
         )
-        for lane, rows in composition.lanes().items():
+        for lane, rows in composition.lanes.all().items():
             found = lanes.check(lane, rows)
             assert lane_contents(found.cache, len(rows)) == [
                 contents(filled(row, lengths[row])) for row in rows
@@ -107,7 +107,7 @@ class Rows:
 
     def decode(self, number: int) -> None:
         """One more token of each row of a lane."""
-        rows = self.composition.lane_rows(number)
+        rows = self.composition.lanes.of(number)
         self.step(decode=control.Decode(lane=number))
         lane = self.lanes.check(number, rows)
         for layer, one in enumerate(lane.cache):
@@ -118,7 +118,7 @@ class Rows:
             self.tokens[row] += 1
 
     def check(self) -> None:
-        for number, rows in self.composition.lanes().items():
+        for number, rows in self.composition.lanes.all().items():
             lane = self.lanes.check(number, rows)
             names = mx.array([[float(row)] for row in rows])
             assert lane.gathered(lane.spread([names]))[0].tolist() == names.tolist()
@@ -149,12 +149,12 @@ def test_rows_take_places_of_others_and_keep_their_tokens(choices: random.Random
     for number in range(1, 20):
         rows.prefill(number, choices.choice((1, 5, 40, 200, 250, 300)))
         ready = sorted(rows.composition.prefilling())
-        held = [row for each in rows.composition.lanes().values() for row in each]
+        held = [row for each in rows.composition.lanes.all().values() for row in each]
         leave = choices.sample(held, choices.randint(0, min(2, len(held) // 4)))
         join = choices.sample(ready, choices.randint(0, len(ready)))
         rows.change(leave=leave, join=[(row, int(choices.random() < 0.1)) for row in join])
         rows.check()
-        for lane in rows.composition.lanes():
+        for lane in rows.composition.lanes.all():
             for _ in range(choices.choice((0, 1, 3, PATIENCE + 1))):
                 rows.decode(lane)
         rows.check()
@@ -297,7 +297,7 @@ def test_positions_of_images_follow_their_rows_from_place_to_place() -> None:
 
     def found() -> list[int | None]:
         """The width of each row's image, by the positions of its place."""
-        there = rows.composition.lane_rows(0)
+        there = rows.composition.lanes.of(0)
         lane = rows.lanes.check(0, there)
         (places,) = lane.spread([mx.array(there)])
         shown = lane.positions
@@ -319,5 +319,5 @@ def test_positions_of_images_follow_their_rows_from_place_to_place() -> None:
     ):
         rows.change(leave=leave, join=[(row, 0) for row in join])
         for _ in range(2):
-            assert found() == [widths[row] for row in rows.composition.lane_rows(0)]
+            assert found() == [widths[row] for row in rows.composition.lanes.of(0)]
             rows.decode(0)
