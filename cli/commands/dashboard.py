@@ -32,7 +32,7 @@ def dashboard(
         str, typer.Option(metavar="HOST:PORT", help="where it listens, on loopback; port 0 takes any")
     ] = "127.0.0.1:0",
 ) -> None:
-    """Show the cluster in a browser: members, trust, rings, load and the audit log, and a chat.
+    """Show the cluster in a browser: its machines at work, speed, models, usage, proofs, and a chat.
 
     It prints an address with a token, which shows all that this operator may see. Prompts of its chat are
     sealed here, so that the gateway cannot read them.
@@ -50,7 +50,7 @@ def dashboard(
     from sealring.edge.http.app import create_app
     from sealring.edge.http.server import HttpServer
     from sealring.edge.metrics import Metrics
-    from sealring.mesh.system.processes import stop_on_signals
+    from sealring.mesh.system.processes import first_of, stop_on_signals
 
     async def work() -> None:
         async with gateways_of(loaded) as (addresses, access):
@@ -66,14 +66,15 @@ def dashboard(
         async with client, calls as admin, AsyncExitStack() as stack:
             opened = [inference(address, **access) for address in addresses]
             gateways = [await stack.enter_async_context(one) for one in opened]
-            server = HttpServer(create_dashboard(admin, pin, gateways, client, edge, token))
+            app, history = create_dashboard(admin, pin, gateways, client, edge, token)
+            server = HttpServer(app)
             with stop_on_signals() as stop:
                 try:
                     port = server.listen(listen)
                     await server.start()
                     say(f"http://{listen.rpartition(':')[0]}:{port}/#{token}")
                     say("open this address in a browser on this machine; Ctrl-C ends it")
-                    await stop.wait()
+                    await first_of(stop.wait(), history.run())
                 finally:
                     await server.stop()
 

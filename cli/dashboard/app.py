@@ -26,17 +26,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sealring.cli.calls.gateway import GatewayCalls
 from sealring.cli.calls.operator import Admin
-from sealring.cli.dashboard.look import Audit, GatewayLoad, cluster, trace
+from sealring.cli.dashboard.doors import open_doors
+from sealring.cli.dashboard.load import GatewayLoad, LoadHistory
+from sealring.cli.dashboard.look import Audit, cluster, join_code, trace, usage
 from sealring.client import AsyncClient
 from sealring.edge.http.answers import error_response
+from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unauthenticated
 from sealring.mesh.rpc.crowd import Place
 from sealring.mesh.trust.levels import level_of
 
+_SCRIPTS = ("page", "common", "machines", "charts", "chat", "lists", "proofs")
 _PAGES = {
     "/": ("page.html", "text/html"),
-    "/page.js": ("page.js", "text/javascript"),
     "/page.css": ("page.css", "text/css"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
 }
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -48,19 +52,35 @@ _HEADERS = {
 
 
 def create_dashboard(
-    admin: Admin, pin: bytes, gateways: Sequence[GatewayCalls], client: AsyncClient, edge: ASGIApp, token: str
-) -> Starlette:
-    """The ASGI application; `edge` answers the chat's questions, sealed by `client`."""
-    loads = [GatewayLoad(one.address, one.metrics) for one in gateways]
+    admin: Admin,
+    pin: bytes,
+    gateways: Sequence[GatewayCalls],
+    client: AsyncClient,
+    edge: ASGIApp,
+    token: str,
+    *,
+    clock: Clock = monotonic_clock,
+    doors: Callable[[], list[str]] = open_doors,
+) -> tuple[Starlette, LoadHistory]:
+    """The ASGI application, and the load that it shows, which is to run beside it. `edge` answers the chat's
+    questions, sealed by `client`; `doors` tells the addresses for programs."""
+    history = LoadHistory([GatewayLoad(one.address, one.metrics) for one in gateways], clock=clock)
     audit = Audit(admin)
 
     async def tell_cluster(request: Request) -> Any:
         return await cluster(admin, pin, time.time())
 
     async def tell_load(request: Request) -> Any:
-        now = time.monotonic()
-        found = await asyncio.gather(*(load.look(now) for load in loads))
-        return [one for each in found for one in each]
+        return await history.look()
+
+    async def tell_usage(request: Request) -> Any:
+        return await usage(gateways, time.time())
+
+    async def tell_join(request: Request) -> Any:
+        return await join_code(admin)
+
+    async def tell_doors(request: Request) -> Any:
+        return await asyncio.to_thread(doors)
 
     async def tell_audit(request: Request) -> Any:
         return await audit.look()
@@ -92,8 +112,11 @@ def create_dashboard(
         "/data/audit": tell_audit,
         "/data/trace": tell_trace,
         "/data/rings": tell_rings,
+        "/data/usage": tell_usage,
+        "/data/join": tell_join,
+        "/data/doors": tell_doors,
     }
-    return Starlette(
+    app = Starlette(
         routes=[
             *(Route(path, _page(*page)) for path, page in _PAGES.items()),
             *(Route(path, _json(tell)) for path, tell in tells.items()),
@@ -101,6 +124,7 @@ def create_dashboard(
         ],
         middleware=[Middleware(_Token, token=token)],
     )
+    return app, history
 
 
 def new_token() -> str:

@@ -110,6 +110,15 @@ class TokenCalls:
         return admin_pb2.CreateJoinCodeResponse(code=code.code, expires=code.expires)
 
     @needs(OperatorRole.ADMIN)
+    async def ShowJoinCode(  # noqa: N802
+        self, request: admin_pb2.ShowJoinCodeRequest, actor: str
+    ) -> admin_pb2.ShowJoinCodeResponse:
+        code = self._codes.current()
+        if code is None or is_used_up(code):
+            return admin_pb2.ShowJoinCodeResponse()
+        return admin_pb2.ShowJoinCodeResponse(code=code.code, expires=code.expires, uses=code.uses)
+
+    @needs(OperatorRole.ADMIN)
     async def RevokeJoinCode(  # noqa: N802
         self, request: admin_pb2.RevokeJoinCodeRequest, actor: str
     ) -> admin_pb2.RevokeJoinCodeResponse:

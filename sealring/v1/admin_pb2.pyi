@@ -330,6 +330,49 @@ class CreateJoinCodeResponse(_message.Message):
 Global___CreateJoinCodeResponse: _TypeAlias = CreateJoinCodeResponse  # noqa: Y015
 
 @_typing.final
+class ShowJoinCodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShowJoinCodeRequest: _TypeAlias = ShowJoinCodeRequest  # noqa: Y015
+
+@_typing.final
+class ShowJoinCodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """seven digits; empty: there is none with which a node could join"""
+    expires: _builtins.int
+    """unix seconds"""
+    uses: _builtins.int
+    """nodes that it can still let join"""
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        expires: _builtins.int = ...,
+        uses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "expires", b"expires", "uses", b"uses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShowJoinCodeResponse: _TypeAlias = ShowJoinCodeResponse  # noqa: Y015
+
+@_typing.final
 class RevokeJoinCodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -59,6 +59,11 @@ class AdminStub:
                 request_serializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeResponse.FromString,
                 _registered_method=True)
+        self.ShowJoinCode = channel.unary_unary(
+                '/sealring.v1.Admin/ShowJoinCode',
+                request_serializer=sealring_dot_v1_dot_admin__pb2.ShowJoinCodeRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_admin__pb2.ShowJoinCodeResponse.FromString,
+                _registered_method=True)
         self.ListNodes = channel.unary_unary(
                 '/sealring.v1.Admin/ListNodes',
                 request_serializer=sealring_dot_v1_dot_admin__pb2.ListNodesRequest.SerializeToString,
@@ -191,6 +196,13 @@ class AdminServicer:
 
     def RevokeJoinCode(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShowJoinCode(self, request, context):
+        """The join code itself; its caller could make another.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -355,6 +367,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RevokeJoinCode,
                     request_deserializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeResponse.SerializeToString,
+            ),
+            'ShowJoinCode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowJoinCode,
+                    request_deserializer=sealring_dot_v1_dot_admin__pb2.ShowJoinCodeRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_admin__pb2.ShowJoinCodeResponse.SerializeToString,
             ),
             'ListNodes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNodes,
@@ -592,6 +609,33 @@ class Admin:
             '/sealring.v1.Admin/RevokeJoinCode',
             sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeRequest.SerializeToString,
             sealring_dot_v1_dot_admin__pb2.RevokeJoinCodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowJoinCode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Admin/ShowJoinCode',
+            sealring_dot_v1_dot_admin__pb2.ShowJoinCodeRequest.SerializeToString,
+            sealring_dot_v1_dot_admin__pb2.ShowJoinCodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

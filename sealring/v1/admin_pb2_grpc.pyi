@@ -39,6 +39,8 @@ class AdminStub:
     CreateJoinCode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateJoinCodeRequest, _admin_pb2.CreateJoinCodeResponse]
     """A short code with which nodes join, in place of the one before."""
     RevokeJoinCode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeJoinCodeRequest, _admin_pb2.RevokeJoinCodeResponse]
+    ShowJoinCode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ShowJoinCodeRequest, _admin_pb2.ShowJoinCodeResponse]
+    """The join code itself; its caller could make another."""
     ListNodes: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]
     DrainNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainNodeRequest, _admin_pb2.DrainNodeResponse]
     """No new rings on the node; its rings end once what runs is done, or at the deadline."""
@@ -82,6 +84,8 @@ class AdminAsyncStub(AdminStub):
     CreateJoinCode: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateJoinCodeRequest, _admin_pb2.CreateJoinCodeResponse]  # type: ignore[assignment]
     """A short code with which nodes join, in place of the one before."""
     RevokeJoinCode: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeJoinCodeRequest, _admin_pb2.RevokeJoinCodeResponse]  # type: ignore[assignment]
+    ShowJoinCode: _aio.UnaryUnaryMultiCallable[_admin_pb2.ShowJoinCodeRequest, _admin_pb2.ShowJoinCodeResponse]  # type: ignore[assignment]
+    """The join code itself; its caller could make another."""
     ListNodes: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]  # type: ignore[assignment]
     DrainNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainNodeRequest, _admin_pb2.DrainNodeResponse]  # type: ignore[assignment]
     """No new rings on the node; its rings end once what runs is done, or at the deadline."""
@@ -152,6 +156,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RevokeJoinCodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RevokeJoinCodeResponse, _abc.Awaitable[_admin_pb2.RevokeJoinCodeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ShowJoinCode(
+        self,
+        request: _admin_pb2.ShowJoinCodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ShowJoinCodeResponse, _abc.Awaitable[_admin_pb2.ShowJoinCodeResponse]]:
+        """The join code itself; its caller could make another."""
 
     @_abc_1.abstractmethod
     def ListNodes(

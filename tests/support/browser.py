@@ -19,6 +19,7 @@ _OPTIONS = (
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
+    "--hide-scrollbars",
     "--disable-dev-shm-usage",
     "--no-first-run",
     "--disable-background-networking",
@@ -26,6 +27,9 @@ _OPTIONS = (
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
     "--remote-debugging-pipe",
 )
+
+
+_CODES = {"Tab": 9, "Enter": 13}
 
 
 class Browser:
@@ -82,9 +86,22 @@ class Browser:
             mobile=mobile,
         )
 
-    def picture(self, file: Path) -> None:
-        """The whole page as PNG."""
-        shot = self._call("Page.captureScreenshot", captureBeyondViewport=True)
+    def prefer(self, scheme: str) -> None:
+        """The user's setting: "light" or "dark"."""
+        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self._call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=_CODES[key]
+            )
+
+    def picture(self, file: Path, *, first_screen: bool = False) -> None:
+        """The page, or what shows of it without scrolling, in the format of the file's suffix."""
+        options = {"captureBeyondViewport": not first_screen, "format": file.suffix[1:]}
+        if file.suffix == ".webp":
+            options["quality"] = 80
+        shot = self._call("Page.captureScreenshot", **options)
         file.write_bytes(base64.b64decode(shot["data"]))
 
 

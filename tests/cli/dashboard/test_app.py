@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from sealring.cli.dashboard import app
 from sealring.edge.http import server
 from sealring.mesh.errors import Unavailable
 from sealring.testing import PaperCluster
-from sealring.v1 import admin_pb2
+from sealring.v1 import admin_pb2, inference_pb2
 
 TOKEN = {"authorization": "Bearer secret"}
 
@@ -50,11 +51,21 @@ def made(paper: PaperCluster) -> Any:
         return 'sealring_num_requests_running{model_name="demo"} 3\n'
 
     roster = admin_pb2.GetAdminRosterResponse(root_metadata=paper.root_chain, roster=paper.envelope)
-    admin: Any = Coordinator(TraceRing=traced, GetRoster=roster)
-    gateways: Any = [SimpleNamespace(address=f"127.0.0.1:{port}", metrics=metrics) for port in (1, 2)]
+    code = admin_pb2.ShowJoinCodeResponse(code="4076192", expires=5, uses=2)
+    admin: Any = Coordinator(TraceRing=traced, GetRoster=roster, ShowJoinCode=code)
+
+    async def usage(since: str) -> inference_pb2.GetUsageResponse:
+        row = inference_pb2.Usage(day="2026-11-30", key="a", model="demo", requests=2, answered_tokens=7)
+        key = inference_pb2.KeyUsage(key="a", label="laptop", tokens_a_day=9, tokens_today=7)
+        return inference_pb2.GetUsageResponse(usage=[row], keys=[key])
+
+    gateways: Any = [
+        SimpleNamespace(address=f"127.0.0.1:{port}", metrics=metrics, usage=usage) for port in (1, 2)
+    ]
     stand_in: Any = Client()
     edge = PlainTextResponse("the chat's edge")
-    return app.create_dashboard(admin, bytes.fromhex(paper.pin), gateways, stand_in, edge, "secret")
+    made, _ = app.create_dashboard(admin, bytes.fromhex(paper.pin), gateways, stand_in, edge, "secret")
+    return made
 
 
 @pytest.fixture
@@ -93,7 +104,13 @@ async def test_data_is_what_was_looked_at(browser: httpx.AsyncClient, paper: Pap
     assert (ring["ring"], ring["min_trust"], ring["clear_links"]) == ("demo-0", "software", False)
     assert ring["members"] == [{"id": "a", "level": "software", "layers": [0, 4]}]
     load = await told("/data/load")
-    assert [(one["gateway"], one["running"]) for one in load] == [("127.0.0.1:1", 3), ("127.0.0.1:2", 3)]
+    running = [(one["gateway"], one["running"]) for one in load["gateways"]]
+    assert running == [("127.0.0.1:1", 3), ("127.0.0.1:2", 3)]
+    assert load["history"] == {"demo": [[0.0, 0.0, 6.0, 0.0, None]]}
+    used = await told("/data/usage")
+    assert (used["days"][0]["answered_tokens"], used["keys"][0]["label"]) == (14, "laptop")
+    assert (used["quotas"][0]["tokens_today"], used["trouble"]) == (7, "")
+    assert await told("/data/join") == {"code": "407-6192", "expires": 5, "uses": 2, "trouble": ""}
     assert (await browser.get("/v1/x", headers=TOKEN)).text == "the chat's edge"
 
 
@@ -112,7 +129,7 @@ async def test_a_crowd_without_the_token_ends_no_look(
 
     stand_in: Any = Slow()
     admin: Any = Coordinator()
-    made = app.create_dashboard(
+    made, _ = app.create_dashboard(
         admin, bytes.fromhex(paper.pin), [], stand_in, PlainTextResponse(""), "secret"
     )
     http = server.HttpServer(made)
@@ -168,9 +185,19 @@ def test_every_run_has_a_token_of_its_own() -> None:
     assert len(app.new_token()) >= 40
 
 
-async def test_the_script_finds_what_it_fills(browser: httpx.AsyncClient) -> None:
-    page, script = [(await browser.get(path)).text for path in ("/", "/page.js")]
-    found = set(re.findall(r'\bid="(\w+)"', page))
-    used = set(re.findall(r'\belement\("(\w+)"\)', script))
+async def test_the_scripts_find_what_they_fill_and_each_other(browser: httpx.AsyncClient) -> None:
+    page = (await browser.get("/")).text
+    found = set(re.findall(r'\bid="(\w[\w-]*)"', page))
+    waiting, scripts = ["page.js"], dict[str, str]()
+    while waiting:
+        name = waiting.pop()
+        answer = await browser.get(f"/{name}")
+        assert answer.status_code == 200
+        scripts[name] = answer.text
+        waiting += [one for one in re.findall(r'from "./(\w+\.js)"', answer.text) if one not in scripts]
+    assert set(scripts) == {one.name for one in Path(app.__file__).parent.glob("*.js")}
+    used = {
+        one for text in scripts.values() for one in re.findall(r'\b(?:element|show)\(\s*"([\w-]+)"', text)
+    }
     assert used <= found
-    assert {"programs", "question", "audit"} <= used
+    assert not any("innerHTML =" in text or "insertAdjacent" in text for text in scripts.values())

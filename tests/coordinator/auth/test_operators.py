@@ -52,6 +52,7 @@ ADMIN = {
     "RevokeJoinToken",
     "CreateJoinCode",
     "RevokeJoinCode",
+    "ShowJoinCode",
     "DrainNode",
     "EvictNode",
     "BanNode",

@@ -64,7 +64,10 @@ async def test_what_operators_see_of_a_code(cluster: Cluster) -> None:
     listed = await cluster.call("ListJoinTokens", admin_pb2.ListJoinTokensRequest())
     assert (listed.code.uses, listed.code.wrong, listed.code.used_up) == (3, 1, False)
     assert code not in str(listed)
+    shown = await cluster.call("ShowJoinCode", admin_pb2.ShowJoinCodeRequest())
+    assert (shown.code, shown.uses, shown.expires) == (code, 3, listed.code.expires)
     await cluster.call("RevokeJoinCode", admin_pb2.RevokeJoinCodeRequest())
+    assert not (await cluster.call("ShowJoinCode", admin_pb2.ShowJoinCodeRequest())).code
     with refused("NO_CODE"):
         await token_for(offer(cluster), code, deadline=200)
     for bad in {"uses": 65}, {"ttl_seconds": 3601}:

@@ -39,8 +39,8 @@ def look(address, folder, later, by_turns):
     with browser(folder) as page:
         page.resize(1200, 900)
         page.open(address)
-        assert page.wait("document.querySelectorAll('#nodes td.online').length") == 3
-        assert page.wait("document.querySelectorAll('.stage').length") == 3
+        assert page.wait("document.querySelectorAll('#nodes td.good').length") == 3
+        assert page.wait("document.querySelectorAll('#picture rect.box').length") == 3
         assert "one chain" in page.wait("document.querySelector('#chain').textContent", LIMIT_SECONDS)
         page.wait("document.querySelector('#seers').textContent.includes('node-')")
         seers = page.run("document.querySelector('#seers').textContent")
@@ -49,7 +49,7 @@ def look(address, folder, later, by_turns):
         page.run("document.querySelector('#chat').requestSubmit()")
         page.wait("!!document.querySelector('#talk .small')", LIMIT_SECONDS)
         answer = page.run("document.querySelector('#talk p:not(.user)').textContent")
-        page.wait("document.querySelector('#load').textContent.includes('demo')")
+        page.wait("!!document.querySelector('#charts svg')")
         page.run("document.querySelector('#trace').click()")
         page.wait("document.querySelectorAll('#shares tbody tr').length == 3", LIMIT_SECONDS)
         assert page.run("document.querySelector('#trouble').hidden")
@@ -59,7 +59,7 @@ def look(address, folder, later, by_turns):
             page.wait(f"{THIRD}.textContent.includes('later is unloaded for it')", LIMIT_SECONDS)
         assert page.run("document.querySelector('#trouble').hidden")
         page.resize(390, 800, mobile=True)
-        assert page.run("document.documentElement.scrollWidth") == 390
+        page.wait("document.documentElement.scrollWidth == 390")
         assert "#" not in page.run("location.href")
         elsewhere = page.run("performance.getEntriesByType('resource').map((one) => new URL(one.name).host)")
         assert set(elsewhere) == {address.split("/")[2]}
@@ -82,19 +82,19 @@ def ask_about_a_picture(page):
         }})()"""
     )
     page.wait("document.querySelector('#pictures img')?.naturalWidth === 1")
-    page.wait("document.querySelector('#talk .down')?.textContent.startsWith('notes.txt is no')")
+    page.wait("document.querySelector('#talk .bad')?.textContent.startsWith('notes.txt is no')")
     page.run("document.querySelector('#question').value = 'What is this?'")
     page.run("document.querySelector('#chat').requestSubmit()")
-    page.wait("document.querySelectorAll('#talk .down').length === 2", LIMIT_SECONDS)
+    page.wait("document.querySelectorAll('#talk .bad').length === 2", LIMIT_SECONDS)
     assert page.run("document.querySelector('#talk p.user img').naturalWidth") == 1
     assert page.run("document.querySelector('#pictures').children.length") == 0
-    refused = page.run("[...document.querySelectorAll('#talk .down')].at(-1).textContent")
+    refused = page.run("[...document.querySelectorAll('#talk .bad')].at(-1).textContent")
     page.run("document.querySelector('#clear').click()")
     return refused
 
 
 LATER, THIRD = (
-    f"[...document.querySelectorAll('.ring')].find((one) => one.textContent.startsWith('{name} '))"
+    f"[...document.querySelectorAll('.shelf')].find((one) => one.firstChild.textContent === '{name}')"
     for name in ("later", "third")
 )
 ENDLESS = {str(json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"]): -100}
@@ -133,7 +133,7 @@ def ask_later(page, later):
             for one in started[:1]:
                 one.suspend()
             engines = started
-    page.wait(f"/forming, loading \\d+ %/.test({LATER}.textContent)", LIMIT_SECONDS)
+    page.wait(f"/loading \\d+ %/.test({LATER}.textContent)", LIMIT_SECONDS)
     engines[0].resume()
     page.wait("document.querySelectorAll('#talk > .small').length == 2", LIMIT_SECONDS)
     page.wait(f"{LATER}.textContent.includes('it is unloaded at')", LIMIT_SECONDS)
