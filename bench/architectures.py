@@ -282,9 +282,10 @@ ADAPTERS = """\
 mlx_lm's tuned model, bit for bit, with each kind, quantized models and experts among them. FOLDER is named as
 the model is, and members that lack the adapter fetch it. The deployment's digest covers all of it.
 
-A model's folder that holds an adapter's files is served tuned. PEFT's other kinds, and files of numpy and
-pickle, are refused (`ADAPTER_UNSUPPORTED`), and so is an adapter of another model (`ADAPTER_MISMATCH`). An
-adapter's tensors have 8 GiB at most. A tensor ring takes no adapter. `mlx_lm.fuse` makes one model of both.
+A model's folder that holds an adapter's files is served tuned. PEFT's other kinds, files of numpy and pickle,
+mlx-vlm's adapters, adapters without tensors, and trained embeddings in a further file are refused
+(`ADAPTER_UNSUPPORTED`), and so is an adapter of another model (`ADAPTER_MISMATCH`). An adapter's tensors have
+8 GiB at most. A tensor ring takes no adapter. `mlx_lm.fuse` makes one model of both.
 """
 
 WEIGHTS = """\

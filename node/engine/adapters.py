@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,15 @@ MAX_BYTES = 8 << 30
 """The digest covers all of an adapter's tensors. LoRA of a large model has a tenth of these bytes."""
 
 _MLX, _PEFT = ADAPTERS
-_UNREAD = ("adapters.npz", "adapter_model.bin")
+_OF_ONE = re.compile(
+    r"(adapter|lora|pytorch_lora).*\.(safetensors|npz|bin|pt|pth)|\d+_adapters\.safetensors|adapter_config\.json"
+    r"|(new_embeddings|non_lora_trainables|trainable_params)\.\w+"
+)
+"""Files by which a folder holds an adapter, read or not."""
+
+_BESIDE = re.compile(r"\d+_adapters\.safetensors|adapters\.npz|adapter_model\.bin|adapter_config\.json")
+"""What may stand beside an adapter's tensors: earlier ones, and the same ones in older formats."""
+
 _PEFT_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _PEFT_PLAIN = {
     "peft_type": ("LORA",),
@@ -50,7 +59,7 @@ _PEFT_READ = frozenset(
 def adapter_of(path: Path, named: Path | None = None) -> Path | None:
     """The folder of the adapter with which the model at `path` is served: the one that is named, or else the
     model's own if an adapter lies in it. Raises ModelError (ADAPTER_UNSUPPORTED) if there are both."""
-    own = path if any((path / name).is_file() for name in (*ADAPTERS, *_UNREAD)) else None
+    own = path if _files_of_one(path) else None
     if named is not None and own is not None and named != own:
         raise _unsupported(named, f"the folder {path.name} holds another one", "move that one out of it")
     return named or own
@@ -88,9 +97,15 @@ def tune(model: nn.Module, adapter: Path) -> None:
         raise _unsupported(adapter, f"its fine_tune_type is {str(kind)[:40]!r}")
     try:
         arrays: dict[str, mx.array] = dict(mx.load(str(file)))  # type: ignore[arg-type]
+        if not arrays:
+            raise _unsupported(adapter, f"{file.name} has no tensors, and would change nothing")
         if file.name == _PEFT:
             arrays, scale = _from_peft(adapter, arrays, config), _peft_scale(config)
         elif kind != "full":
+            if not isinstance(config.get("lora_parameters"), dict):  # as mlx-vlm writes it
+                raise _unsupported(
+                    adapter, f"its {ADAPTER_CONFIG} has no lora_parameters, as mlx_lm.lora's has"
+                )
             scale = float(config["lora_parameters"]["scale"])
         if kind != "full":
             if not math.isfinite(scale):
@@ -115,10 +130,17 @@ def tune(model: nn.Module, adapter: Path) -> None:
 def tensors_of(adapter: Path) -> Path:
     """The file with an adapter's tensors. Raises ModelError (ADAPTER_UNSUPPORTED)."""
     check_folder(adapter)
-    found = next((adapter / name for name in ADAPTERS if (adapter / name).is_file()), None)
-    if found is None:
-        old = next((name for name in _UNREAD if (adapter / name).is_file()), "")
-        raise _unsupported(adapter, f"it has {old or 'neither of ' + ' and '.join(ADAPTERS)}")
+    files = _files_of_one(adapter)
+    named = [name for name in files if name in ADAPTERS]
+    if not named:
+        raise _unsupported(
+            adapter, f"it has neither of {' and '.join(ADAPTERS)}, but {', '.join(files)[:80]}"
+        )
+    found = adapter / named[0]
+    if more := [name for name in files if name != found.name and not _BESIDE.fullmatch(name)]:
+        raise _unsupported(
+            adapter, f"it has {more[0][:80]} beside {found.name}, which may change answers too"
+        )
     if not (adapter / ADAPTER_CONFIG).is_file():
         raise _unsupported(adapter, f"{found.name} has no {ADAPTER_CONFIG} beside it")
     if found.stat().st_size > MAX_BYTES:
@@ -126,6 +148,13 @@ def tensors_of(adapter: Path) -> Path:
             adapter, f"{found.name} has more than {MAX_BYTES >> 30} GiB", "fuse it: mlx_lm.fuse"
         )
     return found
+
+
+def _files_of_one(folder: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if _OF_ONE.fullmatch(name))
+    except OSError:
+        return []
 
 
 def _configuration(adapter: Path) -> dict[str, Any]:

@@ -191,13 +191,70 @@ def test_a_folder_with_an_adapter_is_never_the_model_without_it(
     assert _reason(model, None) == "ADAPTER_UNSUPPORTED"
 
 
-@pytest.mark.parametrize("name", ["adapters.npz", "adapter_model.bin"])
+ALONE = (
+    *("adapters.npz", "adapter_model.bin", "adapter_model.pt", "0000100_adapters.safetensors"),
+    *("lora.safetensors", "pytorch_lora_weights.safetensors", "adapter_model-00001-of-00002.safetensors"),
+    *("new_embeddings.safetensors", "non_lora_trainables.bin", "trainable_params.bin", "adapter_config.json"),
+)
+
+
+@pytest.mark.parametrize("name", ALONE)
 def test_adapters_of_formats_that_are_not_read_are_not_passed_over(
     name: str, llama: dict[str, Any], model_folder: Folder
 ) -> None:
     model = model_folder(llama)
     (model / name).write_bytes(b"\0" * 64)
     assert _reason(model, None) == "ADAPTER_UNSUPPORTED"
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
+def test_an_adapter_without_tensors_is_not_the_model_without_it(
+    kind: str, llama: dict[str, Any], model_folder: Folder, tmp_path: Path
+) -> None:
+    model = model_folder(llama)
+    adapter = write_adapter(tmp_path / "adapter", model, kind=kind)
+    peft = tmp_path / "peft"
+    if kind == "lora":
+        as_peft(adapter, peft)
+        mx.save_safetensors(str(peft / "adapter_model.safetensors"), {})
+        assert _reason(model, peft) == "ADAPTER_UNSUPPORTED"
+    mx.save_safetensors(str(adapter / "adapters.safetensors"), {})
+    assert _reason(model, adapter) == "ADAPTER_UNSUPPORTED"
+
+
+BESIDE = {
+    "0000100_adapters.safetensors": True,
+    "adapters.npz": True,
+    "adapter_model.bin": True,
+    "adapter_model.safetensors": False,
+    "lora.safetensors": False,
+    "new_embeddings.safetensors": False,
+    "non_lora_trainables.bin": False,
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_an_adapter_has_besides_is_never_left_out(
+    name: str, llama: dict[str, Any], model_folder: Folder, tmp_path: Path
+) -> None:
+    model = model_folder(llama)
+    adapter = write_adapter(tmp_path / "adapter", model)
+    (adapter / name).write_bytes(b"x")
+    if BESIDE[name]:
+        assert profile(model, adapter=adapter)["layers"] == 5
+        return
+    assert _reason(model, adapter) == "ADAPTER_UNSUPPORTED"
+
+
+def test_an_adapter_of_mlx_vlm_is_refused_by_name(
+    llama: dict[str, Any], model_folder: Folder, tmp_path: Path
+) -> None:
+    model = model_folder(llama)
+    adapter = write_adapter(tmp_path / "adapter", model)
+    (adapter / "adapter_config.json").write_text('{"rank": 8, "alpha": 16, "dropout": 0.0}')
+    with pytest.raises(ModelError, match="no lora_parameters") as caught:
+        profile(model, adapter=adapter)
+    assert caught.value.reason == "ADAPTER_UNSUPPORTED"
 
 
 def test_a_digest_covers_all_of_an_adapter(
