@@ -214,7 +214,8 @@ _LENT_TO: Mapping[str, Mapping[str, Any]] = {
     # The last of a layer's caches has keys and values of all heads, in the published GLM 5.3 Flash 64 KiB a
     # token beside 1 KiB of latents, from which they can be computed.
     "glm5_next": {"CacheList": lambda *parts: CacheList(*parts[:-1], Unfilled())},
-    "deepseek_v4": {"PoolingCache": lambda ratio: Pools(ratio, overlaps=ratio == 4)},
+    # A pass of a few tokens is one pass: by single tokens its windows dropped more than a note of them has.
+    "deepseek_v4": {"PoolingCache": lambda ratio: Pools(ratio, overlaps=ratio == 4), "DECODE_BLOCK_SIZE": 1},
     "qwen4_exp": {"QSAKVCache": IndexedKVCache, "mx": _lazy(put_along_axis=_put_from_first)},
     "z1t": {"Z1TCache": RunningSums},
 }

@@ -14,10 +14,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import RotatingKVCache
 from small_models import write_model
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.node.engine import check_runs, mlx_lm_import
+from sealring.node.engine.caches.known import parts_of
 from sealring.node.engine.folder import load
 from sealring.node.engine.profile import _caches as cache_sizes
 from sealring.node.engine.staging import build_skeleton, random_model, random_stage, second_source
@@ -89,6 +91,21 @@ def staged(config: dict[str, Any], cuts: Sequence[int]) -> check_runs.Staged:
     layers = len(dissect(random_model(config, seed=SEED), config["model_type"]).layers)
     ends = pairwise((0, *cuts, layers))
     return check_runs.Staged([random_stage(config, lo, hi, seed=SEED) for lo, hi in ends])
+
+
+def test_a_pass_of_a_few_tokens_drops_no_more_of_a_window_than_is_noted() -> None:
+    """DeepSeek V4's windows took the tokens one by one, so that drafts ended the epoch."""
+    slid = 0
+    for config in CONFIGS.values():
+        whole = whole_of(config)
+        (cache,) = held = whole.new_cache()
+        _called(whole, prompt_of(20), held)
+        _called(whole, prompt_of(1), held)
+        windows = [one for part in cache for one in parts_of(part) if isinstance(one, RotatingKVCache)]
+        _called(whole, prompt_of(4), held)
+        assert all(one.keys.shape[2] == one.max_size + 3 for one in windows)
+        slid += len(windows)
+    assert slid > 0
 
 
 def test_each_family_has_a_configuration() -> None:
