@@ -13,6 +13,7 @@ from browser import CHROMIUM, Browser, browser
 
 from sealring.mesh.errors import PermissionDenied, Unavailable
 
+pytestmark = pytest.mark.integration
 SIZES = {"phone": (390, 844), "tablet": (900, 900), "desktop": (1400, 900)}
 MEASURE = Path(__file__).with_name("measure.js").read_text()
 PICTURES = Path(__file__).parents[3] / "docs" / "dashboard"
