@@ -182,12 +182,13 @@ at a time, half of them sealed. The models are SmolLM2-135M-Instruct (llama), Ge
 Qwen2.5-Coder-0.5B-Instruct (qwen2), all in bfloat16, and SmolLM2 in 8 bits.
 
 An answer is equal token for token, or a near tie. In a near tie, the logits of the first two tokens that
-differ are no further apart than twice the noise: the difference that chunks of other sizes make in mlx_lm's
-own logits. The output names each near tie. All answers of all three models were equal, 120 of each, and so
-were 12 of SmolLM2 in 8 bits and 8 during which an engine was killed. A conversation that grew past two
-thousand tokens was computed once. Answers in JSON kept to their schema, in clear and sealed, with all three
-models, and Qwen2.5's required call kept to its tool's. `sealring model check` finds all three models equal,
-bit for bit, in two stages and whole.
+differ are no further apart than twice the noise: the difference that chunks of other sizes make in
+mlx_lm's own logits. The output names each near tie. All answers of all three models were equal, 120 of
+each, and so were 12 of SmolLM2 in 8 bits and 8 during which an engine was killed. A conversation that
+grew past two thousand tokens was computed once. Gemma's answer to a sealed prompt of 3,005 tokens was
+equal over two stages: most of its layers see 512 tokens. Answers in JSON kept to their schema, in clear
+and sealed, with all three models, and Qwen2.5's required call kept to its tool's. `sealring model check`
+finds all three models equal, bit for bit, in two stages and whole.
 
 Qwen2.5 calls a tool of itself in each API, in clear and sealed, and an answer that is held to a schema then
 tells what the tool gave: 10 of 10. It writes a call's JSON without the tags that its template asks for. After
