@@ -48,7 +48,8 @@ ASKED_AGAIN = """
     mesh/member/enrolment.py:enrol mesh/member/enrolment.py:enrol.fresh_nonce
     mesh/member/introduction.py:Introduction.exchange mesh/member/joincode.py:token_for
     mesh/member/renewal.py:renew_by_identity mesh/rpc/reach.py:first_of mesh/rpc/reach.py:connected
-    mesh/rpc/tls.py:PeerChannel.pause mesh/system/addresses.py:listens
+    mesh/member/client.py:ClientKeeper._renew mesh/rpc/tls.py:PeerChannel.pause
+    mesh/system/addresses.py:listens
 """
 """The end of one exchange, of one measurement or of one epoch's forming, which is begun again: by this code
 or by who asked, whose error says so. Nothing that was accepted is lost."""
@@ -69,7 +70,8 @@ LOOKS = """
     coordinator/members/announcer.py:Announcer._pause coordinator/rings/driver.py:ClusterDriver.run
     coordinator/streams/sessions.py:Sessions.throw_out
     gateway/rings/control.py:ControlStreams._pause gateway/rings/ring.py:Ring.run
-    gateway/rings/watch.py:Watch._beat gateway/rings/watch.py:Watch._report
+    gateway/rings/watch.py:Watch._beat gateway/rings/watch.py:Watch._open_doors
+    gateway/rings/watch.py:Watch._report
     node/control/service.py:GatewayStream.answer node/control/service.py:GatewayStream._gateway_silent
     node/daemon/engines.py:EngineKeeper._keep_spare_a_while node/daemon/fetching.py:Fetcher._wait
     node/daemon/fetching.py:_until_ended node/daemon/rotation.py:Rotation._due
@@ -89,6 +91,7 @@ STRANGERS = """
     coordinator/auth/nonces.py:Attempts.__init__ coordinator/services/certificates.py:RenewalService.__init__
     coordinator/services/enrolment.py:EnrolmentService.__init__ coordinator/services/enrolment.py:_next
     coordinator/members/challenges.py:Challenges.__init__ edge/access/gate.py:Gate.__init__
+    edge/access/gate.py:Shares.__init__
     edge/access/interceptor.py:_first edge/http/body.py:read_body edge/http/guard.py:Guard._answer_unread
     edge/http/conversation.py:Conversation.run edge/http/conversation.py:Conversation._answer_all
     edge/http/conversation.py:Conversation._send_error edge/http/protocol.py:EdgeProtocol._watch_headers
