@@ -50,8 +50,6 @@ class Rings:
     ) -> None:
         self._formable = PausableClock(awake)
         """Runs while the coordinator is connected: without it no ring can form."""
-        self._members = members
-        self._metrics = metrics
         self._signed = signed_roster
         self._make_ring = make_ring
         self._shared = Shared(members, metrics, queue_limit, idle_prefill, formable=self._formable)
@@ -101,7 +99,7 @@ class Rings:
         self._models.check(request.deployment, request.patience)
         ring = self._choice.ring_for(request)
         if request.routing_key:
-            self._metrics.routed.labels(request.deployment).inc()
+            self._shared.metrics.routed.labels(request.deployment).inc()
         self._give(ring, request, answer)
 
     def cancel(self, request_id: str) -> None:
@@ -131,7 +129,7 @@ class Rings:
                 ring.leave()
             else:
                 self._close(ring.name)
-        self._members.keep({member.id for member in roster.members} if roster else ())
+        self._shared.members.keep({member.id for member in roster.members} if roster else ())
         for entry in self._table.signed():
             self._follow(entry)
 
@@ -261,7 +259,7 @@ class Rings:
             self._close(ring.name)
         if self._closing:
             await asyncio.wait(self._closing)
-        await self._members.close()
+        await self._shared.members.close()
 
     def _follow(self, ring: rosters.Ring) -> None:
         """Attaches the ring to the epoch that serves, or makes it leave."""
