@@ -32,8 +32,8 @@ has. Each line is a small configuration of `tests/data`, with random float32 wei
 configuration's, with a variant after a colon. Names with ¹ are unknown to mlx-lm, and the text part of such
 a model is one of its models. Names with ² are unknown to mlx-lm too, and the text part is mlx-vlm's. The
 same goes for glm_moe_dsa where layers share indexers, as in GLM-5.2. mlx-vlm has to be installed on every
-member: by `pip install 'sealring[vision]'`, `pipx inject sealring mlx-vlm` or `uv tool install
-'sealring[vision]'`. In a checkout, `make env` installs it.
+member. The command with pipx is `pipx inject sealring mlx-vlm pillow`. `uv tool install` takes
+`--with mlx-vlm --with pillow`. In a checkout, `make env` installs it.
 
 `python -m bench.architectures` makes this page from `docs/models.json`. To check the architectures again:
 

@@ -100,7 +100,7 @@ def _planned(system: System, view: View, model: str, digest: str) -> Finding:
     from sealring.node.models.folders import local_model
 
     try:
-        path = local_model(model, view.settings.models)
+        path = local_model(model, [*view.settings.models, view.settings.state_dir / "models"])
     except SealringError as error:
         if error.reason == "MODEL_FOLDER_UNREADABLE":
             return unknown("models.planned", f"whether {model} of this node's ring is here", error.message)

@@ -241,12 +241,12 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 13_900,
+    "mesh": 13_920,
     "sealring/api": 4_920,
     "sealring/client": 2_350,
     "sealring/testing": 700,
     "edge": 4_120,
-    "coordinator": 12_540,
+    "coordinator": 12_560,
     "gateway": 1_010,
     "gateway/rings": 3_430,
     "gateway/scheduler": 4_085,
@@ -255,7 +255,7 @@ LINES = {
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 12_590,
+    "cli": 12_720,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.calls.completion import completes
 from sealring.cli.local.leftovers import gateway_of, running
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.host import Host, host_of
@@ -50,7 +51,12 @@ def chat(
             help="ask this and leave; - reads it from stdin [default: a conversation]",
         ),
     ] = None,
-    model: Annotated[str, typer.Option(metavar="NAME", help="deployment [default: the only one]")] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="deployment [default: the only one]", autocompletion=completes("deployment")
+        ),
+    ] = "",
     system: Annotated[str, typer.Option(help="the system prompt")] = "",
     image: Annotated[
         list[str] | None,

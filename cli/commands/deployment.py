@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sealring.cli.calls.completion import completes
 from sealring.cli.calls.held import lacks_parts, lies_in_parts, pull
 from sealring.cli.calls.members import find_node, links_along, print_links
 from sealring.cli.calls.operator import Admin, call_admin, run_admin
@@ -58,7 +59,12 @@ _NODES = "Which nodes"
 _LOADING = "When it is loaded, and by which names"
 
 ModelName = Annotated[
-    str, typer.Argument(metavar="MODEL", help="name in the nodes' model folders, path, or hub id")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="name in the nodes' model folders, path, or hub id",
+        autocompletion=completes("model"),
+    ),
 ]
 Name = Annotated[
     str | None, typer.Option(metavar="NAME", help="what clients call it [default: the model's last part]")
@@ -107,7 +113,11 @@ Split = Annotated[
 Members = Annotated[
     list[str] | None,
     typer.Option(
-        "--member", metavar="NODE", help="use only this node; may be repeated", rich_help_panel=_NODES
+        "--member",
+        metavar="NODE",
+        help="use only this node; may be repeated",
+        rich_help_panel=_NODES,
+        autocompletion=completes("node"),
     ),
 ]
 KvBits = Annotated[
@@ -493,7 +503,11 @@ def list_deployments(context: typer.Context, as_json: AsJson = False) -> None:
 
 @command(app, example="sealring deployment delete qwen3-8b", section="cli", fields=ADMIN)
 def delete(
-    context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="what clients call it")]
+    context: typer.Context,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="what clients call it", autocompletion=completes("deployment")),
+    ],
 ) -> None:
     """End a deployment's rings and forget it."""
     call_admin(context, "DeleteDeployment", name=name)

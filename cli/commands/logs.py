@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sealring.cli.calls.completion import completes
 from sealring.cli.terminal.command import command
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.output import print_data
@@ -25,6 +26,7 @@ def logs(
         typer.Option(
             "--component",
             metavar="NAME",
+            autocompletion=completes("component"),
             help="coordinator, gateway, node, or one node such as node-1; may be repeated [default: all]",
         ),
     ] = None,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sealring.cli.calls.completion import completes
 from sealring.cli.calls.held import print_models, pull, remove
 from sealring.cli.calls.operator import call_admin, run_admin
 from sealring.cli.commands.deployment import parse_split
@@ -25,12 +26,22 @@ app = typer.Typer(
     name="model", help="Models: where they are, what they need, how they split.", no_args_is_help=True
 )
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="hub id, or a folder's name on another node")]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="hub id, or a folder's name on another node",
+        autocompletion=completes("model"),
+    ),
+]
 _LONG_SECONDS = 20.0
 """For which a check computes a long prompt with the whole model; the stages take as long again."""
 
 Adapter = Annotated[str, typer.Option(metavar="FOLDER", help="of an adapter by which the model is tuned")]
-Nodes = Annotated[list[str] | None, typer.Option("--node", metavar="NODE", help="may be repeated")]
+Nodes = Annotated[
+    list[str] | None,
+    typer.Option("--node", metavar="NODE", help="may be repeated", autocompletion=completes("node")),
+]
 
 
 @command(app, "pull", example="sealring model pull mlx-community/Qwen3-8B-4bit", section="cli", fields=ADMIN)
@@ -135,7 +146,12 @@ def remove_model(context: typer.Context, model: ModelName, node: Nodes = None) -
 def fits(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="one of the list, or a folder [default: all]")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="one of the list, or a folder [default: all]",
+            autocompletion=completes("listed model"),
+        ),
     ] = "",
     memory: Annotated[
         str,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sealring.cli.calls.completion import completes
 from sealring.cli.calls.members import (
     ban_member,
     change_member,
@@ -33,7 +34,9 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="id or name of a node")]
+NodeName = Annotated[
+    str, typer.Argument(metavar="NODE", help="id or name of a node", autocompletion=completes("node"))
+]
 
 ADDRESSED = ("state_dir", "listen", "advertise", "software_identity_allowed")
 RUN = (*ADDRESSED, "ring_host", "models", "memory_limit", "allow_downloads")

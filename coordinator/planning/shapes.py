@@ -109,8 +109,8 @@ def _reasons(shown: Sequence[Estimate], members: Sequence[Candidate], network: N
     if unknown:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
         yield (
-            f"how fast {', '.join(unknown[:_SHOWN])}{more} run this model is not known before they have "
-            "loaded a part of it"
+            f"the speed of {', '.join(unknown[:_SHOWN])}{more} with this model is not known before a part of "
+            "it was loaded there"
         )
     timed = [one for one in shown if one.one_request]
     for what, figure in (("one request", _one_request), ("a full batch", _full_batch)):

@@ -39,19 +39,19 @@ class DeploymentService:
         self._clock = clock
 
     async def plan(self, spec: admin_pb2.DeploymentSpec) -> admin_pb2.PlanDeploymentResponse:
-        """The plan that `create` would follow now, and what other shapes would bring.
+        """The plan that `create` would follow now, and what other shapes would bring. A deployment of that
+        name stays: the plan is made as if it were not there.
 
-        Raises AlreadyExists (NAME_TAKEN), NotFound (UNKNOWN_MODEL), Unavailable (NODES_SILENT), and what
-        the planner raises.
+        Raises NotFound (UNKNOWN_MODEL), Unavailable (NODES_SILENT), and what the planner raises.
         """
-        checked, freed, answers = await self._ask(spec)
+        checked, freed, answers = await self._ask(spec, planned_anew=True)
         made = await self._survey.plan(checked, answers, replacing=freed)
         shapes = await self._survey.shapes(checked, made, answers)
         return admin_pb2.PlanDeploymentResponse(plan=made, shapes=shapes)
 
     async def create(self, spec: admin_pb2.DeploymentSpec, actor: str) -> admin_pb2.DeploymentPlan:
         """Plan, store, sign; the rings form by themselves, and those of a deployment on demand when it is
-        asked for. Raises what `plan` raises."""
+        asked for. Raises AlreadyExists (NAME_TAKEN), and what `plan` raises."""
         checked, freed, answers = await self._ask(spec)
         async with self._plans.changing:
             self._check_names(checked)  # before its own rings take the memory that another plan needs
@@ -67,14 +67,19 @@ class DeploymentService:
         return made
 
     async def _ask(
-        self, spec: admin_pb2.DeploymentSpec
+        self, spec: admin_pb2.DeploymentSpec, *, planned_anew: bool = False
     ) -> tuple[admin_pb2.DeploymentSpec, list[str], dict[str, ProfileReply]]:
         """The checked specification, the rings that would make room for it, and the nodes' replies. Room is
-        made for a model on demand alone."""
+        made for a model on demand alone; `planned_anew`, a deployment of the same name leaves its own."""
         checked = self._survey.check(spec)
-        self._check_names(checked)
-        others = self._store.deployments.all() if checked.on_demand else ()
-        free = [one.name for one in others if one.asked.on_demand and not one.asked.pinned]
+        if not planned_anew:
+            self._check_names(checked)
+        free = [
+            one.name
+            for one in self._store.deployments.all()
+            if (planned_anew and one.name == checked.name)
+            or (checked.on_demand and one.asked.on_demand and not one.asked.pinned)
+        ]
         freed = self._plans.rings_of(free)
         return checked, freed, await self._survey.ask(checked, replacing=freed)
 

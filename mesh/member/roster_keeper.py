@@ -17,7 +17,7 @@ from sealring.mesh.member.state import ROSTER, ROSTER_STATE, MachineState
 from sealring.mesh.pki.root import RootMetadata, encode_chain
 from sealring.mesh.roster.codec import issued_unverified
 from sealring.mesh.roster.model import Roster
-from sealring.mesh.roster.reader import Equivocation, RosterReader, check_roster
+from sealring.mesh.roster.reader import JOIN_AGAIN, Equivocation, RosterReader, check_roster
 from sealring.mesh.system.files import read_bounded, write_atomic
 
 log = structlog.get_logger()
@@ -197,6 +197,6 @@ def removed() -> PermissionDenied:
     """The error for a machine that was evicted or banned."""
     return PermissionDenied(
         "this machine is not in the roster any more",
-        hint="it was evicted or banned: ask the operator, then join again with a new token",
+        hint=f"it was evicted or banned; {JOIN_AGAIN}",
         reason="REMOVED",
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
+from sealring.mesh.system.extras import INSTALL_VISION
 
 if TYPE_CHECKING:  # commands that show no image do without protobuf
     from sealring.v1 import inference_pb2 as inference
@@ -125,8 +126,7 @@ def vision_not_installed(model: str = "", param: str = "") -> FailedPrecondition
     """The refusal of an image by a model that would see if its ring's head had what computes images."""
     return FailedPrecondition(
         f"the machine at the head of the ring lacks what {model or 'the model'} needs for images",
-        hint="the operator runs pip install 'sealring[vision]' there, starts its node again and deploys the "
-        "model again",
+        hint=f"install it there, start its node again and deploy the model again: {INSTALL_VISION}",
         reason="VISION_NOT_INSTALLED",
         param=param or "messages",
     )

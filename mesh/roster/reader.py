@@ -23,6 +23,12 @@ from sealring.mesh.roster.memory import RosterMemory, RosterState, RosterStateFi
 from sealring.mesh.roster.model import Roster, term_of
 from sealring.mesh.roster.rules import check_lifetime, check_structure, check_trust
 
+JOIN_AGAIN = (
+    "unless it was banned, it may join again: `sealring token code` on the cluster's first machine, then "
+    "`sealring join` here"
+)
+"""What an evicted machine's owner can do."""
+
 MAX_VERSION_JUMP = 1 << 40
 """A newer roster may skip versions (the machine was away), but not so far that versions could run out."""
 
@@ -177,7 +183,7 @@ class RosterReader:
             raise RosterError(
                 "roster does not list this machine",
                 reason="ROSTER_SELF_ABSENT",
-                hint="it was evicted, banned or not yet admitted: ask the operator",
+                hint=f"it was evicted, banned or not yet admitted; {JOIN_AGAIN}",
             )
 
     def _raise_alarm(self, equivocation: Equivocation) -> None:

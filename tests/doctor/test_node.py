@@ -363,6 +363,16 @@ def test_the_planned_model(
         assert found.what.endswith(f"({DIGEST.hex()[:16]})")
 
 
+def test_a_planned_model_that_the_node_has_fetched_is_here(enrolled: View, tmp_path: Path) -> None:
+    fetched = tmp_path / "models" / "tiny"
+    fetched.mkdir(parents=True)
+    (fetched / "config.json").touch()
+    settings = enrolled.settings.model_copy(update={"state_dir": tmp_path, "allow_downloads": True})
+    says = {"python -P -m sealring.node.engine.profile": json.dumps({"result": {"digest": DIGEST.hex()}})}
+    found = by_id(storage.check(mac(says=says), replace(enrolled, settings=settings)))["models.planned"]
+    assert found.severity is Severity.OK
+
+
 async def test_where_no_daemon_can_be_asked_the_view_stays(enrolled: View) -> None:
     view = replace(enrolled, state=None)
     assert await daemon.ask_daemon(view) is view

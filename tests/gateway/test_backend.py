@@ -373,7 +373,7 @@ async def test_an_image_for_a_model_whose_head_lacks_what_reads_it_is_refused_wi
     rings.lacking = {"demo"}
     blind = await refused(RingBackend(rings, Metrics()), model="demo", envelope=shown("user"))  # type: ignore[arg-type]
     assert blind.reason == "VISION_NOT_INSTALLED"
-    assert "pip install 'sealring[vision]'" in blind.hint
+    assert "pipx inject sealring mlx-vlm" in blind.hint
 
 
 async def test_a_model_that_cannot_see_reads_notes_of_earlier_images() -> None:

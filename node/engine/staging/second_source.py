@@ -19,12 +19,11 @@ import mlx.nn as nn
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
 from sealring.mesh.errors import ModelError
+from sealring.mesh.system.extras import INSTALL_VISION
 from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.caches.indexed import IndexedKVCache
 from sealring.node.engine.caches.pools import Pools, Unfilled
 from sealring.node.engine.caches.state import RunningSums, States
-
-INSTALL = "pip install 'sealring[vision]' (pipx inject sealring mlx-vlm; uv tool install 'sealring[vision]')"
 
 _NAMED_ALIKE = (
     "cohere2_moe deepseek_v4 ernie4_5_moe_vl flint glm5_next glm_moe_dsa hunyuan_vl hy_v4 inkling jina_vlm "
@@ -169,7 +168,7 @@ def _family(name: str, model_type: str) -> Any:
         raise ModelError(
             f"architecture {model_type} needs mlx-vlm, which is not installed",
             reason="MODEL_NEEDS_PACKAGE",
-            hint=INSTALL,
+            hint=INSTALL_VISION,
             model_type=model_type,
         ) from error
     lent = {**_LENT, **_LENT_TO.get(name, {})}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK
-from sealring.mesh.system.extras import vision_installed
+from sealring.mesh.system.extras import INSTALL_VISION, vision_installed
 from sealring.node.engine.staging.pictured import SHOWN, UNFIT
 from sealring.node.engine.staging.text_part import OF_TOWERS
 from sealring.node.engine.text.showing import MAX_WAITING_BYTES
@@ -93,7 +93,7 @@ def why_blind(config: Mapping[str, Any]) -> str:
     if why := _unfit(config):
         return why
     if not mlx_vlm_import.knows(str(config.get("model_type"))):
-        return "what reads them is not installed (pip install 'sealring[vision]')"
+        return f"what reads them is not installed ({INSTALL_VISION})"
     return ""
 
 

@@ -240,7 +240,7 @@ def table(*rates: float | None, room: int = 90) -> admin_pb2.ShapeTable:
 def test_who_was_never_timed_is_told_up_to_eight(count: int, names: str) -> None:
     """And nothing else, where it is nobody."""
     assert list(table(*[None] * count).reasons) == [
-        f"how fast {names} run this model is not known before they have loaded a part of it"
+        f"the speed of {names} with this model is not known before a part of it was loaded there"
     ]
 
 

@@ -48,6 +48,30 @@ async def test_two_deployments_never_share_the_name_of_a_ring() -> None:
     assert caught.value.reason == "NAME_TAKEN"
 
 
+async def test_a_plan_of_what_serves_changes_nothing_and_takes_its_place() -> None:
+    there = [
+        StoredDeployment(name="demo", plan=planned("demo")),
+        StoredDeployment(name="b", plan=planned("b")),
+    ]
+    asked: list[list[str]] = []
+
+    class Survey(FakeSurvey):
+        async def ask(self, spec: Any, *, replacing: Any) -> Any:
+            asked.append(replacing)
+
+        async def shapes(self, *_: Any) -> Any:
+            return admin_pb2.ShapeTable()
+
+    store: Any = SimpleNamespace(deployments=SimpleNamespace(all=lambda: there, check_free=lambda name: None))
+    unused: Any = None
+    plans: Any = SimpleNamespace(changing=nullcontext(), rings_of=list)
+    survey: Any = Survey()
+    service = DeploymentService(store, unused, survey, plans, unused, clock=lambda: 0.0)
+    answer = await service.plan(admin_pb2.DeploymentSpec(name="demo", model="m"))
+    assert answer.plan.spec.name == "demo"
+    assert asked == [["demo"]]
+
+
 async def test_of_two_at_once_the_second_is_refused_by_its_name_and_not_for_lack_of_nodes() -> None:
     there: list[StoredDeployment] = []
     store: Any = SimpleNamespace(deployments=SimpleNamespace(all=lambda: there, check_free=lambda name: None))

@@ -15,7 +15,15 @@ from refusals import refused
 
 from sealring.mesh.crypto import SoftwareSigner, member_id
 from sealring.mesh.errors import FailedPrecondition, PermissionDenied, RosterError
-from sealring.mesh.member import ROSTER, ROSTER_STATE, HeldRoster, MachineState, RosterKeeper, roster_keeper
+from sealring.mesh.member import (
+    ROSTER,
+    ROSTER_STATE,
+    HeldRoster,
+    MachineState,
+    RosterKeeper,
+    removed,
+    roster_keeper,
+)
 from sealring.mesh.pki import (
     PeerIdentity,
     Role,
@@ -270,3 +278,10 @@ async def test_only_gateways_of_the_roster_and_the_cluster(keeper: RosterKeeper,
     ):
         with refused("GATEWAY_NOT_ALLOWED", PermissionDenied):
             keeper.gateway_key(cluster, identifier)
+
+
+def test_an_evicted_machine_is_told_the_commands_and_on_which_machine_each_runs() -> None:
+    hint = removed().hint
+    assert hint.index("sealring token code` on the cluster's first machine") < hint.index(
+        "sealring join` here"
+    )

@@ -18,11 +18,12 @@ from mlx_lm.models.cache import RotatingKVCache
 from small_models import write_model
 
 from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.mesh.system.extras import INSTALL_VISION
 from sealring.node.engine import check_runs, mlx_lm_import
 from sealring.node.engine.caches.known import parts_of
 from sealring.node.engine.folder import load
 from sealring.node.engine.profile import _caches as cache_sizes
-from sealring.node.engine.staging import build_skeleton, random_model, random_stage, second_source
+from sealring.node.engine.staging import build_skeleton, random_model, random_stage
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.denied import DENIED
 from sealring.node.engine.staging.pictured import WRAPPED, pictured
@@ -357,4 +358,4 @@ def test_without_mlx_vlm_the_error_says_how_to_install_it(monkeypatch: pytest.Mo
         build_skeleton(CONFIGS["flint"])
     assert caught.value.reason == "MODEL_NEEDS_PACKAGE"
     assert "mlx-vlm" in caught.value.message
-    assert caught.value.hint == second_source.INSTALL
+    assert caught.value.hint == INSTALL_VISION

@@ -298,7 +298,7 @@ def test_where_mlx_vlm_lacks_an_image_is_refused_with_the_command(
     refused = made.open(ONE).refused.problem
     made.front.stop()
     assert refused.reason == "VISION_NOT_INSTALLED"
-    assert "sealring[vision]" in refused.hint
+    assert "pipx inject sealring mlx-vlm" in refused.hint
 
 
 def test_a_template_that_knows_no_images_makes_the_model_blind(tmp_path: Path) -> None:
