@@ -115,19 +115,24 @@ def test_a_machine_joins_as_a_service(three: Three, tmp_path: Path) -> None:
 
 @pytest.mark.sweep
 def test_three_separate_machines_by_three_kinds_of_command(tmp_path: Path) -> None:
-    """With networks of their own, and nothing typed but `up`, `join`, a code and `deploy`, until there is an
-    answer. Started again they are the same cluster, and need no code.
+    """With networks of their own, and nothing typed but `up`, `join`, a code, no standby and `deploy`, until
+    there is an answer on each. Started again they are the same cluster, and need no code.
     """
     names = ["studio", "mini", "book"]
     with separate_machines(tmp_path, names) as (studio, mini, book), ExitStack() as stack:
         up = stack.enter_context(studio.running("up"))
         code = up.wait_for(lambda line: re.fullmatch(r"  [0-9]{3}-[0-9]{4}", line) is not None)
-        others = [stack.enter_context(one.running("join", typed=f"{code}\n")) for one in (mini, book)]
+        others = [stack.enter_context(one.running("join", typed=f"{code}\n\n")) for one in (mini, book)]
         for name in ("mini", "book"):
             up.wait_for(f"{name} is online")
         assert any("10.77.0.1" in said for said in up.lines)
         studio.run("deploy", "demo", "--stages", "3")
-        assert "Paris" in studio.run("chat", QUESTION)
+        for one in (studio, mini, book):
+            assert "Paris" in one.run("chat", QUESTION)
+            assert "demo-0" in one.run("status")
+        for running in others:
+            running.wait_for("programs ask at http://127.0.0.1:8080/v1")
+        assert "http://127.0.0.1:8080/v1" in book.run("connect", "opencode")
         up.wait_for("demo serves on book, mini, studio")
         for running in others:
             running.wait_for("serves demo: layers ")
@@ -158,7 +163,7 @@ def test_a_ring_takes_the_faster_cable_and_the_other_one_when_that_is_out(tmp_pa
             ip("link", "set", "tb0", "up", space=space)
         up = stack.enter_context(studio.running("up", "--address", "10.77.0.1"))
         code = up.wait_for(lambda line: re.fullmatch(r"  [0-9]{3}-[0-9]{4}", line) is not None)
-        stack.enter_context(mini.running("join", typed=f"{code}\n"))
+        stack.enter_context(mini.running("join", typed=f"{code}\n\n"))
         up.wait_for("mini is online")
         studio.run("deploy", "demo", "--stages", "2")
         assert hosts_of(studio) == {"169.254.7.1", "169.254.7.2"}
@@ -184,7 +189,7 @@ def test_members_whose_first_addresses_are_dead_to_each_other_are_a_ring_over_a_
         up = stack.enter_context(studio.running("up", "--address", "10.77.0.1"))
         code = up.wait_for(lambda line: re.fullmatch(r"  [0-9]{3}-[0-9]{4}", line) is not None)
         for name, one in (("book", book), ("mini", mini)):
-            stack.enter_context(one.running("join", typed=f"{code}\n"))
+            stack.enter_context(one.running("join", typed=f"{code}\n\n"))
             up.wait_for(f"{name} is online")
         measured = links_of(studio, lambda found: len(found) == 3)
         assert measured["book", "mini"] == "", "no way was found"
@@ -219,7 +224,7 @@ def test_a_coordinator_is_found_at_whichever_address_it_has(tmp_path: Path) -> N
         up = stack.enter_context(studio.running("up"))
         up.wait_for("coordinator at 10.77.0.1:7700, 169.254.7.1:7700")
         code = up.wait_for(lambda line: re.fullmatch(r"  [0-9]{3}-[0-9]{4}", line) is not None)
-        join = stack.enter_context(mini.running("join", typed=f"{code}\n"))
+        join = stack.enter_context(mini.running("join", typed=f"{code}\n\n"))
         up.wait_for("mini is online")
         studio.run("deploy", "demo", "--stages", "2")
         assert "Paris" in ask(studio)
