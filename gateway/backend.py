@@ -139,7 +139,7 @@ class RingBackend:
             if not self._running:
                 self._idle.set()
             self._rings.cancel(request_id)
-            if work.progress.answered or answer.timings.ring:
+            if work.progress.begun or work.progress.answered:
                 self._count(tenant, model, _used(work, answer))
 
     async def list_models(self) -> list[inference.Model]:

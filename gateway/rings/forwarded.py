@@ -89,7 +89,7 @@ class Sent:
         if kind is None:
             (self._worked_on.discard if forwarded.waits else self._worked_on.add)(forwarded.number)
             if request.progress.started and not forwarded.waits:
-                request.progress.deadline = math.inf  # it is being computed
+                request.progress.deadline, request.progress.begun = math.inf, True  # it is being computed
         progress, choices = forwarded.progress, request.choices
         if len(progress) not in (0, choices) or forwarded.event.delta.choice >= choices:
             raise InvalidInput("a forwarded answer has other choices", reason="BAD_MESSAGE")

@@ -65,7 +65,8 @@ class Progress:
     """State of a request that changes while it waits, runs, and survives the ends of epochs.
 
     `due` is its place among the requests of its key, None before it is queued; `deadline` is the time at
-    which it fails unless it runs by then. `started` is whether its client has the `Started` event.
+    which it fails unless it runs by then. `started` is whether its client has the `Started` event, `begun`
+    whether a ring has computed any of it.
 
     `attempts` counts the epochs in a row that ended while they computed the request and brought no more than
     first tokens; `claimed` are those that its client counted elsewhere, under other ids. `earlier_tokens` are
@@ -78,6 +79,7 @@ class Progress:
     due: float | None = None
     deadline: float = math.inf
     started: bool = False
+    begun: bool = False
     attempts: int = 0
     claimed: int = 0
     earlier_tokens: int = 0
@@ -120,6 +122,7 @@ class Progress:
 
     def begin(self, reused: int) -> None:
         """Its prompt begins to be computed behind `reused` tokens of it."""
+        self.begun = True
         if not self.earlier_tokens:
             self.cached = reused
 

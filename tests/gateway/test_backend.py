@@ -13,6 +13,7 @@ from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
 from sealring.gateway.scheduler import Request
+from sealring.gateway.usage.store import Used
 from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.images import NOTE
 from sealring.v1 import inference_pb2 as inference
@@ -190,6 +191,24 @@ async def test_the_ring_is_told_what_was_asked_before() -> None:
     for attempts, told in ((0, None), (2, "2"), (4_000_000_000, "7")):
         assert (await refused(backend, attempts=attempts)).metadata.get("attempts") == told
     assert [request.progress.claimed for request in rings.requests] == [0, 2, 7]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_client_that_leaves_has_used_what_a_ring_has_begun(begun: bool) -> None:
+    """Also in a ring of another gateway, which tells its seconds at the end."""
+    ring, counted = SlowRing(), list[tuple[str, str, Used]]()
+    backend = RingBackend(ring, Metrics(), lambda *used: counted.append(used))
+    asked = backend.generate(inference.GenerateRequest(envelope=CLEAR), tenant="laptop")
+    answering = asyncio.create_task(anext(asked))
+    await until(lambda: bool(ring.requests))
+    progress = ring.requests[0].progress
+    progress.prompt_tokens = 9
+    if begun:
+        progress.begin(4)
+    answering.cancel()
+    await asyncio.wait([answering])
+    await asked.aclose()
+    assert counted == ([("laptop", "model", Used(1, 9, 4))] if begun else [])
 
 
 async def test_a_gateway_that_stops_takes_nothing_more_and_waits_for_what_it_took() -> None:

@@ -60,6 +60,8 @@ async def test_json_and_csv_by_day(here: Any, gateway: ScriptedGateway) -> None:
         ("2026-11-30", "", "", "100"),
         ("2026-11-29", "abc", "laptop", "650"),
     ]
+    lines = (await run(here, "--gateway", gateway.address, "--by", "model", "--csv")).out.splitlines()
+    assert [one["model"] for one in csv.DictReader(lines)] == ["qwen", "'=llama"], "no formula"
     assert (await run(here, *at, "--json", "--csv")).status != 0
 
 

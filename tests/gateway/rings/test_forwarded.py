@@ -128,6 +128,25 @@ def test_a_deadline_is_that_of_the_arrival_and_ends_with_the_wait() -> None:
     assert (asked.progress.deadline, ask().patience) == (math.inf, 7.5)
 
 
+def test_a_prompt_counts_once_the_other_gateways_ring_computes_it() -> None:
+    """Its client may leave before anything is answered, and has used the ring."""
+    told = Told()
+    sent, asked = Sent(), ask()
+    forward = sent.add(asked, 0.0)
+    answer = GuestAnswer(told, 3, forward.number, Refused())
+    answer.request(forward, "demo", CONTEXT)
+    answer.opened()
+    answer.started(inference.Started(ring="demo-0"))
+    answer.waits()
+    for one in told:
+        sent.take(one, CONTEXT)
+        asked.progress.started = True
+    assert not asked.progress.begun
+    answer.computed()
+    sent.take(told[-1], CONTEXT)
+    assert asked.progress.begun
+
+
 def test_what_is_over_is_forgotten() -> None:
     told = Told()
     sent = Sent()
