@@ -143,8 +143,8 @@ class Coordinator:
         self.tls = TlsStore(
             keys.server_material(settings.hosts(), lifetime=settings.certificate_lifetime, now=clock())
         )
-        self.operators = OperatorAccess(access, store, keys, clock=clock)
-        operators = self.operators
+        self.operators = operators = OperatorAccess(access, store, keys, clock=clock)
+        publisher.listeners.append(operators.roster_published)
         self.admin = AdminService(
             TokenCalls(operators, store, tokens, codes, clock),
             NodeList(operators, store, publisher, sessions, watchers, links, clock),

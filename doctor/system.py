@@ -185,6 +185,16 @@ def _is_model(folder: Path) -> bool:
     return False
 
 
+def listens_itself(pid: int, port: int) -> bool:
+    """Whether a process of this account listens at a TCP port, and not another in its place. Blocks."""
+    import psutil
+
+    with suppress(psutil.Error):
+        found = psutil.Process(pid).net_connections(kind="tcp")
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
+    return False
+
+
 def _run(command: tuple[str, ...], seconds: float, errors: bool) -> Printed:
     name = os.path.basename(command[0])
     try:

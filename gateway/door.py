@@ -1,7 +1,7 @@
 """The door for members: their programs ask with a certificate that the coordinator gives each member.
 
 It proves role `client` and the member's id, and gives no other right. The roster in use names the members, so
-an eviction ends calls that are under way.
+an eviction ends calls that are under way. A connection outlives its certificate, so each call looks at both.
 """
 
 from __future__ import annotations
@@ -9,16 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 
 from sealring.edge.access.gate import Caller, Limits, Shares
 from sealring.edge.access.interceptor import Context
 from sealring.edge.access.keys import Scope
+from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
-from sealring.mesh.pki.certificates import Role
+from sealring.mesh.pki.certificates import Role, expires_at
 from sealring.mesh.roster.model import Roster
-from sealring.mesh.rpc.tls import peer_identity
+from sealring.mesh.rpc.server import INFERENCE
+from sealring.mesh.rpc.tls import MAX_CONNECTION_AGE_MILLISECONDS, peer_certificate, peer_identity
 
 LOOK_SECONDS = 1.0
+
+MEMBERS = replace(INFERENCE, age=MAX_CONNECTION_AGE_MILLISECONDS / 1000)
+"""The port for members: each connection ends, and with it what an authority of before has vouched for."""
 
 
 class MemberDoor:
@@ -30,7 +36,10 @@ class MemberDoor:
         rosters: Callable[[], Roster | None],
         limits: Limits,
         on_refused: Callable[[str], None] = lambda reason: None,
+        *,
+        clock: Clock = wall_clock,
     ) -> None:
+        self._clock = clock
         self._cluster = cluster
         self._rosters = rosters
         self._shares = Shares(limits, on_refused)
@@ -42,8 +51,8 @@ class MemberDoor:
     async def admit(self, context: Context, scopes: Collection[Scope] | None) -> AsyncIterator[Caller]:
         """Lets one call in for the length of the block. All of a member's programs count as one.
 
-        Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE,
-        NOT_ENROLLED), Unavailable, ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE).
+        Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER, CERTIFICATE_EXPIRED), PermissionDenied
+        (WRONG_ROLE, NOT_ENROLLED), Unavailable, ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE).
         """
         task = asyncio.current_task()
         assert task is not None
@@ -82,6 +91,10 @@ class MemberDoor:
             raise Unauthenticated("caller belongs to another cluster", reason="OTHER_CLUSTER")
         if peer.role != Role.CLIENT:
             raise PermissionDenied(f"a {peer.role} may not ask here", reason="WRONG_ROLE")
+        if self._clock() >= expires_at(peer_certificate(context)):
+            raise Unauthenticated(
+                "the certificate of the caller's programs has ended", reason="CERTIFICATE_EXPIRED"
+            )
         if roster is None:
             raise Unavailable("this gateway has no roster that is valid now", hint="start the coordinator")
         if not _has(roster, peer.id):

@@ -19,7 +19,7 @@ from sealring.edge.inference.kept import KeptAnswers
 from sealring.edge.inference.service import SERVICE, InferenceService
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
-from sealring.gateway.door import MemberDoor
+from sealring.gateway.door import MEMBERS, MemberDoor
 from sealring.gateway.join import load_gateway
 from sealring.gateway.rings.members import Members
 from sealring.gateway.rings.rings import Rings
@@ -34,7 +34,7 @@ from sealring.mesh.member.coordinators import Coordinators, look_for_coordinator
 from sealring.mesh.member.introduction import Introduction
 from sealring.mesh.member.proof import Credentials, Purpose, by_identity
 from sealring.mesh.member.roster_keeper import RosterKeeper
-from sealring.mesh.rpc.server import INFERENCE, Server
+from sealring.mesh.rpc.server import INFERENCE, Port, Server
 from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.processes import first_of, run_enrolled
 from sealring.v1 import inference_pb2_grpc as inference_grpc
@@ -152,11 +152,11 @@ def _edges(
         backend, metrics.exposition, kept, lambda asked: usage.tell(asked, gate.records.values())
     )
 
-    def server(admit: Admit) -> Server:
+    def server(admit: Admit, port: Port) -> Server:
         services = [(inference_grpc.add_InferenceServicer_to_server, service, SERVICE)]
-        return Server(services, port=INFERENCE, interceptors=[GateInterceptor(admit)])
+        return Server(services, port=port, interceptors=[GateInterceptor(admit)])
 
-    return http(app, tls=http_tls), server(by_key(gate)), server(door.admit)
+    return http(app, tls=http_tls), server(by_key(gate), INFERENCE), server(door.admit, MEMBERS)
 
 
 def _gate(settings: GatewaySettings, metrics: Metrics, usage: Usage) -> Gate:

@@ -53,9 +53,10 @@ class MemberChannels:
 
     def __init__(self, folder: Path) -> None:
         from sealring.mesh.member.state import load_machine_state
+        from sealring.mesh.pki.certificates import Role, role_server_name
         from sealring.mesh.rpc.tls import TlsStore
 
-        self._folder = folder
+        self._folder, self._name = folder, role_server_name(Role.GATEWAY)
         self._stamp = self._read_stamp()
         self.state = load_machine_state(folder)
         self._store = TlsStore(self.state.tls)
@@ -63,12 +64,11 @@ class MemberChannels:
 
     def get(self, gateway: str) -> grpc.aio.Channel:
         """The connection to a gateway (host:port), with the newest certificate."""
-        from sealring.mesh.pki.certificates import Role, role_server_name
         from sealring.mesh.rpc.tls import PeerChannel
 
         self._refresh()
         if gateway not in self._peers:
-            self._peers[gateway] = PeerChannel(gateway, self._store, role_server_name(Role.GATEWAY))
+            self._peers[gateway] = PeerChannel(gateway, self._store, self._name)
         return self._peers[gateway].get()
 
     async def close(self) -> None:
@@ -86,7 +86,6 @@ class MemberChannels:
         (NO_GATEWAY).
         """
         from sealring.cli.calls.operator import connect
-        from sealring.mesh.pki.certificates import Role, role_server_name
         from sealring.mesh.rpc.reach import connected, first_of
         from sealring.mesh.rpc.tls import PeerChannel
 
@@ -95,12 +94,12 @@ class MemberChannels:
             async with connect(self._folder, seconds=_SECONDS) as admin:
                 listed = (await admin.call("ListNodes")).gateways
             found = [address for one in listed if one.watching for address in one.addresses]
-            write_atomic(self._folder / _GATEWAYS, json.dumps(found).encode())
+            with contextlib.suppress(OSError):  # a full disk keeps nobody from asking
+                write_atomic(self._folder / _GATEWAYS, json.dumps(found).encode())
         except SealringError:
             found = self._remembered()
-        name = role_server_name(Role.GATEWAY)
         answers = await first_of(
-            found, lambda one: connected(one, self._store, name, seconds=_SECONDS), PeerChannel.close
+            found, lambda one: connected(one, self._store, self._name, seconds=_SECONDS), PeerChannel.close
         )
         if answers is None:
             raise Unavailable(

@@ -100,13 +100,11 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["requests"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _inert(cell) for name, cell in row.items()} for row in rows)
+    for row in rows:  # a spreadsheet takes no name and no label for a formula
+        writer.writerow(
+            {at: f"'{one}" if str(one).startswith(tuple("=+-@\t\r")) else one for at, one in row.items()}
+        )
     print_data(text.getvalue().rstrip("\n"))
-
-
-def _inert(cell: object) -> object:
-    """A cell that no spreadsheet takes for a formula: names and labels are others' words."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _print_rows(rows: list[dict[str, Any]], groups: list[str], found: list[GetUsageResponse]) -> None:

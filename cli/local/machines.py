@@ -14,6 +14,7 @@ from sealring.cli.setup.finding import JOIN_PORT
 from sealring.cli.setup.settings_files import PORTS
 from sealring.cli.terminal.host import START_SECONDS, Host
 from sealring.coordinator.settings import MOST_ADDRESSES, CoordinatorSettings
+from sealring.doctor.system import listens_itself
 from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.state import ROSTER, load_machine_state
 from sealring.mesh.roster.model import Ring
@@ -120,9 +121,9 @@ class OtherMachine(Machine):
             write_atomic(self.state_dir / PORTS, json.dumps({"proxy": self.door}).encode())
 
     async def wait_for_door(self) -> None:
-        """Returns once the proxy listens."""
+        """Returns once the proxy listens. Another program at its port is not it, and would get prompts."""
         while True:
-            if await asyncio.to_thread(self._host.listens, _HOST, self.door):
+            if await asyncio.to_thread(listens_itself, self.children.pids.get("proxy", 0), self.door):
                 return
             await asyncio.sleep(5 * _POLL_SECONDS)
 

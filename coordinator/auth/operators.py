@@ -19,7 +19,7 @@ import structlog
 
 from sealring.coordinator.auth.access import Access
 from sealring.coordinator.keys import OPERATOR_ID, ClusterKeys
-from sealring.coordinator.store import OperatorRole, Store, StoredOperator
+from sealring.coordinator.store import OperatorRole, Store, StoredOperator, StoredRoster
 from sealring.mesh.clock import Clock
 from sealring.mesh.errors import AlreadyExists, InvalidInput, PermissionDenied, ResourceExhausted
 from sealring.mesh.names import check_name
@@ -63,7 +63,7 @@ class OperatorAccess:
 
     @asynccontextmanager
     async def calling(self, context: Context, needs: OperatorRole, members: int) -> AsyncIterator[str]:
-        """One call of an operator, by name. A revocation of its caller ends it with OPERATOR_REVOKED. That of
+        """One call, by its caller's name. Revoking or evicting that ends it with OPERATOR_REVOKED. A call of
         a member's program counts as `members` calls, and is refused for 0.
 
         Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER), PermissionDenied (WRONG_ROLE,
@@ -190,8 +190,9 @@ class OperatorAccess:
     def _require_member(self, identifier: str, certificate: bytes, count: int) -> str:
         """As `_require`, for a program of a member. Raises ResourceExhausted (RATE_LIMITED) as well."""
         member = self._store.members.find(identifier)
-        if member is None or not hmac.compare_digest(member.client_key, key_hash(certificate)):
-            log.warning("operator_refused", operator=identifier, why="no member, or another key")
+        known = member is not None and hmac.compare_digest(member.client_key, key_hash(certificate))
+        if not known or self._clock() >= expires_at(certificate):
+            log.warning("operator_refused", operator=identifier, why="no member, another key, or its end")
             raise _revoked()
         if not count:
             machine = socket.gethostname()
@@ -203,6 +204,12 @@ class OperatorAccess:
             )
         self.members.check(identifier, count)
         return identifier
+
+    def roster_published(self, roster: StoredRoster) -> None:
+        """Ends the calls of members that are members no more."""
+        for name in set(self._running.values()):
+            if not (self._store.members.find(name) or self._store.operators.find(name)):
+                self._end_calls(name)
 
     def _end_calls(self, name: str) -> None:
         current = asyncio.current_task()

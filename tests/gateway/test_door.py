@@ -17,8 +17,9 @@ from sealring.edge.access.gate import Limits
 from sealring.edge.access.interceptor import KEY_ID, GateInterceptor
 from sealring.edge.inference.service import SERVICE
 from sealring.gateway import door as door_module
-from sealring.gateway.door import MemberDoor
-from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial, role_server_name
+from sealring.gateway.door import MEMBERS, MemberDoor
+from sealring.mesh.clock import Clock, wall_clock
+from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial, expires_at, role_server_name
 from sealring.mesh.roster import Roster
 from sealring.mesh.rpc import (
     Server,
@@ -29,6 +30,7 @@ from sealring.mesh.rpc import (
     server_credentials,
 )
 from sealring.mesh.rpc.server import Port
+from sealring.testing import ManualClock
 from sealring.testing.authority import Authority, make_member, make_roster
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
@@ -99,9 +101,11 @@ class Served:
 
 
 @asynccontextmanager
-async def opened(limits: Limits = Limits(), port: Port = Port()) -> AsyncIterator[Served]:
+async def opened(
+    limits: Limits = Limits(), port: Port = MEMBERS, clock: Clock = wall_clock
+) -> AsyncIterator[Served]:
     found = Served()
-    door = MemberDoor("demo", lambda: found.roster, limits, found.refused.append)
+    door = MemberDoor("demo", lambda: found.roster, limits, found.refused.append, clock=clock)
     own = found.material(Role.GATEWAY, "gateway")
     services = [(inference_grpc.add_InferenceServicer_to_server, Inference(), SERVICE)]
     server = Server(services, port=port, interceptors=[GateInterceptor(door.admit)])
@@ -141,6 +145,24 @@ async def test_without_a_certificate_of_the_cluster_there_is_no_connection() -> 
         assert await served.call(forged) == "UNAVAILABLE"
         ended = served.authority.material(peer, now=time.time() - 7200)
         assert await served.call(ended) == "UNAVAILABLE"
+
+
+async def test_a_connection_that_outlives_its_certificate_opens_nothing() -> None:
+    clock = ManualClock(time.time())
+    async with opened(clock=clock) as served:
+        tls = served.client()
+        async with served.channel(tls) as channel:
+            stub = inference_grpc.InferenceStub(channel)
+            await stub.ListModels(inference.ListModelsRequest())
+            clock.now = expires_at(tls.certificate)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.ListModels(inference.ListModelsRequest())
+    assert from_rpc_error(caught.value).reason == "CERTIFICATE_EXPIRED"
+
+
+def test_a_connection_ends_although_it_is_used() -> None:
+    """What an authority has vouched for that the root does not name any more ends with it."""
+    assert dict(MEMBERS.options)["grpc.max_connection_age_ms"] == 3600 * 1000
 
 
 async def test_nobody_is_let_in_while_no_roster_is_valid() -> None:

@@ -13,9 +13,11 @@ import pytest
 import storekit
 from patience import until
 
+from sealring.coordinator.auth import operators as operators_module
 from sealring.coordinator.auth.operators import MAX_OPERATOR_SECONDS, MAX_OPERATORS
 from sealring.coordinator.init import init, new_operator, renew_operator_bundle
 from sealring.coordinator.keys import OPERATOR_ID
+from sealring.coordinator.rings.traces import Traces
 from sealring.coordinator.store import OperatorRole
 from sealring.mesh.crypto import Label, SoftwareSigner
 from sealring.mesh.errors import ConfigError, PermissionDenied, SealringError
@@ -69,6 +71,7 @@ ADMIN = {
 }
 REFUSED = {"OPERATOR_ROLE", "OPERATOR_REVOKED", "OPERATOR_EXPIRED", "WRONG_ROLE"}
 RESERVED = ("operator", "coordinator", "init")
+_REVOKES = {"EvictNode": admin_pb2.EvictNodeRequest, "BanNode": admin_pb2.BanNodeRequest}
 _ROLES = {"read": admin_pb2.OPERATOR_ROLE_READ, "admin": admin_pb2.OPERATOR_ROLE_ADMIN}
 
 
@@ -367,6 +370,49 @@ async def test_members_read(cluster: Cluster) -> None:
     assert {await call(cluster, own, method) for method in READ | ADMIN} == {"OPERATOR_REVOKED"}
     await cluster.join("one")
     assert await call(cluster, own, "ListNodes") == "OPERATOR_REVOKED", "its machine has to ask anew"
+
+
+@pytest.mark.parametrize("how", ["EvictNode", "BanNode"])
+async def test_what_an_evicted_members_programs_have_running_ends(
+    cluster: Cluster, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another member's call goes on."""
+
+    async def for_ever(*asked: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Traces, "trace", for_ever)
+    own = []
+    for name in ("one", "two"):
+        await cluster.join(name)
+        own.append(await client_of(cluster, name))
+    channels = [channel_to(cluster.coordinator.main_address(), tls) for tls in own]
+    calls = [
+        admin_pb2_grpc.AdminStub(one).TraceRing(admin_pb2.TraceRingRequest(), timeout=200) for one in channels
+    ]
+    await until(lambda: len(cluster.coordinator.operators.running) == 2)
+    await cluster.call(how, _REVOKES[how](id=certificate_peer(load_certificate(own[0].certificate)).id))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await calls[0]
+    assert from_rpc_error(caught.value).reason == "OPERATOR_REVOKED"
+    assert not calls[1].done()
+    for channel in channels:
+        await channel.close()
+
+
+async def test_a_members_certificate_that_has_ended_opens_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection may have been opened before."""
+    await cluster.join("one")
+    own = await client_of(cluster, "one")
+    async with channel_to(cluster.coordinator.main_address(), own) as channel:
+        stub = admin_pb2_grpc.AdminStub(channel)
+        await stub.ListNodes(admin_pb2.ListNodesRequest(), timeout=200)
+        monkeypatch.setattr(operators_module, "expires_at", lambda certificate: 0.0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ListNodes(admin_pb2.ListNodesRequest(), timeout=200)
+    assert from_rpc_error(caught.value).reason == "OPERATOR_REVOKED"
 
 
 async def test_only_nodes_have_programs(cluster: Cluster) -> None:
