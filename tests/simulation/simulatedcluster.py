@@ -16,6 +16,7 @@ import grpc.aio
 from between import Between
 from children import Children
 from fulldisks import FULL
+from memorynetwork import Network, Process
 from nacl.pwhash import argon2id
 from onesource import BEGINNING
 from simulateddisk import PrefixDisk
@@ -42,8 +43,6 @@ from sealring.mesh.member import IDENTITY_KEY, NodeEvidence, discovery, enrol, l
 from sealring.mesh.pki import Role, role_server_name
 from sealring.mesh.rpc import (
     CHANNEL_OPTIONS,
-    Network,
-    Process,
     channel_options,
     from_rpc_error,
     secure_channel,
