@@ -40,8 +40,8 @@ LOOK = (
     "ListJoinTokens ListNodes ListDeployments GetRoster ListAuditLog ListOperators TraceRing PlanDeployment"
 )
 ACT = (
-    "CreateJoinToken RevokeJoinToken CreateJoinCode RevokeJoinCode DrainNode EvictNode BanNode PullModel "
-    "RemoveModel CreateDeployment DeleteDeployment DiagnoseNode AddOperator RotateOperator "
+    "CreateJoinToken RevokeJoinToken CreateJoinCode ShowJoinCode RevokeJoinCode DrainNode EvictNode BanNode "
+    "PullModel RemoveModel CreateDeployment DeleteDeployment DiagnoseNode AddOperator RotateOperator "
     "RevokeOperator CopyState StandDown"
 )
 ASK = "Generate ListModels GetRoster GetMetrics GetUsage LoadModel"
@@ -165,7 +165,7 @@ class Servers:
             async with self.channel(server, role) as own:
                 return await self.refused(server, role, name, own)
         message = [b""] if name in MAY[server] else []  # a call that nobody has would end while it is written
-        call = channel.stream_stream(f"/sealring.v1.{name}")(iter(message))
+        call = channel.stream_stream(f"/sealring.v1.{name}")(iter(message), timeout=PATIENCE_SECONDS)
         with structlog.testing.capture_logs() as logs:
             try:
                 await call.read()
