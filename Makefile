@@ -29,7 +29,7 @@ test: env
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 # What starts processes and takes long. No worker even imports it.
-PROCESSES = tests/integration tests/real tests/cli/test_main.py tests/cli/commands/test_admin.py tests/node/test_lean.py \
+PROCESSES = tests/integration tests/real tests/cli/dashboard/test_page.py tests/cli/test_main.py tests/cli/commands/test_admin.py tests/node/test_lean.py \
   tests/node/test_main.py tests/node/daemon/test_faults.py tests/node/daemon/test_processes.py \
   tests/node/daemon/test_rings.py tests/node/daemon/test_rotation.py tests/node/engine/test_main.py \
   tests/trust/test_on_the_path.py tests/trust/victim tests/coordinator/store/test_crashes.py tests/bench/test_ring.py \

@@ -247,7 +247,7 @@ LINES = {
     "sealring/testing": 700,
     "edge": 4_120,
     "coordinator": 12_560,
-    "gateway": 1_010,
+    "gateway": 1_030,
     "gateway/rings": 3_430,
     "gateway/scheduler": 4_085,
     "node": 14_330,

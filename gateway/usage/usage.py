@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import structlog
 from prometheus_client.core import GaugeMetricFamily
@@ -39,7 +39,14 @@ class Usage(Collector):
         self._failing = False
         self._day = ""
         self._spent = Counter[str]()
+        self._behind = False
+        """Whether what is stored of today is not counted yet."""
+
         self._today()
+        try:
+            self._count_stored(self._day, store.read(self._day))
+        except _DISK as error:
+            log.error("usage_unreadable", error=error)
 
     def spent(self, key_id: str) -> int:
         """Tokens that a key has used today, as far as they count towards a quota."""
@@ -60,12 +67,18 @@ class Usage(Collector):
             await self.flush()
 
     async def flush(self) -> None:
-        """Writes what is new. Where the disk takes nothing, it is tried again with the next."""
+        """Counts what is stored of a day that has begun, and writes what is new. Where the disk does neither,
+        it is tried again with the next."""
         async with self._turn:
-            if not self._new:
-                return
-            writing, self._new = self._new, {}
+            self._today()
+            writing: dict[Place, Used] = {}
             try:
+                if self._behind:
+                    day = self._day
+                    self._count_stored(day, await asyncio.to_thread(self._store.read, day))
+                if self._behind or not self._new:
+                    return
+                writing, self._new = self._new, {}
                 await asyncio.to_thread(self._store.add, writing)
                 self._failing = False
             except _DISK as error:
@@ -127,16 +140,20 @@ class Usage(Collector):
         yield told
 
     def _today(self) -> Counter[str]:
-        """Tokens that keys have used today; a new day begins with those that are stored of it."""
+        """Tokens that keys have used today. A new day begins with those that are not written yet."""
         day = day_of(self._clock()).isoformat()
         if day != self._day:
-            self._day, self._spent = day, Counter()
-            try:
-                stored = self._store.read(day)
-            except _DISK as error:
-                log.error("usage_unreadable", error=error)
-                stored = {}
-            for place, used in [*stored.items(), *self._new.items()]:
-                if place.day == day:
-                    self._spent[place.key] += used.computed
+            self._day, self._spent, self._behind = day, Counter(), True
+            self._count(self._new)
         return self._spent
+
+    def _count_stored(self, day: str, stored: Mapping[Place, Used]) -> None:
+        """Counts what was stored of `day`, unless another has begun meanwhile."""
+        if day == self._day:
+            self._count(stored)
+            self._behind = False
+
+    def _count(self, found: Mapping[Place, Used]) -> None:
+        for place, used in found.items():
+            if place.day == self._day:
+                self._spent[place.key] += used.computed

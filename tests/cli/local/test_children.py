@@ -59,7 +59,7 @@ async def test_who_was_thrown_out_is_told_so_and_not_shown_a_log(children: Child
     with pytest.raises(PermissionDenied) as caught:
         await children.failed()
     assert caught.value.reason == "REMOVED"
-    assert "join again with a new token" in caught.value.hint
+    assert "sealring token code" in caught.value.hint
 
 
 async def test_a_large_log_begins_anew_and_the_last_one_is_kept(children: Children, tmp_path: Path) -> None:

@@ -58,7 +58,26 @@ async def test_a_quota_counts_what_was_computed_today(tmp_path: Path) -> None:
     clock.now += DAY
     assert again.spent("laptop") == 0
     clock.now -= DAY  # it was wrong: what is not written yet counts as well
+    assert again.spent("laptop") == 1
+    await again.flush()
     assert again.spent("laptop") == 57
+
+
+async def test_a_quota_counts_what_could_not_be_read_at_the_start(tmp_path: Path) -> None:
+    disk, clock = Disk(tmp_path), ManualClock(NOON)
+    counted = Usage(disk, clock=clock)
+    counted.add("laptop", "qwen", Used(1, prompt=100))
+    await counted.flush()
+    disk.full = True
+    again = Usage(disk, clock=clock)
+    again.add("laptop", "qwen", Used(1, prompt=7))
+    await again.flush()
+    assert again.spent("laptop") == 7
+    disk.full = False
+    for _ in range(2):
+        await again.flush()
+        assert again.spent("laptop") == 107
+    assert sum(used.prompt for used in Disk(tmp_path).read().values()) == 107
 
 
 async def test_a_full_disk_loses_nothing_and_stops_nothing(

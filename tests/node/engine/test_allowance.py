@@ -52,7 +52,12 @@ class Member:
         self.there[number] = tokens
         idle = self.computed == self.announced
         there = sum(self.there.values()), len(self.there)
-        if self.account.recall(number, tokens, there, idle=idle):
+        try:
+            at_once = self.account.recall(number, tokens, there, idle=idle)
+        except ResourceExhausted:  # nothing of it is read: an earlier one of this number still has its task
+            self._forget(number)
+            raise
+        if at_once:
             self._read(number)
         else:
             self.tasks.append(lambda: self._read(number))

@@ -210,14 +210,17 @@ def test_others_are_read_while_an_image_takes_long(desk: Desk) -> None:
 
 
 def test_one_clients_images_are_read_between_those_of_another(desk: Desk) -> None:
-    """A client that shows many, or costly ones, holds up others for one of them, and has all of them read."""
+    """A client that shows many, or costly ones, holds up others for one of them, and has all of them read.
+
+    Neither client has shown any before: whose turn it is depends on the time that each has taken.
+    """
     assert desk.open(ONE).opened.prompt_tokens
     children = psutil.Process().children()
     (reader,) = (one for one in children if "sealring.node.engine.vision.processor" in one.cmdline())
     reader.suspend()
-    desk.put(1101, b"one", *[saved(picture(40 + number), "PNG") for number in range(4)])
-    desk.put(1102, b"one", ONE)
-    desk.put(1103, b"other", ONE)
+    desk.put(1101, b"many", *[saved(picture(40 + number), "PNG") for number in range(4)])
+    desk.put(1102, b"many", ONE)
+    desk.put(1103, b"few", ONE)
     reader.resume()
     events = [desk.events.get(timeout=200) for _ in range(3)]
     assert [event.opened.row for event in events] == [1103, 1101, 1102]
