@@ -18,6 +18,7 @@ from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import PermissionDenied, SealringError, Unauthenticated, Unavailable
 from sealring.mesh.pki.certificates import Role, expires_at
 from sealring.mesh.roster.model import Roster
+from sealring.mesh.rpc.running import RunningCalls
 from sealring.mesh.rpc.server import INFERENCE
 from sealring.mesh.rpc.tls import MAX_CONNECTION_AGE_MILLISECONDS, peer_certificate, peer_identity
 
@@ -44,8 +45,7 @@ class MemberDoor:
         self._rosters = rosters
         self._shares = Shares(limits, on_refused)
         self._on_refused = on_refused
-        self._running: dict[asyncio.Task[object], str] = {}
-        self._cut: set[asyncio.Task[object]] = set()
+        self._running = RunningCalls(_not_enrolled)
 
     @asynccontextmanager
     async def admit(self, context: Context, scopes: Collection[Scope] | None) -> AsyncIterator[Caller]:
@@ -54,36 +54,24 @@ class MemberDoor:
         Raises Unauthenticated (NO_CLIENT_CERTIFICATE, OTHER_CLUSTER, CERTIFICATE_EXPIRED), PermissionDenied
         (WRONG_ROLE, NOT_ENROLLED), Unavailable, ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE).
         """
-        task = asyncio.current_task()
-        assert task is not None
-        with ExitStack() as share:
+        with ExitStack() as call:
             try:
                 member = self._member(context)
-                caller = share.enter_context(self._shares.one(member))
+                caller = call.enter_context(self._shares.one(member))
             except SealringError as error:
                 self._on_refused(error.reason)
                 raise
-            self._running[task] = member
-            try:
-                yield caller
-            except asyncio.CancelledError:
-                if task not in self._cut:
-                    raise
-                task.uncancel()  # `run` has cancelled it, and it ends with an error instead
-                raise _not_enrolled() from None
-            finally:
-                del self._running[task]
-                self._cut.discard(task)
+            call.enter_context(self._running.one(member))
+            yield caller
 
     async def run(self) -> None:
         """Ends the calls of those that are members no more, for ever."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             roster = self._rosters()
-            for task, member in list(self._running.items()) if roster is not None else ():
+            for member in set(self._running.callers) if roster is not None else ():
                 if not _has(roster, member):
-                    self._cut.add(task)
-                    task.cancel()
+                    self._running.end(member)
 
     def _member(self, context: Context) -> str:
         peer, roster = peer_identity(context), self._rosters()

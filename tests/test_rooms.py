@@ -241,13 +241,13 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 13_920,
+    "mesh": 13_960,
     "sealring/api": 4_920,
     "sealring/client": 2_350,
     "sealring/testing": 700,
     "edge": 4_120,
-    "coordinator": 12_560,
-    "gateway": 1_030,
+    "coordinator": 12_540,
+    "gateway": 1_020,
     "gateway/rings": 3_430,
     "gateway/scheduler": 4_085,
     "node": 14_330,

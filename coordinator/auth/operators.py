@@ -7,7 +7,6 @@ holds for the programs of members, which may read.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import hmac
 import socket
@@ -26,6 +25,7 @@ from sealring.mesh.names import check_name
 from sealring.mesh.pki.certificates import PeerIdentity, Role, expires_at, key_hash
 from sealring.mesh.rpc.interceptor import Context
 from sealring.mesh.rpc.limits import Buckets
+from sealring.mesh.rpc.running import RunningCalls
 from sealring.mesh.rpc.tls import peer_certificate
 
 MAX_OPERATORS = 100
@@ -51,15 +51,14 @@ class OperatorAccess:
         self._store = store
         self._keys = keys
         self._clock = clock
-        self._running: dict[asyncio.Task[Any], str] = {}
-        self._cut: set[asyncio.Task[Any]] = set()
+        self._running = RunningCalls(_revoked)
         self.members = Buckets(_MEMBER_PER_SECOND, _MEMBER_AT_ONCE)
         """The calls of each member's programs."""
 
     @property
     def running(self) -> list[str]:
         """The operators of the calls that are running, one name for each call."""
-        return list(self._running.values())
+        return self._running.callers
 
     @asynccontextmanager
     async def calling(self, context: Context, needs: OperatorRole, members: int) -> AsyncIterator[str]:
@@ -70,22 +69,8 @@ class OperatorAccess:
         OPERATOR_REVOKED, OPERATOR_EXPIRED, OPERATOR_ROLE, MEMBERS_READ), ResourceExhausted (RATE_LIMITED).
         """
         name = self._require(context, needs, members)
-        task = asyncio.current_task()
-        assert task is not None
-        self._running[task] = name
-        try:
+        with self._running.one(name):
             yield name
-        except asyncio.CancelledError:
-            if task not in self._cut:
-                raise
-            # `_end_calls` cancelled the task, and the cancellation becomes an error here. Without `uncancel`
-            # the task would still count as cancelled: a timeout around it would raise CancelledError
-            # instead of TimeoutError.
-            task.uncancel()
-            raise _revoked() from None
-        finally:
-            del self._running[task]
-            self._cut.discard(task)
 
     def add(self, name: str, role: OperatorRole, csr: bytes, seconds: int, actor: str) -> bytes:
         """A new operator's certificate, DER.
@@ -132,7 +117,7 @@ class OperatorAccess:
         if known.role not in _MAY:
             raise PermissionDenied(f"operator {name} has an unknown role", reason="OPERATOR_ROLE")
         certificate = self._issue("rotate_operator", name, OperatorRole(known.role), csr, seconds, actor)
-        self._end_calls(name)
+        self._running.end(name)
         return certificate
 
     def revoke(self, name: str, actor: str) -> None:
@@ -142,7 +127,7 @@ class OperatorAccess:
             self._store.operators.remove(name)
             details = {"role": known.role, "key": known.key_hash.hex()}
             self._store.audit.append(self._clock(), actor, "revoke_operator", name, details)
-        self._end_calls(name)
+        self._running.end(name)
 
     def _issue(
         self, action: str, name: str, role: OperatorRole, csr: bytes, seconds: int, actor: str
@@ -207,15 +192,9 @@ class OperatorAccess:
 
     def roster_published(self, roster: StoredRoster) -> None:
         """Ends the calls of members that are members no more."""
-        for name in set(self._running.values()):
+        for name in set(self._running.callers):
             if not (self._store.members.find(name) or self._store.operators.find(name)):
-                self._end_calls(name)
-
-    def _end_calls(self, name: str) -> None:
-        current = asyncio.current_task()
-        for task in [task for task, owner in self._running.items() if owner == name and task is not current]:
-            self._cut.add(task)
-            task.cancel()
+                self._running.end(name)
 
 
 def needs(

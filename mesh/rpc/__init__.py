@@ -13,6 +13,7 @@ __all__, __getattr__ = face(
     protocol="PROTOCOL_VERSION agree check_release check_speaks own_release software_version",
     protocol12="read_from_12 read_singly say_as_12 say_singly",
     reach="Backoff Reach",
+    running="RunningCalls",
     server="CHANNEL_OPTIONS INFERENCE JOINING MAX_MESSAGE Server",
     silence="Silence",
     status="from_rpc_error to_status",
