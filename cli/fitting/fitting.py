@@ -22,8 +22,8 @@ from sealring.v1 import admin_pb2, model_pb2
 RATED_CONTEXT = 8192
 """Tokens of context for which a rate is estimated: with caches half full, as the cost model has them."""
 
-_CHUNK = 2048
-"""Tokens of a prompt's chunk by which a Mac's GPU gains (`CHUNK` in `node/engine/device.py`)."""
+CHUNK = 2048
+"""Tokens of a prompt's chunk by which a Mac's GPU gains: that of `node/engine/device.py`, which loads MLX."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def fit(
     """
     weights = sum(profile.layer_bytes) + profile.embed_bytes + (0 if profile.tied else profile.head_bytes)
     candidates = [
-        Candidate(str(place), one.name, one.usable, 1, rate=rate_of(one, read_share), longest_chunk=_CHUNK)
+        Candidate(str(place), one.name, one.usable, 1, rate=rate_of(one, read_share), longest_chunk=CHUNK)
         for place, one in enumerate(macs)
     ]
     least = context or min(DEFAULT_CONTEXT, profile.max_context or DEFAULT_CONTEXT)

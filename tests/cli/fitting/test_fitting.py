@@ -8,18 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.cli.fitting.fitting import fit
+from sealring.cli.fitting.fitting import CHUNK, fit
 from sealring.cli.fitting.known import WIDTHS, known_models
 from sealring.cli.fitting.machines import mac, parse_memory
 from sealring.cli.fitting.showing import suggestion
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.planner import DEFAULT_CONTEXT, plan
 from sealring.mesh.errors import InvalidInput
+from sealring.node.engine import device
 from sealring.v1 import admin_pb2
 
 ROOT = Path(__file__).parents[3]
 MODELS = {one.name: one for one in known_models()}
 SIZES = st.lists(st.sampled_from([8, 16, 24, 36, 64, 128, 512]), min_size=1, max_size=3)
+
+
+def test_a_macs_chunk_is_that_of_its_engine() -> None:
+    assert device.CHUNK == CHUNK
 
 
 @settings(max_examples=60, deadline=None)
