@@ -66,9 +66,7 @@ class Watch:
         self._rings = rings
         self._newer_root = newer_root
         self._door = door
-        self._doors: Sequence[str] | None = (
-            None  # as told; None: the coordinator of this stream asks for none
-        )
+        self._doors: Sequence[str] | None = None  # as told; None where the coordinator asks for none
         self._looked = -math.inf
         self._later = b""  # the newest roster, while it is refused for a reason of MAY_PASS
         self._used: Roster | None = None

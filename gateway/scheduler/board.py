@@ -100,10 +100,8 @@ class Board(Composition):
 
     def counts(self, row: int) -> int:
         """Tokens in the caches of a row that count by now: of open drafts those that have come."""
-        held = self.held(row)
-        return (
-            held - self.lanes.drafted.get(row, 0) + self._brought.get(row, 0) if self.lanes.drafted else held
-        )
+        held, drafted = self.held(row), self.lanes.drafted
+        return held - drafted.get(row, 0) + self._brought.get(row, 0) if drafted else held
 
     def left(self, row: Row) -> int:
         """Steps without drafts, of those not announced, before the row is at its limit."""
