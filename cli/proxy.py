@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,6 +42,8 @@ _SECONDS = 3600.0
 """The longest answer."""
 
 _LOOK_SECONDS = 1.0
+_LOOKS = 30
+"""Looks until the gateways are asked for again."""
 
 
 class OwnGate:
@@ -161,12 +164,16 @@ async def serve_member(
     )
 
     async def follow() -> None:
-        """Looks for the gateways anew, while the one that is asked cannot be reached."""
-        while True:
+        """Looks for the gateways anew, while the one that is asked cannot be reached. Now and then otherwise:
+        those of the last time are all that is known while the coordinator is away."""
+        for number in itertools.count(1):
             await asyncio.sleep(_LOOK_SECONDS)
-            if channels.fails(client.gateways.current):
+            fails = channels.fails(client.gateways.current)
+            if fails or number % _LOOKS == 0:
                 with contextlib.suppress(SealringError):
-                    client.gateways.use(await channels.find())
+                    found = await channels.find()
+                    if fails:
+                        client.gateways.use(found)
 
     await serve(client, listen, key_file, say=say, meanwhile=follow)
 

@@ -82,8 +82,8 @@ class MemberChannels:
     async def find(self) -> Sequence[str]:
         """host:port at which gateways take this member's questions, one that answers first.
 
-        While the coordinator does not answer they are those of the last time. Raises Unavailable
-        (NO_GATEWAY).
+        While the coordinator does not answer, or no gateway follows it yet, they are those of the last time.
+        Raises Unavailable (NO_GATEWAY).
         """
         from sealring.cli.calls.operator import connect
         from sealring.mesh.rpc.reach import connected, first_of
@@ -94,10 +94,12 @@ class MemberChannels:
             async with connect(self._folder, seconds=_SECONDS) as admin:
                 listed = (await admin.call("ListNodes")).gateways
             found = [address for one in listed if one.watching for address in one.addresses]
-            with contextlib.suppress(OSError):  # a full disk keeps nobody from asking
-                write_atomic(self._folder / _GATEWAYS, json.dumps(found).encode())
+            if found:
+                with contextlib.suppress(OSError):  # a full disk keeps nobody from asking
+                    write_atomic(self._folder / _GATEWAYS, json.dumps(found).encode())
         except SealringError:
-            found = self._remembered()
+            found = []
+        found = found or self._remembered()
         answers = await first_of(
             found, lambda one: connected(one, self._store, self._name, seconds=_SECONDS), PeerChannel.close
         )

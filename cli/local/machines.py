@@ -108,6 +108,7 @@ class OtherMachine(Machine):
     """An enrolled node, whose coordinator is elsewhere, and a proxy beside it at the port `door`, if any."""
 
     door = 0
+    behind_door = "proxy"
 
     @property
     def door_url(self) -> str:
@@ -121,9 +122,12 @@ class OtherMachine(Machine):
             write_atomic(self.state_dir / PORTS, json.dumps({"proxy": self.door}).encode())
 
     async def wait_for_door(self) -> None:
-        """Returns once the proxy listens. Another program at its port is not it, and would get prompts."""
+        """Returns once the program `behind_door` listens. Another at its port is not it, and would get
+        prompts."""
         while True:
-            if await asyncio.to_thread(listens_itself, self.children.pids.get("proxy", 0), self.door):
+            if await asyncio.to_thread(
+                listens_itself, self.children.pids.get(self.behind_door, 0), self.door
+            ):
                 return
             await asyncio.sleep(5 * _POLL_SECONDS)
 
@@ -185,6 +189,8 @@ class OtherMachine(Machine):
 class StandbyMachine(OtherMachine):
     """A node, a coordinator that follows the first machine's until it is promoted, and a gateway, which takes
     the place of the proxy."""
+
+    behind_door = "gateway"
 
     def write_configs(self) -> None:
         super().write_configs()

@@ -84,7 +84,7 @@ async def test_a_node_that_is_thrown_out_ends_cleanly(tmp_path: Path, monkeypatc
     with capture_logs() as logs:
         await ends_with(removed())
     assert [one["event"] for one in logs] == ["removed_from_cluster"]
-    assert "new token" in logs[0]["hint"]
+    assert "sealring token code" in logs[0]["hint"]
     with pytest.raises(PermissionDenied):
         await ends_with(PermissionDenied("something else"))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +18,11 @@ import psutil
 from kernels import share_kernels
 
 from sealring.mesh.system.paths import state_root_of
+
+_STARTED = {"up": "sealring join", "join": "the node runs until"}
+"""The words of a command that listens at the ports that it has chosen."""
+
+_PORTS = os.path.join(tempfile.gettempdir(), f"sealring-tests-ports-{os.getuid()}")
 
 SEALRING = str(Path(sys.executable).with_name("sealring"))
 
@@ -69,6 +76,21 @@ class Machine:
 
         With `typed` it has a terminal, on which a person types that.
         """
+        with contextlib.ExitStack() as choosing:
+            if words[0] in _STARTED and not self.within:  # else another test chooses the same
+                fcntl.flock(choosing.enter_context(open(_PORTS, "w")), fcntl.LOCK_EX)
+            running = Running(self._start(words, stdin, typed))
+            try:
+                if words[0] in _STARTED and not self.within:
+                    running.wait_for(_STARTED[words[0]])
+                choosing.close()
+                yield running
+                running.stop()
+            finally:
+                running.process.kill()
+                running.close()
+
+    def _start(self, words: Sequence[str], stdin: str, typed: str) -> subprocess.Popen[str]:
         own, its = os.openpty() if typed else (None, subprocess.PIPE)
         process = subprocess.Popen(
             [*self.within, SEALRING, *words],
@@ -87,13 +109,7 @@ class Machine:
             assert process.stdin is not None
             process.stdin.write(stdin)
             process.stdin.close()
-        running = Running(process)
-        try:
-            yield running
-            running.stop()
-        finally:
-            process.kill()
-            running.close()
+        return process
 
 
 class Running:

@@ -33,12 +33,14 @@ def folder(tmp_path: Path) -> Path:
 async def test_a_full_disk_keeps_nobody_from_finding_gateways(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk with room remembers the addresses for times without a coordinator."""
+    """A disk with room remembers the addresses for times without a coordinator, and for a coordinator that no
+    gateway follows yet."""
+    watching = True
 
     @asynccontextmanager
     async def connect(*asked: Any, **options: Any) -> Any:
         async def call(method: str) -> Any:
-            return SimpleNamespace(gateways=[SimpleNamespace(watching=True, addresses=["127.0.0.1:2"])])
+            return SimpleNamespace(gateways=[SimpleNamespace(watching=watching, addresses=["127.0.0.1:2"])])
 
         yield SimpleNamespace(call=call)
 
@@ -58,6 +60,8 @@ async def test_a_full_disk_keeps_nobody_from_finding_gateways(
             disk.setattr(member, "write_atomic", full)
             assert await channels.find() == ["127.0.0.1:2"]
         assert await channels.find() == ["127.0.0.1:2"]
+        watching = False
+        assert await channels.find() == ["127.0.0.1:2"], "those of the last time"
 
     @asynccontextmanager
     async def away(*asked: Any, **options: Any) -> Any:

@@ -15,7 +15,7 @@ from sealring.cli.fitting.showing import suggestion
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.planner import DEFAULT_CONTEXT, plan
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine import device
+from sealring.node import engine
 from sealring.v1 import admin_pb2
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +24,7 @@ SIZES = st.lists(st.sampled_from([8, 16, 24, 36, 64, 128, 512]), min_size=1, max
 
 
 def test_a_macs_chunk_is_that_of_its_engine() -> None:
-    assert device.CHUNK == CHUNK
+    assert engine.CHUNK == CHUNK
 
 
 @settings(max_examples=60, deadline=None)
