@@ -80,6 +80,11 @@ class Answered:
     earlier: list[inference.EarlierEpoch] = dataclasses.field(default_factory=list)
     """Epochs of earlier attempts that brought some of the tokens."""
 
+    @property
+    def given(self) -> int:
+        """How many of the tokens earlier attempts brought."""
+        return self.earlier[-1].tokens if self.earlier else 0
+
     def told(self) -> Choice:
         assert self.reason is not None  # it is set before `completion` is asked for
         return Choice(
@@ -123,7 +128,6 @@ class Attempt:
         self._answers = answers or [Answered() for _ in range(question.request.choices)]
         self._usage: Usage | None = None
         self._epoch = 0
-        self._given = [len(answer.token_ids) for answer in self._answers]
         signed = signed or inference.GetRosterResponse()
         self._receipts = SealedReceipts(question, roster, signed, ring.id)
         prompt, self._asked = self._asked_for()
@@ -232,8 +236,8 @@ class Attempt:
 
     def gave_up(self) -> None:
         """The attempt has failed: another one names the epoch that brought what has come."""
-        for answer, given in zip(self._answers, self._given, strict=True):
-            if len(answer.token_ids) > given:
+        for answer in self._answers:
+            if len(answer.token_ids) > answer.given:
                 answer.earlier.append(
                     inference.EarlierEpoch(ring=self.ring.id, epoch=self._epoch, tokens=len(answer.token_ids))
                 )
@@ -313,8 +317,8 @@ class Attempt:
                     number,
                     tails.get(place),
                     answer.pieces,
-                    self._given[number],
-                    answer.token_ids[self._given[number] :],
+                    answer.given,
+                    answer.token_ids[answer.given :],
                     answer.reason,
                     answer.tokens,
                 )
