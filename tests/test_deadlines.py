@@ -70,7 +70,7 @@ LOOKS = """
     coordinator/members/announcer.py:Announcer._pause coordinator/rings/driver.py:ClusterDriver.run
     coordinator/streams/sessions.py:Sessions.throw_out
     gateway/rings/control.py:ControlStreams._pause gateway/rings/ring.py:Ring.run
-    gateway/rings/watch.py:Watch._beat gateway/rings/watch.py:Watch._open_doors
+    gateway/rings/watch.py:Watch._beat gateway/rings/watch.py:Door.news
     gateway/rings/watch.py:Watch._report
     node/control/service.py:GatewayStream.answer node/control/service.py:GatewayStream._gateway_silent
     node/daemon/engines.py:EngineKeeper._keep_spare_a_while node/daemon/fetching.py:Fetcher._wait

@@ -42,9 +42,32 @@ _TICK_SECONDS = 1.0
 _BEAT_SECONDS = 2.0
 """Between questions to the coordinator whether it is there, while clients wait for answers."""
 
-
 _DOOR_SECONDS = 5.0
 """Between looks whether this machine's addresses have changed."""
+
+
+class Door:
+    """The addresses at which members may ask, and those that the coordinator of the stream knows."""
+
+    def __init__(self, addresses: Callable[[], Sequence[str]]) -> None:
+        self._addresses = addresses
+        self._told: Sequence[str] | None = None  # None where the coordinator does not ask
+        self._looked = -math.inf
+
+    def asked(self, asked: bool) -> None:
+        """Whether the coordinator of this stream, which knows nothing yet, asks for it."""
+        self._told, self._looked = () if asked else None, -math.inf
+
+    def news(self) -> membership.Door | None:
+        """The addresses, if this coordinator asks for them and does not know them; looks seldom."""
+        now = asyncio.get_running_loop().time()
+        if self._told is None or now < self._looked + _DOOR_SECONDS:
+            return None
+        self._looked, found = now, tuple(self._addresses())
+        if found == self._told:
+            return None
+        self._told = found
+        return membership.Door(addresses=found)
 
 
 class Watch:
@@ -65,9 +88,7 @@ class Watch:
         self._keeper = keeper
         self._rings = rings
         self._newer_root = newer_root
-        self._door = door
-        self._doors: Sequence[str] | None = None  # as told; None where the coordinator asks for none
-        self._looked = -math.inf
+        self._door = Door(door)
         self._later = b""  # the newest roster, while it is refused for a reason of MAY_PASS
         self._used: Roster | None = None
         self._told = ""  # the reason of the trouble that the coordinator knows
@@ -86,8 +107,7 @@ class Watch:
 
     async def _once(self) -> None:
         call: Any = None
-        renewing: asyncio.Task[None] | None = None
-        reporting: asyncio.Task[None] | None = None
+        tasks: dict[str, asyncio.Task[None]] = {}
         believed = False
         self._silence = silence = Silence(lambda: _give_up(call))
         try:
@@ -97,8 +117,8 @@ class Watch:
             # the coordinator begins with its newest roster, and knows of no trouble
             self._call, self._later, self._told = call, b"", ""
             self._rings.begin_watch()
-            renewing = asyncio.create_task(self._renew(introduced))
-            reporting = asyncio.create_task(self._report())
+            tasks["renew"] = asyncio.create_task(self._renew(introduced))
+            tasks["report"] = asyncio.create_task(self._report())
             while (event := await call.read()) is not grpc.aio.EOF:
                 silence.heard()
                 await self._hear(event)
@@ -115,17 +135,14 @@ class Watch:
                 raise
             not_believed(error)
         finally:
-            for task in (renewing, reporting):
-                if task is not None:
-                    task.cancel()
-                    await asyncio.wait((task,))
-                    if not task.cancelled() and (failure := task.exception()) is not None:
-                        log.error(
-                            "watch_ends_with_certificate" if task is renewing else "demand_not_reported",
-                            exc_info=failure,
-                        )
+            for what, task in tasks.items():
+                task.cancel()
+                await asyncio.wait((task,))
+                if not task.cancelled() and (failure := task.exception()) is not None:
+                    log.error("watch_task_failed", task=what, exc_info=failure)
             self._call = None
-            self._hears, self._doors = False, None
+            self._hears = False
+            self._door.asked(False)
             silence.heard()
             self._rings.end_watch()
             if call is not None:
@@ -145,8 +162,8 @@ class Watch:
             self._rings.model_gone(event.model_gone.deployment)
         elif kind == "all_told":
             self._hears = event.all_told.hears
-            self._doors, self._looked = () if event.all_told.doors else None, -math.inf
-            await self._open_doors()
+            self._door.asked(event.all_told.doors)
+            await self._say_door()
             self._rings.all_told()
 
     async def _use(self, envelope: bytes) -> membership.Problem:
@@ -189,17 +206,12 @@ class Watch:
             self._rings.tick()
             await self._take_roster()  # its clock may have been set, or its disk may have room
             await self._beat()
-            await self._open_doors()
+            await self._say_door()
 
-    async def _open_doors(self) -> None:
-        """Tells where members may ask, whenever that has changed."""
-        now = asyncio.get_running_loop().time()
-        if self._doors is None or now < self._looked + _DOOR_SECONDS:
-            return
-        self._looked, found = now, tuple(self._door())
-        if found != self._doors:
-            self._doors = found
-            await self._say(membership.FollowRequest(door=membership.Door(addresses=found)))
+    async def _say_door(self) -> None:
+        door = self._door.news()
+        if door is not None:
+            await self._say(membership.FollowRequest(door=door))
 
     async def _beat(self) -> None:
         """Asks, while clients wait, whether the coordinator is still there; gRPC asks seldom."""
