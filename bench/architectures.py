@@ -98,7 +98,6 @@ _LATENTS = "its attention computes with the cached arrays itself"
 _NO_TOWER = "nobody has compared stages behind its tower with mlx-vlm's whole model"
 IN_TURN = {
     "deepseek_v4": "groups of tokens that are compressed end at other tokens in each row",
-    "glm5_next": "groups of tokens that are compressed end at other tokens in each row",
     "hunyuan_vl": "mlx-vlm takes the first row's position for all",
     "inkling_mm_model": _PADDED,
     "jina_vlm": _PADDED,

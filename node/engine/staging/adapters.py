@@ -319,7 +319,7 @@ ADAPTERS = {
     "minimax_m3_vl": Adapter(together=together.minimax_m3),
     "mlx_vlm.deepseek_v4": _DeepseekV4(batches=False, gpu_code=True),
     "mlx_vlm.ernie4_5_moe_vl": _OwnPositions(gpu_code=True),
-    "mlx_vlm.glm5_next": _Glm5Next(state=((0,), (3,)), batches=False, gpu_code=True),
+    "mlx_vlm.glm5_next": _Glm5Next(state=((0,), (3,)), gpu_code=True),
     "mlx_vlm.glm_moe_dsa": _SharedIndexer(state=((0,), (3,)), gpu_code=True),
     "mlx_vlm.hunyuan_vl": _OwnPositions(batches=False, gpu_code=True),
     "mlx_vlm.hy_v4": _SharedIndexer(state=((0,), (3,)), gpu_code=True),

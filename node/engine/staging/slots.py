@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from sealring.node.engine.caches import Cache, parts_of
-from sealring.node.engine.caches.pools import Pools
+from sealring.node.engine.caches.pools import Pools, PoolsRows
 
 
 class Slots:
@@ -80,7 +80,7 @@ class Slots:
 
 def _counts(part: Any) -> bool:
     """Whether it knows how many tokens it holds."""
-    return hasattr(part, "offset") and not isinstance(part, Pools)
+    return hasattr(part, "offset") and not isinstance(part, Pools | PoolsRows)
 
 
 def _kind(cache: Any) -> tuple[Any, ...]:
