@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
@@ -56,8 +57,9 @@ class OwnGate:
 
     required = True
 
-    def __init__(self, key: ApiKey) -> None:
-        self._key = key.text.encode()
+    def __init__(self, key_sha256: str) -> None:
+        """`key_sha256` is as `digest_of` gives it."""
+        self._key_sha256 = key_sha256
         self.strangers = Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE)
 
     @asynccontextmanager
@@ -68,8 +70,8 @@ class OwnGate:
 
         Raises Unauthenticated (INVALID_API_KEY), ResourceExhausted (RATE_LIMITED).
         """
-        given = [one.rpartition(" ")[2].encode() for one in (authorization or "").split(", ")]
-        known = any(hmac.compare_digest(one, self._key) for one in given)
+        given = [digest_of(one.rpartition(" ")[2]) for one in (authorization or "").split(", ")]
+        known = any(hmac.compare_digest(one, self._key_sha256) for one in given)
         if not known and scopes is None:
             self.strangers.check(peer)
         elif not known:
@@ -79,6 +81,11 @@ class OwnGate:
                 reason="INVALID_API_KEY",
             )
         yield Caller(known=known)
+
+
+def digest_of(key: str) -> str:
+    """The SHA-256 of a key's text, in hex: of 256 random bits it tells nobody anything."""
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def own_key(file: Path) -> ApiKey:
@@ -105,19 +112,19 @@ def own_key(file: Path) -> ApiKey:
 async def serve(
     client: AsyncClient,
     listen: str,
-    key_file: Path,
+    key_sha256: str,
     *,
     say: Callable[[str], None],
     meanwhile: Callable[[], Coroutine[None, None, None]] | None = None,
 ) -> None:
-    """The proxy on a loopback address, until SIGTERM or SIGINT, for programs that have the key in `key_file`.
+    """The proxy on a loopback address, until SIGTERM or SIGINT, for programs that have the key.
 
     `say` gets its address and the members that will see prompts. `meanwhile` runs beside it, and never ends.
-    Raises ConfigError (LOOPBACK_ONLY, CANNOT_LISTEN), what `own_key` raises, and at the start RosterError or
-    Unavailable without a roster that the root vouches for.
+    Raises ConfigError (LOOPBACK_ONLY, CANNOT_LISTEN), and at the start RosterError or Unavailable without a
+    roster that the root vouches for.
     """
     metrics = Metrics()
-    gate = OwnGate(own_key(key_file))
+    gate = OwnGate(key_sha256)
     edge = HttpServer(create_app(SealingBackend(client, metrics), exposition=metrics.exposition, gate=gate))
     with stop_on_signals() as stop:
         try:
@@ -131,7 +138,7 @@ async def serve(
                 host = listen.rpartition(":")[0]
                 gateways = " or ".join(client.gateways.addresses)
                 say(f"serving http://{host}:{port}/v1; {gateways} gets sealed prompts")
-                say(f"programs need the key in {key_file}: sealring connect NAME --write")
+                say("programs need its key: sealring connect NAME --write")
                 for ring in rings:
                     say(_answered_by(ring))
                 await first_of(stop.wait(), *([meanwhile()] if meanwhile else []))
@@ -141,7 +148,7 @@ async def serve(
 
 
 async def serve_member(
-    folder: Path, listen: str, key_file: Path, min_trust: int, *, say: Callable[[str], None]
+    folder: Path, listen: str, key_sha256: str, min_trust: int, *, say: Callable[[str], None]
 ) -> None:
     """As `serve`, for the programs of a member, whose certificate as a client is in `folder`.
 
@@ -175,7 +182,7 @@ async def serve_member(
                     if fails:
                         client.gateways.use(found)
 
-    await serve(client, listen, key_file, say=say, meanwhile=follow)
+    await serve(client, listen, key_sha256, say=say, meanwhile=follow)
 
 
 async def _opened(folder: Path) -> MemberChannels:

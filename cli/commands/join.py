@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from sealring.cli.terminal.command import command, config_file
 from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import Progress, print_json, say
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.system.paths import LAUNCH_DAEMONS, default_state_root
 from sealring.mesh.trust.levels import described
 
@@ -64,13 +65,15 @@ def join(
     ] = None,
     no_standby: Annotated[bool, typer.Option("--no-standby", help="do not ask for one")] = False,
     service: Annotated[
-        bool, typer.Option("--service", help="have launchd run the node, now and at every boot; needs sudo")
+        bool,
+        typer.Option("--service", help="have launchd run node and proxy, now and at every boot; needs sudo"),
     ] = False,
     user: User = "_sealring",
     dry_run: DryRun = False,
     as_json: AsJson = False,
     prefix: Root = Path("/"),
     begun: Annotated[bool, typer.Option("--begun", hidden=True)] = False,
+    second: Annotated[bool, typer.Option("--second", hidden=True)] = False,
 ) -> None:
     """Join a cluster with this machine, and run its node until Ctrl-C or, with --service, from now on.
 
@@ -89,7 +92,7 @@ def join(
     said, host = settings_given("node", file), host_of(context)
     signals_as_exceptions()
     if service:
-        _serve(host, token, said, wishes, user, prefix, dry_run=dry_run, as_json=as_json)
+        _serve(host, token, said, wishes, user, prefix, port, dry_run=dry_run, as_json=as_json)
         return
     root = default_state_root()
     os.umask(0o077)
@@ -97,24 +100,26 @@ def join(
         if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):
             if standby is not None:
                 _stand_by(root, standby)
-            _run(host, root, said, wishes, port, tell=not begun)
-            return
-        from sealring.cli.setup.enrol import enrol
-        from sealring.cli.setup.finding import find_token
+            if not _run(host, root, said, wishes, port, tell=not begun, second=second):
+                return
+            second = False
+        else:
+            from sealring.cli.setup.enrol import enrol
+            from sealring.cli.setup.finding import find_token
 
-        joined = enrol(host, root, said, wishes, find_token(host, token))
-        _tell(joined, as_json=as_json)
-        _keep(root, joined["settings"])
-        if standby is None and joined["members"] == 2 and not no_standby:
-            standby = _offer(host)
-        if standby is not None:
-            _stand_by(root, standby)
+            joined = enrol(host, root, said, wishes, find_token(host, token))
+            _tell(joined, as_json=as_json)
+            _keep(root, joined["settings"])
+            second = standby is None and joined["members"] == 2 and not no_standby
+            if standby is not None:
+                _stand_by(root, standby)
     # without the token, which other users of this machine could see for as long as this process lives
     host.become(
         [
             *([] if file is None else ["--config", str(file)]),
             "join",
             "--begun",
+            *(["--second"] if second else []),
             *([] if port is None else ["--port", str(port)]),
         ]
     )
@@ -128,15 +133,22 @@ def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
     say(f"joined cluster {joined['cluster']} as {joined['name']}, trust level {described(joined['level'])}")
 
 
-def _offer(host: Host) -> Path | None:
-    """The backup with which the second machine of a cluster becomes its standby, if the user names one."""
+async def _offer(host: Host, root: Path) -> None:
+    """Returns once the second machine of a cluster has become its standby, if the user names a backup."""
     say("\nThis second machine can be the standby, which takes over when the first one is lost. It gets all")
     say("keys of the cluster. On the first machine: sealring coordinator backup FILE. Bring FILE here.")
-    if not host.can_ask:
+    if host.can_ask:
+        say("FILE (empty: not now; sealring join --standby FILE does it later):")
+        while answer := (await host.line()).strip():
+            try:
+                await asyncio.to_thread(_stand_by, root, Path(answer))
+            except SealringError as error:
+                say(f"{error}\nFILE (empty: not now):")
+            else:
+                return
+    else:
         say("Then: sealring join --standby FILE\n")
-        return None
-    answer = str(host.ask("FILE (empty: not now; sealring join --standby FILE does it later)", default=""))
-    return Path(answer.strip()).expanduser() if answer.strip() else None
+    await asyncio.Event().wait()
 
 
 def _stand_by(root: Path, file: Path) -> None:
@@ -147,7 +159,7 @@ def _stand_by(root: Path, file: Path) -> None:
     from sealring.mesh.member.state import load_machine_state
 
     folder = root / "coordinator"
-    restore(CoordinatorSettings(state_dir=folder), file, standby=True)
+    restore(CoordinatorSettings(state_dir=folder), file.expanduser(), standby=True)
     if read_bundle(folder / "operator").root_sha256 != load_machine_state(root / "node").root_sha256:
         shutil.rmtree(folder)
         raise InvalidInput(
@@ -172,12 +184,15 @@ def _serve(
     wishes: Wishes,
     user: str,
     prefix: Path,
+    port: int | None,
     *,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Joins as the account that the service runs as, so that the key is that account's, and installs it."""
+    """Joins as the account that the service runs as, so that the key is that account's, and installs it and
+    the proxy."""
     from sealring.cli.commands.service import program
+    from sealring.cli.service.door import DoorInstallation
     from sealring.cli.service.install import Installation, account_id
     from sealring.cli.service.launchctl import Launchctl
     from sealring.cli.service.launchd import Service
@@ -207,6 +222,8 @@ def _serve(
             _tell(joined, as_json=as_json)
             settings = joined["settings"]
         Installation(host, made, prefix, chosen=settings).run(say, start=True, dry_run=dry_run)
+        door = replace(made, component="proxy")
+        DoorInstallation(host, door, prefix, port=port).run(say, start=True, dry_run=dry_run)
     except BaseException as error:
         if was_loaded:
             control.bootstrap(made.label, under(prefix, LAUNCH_DAEMONS / made.file_name))
@@ -216,8 +233,16 @@ def _serve(
 
 
 def _run(
-    host: Host, root: Path, said: dict[str, Any], wishes: Wishes, wished: int | None, *, tell: bool
-) -> None:
+    host: Host,
+    root: Path,
+    said: dict[str, Any],
+    wishes: Wishes,
+    wished: int | None,
+    *,
+    tell: bool,
+    second: bool,
+) -> bool:
+    """Runs the node, and the proxy beside it. Whether it ended to start again, as the standby."""
     from sealring.cli.local.foreground import run_cluster
     from sealring.cli.local.machines import OtherMachine, StandbyMachine
     from sealring.cli.setup.choices import choose_other, choose_proxy
@@ -248,9 +273,11 @@ def _run(
         say(f"the node runs until Ctrl-C; its log: {machine.logs['node']}")
 
     async def meanwhile(machine: OtherMachine) -> None:
-        await first_of(_watch(machine), machine.keep_door(), _tell_door(machine))
+        offer = [_offer(host, root)] if second and not stands_by else []
+        await first_of(_watch(machine), machine.keep_door(), _tell_door(machine), *offer)
 
     run_cluster(host, make, work, what="starting the node", meanwhile=meanwhile)
+    return not stands_by and is_enrolled(root / "coordinator" / "operator")
 
 
 async def _tell_door(machine: OtherMachine) -> None:

@@ -37,6 +37,7 @@ def proxy(
         ),
     ] = None,
     member: Annotated[Path | None, typer.Option(metavar="DIR", hidden=True)] = None,
+    key_sha256: Annotated[str | None, typer.Option(metavar="HEX", hidden=True)] = None,
     log_level: LogLevel = Level.INFO,
     log_file: LogFile = None,
     parent_pipe: ParentPipe = None,
@@ -50,7 +51,7 @@ def proxy(
     from sealring.cli.calls.gateway import gateway_access
     from sealring.cli.calls.member import client_folder
     from sealring.cli.calls.pin import root_pin
-    from sealring.cli.proxy import serve, serve_member
+    from sealring.cli.proxy import digest_of, own_key, serve, serve_member
     from sealring.client import AsyncClient
     from sealring.client.trust import default_state_file
     from sealring.mesh.system.addresses import require_loopback
@@ -59,13 +60,17 @@ def proxy(
     require_loopback(listen)
     loaded = load_settings(context)
     settings = loaded.settings
+
+    def key() -> str:
+        return key_sha256 or digest_of(own_key(proxy_key_file()).text)
+
     folder = member or (
         client_folder() if root_sha256 is None and loaded.origin["gateway"] == "default" else None
     )
     if folder is not None:
         run_daemon(
             "proxy",
-            lambda: serve_member(folder, listen, proxy_key_file(), SCORES[min_trust], say=say),
+            lambda: serve_member(folder, listen, key(), SCORES[min_trust], say=say),
             log_level=log_level,
             log_file=log_file,
             parent_pipe=parent_pipe,
@@ -82,6 +87,6 @@ def proxy(
             timeout=3600.0,
             **gateway_access(settings),
         )
-        await serve(client, listen, proxy_key_file(), say=say)
+        await serve(client, listen, key(), say=say)
 
     run_daemon("proxy", work, log_level=log_level, log_file=log_file, parent_pipe=parent_pipe)

@@ -29,9 +29,11 @@ class Component(enum.StrEnum):
     COORDINATOR = "coordinator"
     NODE = "node"
     GATEWAY = "gateway"
+    PROXY = "proxy"
 
 
-Which = Annotated[Component, typer.Argument(metavar="COMPONENT", help="coordinator, node or gateway")]
+_COMPONENTS = "coordinator, node, gateway or proxy"
+Which = Annotated[Component, typer.Argument(metavar="COMPONENT", help=_COMPONENTS)]
 User = Annotated[str, typer.Option(metavar="NAME", help="the account that it runs as")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="say what would be done, and do nothing")]
 Root = Annotated[
@@ -54,6 +56,7 @@ def install(
     If it does not come up, everything is undone.
     """
     from sealring.cli.local.foreground import signals_as_exceptions
+    from sealring.cli.service.door import DoorInstallation
     from sealring.cli.service.install import Installation
 
     signals_as_exceptions()  # a closed terminal undoes what was begun, as Ctrl-C does
@@ -63,21 +66,29 @@ def install(
         user=user,
         config=None if config is None else str(config.absolute()),
     )
-    Installation(host_of(context), service, root).run(say, start=start, dry_run=dry_run)
+    kind = DoorInstallation if component is Component.PROXY else Installation
+    kind(host_of(context), service, root).run(say, start=start, dry_run=dry_run)
 
 
 @command(app, example="sealring service uninstall node")
 def uninstall(context: typer.Context, component: Which, root: Root = Path("/")) -> None:
-    """Stop a service and remove it; its state and logs stay."""
-    service = Service(component.value)
-    _launchd(context).bootout(service.label)
-    for file in (LAUNCH_DAEMONS / service.file_name, NEWSYSLOG_FOLDER / service.rules_name):
-        file = under(root, file)
-        try:
-            file.unlink(missing_ok=True)
-        except PermissionError:
-            raise needs_root(file) from None
-    say(f"removed {service.label}")
+    """Stop a service and remove it; its state and logs stay. The node's takes the proxy's along."""
+    from sealring.cli.setup.door import forget_door
+
+    control, door = _launchd(context), Service(Component.PROXY.value)
+    had_door = under(root, LAUNCH_DAEMONS / door.file_name).exists()
+    with_door = component is Component.NODE and had_door
+    for service in (*([door] if with_door else []), Service(component.value)):
+        control.bootout(service.label)
+        for file in (LAUNCH_DAEMONS / service.file_name, NEWSYSLOG_FOLDER / service.rules_name):
+            file = under(root, file)
+            try:
+                file.unlink(missing_ok=True)
+            except PermissionError:
+                raise needs_root(file) from None
+        say(f"removed {service.label}")
+    if had_door and component in (Component.NODE, Component.PROXY):
+        forget_door(host_of(context))
 
 
 @command(app, example="sealring service start node")
@@ -115,7 +126,7 @@ def status(
     context: typer.Context,
     component: Annotated[
         Component | None,
-        typer.Argument(metavar="COMPONENT", help="coordinator, node or gateway [default: all]"),
+        typer.Argument(metavar="COMPONENT", help=f"{_COMPONENTS} [default: all]"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -86,6 +86,8 @@ class Installation:
     service names one of its own.
     """
 
+    started = "start {} and wait until it listens"
+
     def __init__(
         self, host: Host, service: Service, root: Path, *, chosen: Mapping[str, Any] | None = None
     ) -> None:
@@ -116,12 +118,7 @@ class Installation:
             self._check_models(self._settings().models)
         if not start:
             return
-        if not _is_there(component, self.state):
-            raise ConfigError(
-                f"the {component} has no state yet in {self.state}",
-                hint=_BEGIN[component].format(user=self.service.user),
-                reason="NOT_ENROLLED",
-            )
+        require_enrolled(self.service, self._root)
         host, port = self._address()
         if not self._control.status(self.service.label).loaded and self._host.listens(host, port):
             raise FailedPrecondition(
@@ -151,7 +148,7 @@ class Installation:
         yield self._writing(self._rules, newsyslog_rules(service).encode())
         if start:
             yield InstallStep(
-                f"start {service.label} and wait until it listens",
+                self.started.format(service.label),
                 self._start,
                 lambda: control.bootout(service.label),
             )
@@ -279,5 +276,12 @@ def account_id(user: str, root: Path) -> int | None:
     return found if os.geteuid() == 0 else None
 
 
-def _is_there(component: str, state: Path) -> bool:
-    return is_enrolled(state / "operator" if component == "coordinator" else state)
+def require_enrolled(service: Service, root: Path) -> None:
+    """Raises ConfigError (NOT_ENROLLED) where the component has no state below the prefix `root`."""
+    component, state = service.component, under(root, service.folder)
+    if not is_enrolled(state / "operator" if component == "coordinator" else state):
+        raise ConfigError(
+            f"the {component} has no state yet in {state}",
+            hint=_BEGIN[component].format(user=service.user),
+            reason="NOT_ENROLLED",
+        )

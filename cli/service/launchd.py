@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.system.paths import launchd_label
+from sealring.mesh.system.paths import CLIENT_FOLDER, launchd_label
 
-COMPONENTS = ("coordinator", "node", "gateway")
+COMPONENTS = ("coordinator", "node", "gateway", "proxy")
 NEWSYSLOG_FOLDER = Path("/etc/newsyslog.d")
 LOG_FOLDER = PurePosixPath("/var/log/sealring")
 STATE_FOLDER = PurePosixPath("/var/db/sealring")
@@ -34,6 +34,9 @@ class Service:
     config: str | None = None
     state: str = str(STATE_FOLDER)
     logs: str = str(LOG_FOLDER)
+    listen: str = "127.0.0.1:8080"
+    """The proxy alone has these: host:port for programs, and the SHA-256 of the key that they show."""
+    key_sha256: str = ""
 
     def __post_init__(self) -> None:
         if self.component not in COMPONENTS:
@@ -86,11 +89,16 @@ class Service:
 def property_list(service: Service) -> dict[str, Any]:
     """The content of the service's property list, without secrets: everybody can read it."""
     config = [] if service.config is None else ["--config", service.config]
-    flags = ["--log-file", service.log_file, "--state-dir", service.folder]
+    words, flags = [service.component, "run"], ["--log-file", service.log_file]
+    if service.component == "proxy":
+        words = ["proxy", "--listen", service.listen, "--key-sha256", service.key_sha256]
+        flags += ["--member", f"{service.state}/node/{CLIENT_FOLDER}"]
+    else:
+        flags += ["--state-dir", service.folder]
     return {
         "Label": service.label,
         "UserName": service.user,
-        "ProgramArguments": [service.program, *config, service.component, "run", *flags],
+        "ProgramArguments": [service.program, *config, *words, *flags],
         "WorkingDirectory": service.folder,
         "EnvironmentVariables": {
             "HOME": service.folder,

@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
 import contextlib
 import json
+import pwd
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -64,28 +65,39 @@ def enrol_as(
     """As `enrol`, in a process of the account `user` (None: this one's); raises the same."""
     wished = asdict(wishes) | {"models": [str(folder) for folder in wishes.models]}
     given = {"root": str(root), "said": dict(said), "wishes": wished, "token": token}
+    account = None if user is None else pwd.getpwnam(user)
+    joined: dict[str, Any] = run_as(account, "sealring.cli.setup.enrol", given, root / "node")
+    return joined
+
+
+def run_as(account: pwd.struct_passwd | None, module: str, given: Mapping[str, Any], home: Path) -> Any:
+    """What `module` makes of `given`, in a process of the account (None: this one's).
+
+    Raises ConfigError (NO_PROGRAM), and what the process prints.
+    """
     try:
-        said_back = _run(user, json.dumps(given).encode(), root / "node")
+        said_back = _run(account, module, json.dumps(given).encode(), home)
     except OSError as error:
+        name = "of this process" if account is None else account.pw_name
         raise ConfigError(
-            f"the account {user or 'of this process'} cannot run {sys.executable}: {error.strerror}",
+            f"the account {name} cannot run {sys.executable}: {error.strerror}",
             hint="install sealring where that account can read it, see deploy/launchd/README.md",
             reason="NO_PROGRAM",
         ) from None
-    return result_of(said_back, "the process that was to join said nothing of use")
+    return result_of(said_back, f"{module} said nothing of use in its process")
 
 
-def _run(user: str | None, given: bytes, home: Path) -> bytes:
+def _run(account: pwd.struct_passwd | None, module: str, given: bytes, home: Path) -> bytes:
     """The output of the child, at most _MAX_BYTES of it."""
     with starting():
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "sealring.cli.setup.enrol"],
+        child = subprocess.Popen(  # noqa: S603 - a module of ours
+            [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",
-            user=user,
-            group=None if user is None else _group_of(user),
-            extra_groups=None if user is None else [],
+            user=None if account is None else account.pw_uid,
+            group=None if account is None else account.pw_gid,
+            extra_groups=None if account is None else [],
             umask=0o077,
             env={"HOME": str(home), "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "en_US.UTF-8"},
         )
@@ -97,12 +109,6 @@ def _run(user: str | None, given: bytes, home: Path) -> bytes:
         said = child.stdout.read(_MAX_BYTES)
         child.kill()  # it has nothing more to say
     return said
-
-
-def _group_of(user: str) -> int:
-    import pwd
-
-    return pwd.getpwnam(user).pw_gid
 
 
 def main() -> int:

@@ -80,6 +80,19 @@ class Host:
         """The answer that the user types, with the options of `typer.prompt`; standard output may be JSON."""
         return typer.prompt(question, err=True, **options)
 
+    async def line(self) -> str:
+        """The next line that the user types, while other work goes on. A thread that reads could not be
+        ended."""
+        import asyncio
+
+        loop, typed = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(sys.stdin, typed.set)
+        try:
+            await typed.wait()
+        finally:
+            loop.remove_reader(sys.stdin)
+        return sys.stdin.readline()
+
     def choose(self, question: str, found: Sequence[object]) -> int:
         """The index of the one out of several that the user chooses."""
         from sealring.cli.terminal.output import say

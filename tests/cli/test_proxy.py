@@ -119,7 +119,7 @@ async def test_other_users_of_the_machine_neither_ask_nor_learn_anything(tmp_pat
         if path in ("/v1/chat/completions", "/v1/messages")
         else {"method": "GET"}
     )
-    gate = proxy.OwnGate(key)
+    gate = proxy.OwnGate(proxy.digest_of(key.text))
     gate.strangers = Buckets(1.0, 2, clock=lambda: 0.0)
     async with proxied(gate) as (gateway, http):
         for authorization in (
@@ -172,10 +172,10 @@ def test_what_does_not_start(arguments: list[str], reason: str, tmp_path: Any) -
     assert result.exception.reason == reason
 
 
-async def test_it_says_where_it_serves_and_who_will_see_prompts(tmp_path: Path) -> None:
+async def test_it_says_where_it_serves_and_who_will_see_prompts() -> None:
     said: list[str] = []
     async with ScriptedGateway() as gateway:
-        serving = proxy.serve(gateway.client(), "127.0.0.1:0", tmp_path / "proxy.key", say=said.append)
+        serving = proxy.serve(gateway.client(), "127.0.0.1:0", "ab" * 32, say=said.append)
         task = asyncio.create_task(serving)
         while not (said and said[-1].startswith("demo is answered by ring demo-0, trust ")):
             await asyncio.sleep(0.01)
@@ -183,4 +183,4 @@ async def test_it_says_where_it_serves_and_who_will_see_prompts(tmp_path: Path) 
         os.kill(os.getpid(), signal.SIGTERM)
         await task
     assert said[0].endswith(f"/v1; {gateway.address} gets sealed prompts")
-    assert said[1] == f"programs need the key in {tmp_path / 'proxy.key'}: sealring connect NAME --write"
+    assert said[1] == "programs need its key: sealring connect NAME --write"

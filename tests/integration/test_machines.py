@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,6 +20,9 @@ import pytest
 from capture import files_of
 from machines import Machine, Running
 from namespaces import ip, separate_machines
+
+from sealring.cli.setup.settings_files import proxy_port
+from sealring.mesh.system.addresses import listens
 
 pytestmark = pytest.mark.integration
 STANDIN = Path(__file__).parents[1] / "support" / "launchd_standin.py"
@@ -52,6 +56,16 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
             up.wait_for(f"{name} is online")
         first.run("deploy", "demo", "--stages", "3")
         yield Three(first, up, [by_argument, by_input], token)
+
+
+def ask_at(port: int, key: str) -> str:
+    """The answer to a program with the key."""
+    body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 20}
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return str(answer.read())
 
 
 def ask(machine: Machine) -> str:
@@ -108,8 +122,18 @@ def test_a_machine_joins_as_a_service(three: Three, tmp_path: Path) -> None:
         assert token not in " ".join(psutil.Process(shown[0]["pid"]).cmdline())
         machine.run("join", *options)  # again, as after an update, and without a token
         assert json.loads(machine.run("service", "status", "node", "--json"))[0]["pid"] != shown[0]["pid"]
+        machine.run("service", "restart", "proxy", "--prefix", str(prefix))  # as at the next boot
+        key, port = machine.state / "proxy.key", proxy_port(machine.state)
+        assert key.stat().st_mode & 0o777 == 0o600
+        while not listens("127.0.0.1", port):
+            time.sleep(0.1)
+        assert f"http://127.0.0.1:{port}" in machine.run("connect", "opencode")
+        assert "Paris" in ask_at(port, key.read_text().strip())
     finally:
         machine.run("service", "uninstall", "node", "--prefix", str(prefix))
+    assert not key.exists()
+    assert not list((prefix / "Library" / "LaunchDaemons").iterdir())
+    assert not listens("127.0.0.1", port)
     three.up.wait_for("four is offline")
 
 

@@ -356,6 +356,9 @@ class FakeHost(Host):
         assert self.typed is not None
         return self.typed.pop(0)
 
+    async def line(self) -> str:
+        return f"{self.ask('')}\n"
+
     def own_addresses(self) -> list[OwnAddress]:
         return self.addresses
 

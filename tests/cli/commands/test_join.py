@@ -114,6 +114,42 @@ def test_who_has_joined_runs_and_says_what_changes_and_nothing_twice(
 
 
 @pytest.fixture
+def second(here: Any, host: Any, coordinator: Any, home: Path) -> Any:
+    """Runs the node of a second machine that has just joined, while lines are typed."""
+    SigningCluster(home).save(state_root_of(home) / "node", Role.MEMBER)
+    host.machine = Machine
+    Machine.looks = [("", NOTHING)] * 3
+
+    def run(*typed: str) -> Any:
+        host.typed = list(typed)
+        return here("join", "--begun", "--second")
+
+    return run
+
+
+def test_the_second_machine_is_asked_once_its_node_runs(second: Any, host: Any) -> None:
+    """What is no backup is said, and ends nothing."""
+    done = second("/nowhere/backup", "")
+    said = done.err.splitlines()
+    runs = next(index for index, line in enumerate(said) if line.startswith("the node runs until Ctrl-C"))
+    asked = next(index for index, line in enumerate(said) if line.startswith("This second machine can be"))
+    assert runs < asked
+    assert "/nowhere/backup is no backup of a coordinator" in done.err
+    assert (done.status, host.typed, host.became) == (0, [], [])
+
+
+def test_it_starts_again_as_the_standby(
+    second: Any, host: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stand_by(root: Path, file: Path) -> None:
+        SigningCluster(home).save(root / "coordinator" / "operator", Role.OPERATOR)
+
+    monkeypatch.setattr("sealring.cli.commands.join._stand_by", stand_by)
+    second("backup")
+    assert host.became == [["join", "--begun"]]
+
+
+@pytest.fixture
 def serve(here: Any, host: Any, tmp_path: Path) -> Any:
     """Runs `join --service` below a prefix, where launchd has the node loaded."""
     host.services = Launchd(LABEL)

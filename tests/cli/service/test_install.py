@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from commands import Launchd
 
+from sealring.cli.proxy import digest_of
 from sealring.cli.service.install import Installation, InstallStep, account_id, run_steps
 from sealring.cli.service.launchd import Service
 from sealring.mesh.errors import ConfigError, FailedPrecondition
 from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.paths import proxy_key_file
 
 LABEL = "org.sealring.node"
 IS_ROOT = os.geteuid() == 0
@@ -87,6 +89,7 @@ def test_a_life_from_install_to_uninstall(
         ["org.sealring.coordinator", "not", "loaded"],
         [LABEL, "running", "4711"],
         ["org.sealring.gateway", "not", "loaded"],
+        ["org.sealring.proxy", "not", "loaded"],
     ]
     for verb, asked, said in (
         ("restart", ["bootout", "bootstrap", "kickstart"], "restarted"),
@@ -105,6 +108,30 @@ def test_a_life_from_install_to_uninstall(
         missing = service(verb, "node")
         assert (missing.status, "sealring service install node" in missing.err) == (3, True)
     assert launchd.did == []
+
+
+def test_the_proxy_is_a_service_with_the_digest_of_a_key_that_is_the_callers(
+    service: Any, launchd: Launchd, root: Path, state: Path, home: Path
+) -> None:
+    """It has no key of the node and none of its own. Whoever removes the node's service removes it too."""
+    assert service("install", "proxy", "--dry-run").status == 0
+    assert not proxy_key_file().exists()
+    assert service("install", "node", "--user", "me").status == 0
+    done = service("install", "proxy", "--user", "me")
+    assert (done.status, "programs ask at http://127.0.0.1:8080/v1" in done.err) == (0, True), done.err
+    plist = root / "Library" / "LaunchDaemons" / "org.sealring.proxy.plist"
+    content = plistlib.loads(plist.read_bytes())
+    assert content["UserName"] == "me"
+    key = proxy_key_file().read_text().strip()
+    assert content["ProgramArguments"][1:] == [
+        *("proxy", "--listen", "127.0.0.1:8080", "--key-sha256", digest_of(key)),
+        *("--log-file", "/var/log/sealring/proxy.log", "--member", "/var/db/sealring/node/client"),
+    ]
+    assert list((root / "var" / "db" / "sealring" / "proxy").iterdir()) == []
+    assert key.encode() not in plist.read_bytes()
+    done = service("uninstall", "node")
+    assert done.err == "removed org.sealring.proxy\nremoved org.sealring.node\n"
+    assert (launchd.loaded, plist.exists(), proxy_key_file().exists()) == ({}, False, False)
 
 
 def test_an_install_touches_no_other_components_files(service: Any, root: Path) -> None:
@@ -128,7 +155,7 @@ def test_a_link_in_the_place_of_a_log_is_refused(
     assert not (root / "Library").exists()
 
 
-@pytest.mark.parametrize("component", ["coordinator", "node", "gateway"])
+@pytest.mark.parametrize("component", ["coordinator", "node", "gateway", "proxy"])
 def test_a_component_without_state_is_not_installed_and_its_beginning_is_named(
     service: Any, launchd: Launchd, root: Path, component: str
 ) -> None:
@@ -136,6 +163,7 @@ def test_a_component_without_state_is_not_installed_and_its_beginning_is_named(
         "coordinator": "restore from",
         "node": "sudo sealring join --service",
         "gateway": "gateway join",
+        "proxy": "sudo sealring join --service",
     }
     done = service("install", component)
     assert (done.status, "[NOT_ENROLLED]" in done.err, begins[component] in done.err) == (7, True, True)

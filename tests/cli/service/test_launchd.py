@@ -70,7 +70,8 @@ def test_there_are_no_other_examples() -> None:
 def test_what_launchd_needs_is_there(service: Service) -> None:
     content = property_list(service)
     assert content["ProgramArguments"][0].startswith("/")
-    assert content["ProgramArguments"][1:3] == [service.component, "run"]
+    words = ["proxy", "--listen"] if service.component == "proxy" else [service.component, "run"]
+    assert content["ProgramArguments"][1:3] == words
     assert content["KeepAlive"] == {"SuccessfulExit": False}
     assert content["ProcessType"] == "Interactive"
     assert content["ExitTimeOut"] > DRAIN_SECONDS
