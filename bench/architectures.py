@@ -97,12 +97,10 @@ _PADDED = "mlx-vlm counts positions by the longest row of a step"
 _LATENTS = "its attention computes with the cached arrays itself"
 _NO_TOWER = "nobody has compared stages behind its tower with mlx-vlm's whole model"
 IN_TURN = {
-    "deepseek_v4": "groups of tokens that are compressed end at other tokens in each row",
     "hunyuan_vl": "mlx-vlm takes the first row's position for all",
     "inkling_mm_model": _PADDED,
     "jina_vlm": _PADDED,
     "longcat_flash_sparse": "mlx-vlm chooses keys for rows of one length",
-    "qwen4_exp": "its indexer's blocks of keys begin at other tokens in each row",
     "z1t": "nobody has made its sums of several rows one array",
 }
 """Why rows of text models of mlx-vlm are computed in turn."""

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
+from .apart import ApartRows
 from .kind import Several, Snapshot
 from .plain import Plain
 
@@ -47,7 +48,7 @@ class IndexedKVCache(KVCache):  # type: ignore[misc]
 class Indexed(Plain):
     """As plain keys and values, and the indexer's keys."""
 
-    several: type[Several] = None  # type: ignore[assignment]
+    several: type[Several] = ApartRows
 
     def snapshot(self, cache: Any) -> Snapshot:
         at = super().snapshot(cache)

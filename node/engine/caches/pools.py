@@ -141,9 +141,13 @@ class PoolsRows(Several):
         return tuple(mx.contiguous(array[index : index + 1]) for array in held)
 
     @property
-    def offset(self) -> mx.array:
+    def counts(self) -> list[int]:
         """The number of entries of each row."""
-        return mx.array(self.pooled.counts)
+        return self.pooled.counts
+
+    @property
+    def offset(self) -> mx.array:
+        return mx.array(self.counts)
 
     def accumulate_windows(
         self, kv: mx.array, gate: mx.array, offset: mx.array
@@ -179,13 +183,11 @@ class PoolsRows(Several):
         if self._done:
             self.pooled.add(self._done, entries[:, -1])
         held = self.pooled.held()
-        return (
-            mx.zeros((len(self.pooled.counts), 0, entries.shape[2]), entries.dtype) if held is None else held
-        )
+        return mx.zeros((len(self.counts), 0, entries.shape[2]), entries.dtype) if held is None else held
 
     def make_mask(self, tokens: int = 1, offset: Any = 0) -> mx.array | None:
         """The entries that each row's token sees, [rows, 1, entries]; None for all."""
-        counts = self.pooled.counts
+        counts = self.counts
         if len(set(counts)) == 1:
             return None
         return (mx.arange(max(counts)) < mx.array(counts)[:, None])[:, None]

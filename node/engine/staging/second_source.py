@@ -206,6 +206,9 @@ def _by_sorting(array: mx.array, kth: int, axis: int = -1) -> mx.array:
     return mx.argsort(array, axis=axis)
 
 
+_SORTING = _lazy(argpartition=_by_sorting)
+
+
 def _without_heads(latents: KVCache, *further: Any) -> CacheList:
     """The caches of a layer of GLM 5.3 without the last, which has keys and values of all heads: in the
     published model 64 KiB a token beside 1 KiB of latents, from which they can be computed."""
@@ -227,9 +230,13 @@ _LENT: Mapping[str, Any] = {
 """What a family's module finds in the place of its own imports."""
 
 _LENT_TO: Mapping[str, Mapping[str, Any]] = {
-    "glm5_next": {"CacheList": _without_heads, "mx": _lazy(argpartition=_by_sorting)},
+    "glm5_next": {"CacheList": _without_heads, "mx": _SORTING},
     # A pass of a few tokens is one pass: by single tokens its windows dropped more than a note of them has.
-    "deepseek_v4": {"PoolingCache": lambda ratio: Pools(ratio, overlaps=ratio == 4), "DECODE_BLOCK_SIZE": 1},
+    "deepseek_v4": {
+        "PoolingCache": lambda ratio: Pools(ratio, overlaps=ratio == 4),
+        "DECODE_BLOCK_SIZE": 1,
+        "mx": _SORTING,
+    },
     "qwen4_exp": {"QSAKVCache": IndexedKVCache, "mx": _lazy(put_along_axis=_put_from_first)},
     "z1t": {"Z1TCache": RunningSums},
 }

@@ -14,11 +14,28 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from sealring.node.engine.caches.apart import ApartRows
 from sealring.node.engine.caches.chunked import ChunkedRowsCache
 from sealring.node.engine.caches.latents import LatentRows
+from sealring.node.engine.caches.pools import PoolsRows
 
 from . import latents
+from .choices import choose_entries
 from .interception import Call, intercept_call
+
+
+def deepseek_v4(model: nn.Module) -> None:
+    """An indexer takes all rows to have as many entries as the longest."""
+
+    def choose(original: Call, *args: Any) -> Any:
+        *_, cache, _ = args
+        if not isinstance(cache, PoolsRows):
+            return original(*args)
+        return choose_entries(original.__self__, *args)  # type: ignore[attr-defined]
+
+    for layer in model.layers:
+        if "indexer" in layer.attn:
+            intercept_call(layer.attn.indexer, choose)
 
 
 def deepseek_v41(model: nn.Module) -> None:
@@ -158,3 +175,45 @@ def _block_mask(self: Any, x: mx.array, mask: Any, offset: Any, cache: Any) -> A
     keep = mx.put_along_axis(mx.zeros(scores.shape, mx.bool_), chosen, mx.array(True), axis=-1)
     keep = mx.take_along_axis(mx.repeat(keep, size, axis=-1)[..., :slots], back, axis=-1) & mask
     return mx.repeat(keep, self.num_attention_heads // heads, axis=1)
+
+
+def qwen4_exp(model: nn.Module) -> None:
+    """Blocks of keys begin at a row's first token, and their keys are kept: rows attend one after the other,
+    each with its own cache. The products before and behind are made for all rows."""
+    for layer in model.layers:
+        if not layer.is_linear:
+            _attend_by_row(layer.self_attn)
+
+
+def _attend_by_row(attention: Any) -> None:
+    before = [attention.q_proj, attention.k_proj, attention.v_proj, attention.indexer.index_qk_proj]
+    behind, products = attention.o_proj, dict[int, mx.array]()
+
+    def call(
+        original: Call, x: mx.array, mask: Any = None, cache: Any = None, position_ids: Any = None
+    ) -> Any:
+        if not isinstance(cache, ApartRows):
+            return original(x, mask=mask, cache=cache, position_ids=position_ids)
+        made, outputs = [module(x) for module in before], []
+        try:
+            for row, own in enumerate(cache.rows):
+                one = slice(row, row + 1)
+                products.update({id(module): array[one] for module, array in zip(before, made, strict=True)})
+                positions = position_ids[..., one, :]
+                outputs.append(original(x[one], cache=own, position_ids=positions))
+        finally:
+            products.clear()
+        return behind(mx.concatenate(outputs))
+
+    intercept_call(attention, call)
+    for module in before:
+
+        def product(original: Call, x: mx.array, place: int = id(module)) -> Any:
+            return products[place] if products else original(x)
+
+        intercept_call(module, product)
+
+    def output(original: Call, x: mx.array) -> Any:
+        return x if products else original(x)
+
+    intercept_call(behind, output)

@@ -20,7 +20,13 @@ from sealring.node.engine.staging.anatomy import dissect
 CONFIGS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "data" / "archs-more.json").read_bytes()
 )
-FAMILIES = ["glm5_next"]
+FAMILIES = {
+    "glm5_next": CONFIGS["glm5_next"],
+    "deepseek_v4": CONFIGS["deepseek_v4"],
+    # as the published model has blocks of 64 entries, from 4,096 tokens on
+    "deepseek_v4 in blocks": CONFIGS["deepseek_v4"] | {"index_block": 2, "index_keep": 3},
+    "qwen4_exp": CONFIGS["qwen4_exp"],
+}
 ROUNDING = 1e-5
 SEED = 5
 
@@ -45,8 +51,8 @@ class Alone:
     """What single rows of a whole model compute: each stream's logits, and its caches at each length."""
 
     def __init__(self, key: str) -> None:
-        model = random_model(CONFIGS[key], seed=SEED)
-        self.whole = check_runs.Whole(model, dissect(model, key).adapter)
+        model = random_model(FAMILIES[key], seed=SEED)
+        self.whole = check_runs.Whole(model, dissect(model, FAMILIES[key]["model_type"]).adapter)
         self._rows = {stream: self._follow(stream) for stream in STREAMS}
 
     def _follow(self, stream: int) -> tuple[mx.array, dict[int, Any], dict[int, mx.array]]:
@@ -113,14 +119,31 @@ class Shared:
         assert not [row for row, wrong in zip(self.rows, differ.tolist(), strict=True) if wrong]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("key", FAMILIES)
-@settings(deadline=None, max_examples=20)
-@given(begun=st.lists(points, min_size=2, max_size=_MOST), then=st.lists(changes, max_size=12))
-def test_rows_get_the_logits_that_they_get_alone(
-    key: str, begun: list[tuple[int, int]], then: list[Any]
-) -> None:
+def follow(key: str, begun: list[tuple[int, int]], then: list[Any]) -> None:
     shared = Shared(key, begun)
     shared.step()
     for change, what in then:
         shared.change(change, what)
         shared.step()
+
+
+starts = st.lists(points, min_size=2, max_size=_MOST)
+
+
+@pytest.mark.parametrize("key", FAMILIES)
+@settings(deadline=None, max_examples=8)
+@given(begun=starts, then=st.lists(changes, max_size=8))
+def test_rows_get_the_logits_that_they_get_alone(
+    key: str, begun: list[tuple[int, int]], then: list[Any]
+) -> None:
+    follow(key, begun, then)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("key", FAMILIES)
+@settings(deadline=None, max_examples=100)
+@given(begun=starts, then=st.lists(changes, max_size=25))
+def test_rows_that_come_and_go_for_longer_do_too(
+    key: str, begun: list[tuple[int, int]], then: list[Any]
+) -> None:
+    follow(key, begun, then)
