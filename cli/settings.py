@@ -6,15 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sealring.cli.here.found import cluster_here
 from sealring.mesh.settings.types import Address, Addresses, Seconds
-from sealring.mesh.system.paths import CLIENT_FOLDER, default_state_root, is_enrolled
-
-
-def _default_operator() -> Path:
-    """The first machine's bundle; on a member the certificate with which its programs may look."""
-    root = default_state_root()
-    bundle, client = root / "coordinator" / "operator", root / "node" / CLIENT_FOLDER
-    return client if is_enrolled(client) and not is_enrolled(bundle) else bundle
 
 
 class CliSettings(BaseModel):
@@ -23,14 +16,14 @@ class CliSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     operator: Path = Field(
-        default_factory=_default_operator,
+        default_factory=lambda: cluster_here().operator,
         description="folder of the operator bundle that `coordinator init` made; a member has its own",
     )
     coordinator: Address | None = Field(
         None, description="main address of the coordinator [default: as the operator bundle says]"
     )
     gateway: Addresses = Field(
-        ["127.0.0.1:7780"],
+        default_factory=lambda: [cluster_here().gateway],
         description="address of a gateway's gRPC service; of several, the first that is there",
     )
     gateway_ca: Path | None = Field(

@@ -190,7 +190,7 @@ def _links(links: Sequence[MeasuredLink]) -> Iterator[Finding]:
     for one in found[:_SHOWN_LINKS]:
         yield ok(
             "links.measured",
-            f"{one.caller} to {one.called}: {one.bytes_per_second / 1e6:.0f} MB/s, "
+            f"{one.caller} to {one.called}: {size(one.bytes_per_second)}/s, "
             f"{one.round_trip_us / 1000:.2f} ms there and back, over {one.host}, measured {one.measured}",
         )
     for one in [one for one in links if not one.host][:_SHOWN_LINKS]:

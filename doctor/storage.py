@@ -12,6 +12,7 @@ from sealring.doctor.system import System
 from sealring.doctor.view import View
 from sealring.mesh.errors import SealringError
 from sealring.mesh.names import is_sha256
+from sealring.mesh.units import size
 
 _LEAST_FREE = 1 << 30
 _LITTLE_FREE = 10 << 30
@@ -49,7 +50,7 @@ def _space(system: System, folder: Path) -> Finding:
     if found is None:
         return unknown("disk.space", f"free space for {folder}", "the volume does not say")
     free, _ = found
-    shown = f"{free / (1 << 30):.1f} GiB free for {folder}"
+    shown = f"{size(free)} free for {folder}"
     if free < _LEAST_FREE:
         why = "a node that cannot write its roster ends its rings"
         return problem("disk.space", shown, why, "make room; the largest folders are shown by", "du -xhd 2 ~")

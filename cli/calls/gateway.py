@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from sealring.cli.here.found import cluster_here
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.system.addresses import require_loopback
 from sealring.mesh.system.files import read_bounded, read_secret
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from sealring.cli.settings import CliSettings
     from sealring.client.asynchronous import Channels
+    from sealring.mesh.settings.config import Loaded
     from sealring.v1.inference_pb2 import GetUsageResponse
 
 
@@ -105,13 +107,16 @@ async def inference(
         yield GatewayCalls(inference_pb2_grpc.InferenceStub(channel), address, api_key)
 
 
-def gateway_access(settings: CliSettings) -> GatewayAccess:
-    """TLS credentials and API key from the files that the settings name.
+def gateway_access(loaded: Loaded[CliSettings]) -> GatewayAccess:
+    """TLS credentials and API key from the files that the settings name; a demo that was found needs none.
 
     Raises ConfigError (NO_SUCH_FILE, BAD_API_KEY_FILE, SECRET_FILE_UNSAFE).
     """
     import grpc
 
+    settings = loaded.settings
+    if loaded.origin["gateway"] == "default" and not cluster_here().own:
+        return NO_ACCESS
     access: GatewayAccess = {"credentials": None, "api_key": read_api_key(settings.api_key_file)}
     if settings.gateway_ca is not None:
         with _needed_file():

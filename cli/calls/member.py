@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sealring.cli.calls.gateway import NO_ACCESS, GatewayAccess, gateway_access
+from sealring.cli.here.found import cluster_here
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.system.files import read_bounded, write_atomic
-from sealring.mesh.system.paths import CLIENT_FOLDER, default_state_root, is_enrolled
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -26,20 +26,13 @@ _GATEWAYS = "gateways.json"
 _SECONDS = 4.0
 
 
-def client_folder() -> Path | None:
-    """The folder of this machine's certificate, where it is a member without a gateway of its own."""
-    root = default_state_root()
-    folder = root / "node" / CLIENT_FOLDER
-    return folder if is_enrolled(folder) and not is_enrolled(root / "gateway") else None
-
-
 @asynccontextmanager
 async def gateways_of(loaded: Loaded[CliSettings]) -> AsyncIterator[tuple[Sequence[str], GatewayAccess]]:
     """The gateways of the settings; by default on a member those that take its questions. Raises as
     `gateway_access` and `MemberChannels.find`."""
-    folder = client_folder() if loaded.origin["gateway"] == "default" else None
+    folder = cluster_here().member if loaded.origin["gateway"] == "default" else None
     if folder is None:
-        yield loaded.settings.gateway, gateway_access(loaded.settings)
+        yield loaded.settings.gateway, gateway_access(loaded)
         return
     async with aclosing(MemberChannels(folder)) as channels:
         yield await channels.find(), {**NO_ACCESS, "channels": channels}

@@ -145,7 +145,7 @@ def print_links(links: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> Non
             names.get(one["caller"], one["caller"][:SHOWN_ID]),
             names.get(one["called"], one["called"][:SHOWN_ID]),
             one["host"] or "no way was found",
-            round(int(one["bytes_per_second"]) / 1e6) if one["host"] else "",
+            f"{size(int(one['bytes_per_second']))}/s" if one["host"] else "",
             f"{one['round_trip_us'] / 1000:.2f} ms" if one["host"] else "",
             moment(int(one["measured"])),
         ]
@@ -155,7 +155,7 @@ def print_links(links: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> Non
     title = "links between nodes"
     if len(links) > len(rows):
         title += f", the slowest {len(rows)} of {len(links)}"
-    print_table(["from", "to", "over", "MB/s", "round trip", "measured"], rows, title=title)
+    print_table(["from", "to", "over", "rate", "round trip", "measured"], rows, title=title)
 
 
 def links_along(links: list[dict[str, Any]], rings: Iterable[Any]) -> list[dict[str, Any]]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sealring.cli.calls.operator import read_bundle
+from sealring.cli.here.found import cluster_here
 from sealring.mesh.errors import ConfigError
-from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
     from sealring.cli.settings import CliSettings
     from sealring.mesh.settings.config import Loaded
 
 
-def root_pin(named: str | None, loaded: Loaded[CliSettings], root: Path | None = None) -> bytes:
+def root_pin(named: str | None, loaded: Loaded[CliSettings]) -> bytes:
     """The hash of the cluster's root key: `named` in hex; else that of the operator bundle in the settings;
-    else that of an enrolment below `root`, which is by default this user's state folder.
+    else that of an enrolment in the cluster of this machine.
 
     Raises InvalidInput (BAD_ROOT_HASH), ConfigError (NO_ROOT_HASH, NO_OPERATOR_BUNDLE, MEMBER_STATE_CORRUPT,
     SECRET_FILE_UNSAFE), RosterError (ROOT_*).
@@ -29,7 +30,7 @@ def root_pin(named: str | None, loaded: Loaded[CliSettings], root: Path | None =
         return read_bundle(loaded.settings.operator).root_sha256
     from sealring.mesh.member.state import load_machine_state
 
-    root = root or default_state_root()
+    root = cluster_here(loaded.settings.gateway).root
     for folder in (root / "coordinator" / "operator", root / "node", root / "gateway"):
         try:
             return load_machine_state(folder).root_sha256
@@ -44,3 +45,10 @@ def root_pin(named: str | None, loaded: Loaded[CliSettings], root: Path | None =
         "give the hash of its root key with --root-sha256: `sealring roster show` prints it there",
         reason="NO_ROOT_HASH",
     )
+
+
+def roster_file(pin: bytes, gateways: Sequence[str]) -> Path | None:
+    """The file that remembers the newest roster of the cluster of these gateways; none for a demo's."""
+    from sealring.client.trust import default_state_file
+
+    return default_state_file(pin) if cluster_here(gateways).own else None

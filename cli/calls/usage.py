@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sealring.v1.inference_pb2 import GetUsageResponse
 
-_SUMS = ("requests", "prompt_tokens", "cached_tokens", "answered_tokens", "ring_ms")
+COUNTED = ("requests", "prompt_tokens", "cached_tokens", "answered_tokens")
+_SUMS = (*COUNTED, "ring_ms")
 
 
 def first_day(now: float, days: int) -> str:

@@ -140,8 +140,8 @@ def _metrics(context: typer.Context) -> str:
     """The metrics of every gateway in the settings. Raises SealringError if one does not answer."""
     from sealring.cli.calls.gateway import gateway_access, inference
 
-    settings = load_settings(context).settings
-    access = gateway_access(settings)
+    loaded = load_settings(context)
+    settings, access = loaded.settings, gateway_access(loaded)
 
     async def ask(address: str) -> str:
         async with inference(address, **access) as client:

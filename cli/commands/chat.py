@@ -6,20 +6,18 @@ import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sealring.cli.calls.completion import completes
-from sealring.cli.local.leftovers import gateway_of, running
+from sealring.cli.here.found import cluster_here
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson, MinTrust, RootHash
 from sealring.cli.terminal.output import print_json, printable, say, write
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.system.addresses import parse_address
-from sealring.mesh.system.paths import default_state_root
 from sealring.mesh.trust.levels import SCORES, TrustLevel, described, level_of
 
 if TYPE_CHECKING:
@@ -98,7 +96,7 @@ def chat(
     """Ask a question, or talk line by line; sealed, so that the gateway cannot read it.
 
     In a conversation Ctrl-C stops an answer, Ctrl-D ends it all, and /help lists the rest. Without
-    --gateway it asks your own `sealring up`, else the gateway at the default address, else a running demo.
+    --gateway it asks the cluster of this machine, your own or a running demo.
     """
     from sealring.cli.calls.asking import Question, read_image
     from sealring.mesh.prompt.options import SamplingOptions
@@ -187,57 +185,24 @@ def _receipt(receipt: Mapping[str, Any]) -> str:
 
 
 def _target(host: Host, loaded: Loaded[Any], root_sha256: str | None, *, clear: bool) -> Target:
-    """The gateways to ask, and the root key to check them against; a local cluster's is on this machine.
+    """The gateways to ask, and the root key to check them against.
 
-    Raises InvalidInput (WHICH_GATEWAY), ConfigError, and what `root_pin` raises.
+    Raises ConfigError, and what `root_pin` raises.
     """
     from sealring.cli.calls.asking import ASK_CLEAR, Target
     from sealring.cli.calls.gateway import NO_ACCESS, gateway_access
-    from sealring.cli.calls.member import client_folder
-    from sealring.cli.calls.pin import root_pin
-    from sealring.client.trust import default_state_file
+    from sealring.cli.calls.pin import root_pin, roster_file
 
-    local = {gateway: folder for folder in running() if (gateway := gateway_of(folder)) is not None}
-    addresses = _addresses(host, loaded, local)
-    if loaded.origin["gateway"] == "default" and default_state_root() not in local.values():
-        member = client_folder()
-        if member is not None:
-            pin = None if clear else root_pin(root_sha256, loaded)
-            return Target((), NO_ACCESS, pin, None if pin is None else default_state_file(pin), member)
-    folder = local.get(addresses[0])
-    lasts = folder is None or folder == default_state_root()
-    if not lasts and addresses != loaded.settings.gateway:
-        say(f"no gateway at {loaded.settings.gateway[0]}; found the local cluster in {folder}")
-        access = NO_ACCESS
-    else:
-        access = gateway_access(loaded.settings)
+    addresses = loaded.settings.gateway
+    member = cluster_here().member if loaded.origin["gateway"] == "default" else None
+    access = NO_ACCESS if member else gateway_access(loaded)
     if clear:
         here = (one for one in addresses if host.listens(*parse_address(one)))
-        return Target([next(here, addresses[0])], access, None)
+        return Target([next(here, addresses[0])], access, None, member=member)
     try:
-        pin = root_pin(root_sha256, loaded, folder)
+        pin = root_pin(root_sha256, loaded)
     except ConfigError as error:
         if error.reason == "NO_ROOT_HASH":
             error.hint += f"; {ASK_CLEAR}"
         raise
-    return Target(addresses, access, pin, default_state_file(pin) if lasts else None)
-
-
-def _addresses(host: Host, loaded: Loaded[Any], local: Mapping[str, Path]) -> list[str]:
-    """The gateways of the settings; by default that of this user's `up`, else the one at the default address,
-    else that of the demo that runs. Raises InvalidInput (WHICH_GATEWAY)."""
-    addresses: list[str] = loaded.settings.gateway
-    if loaded.origin["gateway"] != "default":
-        return addresses
-    for gateway, folder in local.items():
-        if folder == default_state_root():  # at the default address there may be another user's
-            return [gateway]
-    if not local or host.listens(*parse_address(addresses[0])):
-        return addresses
-    if len(local) > 1:
-        raise InvalidInput(
-            f"{len(local)} local clusters run here",
-            hint=f"name one: --gateway {' or '.join(local)}",
-            reason="WHICH_GATEWAY",
-        )
-    return list(local)
+    return Target(addresses, access, pin, roster_file(pin, addresses), member)

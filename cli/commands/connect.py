@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.setup.settings_files import proxy_port
+from sealring.cli.here.found import cluster_here
 from sealring.cli.setup.tools import TOOLS, Settings, filled, shown, values_of
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.host import host_of
@@ -35,8 +35,8 @@ def connect(
         str | None,
         typer.Option(
             metavar="URL",
-            help="of a proxy or a gateway's HTTP edge, without /v1 [default: of this member's proxy, else "
-            "http://127.0.0.1:8081]",
+            help="of a proxy or a gateway's HTTP edge, without /v1 [default: of the proxy here, else of the "
+            "gateway here]",
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="[default: the only one that is not named small]")] = "",
@@ -55,13 +55,16 @@ def connect(
             f"{name} has no file to be written", hint="enter them by hand", reason="BAD_OPTION"
         )
 
+    from sealring.cli.calls.doors import open_doors
     from sealring.cli.calls.gateway import read_api_key
     from sealring.cli.calls.models import NO_KEY, key_for, served
 
-    url = url or f"http://127.0.0.1:{proxy_port(default_state_root()) or 8081}"
+    edges = cluster_here().edges
+    url = url or next(iter(open_doors(edges)), edges[0])
     url = url.rstrip("/").removesuffix("/v1")
     key = read_api_key(load_settings(context).settings.api_key_file) or key_for(url, proxy_key_file())
-    values = values_of(url, *served(url, key, model), key or NO_KEY, Path.home())
+    main, small = served(url, key, model)
+    values = values_of(url, main, small, key or NO_KEY, Path.home())
     parts = [(file, replace(tool, content=one, kind="own")) for file, one in tool.beside.items()]
     for file, part in (*parts, (below, tool)):
         content = filled(part.content, values)
@@ -73,7 +76,11 @@ def connect(
             if file:
                 say(f"~/{file}:")
             write(shown(content))
+    if url == cluster_here().http:
+        say(f"the gateway at {url} can read prompts; to seal them: sealring proxy, and connect again")
     say(filled(tool.then, values))
+    if warning := tool.too_long(main):
+        say(f"warning: {warning}")
 
 
 def _settings(file: str, main: str, name: str) -> Settings:

@@ -43,10 +43,10 @@ def dashboard(
 
     from sealring.cli.calls.gateway import inference
     from sealring.cli.calls.member import gateways_of
+    from sealring.cli.calls.pin import roster_file
     from sealring.cli.dashboard.app import create_dashboard, new_token
     from sealring.client import AsyncClient
     from sealring.client.sealing import SealingBackend
-    from sealring.client.trust import default_state_file
     from sealring.edge.http.app import create_app
     from sealring.edge.http.server import HttpServer
     from sealring.edge.metrics import Metrics
@@ -58,7 +58,7 @@ def dashboard(
 
     async def serve(addresses: Sequence[str], access: GatewayAccess) -> None:
         client = AsyncClient(
-            addresses, root_sha256=pin, state_file=default_state_file(pin), timeout=3600.0, **access
+            addresses, root_sha256=pin, state_file=roster_file(pin, addresses), timeout=3600.0, **access
         )
         metrics, token = Metrics(), new_token()
         edge = create_app(SealingBackend(client, metrics), exposition=metrics.exposition)

@@ -12,10 +12,10 @@ import typer
 
 from sealring.cli.commands.chat import write_piece
 from sealring.cli.commands.deployment import default_name
+from sealring.cli.here.leftovers import announced, temporary_folder
+from sealring.cli.here.settings_files import PORTS
 from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
-from sealring.cli.local.leftovers import announced, temporary_folder
 from sealring.cli.local.output import PICTURE_QUESTION, QUESTION, print_ring, print_ways, report
-from sealring.cli.setup.settings_files import PORTS
 from sealring.cli.terminal.command import command
 from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson

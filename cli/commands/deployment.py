@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -616,26 +616,36 @@ def layers_of(ring: Any, stage: Any) -> str:
 
 def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:
     """What every online node may hold before and after, with KV caches and logits of all rows, and what each
-    engine but its first takes besides. The planner leaves a tenth of what is usable alone."""
+    engine but its first takes besides. What is left to other deployments is as the plan's reasons say."""
+    from sealring.coordinator.planning.demand import capacity
+
     stages = {stage.member: (ring, stage) for ring in plan.rings for stage in ring.stages}
+    planned = {ring.ring for ring in plan.rings}
     rows = []
     for node in nodes:
         if node["state"] == "offline":
             continue
         beat, places = node["heartbeat"], node["rings"]
         usable, overhead = beat["memory_usable"], beat["memory_overhead"]
-        granted = sum(place["memory"] for place in places) + overhead * max(0, len(places) - 1)
-        before = after = max(beat["memory_used"], granted)
+        before = after = max(beat["memory_used"], _granted(places, overhead))
         where = [place["ring"] for place in places]
         if node["id"] in stages:
             ring, stage = stages[node["id"]]
             new = stage.weight_bytes + stage.kv_budget + stage.logits_bytes
             new += sum(one.bytes for one in stage.residents)
-            after = granted + overhead * bool(places) + new
+            others = [place for place in places if place["ring"] not in planned]
+            after = _granted(others, overhead) + overhead * bool(others) + new
+            where = [place["ring"] for place in others]
             where.append(f"{ring.ring} {layers_of(ring, stage)}")
-        free = size(max(0, usable - after))
-        rows.append([node["name"], size(usable), size(before), size(after), free, ", ".join(where)])
-    print_table(["node", "usable", "before", "after", "free after", "ring"], rows, title="memory of nodes")
+        left = size(max(0, capacity(usable) - after))
+        rows.append([node["name"], size(usable), size(before), size(after), left, ", ".join(where)])
+    columns = ["node", "usable", "before", "after", "left to others", "ring"]
+    print_table(columns, rows, title="memory of nodes")
+
+
+def _granted(places: Sequence[Mapping[str, Any]], overhead: int) -> int:
+    """Bytes that the rings of a node may take, and each of its engines but the first."""
+    return sum(int(place["memory"]) for place in places) + overhead * max(0, len(places) - 1)
 
 
 def print_deployments(found: list[dict[str, Any]]) -> None:
@@ -666,7 +676,7 @@ def print_deployments(found: list[dict[str, Any]]) -> None:
     measured = [line for one in found for line in _links(one)]
     if measured:
         print_data("")
-        print_table(["ring", "from", "to", "over", "MB/s", "round trip"], measured)
+        print_table(["ring", "from", "to", "over", "rate", "round trip"], measured)
 
 
 def _links(deployment: dict[str, Any]) -> Iterator[list[object]]:
@@ -679,7 +689,7 @@ def _links(deployment: dict[str, Any]) -> Iterator[list[object]]:
                 ends = [names.get(link[end], "") for end in ("from_rank", "to_rank")]
                 host = link["address"].rpartition(":")[0]
                 took = f"{link['round_trip_us'] / 1000:.2f} ms"
-                yield [ring["ring"], *ends, host, round(link["bytes_per_second"] / 1e6), took]
+                yield [ring["ring"], *ends, host, f"{size(link['bytes_per_second'])}/s", took]
 
 
 def _load(deployment: dict[str, Any]) -> str:

@@ -243,10 +243,10 @@ def _run(
     second: bool,
 ) -> bool:
     """Runs the node, and the proxy beside it. Whether it ended to start again, as the standby."""
+    from sealring.cli.here.settings_files import read_settings, settings_file_of
     from sealring.cli.local.foreground import run_cluster
     from sealring.cli.local.machines import OtherMachine, StandbyMachine
     from sealring.cli.setup.choices import choose_other, choose_proxy
-    from sealring.cli.setup.settings_files import read_settings, settings_file_of
     from sealring.mesh.member.state import load_machine_state
     from sealring.mesh.system.paths import is_enrolled
     from sealring.mesh.system.processes import first_of

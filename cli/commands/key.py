@@ -10,7 +10,7 @@ import typer
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, Seconds
-from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say
+from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say, until
 
 if TYPE_CHECKING:
     from sealring.edge.access.keyfile import KeyFile, KeyRecord
@@ -70,8 +70,9 @@ def create(
         print_json({"key": text, **_plain(record)})
         return
     print_data(text)
-    until = f"until {moment(record.expires)}" if record.expires else "until it is revoked"
-    say(f"good for {', '.join(record.scopes)} {until}; use: authorization: Bearer KEY")
+    ends = until(record.expires, host_of(context).now())
+    lasts = f", and ends {ends}" if ends else " until it is revoked"
+    say(f"good for {', '.join(record.scopes)}{lasts}; use: authorization: Bearer KEY")
     if first:
         say("this is the gateway's first key: from now on it answers no request without one")
 
@@ -83,10 +84,10 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json([_plain(record) for record in records])
         return
-    rows = []
+    rows, now = [], host_of(context).now()
     for one in records:
-        state = "revoked" if one.revoked else "usable" if one.usable(host_of(context).now()) else "expired"
-        times = [moment(when) for when in (one.created, one.last_used, one.expires)]
+        state = "revoked" if one.revoked else "usable" if one.usable(now) else "expired"
+        times = [moment(one.created), moment(one.last_used), until(one.expires, now)]
         a_day = f"{one.tokens_a_day:,}" if one.tokens_a_day else ""
         rows.append([one.id, one.label, ", ".join(one.scopes), a_day, *times, state])
     print_table(["id", "label", "scopes", "tokens a day", "created", "last used", "expires", "state"], rows)

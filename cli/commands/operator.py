@@ -13,8 +13,9 @@ import typer
 
 from sealring.cli.calls.operator import Admin, call_admin, read_bundle, run_admin
 from sealring.cli.terminal.command import ADMIN, command, load_settings
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, Seconds, cannot_write
-from sealring.cli.terminal.output import moment, plain, print_data, print_json, print_table, say
+from sealring.cli.terminal.output import moment, plain, print_data, print_json, print_table, say, until
 from sealring.mesh.errors import AlreadyExists
 
 app = typer.Typer(
@@ -86,8 +87,9 @@ def list_operators(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
+    now = host_of(context).now()
     rows = [
-        [one["name"], one["role"], moment(one["added"]), moment(one["expires"]), one["key_hash"][:16]]
+        [one["name"], one["role"], moment(one["added"]), until(one["expires"], now), one["key_hash"][:16]]
         for one in found
     ]
     print_table(["name", "role", "key since", "expires", "key"], rows)

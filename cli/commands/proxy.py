@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sealring.cli.here.found import PROXY_PORT, cluster_here
 from sealring.cli.local.processes import Level, LogFile, LogLevel, ParentPipe, run_daemon
 from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.options import MinTrust, RootHash
@@ -29,7 +30,7 @@ def proxy(
     min_trust: MinTrust = TrustLevel.NONE,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="where it listens, on loopback; port 0 takes any")
-    ] = "127.0.0.1:8081",
+    ] = f"127.0.0.1:{PROXY_PORT}",
     state_file: Annotated[
         Path | None,
         typer.Option(
@@ -49,11 +50,9 @@ def proxy(
     own account can read; `sealring connect` sets both.
     """
     from sealring.cli.calls.gateway import gateway_access
-    from sealring.cli.calls.member import client_folder
-    from sealring.cli.calls.pin import root_pin
+    from sealring.cli.calls.pin import root_pin, roster_file
     from sealring.cli.proxy import digest_of, own_key, serve, serve_member
     from sealring.client import AsyncClient
-    from sealring.client.trust import default_state_file
     from sealring.mesh.system.addresses import require_loopback
     from sealring.mesh.system.paths import proxy_key_file
 
@@ -65,7 +64,7 @@ def proxy(
         return key_sha256 or digest_of(own_key(proxy_key_file()).text)
 
     folder = member or (
-        client_folder() if root_sha256 is None and loaded.origin["gateway"] == "default" else None
+        cluster_here().member if root_sha256 is None and loaded.origin["gateway"] == "default" else None
     )
     if folder is not None:
         run_daemon(
@@ -83,9 +82,9 @@ def proxy(
             settings.gateway,
             root_sha256=pin,
             min_trust=SCORES[min_trust],
-            state_file=state_file or default_state_file(pin),
+            state_file=state_file or roster_file(pin, settings.gateway),
             timeout=3600.0,
-            **gateway_access(settings),
+            **gateway_access(loaded),
         )
         await serve(client, listen, key(), say=say)
 

@@ -10,8 +10,9 @@ import typer
 from sealring.cli.calls.happenings import code_lines
 from sealring.cli.calls.operator import call_admin
 from sealring.cli.terminal.command import ADMIN, command
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, Seconds
-from sealring.cli.terminal.output import moment, plain, print_data, print_json, print_table, say
+from sealring.cli.terminal.output import plain, print_data, print_json, print_table, say, until
 
 app = typer.Typer(
     name="token", help="Join tokens, which let machines join for a few minutes.", no_args_is_help=True
@@ -50,7 +51,7 @@ def create(
         return
     print_data(f"sealring {'join' if role is Role.NODE else 'gateway join'} {answer.token}")
     machines = f"one {role}" if uses == 1 else f"{uses} {role}s"
-    say(f"good for {machines} until {moment(answer.expires)}")
+    say(f"good for {machines}; it ends {until(answer.expires, host_of(context).now())}")
 
 
 @command(app, example="sealring token code --uses 4", section="cli", fields=ADMIN)
@@ -72,7 +73,8 @@ def code(
         return
     print_data(show_code(answer.code))
     nodes = "one node" if uses == 1 else f"{uses} nodes"
-    say(f"good for {nodes} until {moment(answer.expires)}: type there `sealring join`, then the code")
+    ends = until(answer.expires, host_of(context).now())
+    say(f"good for {nodes}; it ends {ends}: type there `sealring join`, then the code")
 
 
 @command(app, "list", example="sealring token list", section="cli", fields=ADMIN)
@@ -85,8 +87,9 @@ def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
         return
     for line in code_lines(known) if known.HasField("code") else ():
         say(line)
+    now = host_of(context).now()
     rows = [
-        [one["token_id"], one["role"], one["uses"], moment(one["expires"]), one["note"]]
+        [one["token_id"], one["role"], one["uses"], until(one["expires"], now), one["note"]]
         for one in answer["tokens"]
     ]
     print_table(["id", "role", "uses", "expires", "note"], rows)

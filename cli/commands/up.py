@@ -14,7 +14,7 @@ import typer
 from sealring.cli.terminal.command import command, config_file
 from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson
-from sealring.cli.terminal.output import Progress, moment, print_data, print_json, progress, say
+from sealring.cli.terminal.output import Progress, print_data, print_json, progress, say, until
 from sealring.mesh.system.paths import default_state_root
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def up(
                 token = await machine.token(uses=CODE_USES, seconds=CODE_SECONDS)
                 print_json(_report(machine, token, code))
             else:
-                _tell(machine, code, model=model, silent=_silent(host))
+                _tell(machine, code, host.now(), model=model, silent=_silent(host))
 
         async def meanwhile(machine: FirstMachine) -> None:
             async with asyncio.TaskGroup() as group:
@@ -153,12 +153,12 @@ def _silent(host: Host) -> str:
     return ""
 
 
-def _tell(machine: FirstMachine, code: Any, *, model: str | None, silent: str) -> None:
+def _tell(machine: FirstMachine, code: Any, now: float, *, model: str | None, silent: str) -> None:
     from sealring.mesh.member.joincode import show_code
 
     say(f"coordinator at {', '.join(machine.coordinator_addresses)}; gateway at {machine.http_url}")
     say(f"logs: {machine.state_dir / 'logs'}")
-    say(f"\nOn each other machine ({CODE_USES} at most, before {moment(code.expires)}) type:\n")
+    say(f"\nOn each other machine ({CODE_USES} at most; the code ends {until(code.expires, now)}) type:\n")
     joins = [f"sealring join {one}" for one in machine.join_addresses]
     if silent:
         print_data(f"  {' or '.join(joins)}")

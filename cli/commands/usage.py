@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_SUMS = ("requests", "prompt_tokens", "cached_tokens", "answered_tokens")
-
 
 class Group(enum.StrEnum):
     """Each value of it has rows of its own."""
@@ -108,7 +106,7 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_rows(rows: list[dict[str, Any]], groups: list[str], found: list[GetUsageResponse]) -> None:
-    from sealring.cli.calls.usage import key_name
+    from sealring.cli.calls.usage import COUNTED, key_name
 
     def named(row: dict[str, Any], group: str) -> str:
         if group == "key":
@@ -119,11 +117,11 @@ def _print_rows(rows: list[dict[str, Any]], groups: list[str], found: list[GetUs
         print_data("nothing was used in these days")
     else:
         print_table(
-            [*groups, *(one.removesuffix("_tokens") for one in _SUMS), "ring seconds"],
+            [*groups, *(one.removesuffix("_tokens") for one in COUNTED), "ring seconds"],
             [
                 [
                     *(named(row, one) for one in groups),
-                    *(row[name] for name in _SUMS),
+                    *(row[name] for name in COUNTED),
                     row["ring_ms"] / 1000,
                 ]
                 for row in rows

@@ -24,9 +24,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sealring.cli.calls.doors import open_doors
 from sealring.cli.calls.gateway import GatewayCalls
 from sealring.cli.calls.operator import Admin
-from sealring.cli.dashboard.doors import open_doors
 from sealring.cli.dashboard.load import GatewayLoad, LoadHistory
 from sealring.cli.dashboard.look import Audit, cluster, join_code, trace, usage
 from sealring.client import AsyncClient

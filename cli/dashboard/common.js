@@ -85,9 +85,9 @@ document.addEventListener("click", async (event) => {
 export const moment = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : "never");
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
 export function size(bytes) {
-  const many = Number(bytes);
-  if (many >= 1e9) return `${(many / 1e9).toFixed(many < 1e10 ? 1 : 0)} GB`;
-  return many >= 1e6 ? `${Math.round(many / 1e6)} MB` : `${Math.round(many / 1e3)} kB`;
+  const many = Number(bytes) / 2 ** 30;
+  if (many >= 1) return `${many.toFixed(many < 10 ? 1 : 0)} GiB`;
+  return many >= 2 ** -10 ? `${Math.round(many * 2 ** 10)} MiB` : `${Math.round(many * 2 ** 20)} KiB`;
 }
 export const number = (value, digits = 1, unit = "") => (value === null ? "–" : `${value.toFixed(digits)}${unit}`);
 export const words = (text) => text.replaceAll("_", " ");

@@ -71,7 +71,7 @@ function heldEntries(found) {
       return entry(name, "is fetched", "", [`${node.name} has ${said}${left ? `, ${left}` : ""}`], fraction);
     }
     const lacks = Number(whole.one.size) * 1.1 - free;
-    const fits = lacks <= 0 ? "would fit now" : `lacks about ${number(lacks / 2 ** 30, lacks < 2 ** 33 ? 1 : 0)} GiB`;
+    const fits = lacks <= 0 ? "would fit now" : `lacks about ${size(lacks)}`;
     return entry(name, fits, "", [`${size(whole.one.size)} on ${where}`]);
   });
 }

@@ -77,7 +77,7 @@ function box(picture, at, one, high) {
     return;
   }
   const memory = one.memory;
-  const taken = `${size(memory.usable - memory.free).replace(/ GB$/, "")} of ${size(memory.usable)}`;
+  const taken = `${size(memory.usable - memory.free).replace(/ GiB$/, "")} of ${size(memory.usable)}`;
   meter.font = small;
   const room = width - meter.measureText(taken).width - 32;
   if (high === WIDE) {

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from sealring.cli.fitting.fitting import fit
 from sealring.cli.fitting.known import Known, known_models
 from sealring.cli.fitting.machines import mac, told
+from sealring.mesh.units import size
 
 SIZES = (16, 36, 64, 128, 256, 512)
 BITS = 4
-_GB, _GIB = 10**9, 1 << 30
 
 
 def tables() -> str:
     """Both tables in Markdown. A cell has estimated tokens a second, and the context in units of 1,024."""
-    alone = _table([(f"{size} GB", [size]) for size in SIZES])
-    three = _table([(f"3 x {size}", [size] * 3) for size in SIZES])
-    chips = told([mac(size) for size in SIZES])
+    alone = _table([(f"{memory} GB", [memory]) for memory in SIZES])
+    three = _table([(f"3 x {memory}", [memory] * 3) for memory in SIZES])
+    chips = told([mac(memory) for memory in SIZES])
     return f"Chips: {chips}.\n\n### On one Mac\n{alone}\n\n### On three alike\n{three}"
 
 
@@ -32,11 +32,11 @@ def _row(one: Known, clusters: Sequence[Sequence[int]]) -> list[str]:
     profile, share = one.profile(BITS), one.read_share(BITS)
     cells, weights = [], 0
     for sizes in clusters:
-        found = fit(profile, [mac(size) for size in sizes], read_share=share)
+        found = fit(profile, [mac(memory) for memory in sizes], read_share=share)
         weights, on = found.weights, len(found.machines)
         cell = f"{rate_text(found.rate)} ({_thousands(found.context)})" + (f" on {on}" if on > 1 else "")
         cells.append(cell if found.fits else "")
-    return [one.name, billions(one.parameters), f"{weights / _GB:.1f} GB", *cells]
+    return [one.name, billions(one.parameters), size(weights), *cells]
 
 
 def rate_text(rate: float) -> str:

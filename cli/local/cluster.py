@@ -22,8 +22,8 @@ import psutil  # type: ignore[import-untyped]
 from sealring.cli.calls.gateway import inference
 from sealring.cli.calls.operator import Admin, connect, read_bundle, wait_for_bundle
 from sealring.cli.calls.waiting import wait_until_offered, wait_until_online, wait_until_serving
+from sealring.cli.here.settings_files import PORTS, as_toml, settings_file_of
 from sealring.cli.local.children import Children
-from sealring.cli.setup.settings_files import PORTS, as_toml, settings_file_of
 from sealring.cli.terminal.command import settings_model
 from sealring.cli.terminal.host import SLOW_SECONDS, SLOW_START, START_SECONDS, Host
 from sealring.mesh.errors import ConfigError, InvalidInput

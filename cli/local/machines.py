@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sealring.cli.calls.operator import connect
+from sealring.cli.here.settings_files import PORTS
 from sealring.cli.local.cluster import Cluster
 from sealring.cli.setup.finding import JOIN_PORT
-from sealring.cli.setup.settings_files import PORTS
 from sealring.cli.terminal.host import START_SECONDS, Host
 from sealring.coordinator.settings import MOST_ADDRESSES, CoordinatorSettings
 from sealring.doctor.system import listens_itself

@@ -19,12 +19,14 @@ def standing(host: Host, file: Path | None) -> Iterator[Line]:
 
     Raises nothing: what cannot be found out is said.
     """
+    from sealring.cli.here.found import cluster_here
     from sealring.cli.settings import CliSettings
     from sealring.cli.setup.choices import settings_given
     from sealring.mesh.settings.config import load
-    from sealring.mesh.system.paths import CLIENT_FOLDER, default_state_root, is_enrolled
+    from sealring.mesh.system.paths import CLIENT_FOLDER, is_enrolled
 
-    root = default_state_root()
+    here = cluster_here()
+    root = here.root
     try:
         bundle = load(CliSettings, "cli", file=file).settings.operator
         node = Path(settings_given("node", file).get("state_dir", root / "node"))
@@ -32,6 +34,8 @@ def standing(host: Host, file: Path | None) -> Iterator[Line]:
         yield f"the settings cannot be used: {error}", ""
         yield "sealring config show", "where each setting comes from"
         return
+    if not here.own:
+        yield f"a demo runs here, with its state in {root}", ""
     if is_enrolled(bundle) and bundle != node / CLIENT_FOLDER:
         yield from _first_machine(host, root, bundle)
     elif is_enrolled(node):
@@ -69,7 +73,7 @@ def _first_machine(host: Host, root: Path, bundle: Path) -> Iterator[Line]:
 
 def _running(root: Path, cluster: str, nodes: Any, deployments: Any) -> Iterator[Line]:
     from sealring.cli.calls.happenings import deployment_states
-    from sealring.cli.setup.settings_files import read_settings, settings_file_of
+    from sealring.cli.here.settings_files import read_settings, settings_file_of
     from sealring.v1 import admin_pb2, membership_pb2
 
     online = [one.name for one in nodes if one.state == admin_pb2.NODE_STATE_ONLINE]
@@ -100,8 +104,8 @@ def _running(root: Path, cluster: str, nodes: Any, deployments: Any) -> Iterator
 
 def _other_machine(host: Host, root: Path, node: Path) -> Iterator[Line]:
     from sealring.cli.calls.away import while_away
+    from sealring.cli.here.settings_files import proxy_port, read_settings, settings_file_of
     from sealring.cli.local.machines import OtherMachine
-    from sealring.cli.setup.settings_files import proxy_port, read_settings, settings_file_of
     from sealring.mesh.member.state import load_machine_state
     from sealring.mesh.system.addresses import parse_address
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from sealring.cli.here.settings_files import read_settings, settings_file_of
 from sealring.cli.service.install import Installation, require_enrolled
 from sealring.cli.service.launchd import Service
 from sealring.cli.setup.door import keep_door
-from sealring.cli.setup.settings_files import read_settings, settings_file_of
 from sealring.cli.terminal.host import Host
 from sealring.mesh.system.addresses import format_address
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sealring.cli.here.settings_files import as_toml, read_settings, settings_file_of
 from sealring.cli.local.children import tail
 from sealring.cli.service.launchctl import Launchctl
 from sealring.cli.service.launchd import (
@@ -22,7 +23,6 @@ from sealring.cli.service.launchd import (
     render,
 )
 from sealring.cli.service.places import folder_of_root, make_places, needs_root, require_of_root, under
-from sealring.cli.setup.settings_files import as_toml, read_settings, settings_file_of
 from sealring.cli.terminal.command import settings_model
 from sealring.cli.terminal.host import SLOW_SECONDS, SLOW_START, START_SECONDS, Host
 from sealring.cli.terminal.output import say

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sealring.cli.local.leftovers import running
+from sealring.cli.here.leftovers import running
 from sealring.cli.service.launchd import COMPONENTS, Service
 from sealring.cli.terminal.output import printable
 from sealring.mesh.errors import PermissionDenied

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sealring.cli.setup.settings_files import proxy_port, read_settings, settings_file_of
+from sealring.cli.here.settings_files import proxy_port, read_settings, settings_file_of
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.member.state import IDENTITY_KEY

@@ -20,9 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sealring.cli.here.settings_files import PORTS
 from sealring.cli.setup.choices import choose_proxy
 from sealring.cli.setup.enrol import run_as
-from sealring.cli.setup.settings_files import PORTS
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.files import write_atomic

@@ -21,6 +21,9 @@ from sealring.mesh.system.files import read_bounded, write_atomic
 TOOLS_FIT_FROM = 32_768
 """Open WebUI's own tools take 4,300 tokens of every prompt. Below this context they are turned off."""
 
+_ROOMY = 65_536
+"""A context in which agents get some work done."""
+
 _MOST_OUTPUT = 32_000
 """What agents ask for by themselves. They keep as many tokens free: in a small context it has to be less."""
 
@@ -43,6 +46,17 @@ class Tool:
     beside: Mapping[str, Any] = field(default_factory=dict)
     frame: Mapping[str, Any] = field(default_factory=dict)
     entry: tuple[str, ...] = ()
+    begins: int = 0
+    """About how many tokens the program's first prompt has, where that is more than small contexts hold."""
+
+    def too_long(self, model: Served) -> str:
+        """What is to be done where the context holds no first prompt and answer; empty where it does."""
+        if self.begins + _most_output(model.context) <= model.context or not self.begins:
+            return ""
+        return (
+            f"its first prompt has about {self.begins:,} tokens, and the context of {model.name} holds "
+            f"{model.context:,}: deploy the model with --context {_ROOMY}"
+        )
 
 
 CODEX_INSTRUCTIONS = """\
@@ -103,6 +117,7 @@ TOOLS: dict[str, Tool] = {
         "run: claude",
         ".claude/settings.json",
         "json",
+        begins=24_000,
     ),
     "codex": Tool(
         """model = "$model"

@@ -40,7 +40,7 @@ MODELS = {
 ADMIN = ("operator", "coordinator", "timeout")
 """The settings of section `cli` that reach the coordinator's Admin service."""
 
-_FLAGS = "sealring.flags"
+_FLAGS, _TOLD = "sealring.flags", "sealring.told"
 _SET = "set"
 _SET_OPTION = "--set"
 _METAVARS = {"str": "TEXT", "int": "N", "float": "N", "path": "PATH", "file": "PATH", "datetime": "TIME"}
@@ -144,7 +144,20 @@ def load_settings(context: typer.Context) -> Loaded[Any]:
     loaded = load(settings_model(declared.section), declared.section, file=file, said=said, flags=flags)
     if "state_dir" in declared.fields:
         require_own_state(getattr(loaded.settings, "state_dir"), line=context.command_path)  # noqa: B009 - not of all
+    if declared.section == "cli" and not context.meta.setdefault(_TOLD, False):
+        context.meta[_TOLD] = True
+        _tell_demo(loaded)
     return loaded
+
+
+def _tell_demo(loaded: Loaded[Any]) -> None:
+    """Says that a demo was found, whose cluster the command means."""
+    from sealring.cli.here.found import cluster_here
+    from sealring.cli.terminal.output import say
+
+    here = cluster_here()
+    if not here.own and loaded.origin["operator"] == loaded.origin["gateway"] == "default":
+        say(f"found the demo in {here.root}")
 
 
 def same_settings(context: typer.Context, line: str, fields: Sequence[str]) -> str:

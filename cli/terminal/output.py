@@ -207,11 +207,23 @@ def enum_word(descriptor: Any, number: int) -> str:
 
 
 def moment(seconds: int) -> str:
-    """Unix seconds as local time; nothing for 0, and as they are where no calendar has them."""
+    """Unix seconds as local time, for people; nothing for 0, and as they are where no calendar has them."""
     if not seconds:
         return ""
     try:
-        found = datetime.datetime.fromtimestamp(seconds).astimezone()
+        found = datetime.datetime.fromtimestamp(seconds)
     except (ValueError, OverflowError, OSError):
         return f"{seconds} s"
     return found.isoformat(sep=" ", timespec="seconds")
+
+
+def until(seconds: int, now: float) -> str:
+    """When something ends, by Unix seconds: "in 59 minutes", or the time at which it has ended; nothing for
+    0."""
+    left = seconds - now
+    if left <= 0:
+        return moment(seconds)
+    units = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+    name, length = next(one for one in units if left >= 2 * one[1] or one[1] == 1)
+    many = max(1, round(left / length))
+    return f"in {many} {name}{'s' * (many != 1)}"

@@ -124,14 +124,19 @@ class Survey:
         )
 
     async def shapes(
-        self, spec: admin_pb2.DeploymentSpec, made: admin_pb2.DeploymentPlan, answers: dict[str, ProfileReply]
+        self,
+        spec: admin_pb2.DeploymentSpec,
+        made: admin_pb2.DeploymentPlan,
+        answers: dict[str, ProfileReply],
+        *,
+        replacing: Collection[str] = (),
     ) -> admin_pb2.ShapeTable:
         """The other shapes that a plan's ring could have over its own nodes and free ones.
 
         The table is empty for several replicas. One node that has the model profiles its parts for ranks."""
         if len(made.rings) > 1:
             return admin_pb2.ShapeTable()
-        _, candidates = self._candidates(spec, answers, made.profile.digest, ())
+        _, candidates = self._candidates(spec, answers, made.profile.digest, replacing)
         used = {stage.member for stage in made.rings[0].stages}
         members = [one for one in usable(spec, candidates) if one.id in used or not one.shares]
         own = spec.stages if spec.strategy == TENSOR else 1

@@ -37,7 +37,6 @@ from sealring.coordinator.planning.reasons import of_members, of_order, reasons
 from sealring.coordinator.planning.refusals import (
     does_not_fit,
     no_heads,
-    size,
     split_does_not_fit,
     too_few_nodes,
     usable,
@@ -46,6 +45,7 @@ from sealring.coordinator.planning.specs import bad, check_spec
 from sealring.mesh.crypto.encoding import canonical_json
 from sealring.mesh.names import ring_id
 from sealring.mesh.roster.model import TENSOR
+from sealring.mesh.units import size
 from sealring.v1 import admin_pb2, model_pb2
 
 DEFAULT_CONTEXT = 4096

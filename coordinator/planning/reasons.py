@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from sealring.coordinator.planning.arrangement import Candidate, PlannedRing
 from sealring.coordinator.planning.demand import Demand
 from sealring.coordinator.planning.links import RECORD_BYTES, Network
-from sealring.coordinator.planning.refusals import size
 from sealring.coordinator.planning.speeds import SLOW, differ
+from sealring.mesh.units import size
 from sealring.v1 import admin_pb2
 
 _SHOWN = 8

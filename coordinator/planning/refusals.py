@@ -8,6 +8,7 @@ from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import HEADROOM_PERCENT, Demand
 from sealring.mesh.errors import FailedPrecondition, NotFound, ResourceExhausted
 from sealring.mesh.trust.levels import SCORES, TrustLevel, level_of
+from sealring.mesh.units import size
 from sealring.v1 import admin_pb2
 
 _SHOWN = 8
@@ -168,11 +169,3 @@ def _others(members: Sequence[Candidate]) -> str:
 
 def _nodes(count: int) -> str:
     return f"{count} node has" if count == 1 else f"{count} nodes have"
-
-
-def size(count: int) -> str:
-    """A number of bytes in the largest unit that suits it."""
-    for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= least:
-            return f"{count / least:.1f} {unit}"
-    return f"{count} bytes"

@@ -46,7 +46,7 @@ class DeploymentService:
         """
         checked, freed, answers = await self._ask(spec, planned_anew=True)
         made = await self._survey.plan(checked, answers, replacing=freed)
-        shapes = await self._survey.shapes(checked, made, answers)
+        shapes = await self._survey.shapes(checked, made, answers, replacing=freed)
         return admin_pb2.PlanDeploymentResponse(plan=made, shapes=shapes)
 
     async def create(self, spec: admin_pb2.DeploymentSpec, actor: str) -> admin_pb2.DeploymentPlan:

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 from appletest import GOOD
 from bundles import SigningCluster
-from commands import EXPIRES, Asker, Coordinator, Machine
+from commands import Asker, Coordinator, Machine
 from doctortest import FakeSystem, recording
 from nacl.signing import SigningKey
 from receiptkit import NONCE, written
@@ -213,7 +213,6 @@ def local_cluster(stage: Stage) -> None:
 def first_node(stage: Stage, *lacking: str) -> None:
     """A first machine that starts nothing, to which a second one comes; with `lacking` nobody has a model."""
     stage.host.coordinator = Coordinator()
-    stage.names["EXPIRES"] = moment(EXPIRES)
 
     class Noting(Machine):
         def __init__(self, state: Path, settings: Any, *, say: Any) -> None:
@@ -295,6 +294,7 @@ def paper(stage: Stage) -> None:
         "HASH": first.hash.hex(),
         "HASH-16": first.hash.hex()[:16],
     }
+    stage.host.now = time.time  # type: ignore[method-assign]
     times = {"ISSUED": 0, "EXPIRES": 600, "ATTESTED": -10, "CHALLENGED": -5}
     for name, after in times.items():
         at = first.issued + after

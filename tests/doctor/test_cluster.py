@@ -224,13 +224,13 @@ def test_pairs_that_do_not_reach_each_other(failing: list[tuple[str, str]], syst
 
 def test_links_are_shown_the_slowest_first_and_pairs_without_a_way_are_warned_of() -> None:
     links = [
-        MeasuredLink("a", "b", "10.0.0.2", 300, 10**9, "now"),
-        MeasuredLink("a", "c", "10.0.0.3", 4000, 5 * 10**6, "now"),
+        MeasuredLink("a", "b", "10.0.0.2", 300, 1 << 30, "now"),
+        MeasuredLink("a", "c", "10.0.0.3", 4000, 5 << 20, "now"),
         MeasuredLink("b", "c", "", 0, 0, "now"),
     ]
     found = [one for one in examine(all_reach("a", "b", "c"), links) if one.id == "links.measured"]
     assert [(one.severity, one.what) for one in found] == [
-        (Severity.OK, "a to c: 5 MB/s, 4.00 ms there and back, over 10.0.0.3, measured now"),
-        (Severity.OK, "a to b: 1000 MB/s, 0.30 ms there and back, over 10.0.0.2, measured now"),
+        (Severity.OK, "a to c: 5.0 MiB/s, 4.00 ms there and back, over 10.0.0.3, measured now"),
+        (Severity.OK, "a to b: 1.0 GiB/s, 0.30 ms there and back, over 10.0.0.2, measured now"),
         (Severity.WARNING, "b found no way to c (now)"),
     ]

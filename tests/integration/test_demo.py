@@ -13,7 +13,7 @@ import pytest
 from kernels import share_kernels
 from ringtest import MODEL
 
-from sealring.cli.setup.settings_files import PORTS
+from sealring.cli.here.settings_files import PORTS
 
 pytestmark = pytest.mark.integration
 SEALRING = Path(sys.executable).with_name("sealring")

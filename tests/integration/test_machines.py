@@ -21,7 +21,7 @@ from capture import files_of
 from machines import Machine, Running
 from namespaces import ip, separate_machines
 
-from sealring.cli.setup.settings_files import proxy_port
+from sealring.cli.here.settings_files import proxy_port
 from sealring.mesh.system.addresses import listens
 
 pytestmark = pytest.mark.integration

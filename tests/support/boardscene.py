@@ -26,7 +26,7 @@ from sealring.mesh.trust.levels import TrustLevel
 from sealring.testing import ManualClock, PaperCluster, ScriptedGateway, saying
 from sealring.v1 import admin_pb2, inference_pb2, membership_pb2, trace_pb2
 
-GB = 10**9
+GIB = 1 << 30
 NAMES = ("mac-studio", "mac-mini", "macbook-air")
 SERVED, LOADING, BROKEN = "qwen3-30b", "gpt-oss-20b", "llama-3.3-70b"
 ANSWER = (
@@ -45,7 +45,7 @@ class Scene:
         self.doors = ["http://127.0.0.1:8080"]
         self.clock, self.metrics = ManualClock(1000.0), Metrics()
         self._answer, self._names, self._broken = answer, names, broken
-        self.metrics.watch(lambda: {SERVED: ModelLoad(1, 3, 0.4, 9000, GB), LOADING: ModelLoad(2, 0)})
+        self.metrics.watch(lambda: {SERVED: ModelLoad(1, 3, 0.4, 9000, GIB), LOADING: ModelLoad(2, 0)})
         self._entries = _audit_log()
         self.nodes = admin_pb2.ListNodesResponse(
             nodes=self._nodes(),
@@ -81,7 +81,7 @@ class Scene:
 
     def _nodes(self) -> list[admin_pb2.Node]:
         now = int(time.time())
-        usable = (51 * GB, 19 * GB, 19 * GB)
+        usable = (51 * GIB, 19 * GIB, 19 * GIB)
         held = {
             0: [
                 ("mlx-community/gemma-3-4b-it-4bit", 3.4, 3.4),
@@ -100,14 +100,14 @@ class Scene:
                 software_version="0.1.0",
                 manifest="3f" * 32,
                 last_seen=now,
-                rings=[admin_pb2.NodeRing(ring=f"{SERVED}-0", rank=at, memory=(12, 7, 7)[at] * GB)],
+                rings=[admin_pb2.NodeRing(ring=f"{SERVED}-0", rank=at, memory=(12, 7, 7)[at] * GIB)],
             )
             if at == 0:
-                node.rings.add(ring=f"{LOADING}-0", rank=0, memory=14 * GB)
+                node.rings.add(ring=f"{LOADING}-0", rank=0, memory=14 * GIB)
             beat = node.heartbeat
-            beat.memory_total, beat.memory_usable, beat.memory_used = usable[at] * 4 // 3, usable[at], 9 * GB
+            beat.memory_total, beat.memory_usable, beat.memory_used = usable[at] * 4 // 3, usable[at], 9 * GIB
             for model, whole, done in held.get(at, ()):
-                beat.models.add(name=model, size=int(whole * GB), done=int(done * GB), fetched=True)
+                beat.models.add(name=model, size=int(whole * GIB), done=int(done * GIB), fetched=True)
             nodes.append(node)
         away = admin_pb2.Node(
             id="cd" * 32, name="imac", state=admin_pb2.NODE_STATE_OFFLINE, trust=20, last_seen=now - 5400
@@ -145,7 +145,7 @@ class Scene:
             return [served, loading]
         broken = self._deployment(BROKEN, [(0, (0, 60, 30, 4))])
         broken.plan.rings[0].stages.add(
-            member="cd" * 32, member_name="imac", rank=1, first_layer=60, end_layer=80, weight_bytes=9 * GB
+            member="cd" * 32, member_name="imac", rank=1, first_layer=60, end_layer=80, weight_bytes=9 * GIB
         )
         broken.rings.add(
             ring=f"{BROKEN}-0", epoch=3, phase=membership_pb2.RING_PHASE_DOWN, reason="imac is offline"
@@ -163,8 +163,8 @@ class Scene:
                 rank=rank,
                 first_layer=first,
                 end_layer=end,
-                weight_bytes=(weights - caches) * GB,
-                kv_budget=caches * GB,
+                weight_bytes=(weights - caches) * GIB,
+                kv_budget=caches * GIB,
                 trust=20,
             )
         return made

@@ -6,8 +6,8 @@ import asyncio
 
 from patience import until
 
+from sealring.cli.here.settings_files import as_toml
 from sealring.cli.local.cluster import LocalCluster
-from sealring.cli.setup.settings_files import as_toml
 from sealring.coordinator.backup import backup, restore
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.mesh.system.addresses import free_port

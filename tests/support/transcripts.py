@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commands import Coordinator, FakeHost
+from commands import EXPIRES, Coordinator, FakeHost
 from google.protobuf import text_format
 from google.protobuf.message_factory import GetMessageClass
 
@@ -26,7 +26,7 @@ _TIMES = re.compile(r"(\\?\w+)\*(\d+)")
 _MANY = re.compile(r"([a-z])\1{15,}")
 """A letter that comes 52 times is written as a*52, in what is given and in what comes out."""
 _HASH = re.compile(r"\b[0-9a-f]{64}\b")
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _SECONDS = re.compile(r"\b\d{10}\b")
 Scene = Callable[..., None]
 
@@ -60,6 +60,7 @@ class Stage:
 
     def __init__(self, home: Path, host: FakeHost, run: Callable[..., Any], scenes: dict[str, Scene]) -> None:
         self.home, self.host, self._run, self._scenes = home, host, run, scenes
+        vars(host)["now"] = lambda: EXPIRES - 59 * 60.0
         self.coordinator: Coordinator | None = None
         self.effects: list[str] = []
         """What scenes have noted since the last command."""

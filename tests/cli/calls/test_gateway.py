@@ -18,12 +18,17 @@ from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.rpc import Server
+from sealring.mesh.settings.config import Loaded
 from sealring.v1 import inference_pb2, inference_pb2_grpc
 
 
 class Counted(inference_pb2_grpc.InferenceServicer):
     async def GetMetrics(self, request: Any, context: Any) -> Any:
         return inference_pb2.GetMetricsResponse(exposition=b"rows 3")
+
+
+def loaded(settings: CliSettings) -> Loaded[CliSettings]:
+    return Loaded(settings, {"gateway": "flag --gateway"})
 
 
 async def test_an_api_key_goes_with_every_call_over_tls(tmp_path: Path) -> None:
@@ -42,10 +47,10 @@ async def test_an_api_key_goes_with_every_call_over_tls(tmp_path: Path) -> None:
     try:
         address = f"127.0.0.1:{port}"
         settings = CliSettings(gateway=address, gateway_ca=certificate, api_key_file=key_file)
-        async with inference(address, **gateway_access(settings)) as client:
+        async with inference(address, **gateway_access(loaded(settings))) as client:
             assert await client.metrics() == "rows 3"
         settings = CliSettings(gateway=address, gateway_ca=certificate)
-        async with inference(address, **gateway_access(settings)) as client:
+        async with inference(address, **gateway_access(loaded(settings))) as client:
             with pytest.raises(SealringError) as caught:
                 await client.metrics()
         assert caught.value.reason == "INVALID_API_KEY"
@@ -57,10 +62,10 @@ async def test_an_api_key_never_leaves_the_machine_in_clear(tmp_path: Path) -> N
     key_file = tmp_path / "api.key"
     key_file.write_text("srk_x")
     with pytest.raises(ConfigError) as wide:
-        gateway_access(CliSettings(api_key_file=key_file))
+        gateway_access(loaded(CliSettings(api_key_file=key_file)))
     assert wide.value.reason == "SECRET_FILE_UNSAFE"
     key_file.chmod(0o600)
-    access = gateway_access(CliSettings(api_key_file=key_file))
+    access = gateway_access(loaded(CliSettings(api_key_file=key_file)))
     with pytest.raises(ConfigError) as caught:
         async with inference("192.0.2.1:1", **access):
             pass
@@ -73,10 +78,10 @@ async def test_an_api_key_never_leaves_the_machine_in_clear(tmp_path: Path) -> N
     for wrong in (b"\xff", b" \n", b"a\x07b"):
         key_file.write_bytes(wrong)
         with pytest.raises(ConfigError) as bad:
-            gateway_access(CliSettings(api_key_file=key_file))
+            gateway_access(loaded(CliSettings(api_key_file=key_file)))
         assert bad.value.reason == "BAD_API_KEY_FILE"
     with pytest.raises(ConfigError) as missing:
-        gateway_access(CliSettings(gateway_ca=tmp_path / "none"))
+        gateway_access(loaded(CliSettings(gateway_ca=tmp_path / "none")))
     assert missing.value.reason == "NO_SUCH_FILE"
 
 

@@ -60,7 +60,7 @@ async def test_names_are_looked_for_among_the_enrolled_first() -> None:
             await find(wanted, {A: "mac-1"})
 
 
-def link(caller: str, called: str, host: str = "10.0.0.9", rate: int = 10**8) -> dict[str, Any]:
+def link(caller: str, called: str, host: str = "10.0.0.9", rate: int = 100 << 20) -> dict[str, Any]:
     figures = {"round_trip_us": 300, "bytes_per_second": str(rate), "measured": "1800000000"}
     return {"caller": caller, "called": called, "host": host, **figures}
 
@@ -73,10 +73,10 @@ def test_links_are_a_table_with_the_slowest_first(capsys: pytest.CaptureFixture[
     when = moment(1_800_000_000)
     assert lines == [
         "links between nodes",
-        "from to over MB/s round trip measured",
+        "from to over rate round trip measured",
         f"mac-b mac-c no way was found - - {when}",
-        f"mac-a mac-b 10.0.0.9 100 0.30 ms {when}",
-        f"mac-a {'z' * 16} 10.0.0.9 100 0.30 ms {when}",
+        f"mac-a mac-b 10.0.0.9 100.0 MiB/s 0.30 ms {when}",
+        f"mac-a {'z' * 16} 10.0.0.9 100.0 MiB/s 0.30 ms {when}",
     ]
     print_links([link(f"{number}", "b") for number in range(40)], nodes)
     assert "the slowest 32 of 40" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from bundles import SigningCluster
 from commands import Asker
 from receiptkit import signed, statement_of
 
-from sealring.cli.local.leftovers import temporary_folder
+from sealring.cli.here.leftovers import temporary_folder
 from sealring.mesh.pki import Role
 from sealring.mesh.prompt.images import MAX_IMAGE_BYTES
 from sealring.mesh.receipt.form import receipts_json
@@ -27,12 +28,6 @@ KNOWN = ("--gateway", "h:1", "--root-sha256", PIN)
 def asker(host: Any) -> Asker:
     host.asker = Asker()
     return host.asker  # type: ignore[no-any-return]
-
-
-@pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other demo runs."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
 def gateways(asker: Asker) -> list[str]:
@@ -58,7 +53,7 @@ def test_a_running_demo_is_found_with_its_root_key(here: Any, asker: Asker, clus
     with ExitStack() as stack:
         folder = demo(stack, 4711, cluster)
         done = here("chat", "hi")
-        assert f"no gateway at 127.0.0.1:7780; found the local cluster in {folder}" in done.err
+        assert f"found the demo in {folder}" in done.err
         (target,) = asker.targets
         assert (target.addresses, target.pin) == (["127.0.0.1:4711"], cluster.authority.root.fingerprint)
         assert target.state_file is None, "no file stays behind for each demo"
@@ -66,10 +61,13 @@ def test_a_running_demo_is_found_with_its_root_key(here: Any, asker: Asker, clus
         assert here("chat", "hi", "--gateway", "127.0.0.1:4711").status == 0
         assert asker.targets[-1].pin == cluster.authority.root.fingerprint
         assert gateways(asker) == ["127.0.0.1:4711", "h:1", "127.0.0.1:4711"]
-        demo(stack, 4712, cluster)
-        refused = here("chat", "hi")
-        assert "[WHICH_GATEWAY]" in refused.err
-        assert "--gateway 127.0.0.1:471" in refused.err
+        other = demo(stack, 4712, SigningCluster(folder / "other"))
+        os.utime(other / "ports.json", ns=(0, 0))
+        assert here("chat", "hi").status == 0
+        assert here("chat", "hi", "--gateway", "127.0.0.1:4712").status == 0
+        newest, named = asker.targets
+        assert newest.pin == cluster.authority.root.fingerprint != named.pin
+        assert gateways(asker) == ["127.0.0.1:4711", "127.0.0.1:4712"]
     assert here("chat", "hi", "--root-sha256", PIN).status == 0
     assert gateways(asker) == ["127.0.0.1:7780"]
 
@@ -93,14 +91,14 @@ def test_the_users_own_cluster_comes_before_the_default_address(
     assert gateways(asker) == ["127.0.0.1:7780"]
 
 
-def test_the_gateway_at_the_default_address_comes_before_a_demo(
+def test_a_demo_comes_before_what_listens_at_the_default_address(
     here: Any, asker: Asker, cluster: SigningCluster, host: Any
 ) -> None:
     host.ports.add(7780)
     with ExitStack() as stack:
         demo(stack, 4711, cluster)
-        assert here("chat", "hi", "--root-sha256", PIN).status == 0
-    assert gateways(asker) == ["127.0.0.1:7780"]
+        assert here("chat", "hi").status == 0
+    assert gateways(asker) == ["127.0.0.1:4711"]
 
 
 def test_a_machine_that_has_joined_seals_for_its_cluster(

@@ -81,7 +81,6 @@ def stated() -> Iterator[tuple[str, str]]:
 
 def test_a_default_that_a_help_text_states_by_hand_is_the_one_in_effect() -> None:
     """Each from the code that chooses it; a default of words says how it is chosen."""
-    (listen,) = (one.default for one in commands()["proxy"].params if one.name == "listen")
     in_effect = {
         "chat --temperature": f"{inference_pb2.Sampling().temperature:g}",
         "chat --repetition-penalty": f"{RowParameters().repetition_penalty:g}",
@@ -90,7 +89,6 @@ def test_a_default_that_a_help_text_states_by_hand_is_the_one_in_effect() -> Non
             (f"{each} --keep-alive" for each in ("deploy", "deployment create", "deployment plan")),
             show_duration(KEEP_ALIVE_SECONDS),
         ),
-        "connect --url": f"of this member's proxy, else http://{listen}",
         "join --port": f"{PROXY_PORT} if free",
         "[node] memory_limit": {0.75: "three quarters of all"}[USABLE_SHARE],
         "[node] prefix_disk": f"the lesser of {show_size(policy.MOST)} and a "

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sealring.cli.local.leftovers import temporary_folder
+from sealring.cli.here.leftovers import temporary_folder
 from sealring.cli.service.logfiles import Tail, find_logs
 
 

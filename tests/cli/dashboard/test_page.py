@@ -91,14 +91,14 @@ async def test_the_ring_is_drawn_with_what_is_known_of_it(tmp_path: Path) -> Non
         for text in (
             "waits 54 %",
             "layers 24–35",
-            "4.7 GB/s",
+            "4.4 GiB/s",
             "0.18 ms",
-            "1.1 GB/s · 0.51 ms",
-            "26 of 51 GB",
+            "1.0 GiB/s · 0.51 ms",
+            "26 of 51 GiB",
         ):
             assert text in drawn
         titles = page.run("[...document.querySelectorAll('#picture title')].map((one) => one.textContent)")
-        assert titles[:4] == ["weights: 8.0 GB", "caches: 4.0 GB", "other models: 14 GB", "free: 25 GB"]
+        assert titles[:4] == ["weights: 8.0 GiB", "caches: 4.0 GiB", "other models: 14 GiB", "free: 25 GiB"]
         spoken = page.run("document.querySelector('#picture svg').getAttribute('aria-label')")
         assert spoken.startswith("mac-studio: computes 61 %, layers 0–23; mac-mini: ")
         shelf = page.run("document.querySelector('#shelf').innerText")
@@ -106,7 +106,7 @@ async def test_the_ring_is_drawn_with_what_is_known_of_it(tmp_path: Path) -> Non
             "serves",
             "would fit now",
             "lacks about 90 GiB",
-            "has 12 GB of 27 GB",
+            "has 12 GiB of 27 GiB",
             "imac is offline",
         ):
             assert text in shelf

@@ -15,8 +15,8 @@ from bundles import SigningCluster
 from commands import Coordinator, FakeHost
 from patience import until
 
+from sealring.cli.here.settings_files import PORTS
 from sealring.cli.local.cluster import LocalCluster, is_member, make_whole, redirect
-from sealring.cli.setup.settings_files import PORTS
 from sealring.cli.terminal.host import SLOW_START
 from sealring.coordinator.init import init
 from sealring.coordinator.settings import CoordinatorSettings

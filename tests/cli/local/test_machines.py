@@ -11,9 +11,9 @@ from bundles import SigningCluster
 from commands import Coordinator, FakeHost, quickly
 from patience import until
 
-from sealring.cli.local.leftovers import gateway_of
+from sealring.cli.here.leftovers import gateway_of
+from sealring.cli.here.settings_files import read_settings, settings_file_of
 from sealring.cli.local.machines import NOTHING, FirstMachine, OtherMachine, describe_place
-from sealring.cli.setup.settings_files import read_settings, settings_file_of
 from sealring.mesh.errors import DeadlineExceeded
 from sealring.mesh.pki import Role
 from sealring.mesh.roster import Ring, RingMember

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from commands import FakeHost
 
+from sealring.cli.here.settings_files import PORTS
 from sealring.cli.local.machines import FirstMachine, OtherMachine
 from sealring.cli.setup.choices import (
     PROXY_PORT,
@@ -18,7 +19,6 @@ from sealring.cli.setup.choices import (
     choose_other,
     choose_proxy,
 )
-from sealring.cli.setup.settings_files import PORTS
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.errors import ConfigError, InvalidInput, PermissionDenied

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from sealring.cli.here.settings_files import proxy_port
 from sealring.cli.proxy import digest_of
 from sealring.cli.setup.door import forget_door, keep_door
-from sealring.cli.setup.settings_files import proxy_port
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.system.paths import proxy_key_file
 

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from sealring.cli.terminal.output import (
     print_table,
     progress,
     say,
+    until,
 )
 from sealring.mesh.units import size
 from sealring.v1 import admin_pb2, inference_pb2, membership_pb2
@@ -89,6 +91,33 @@ def test_sizes_and_moments() -> None:
     assert moment(1_700_000_000).startswith("2023-11-1")
     for absurd in (1 << 62, 1 << 64, 10**12):
         assert moment(absurd) == f"{absurd} s"
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (0.4, "in 1 second"),
+        (119, "in 119 seconds"),
+        (59 * 60, "in 59 minutes"),
+        (90_000, "in 25 hours"),
+        (30 * 86_400, "in 30 days"),
+        (10**12, "in 11574074 days"),
+    ],
+)
+def test_people_read_how_long_it_is_until_something_ends(left: float, said: str) -> None:
+    assert until(1_800_000_000, 1_800_000_000 - left) == said
+
+
+def test_moments_are_local_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        assert moment(1_800_000_000) == "2027-01-15 13:30:00"
+        assert until(1_800_000_000, 1_800_000_000) == "2027-01-15 13:30:00", "it has ended"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert until(0, 1.0) == ""
 
 
 HOSTILE = "a\x1b[2J\x9b31m\x7f\u202eb\ud800"

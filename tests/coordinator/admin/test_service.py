@@ -179,6 +179,9 @@ async def test_planning_changes_nothing(cluster: Cluster) -> None:
     assert before == after
     made = (await cluster.call("CreateDeployment", create(stages=2))).plan
     assert made.plan_hash == planned.plan_hash
+    again = await cluster.call("PlanDeployment", request)
+    assert again.plan.plan_hash == made.plan_hash, "every node serves it, and is free for its plan"
+    assert again.shapes.shapes
 
 
 async def test_a_plan_tells_what_other_shapes_would_bring(cluster: Cluster) -> None:

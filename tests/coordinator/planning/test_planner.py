@@ -467,7 +467,7 @@ def test_a_plan_says_what_its_rows_leave_to_others() -> None:
     """And what a smaller number would leave, where they take most of it."""
     tight = plan(spec(), profile(), [member(1, 2 * GIB)])
     assert (
-        "memory for 46 sequences of that length at once, which leaves 0 bytes of node-1 to other deployments"
+        "memory for 46 sequences of that length at once, which leaves 0 B of node-1 to other deployments"
         "; --max-rows 11 would leave 641.6 MiB"
     ) in tight.reasons
     roomy = plan(spec(), profile(), [member(1, 64 * GIB)])

@@ -50,7 +50,7 @@ def test_why_a_node_serves_more_than_one_ring(
 ) -> None:
     both = machine("m", shares=("one-0", "two-0"), taken=500)
     assert of_members(admin_pb2.DeploymentSpec(**asked), [[(both, 4), (FREE[0], 4)]], able) == [
-        f"m also serves one-0 and two-0, and has 400 bytes left: {why}"
+        f"m also serves one-0 and two-0, and has 400 B left: {why}"
     ]
 
 

@@ -11,7 +11,7 @@ from answering import Answer, Progress, ask_all, ask_sealed
 from harness import EACH, FEW
 from ringtest import CLUSTER, LIMIT_SECONDS
 
-from sealring.cli.setup.settings_files import as_toml
+from sealring.cli.here.settings_files import as_toml
 from sealring.gateway.join import join
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.system.addresses import free_port

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.cli.setup.settings_files import as_toml, read_settings
+from sealring.cli.here.settings_files import as_toml, read_settings
 
 
 @pytest.mark.parametrize("value", ["/tmp/\N{ROCKET} launch/ä", 'a "b" \\ c', "\x7f\t\n\x01", True, 1 << 40])

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from sealring.cli.dashboard.doors import open_doors
+from sealring.cli.calls.doors import open_doors
 from sealring.edge.http.app import create_app
 from sealring.edge.http.server import HttpServer
 from sealring.mesh.system.addresses import free_port
@@ -25,8 +25,8 @@ async def test_an_edge_is_a_door_and_no_other_program() -> None:
     for server in servers:
         await server.start()
     try:
-        places = [("127.0.0.1", port) for port in (*ports, free_port())]
-        assert await asyncio.to_thread(open_doors, places) == [f"http://127.0.0.1:{ports[0]}"]
+        urls = [f"http://127.0.0.1:{port}" for port in (*ports, free_port())]
+        assert await asyncio.to_thread(open_doors, urls) == urls[:1]
     finally:
         for server in servers:
             await server.stop()

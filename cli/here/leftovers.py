@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sealring.cli.setup.settings_files import PORTS
+from sealring.cli.here.settings_files import PORTS
 from sealring.mesh.errors import Conflict
 from sealring.mesh.system.lock import lock_state
 from sealring.mesh.system.paths import default_state_root

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sealring.cli.local.leftovers import announced, gateway_of, running, temporary_folder
+from sealring.cli.here.leftovers import announced, gateway_of, running, temporary_folder
 from sealring.mesh.system.lock import lock_state
 
 KILLED = """
 import os, signal
-from sealring.cli.local.leftovers import announced, gateway_of, running, temporary_folder
+from sealring.cli.here.leftovers import announced, gateway_of, running, temporary_folder
 with temporary_folder() as folder:
     (folder / "node-0").mkdir()
     (folder / "node-0" / "identity.key").write_text("x")
