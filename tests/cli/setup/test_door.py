@@ -51,7 +51,7 @@ def test_without_sudo_they_are_this_accounts(home: Path, host: Any, monkeypatch:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root works as another account")
 def test_by_sudo_a_process_of_the_caller_makes_them(
-    home: Path, host: Any, shared: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, home: Path, host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its folder is its own: it could put a link where root would write."""
     python, its = shared / "python", shared / "home"
