@@ -241,21 +241,21 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 13_960,
+    "mesh": 14_060,
     "sealring/api": 4_920,
     "sealring/client": 2_350,
     "sealring/testing": 700,
     "edge": 4_120,
-    "coordinator": 12_540,
+    "coordinator": 12_610,
     "gateway": 1_020,
     "gateway/rings": 3_430,
     "gateway/scheduler": 4_085,
-    "node": 14_330,
-    "node/engine": 19_150,
+    "node": 14_350,
+    "node/engine": 19_215,
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 13_035,
+    "cli": 13_110,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

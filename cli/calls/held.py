@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from sealring.cli.calls.members import find_node
 from sealring.cli.calls.operator import Admin
 from sealring.cli.terminal.output import print_data, print_table, say
-from sealring.cli.terminal.pace import Pace
 from sealring.mesh.errors import FailedPrecondition, NotFound, Unavailable
+from sealring.mesh.system.pace import Reached, together
 from sealring.mesh.units import size
 
 _POLL_SECONDS = 0.5
@@ -45,20 +46,24 @@ async def pull(
     *,
     wait: bool = True,
     to_plan: bool = False,
+    alone: bool = True,
 ) -> list[str]:
     """Has nodes fetch a model, and waits until it is there; their names.
 
-    With `to_plan` it is all but the weights, of which only the headers come. Without `nodes` it is one that
-    is online: one with a part of it, else that with the most memory.
+    With `to_plan` it is all but the weights, of which only the headers come. Unless it comes `alone`,
+    it says no share, as more is to come that has shares. Without `nodes` it is one that is online: one
+    with a part of it, else that with the most memory.
 
     Raises NotFound (UNKNOWN_NODE: also of one that leaves meanwhile), Unavailable (NO_NODE_ONLINE),
     FailedPrecondition (MODEL_NOT_FETCHED).
     """
+    from sealring.v1 import membership_pb2
+
     ids = [await find_node(admin, node) for node in nodes] or [await _best(admin, model)]
     for one in ids:
         await admin.call("PullModel", id=one, model=model, to_plan=to_plan)
     loop = asyncio.get_running_loop()
-    started, pace = loop.time(), Pace(loop.time)
+    started = loop.time()
     while True:
         known = {node.id: node for node in (await admin.call("ListNodes")).nodes if node.id in ids}
         if len(known) < len(set(ids)):  # evicted meanwhile
@@ -82,11 +87,15 @@ async def pull(
         names = [known[one].name for one in known]
         if not wait or all(any(_is_there(held, to_plan) for held in there) for there in found.values()):
             return names
-        done, total = (
-            sum(getattr(held, name) for there in found.values() for held in there)
-            for name in ("done", "size")
+        reached = together(
+            [
+                Reached("", one.done, one.size, one.rate, one.seconds_left)
+                for there in found.values()
+                for one in there or [membership_pb2.HeldModel()]
+            ]
         )
-        tell(f"fetching {model} to {', '.join(names)}: {pace.words(done, total) or _ASKING}")
+        share = f"{math.floor(100 * reached.share)} %, " if reached.total and alone and not to_plan else ""
+        tell(f"fetching {model} to {', '.join(names)}: {share}{reached.figures or _ASKING}")
         await asyncio.sleep(_POLL_SECONDS)
 
 

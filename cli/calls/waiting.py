@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from sealring.cli.terminal.output import plain
 from sealring.mesh.errors import DeadlineExceeded, FailedPrecondition, NotFound
+from sealring.mesh.system.pace import Reached
 
 if TYPE_CHECKING:
     from sealring.cli.calls.gateway import GatewayCalls
@@ -86,17 +88,21 @@ def describe(name: str, rings: Any) -> str:
     for ring in rings:
         if ring.phase == membership_pb2.RING_PHASE_SERVING:
             continue
-        if ring.progress:
-            last = min(ring.progress, key=lambda one: one.fraction)
-            return f"{name}: {progressed(last.what, last.fraction)} (slowest of {len(ring.progress)} nodes)"
+        if ring.HasField("slowest"):
+            others = len(ring.progress)
+            place = f" ({ring.slowest.member}, the slowest of {others})" if others > 1 else ""
+            return f"{name}: {progressed(plain(ring.slowest))}{place}"
         if ring.reason and ring.phase == membership_pb2.RING_PHASE_DOWN:
             return f"{name}: waiting, {ring.reason}"
     return f"{name}: forming the ring"
 
 
-def progressed(what: str, fraction: float) -> str:
-    """How far a member is, in the words of the dashboard and of the gateway's lists: "loading 60 %"."""
-    return f"{what} {math.floor(100 * fraction)} %"
+def progressed(one: Mapping[str, Any]) -> str:
+    """How far a ring is that forms, by the data of its slowest member: the share of all members' work, and
+    what this member does."""
+    figures = (one.get(name, 0) for name in ("done", "total", "rate", "seconds_left"))
+    words, fraction = Reached(one["what"], *figures).words, one.get("fraction", 0.0)
+    return f"{math.floor(100 * fraction)} %, {words}" if fraction else words
 
 
 async def wait_until_online(

@@ -397,7 +397,7 @@ async def create_deployment(admin: Admin, spec: Any, shown: Callable[[str], None
     # Each node of the one ring fetches its own part; where several need the same, one fetches it for all.
     apart = spec.strategy == "pipeline" and spec.replicas <= 1
     if not apart and await lies_in_parts(admin, spec.model):
-        await pull(admin, spec.model, spec.members[:1], shown)
+        await pull(admin, spec.model, spec.members[:1], shown, alone=False)
         shown(f"planning {spec.name}")
     left = {"model", "draft"}
     while True:
@@ -413,7 +413,7 @@ async def create_deployment(admin: Admin, spec: Any, shown: Callable[[str], None
         if lacking.metadata.get("param") == "draft":
             await pull(admin, spec.draft, [lacking.metadata["node"]], shown, to_plan=True)
         else:
-            await pull(admin, spec.model, spec.members[:1], shown, to_plan=apart)
+            await pull(admin, spec.model, spec.members[:1], shown, to_plan=apart, alone=False)
         shown(f"planning {spec.name}")
 
 
@@ -728,5 +728,5 @@ def _no_drafts(plan: dict[str, Any]) -> str:
 def _phase(ring: dict[str, Any]) -> str:
     """The phase, and how far the slowest member is with what it does meanwhile."""
     phase = str(ring.get("phase", ""))
-    last = min(ring.get("progress", ()), key=lambda one: one.get("fraction", 0.0), default=None)
-    return f"{phase}, {progressed(last['what'], last.get('fraction', 0.0))}" if last else phase
+    last = ring.get("slowest")
+    return f"{phase}, {progressed(last)}" if last else phase

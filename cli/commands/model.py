@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +95,7 @@ def get(
     For models that nobody has converted. It needs the disk for both, and reads text alone.
     """
     from sealring.cli.local.hubbed import check_bits, fetch_here
-    from sealring.cli.terminal.pace import Pace
+    from sealring.mesh.system.pace import FETCHING, Pace
     from sealring.node.engine.apart import ask_apart
 
     check_bits(bits)
@@ -101,14 +103,15 @@ def get(
     made, pace = folder / f"{model.rpartition('/')[2]}-{bits}bit", Pace(host.monotonic)
     with progress(f"fetching {model}") as shown:
 
-        def tell(done: int, size_in_all: int) -> None:
-            shown.update(f"fetching {model}: {pace.words(done, size_in_all)}")
+        def tell(before: float, what: str, done: int, total: int) -> None:
+            reached = pace.at(what, done, total)
+            shown.update(f"{model}: {math.floor(50 * (before + reached.share))} %, {reached.words}")
 
-        fetched = host.reach(fetch_here, model, folder, tell)
-        shown.update(f"converting {model} to {bits} bits")
-        written = host.reach(
-            ask_apart, "sealring.node.engine.convert", [str(fetched), str(made), "--bits", str(bits)]
-        )
+        fetched = host.reach(fetch_here, model, folder, partial(tell, 0, FETCHING))
+        converting = f"converting to {bits} bits"
+        shown.update(f"{model}: 50 %, {converting}")
+        command = [str(fetched), str(made), "--bits", str(bits)]
+        written = host.reach(ask_apart, "sealring.node.engine.convert", command, partial(tell, 1, converting))
     if not keep:
         shutil.rmtree(fetched)
     say(f"{made} has {size(written['bytes'])}; serve it: sealring deploy {made}")

@@ -96,13 +96,3 @@ export function span(seconds) {
   return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
 }
 export const age = (now, seconds) => (seconds ? `${span(Math.max(0, now - seconds))} ago` : "never");
-
-// How long what grows to 1 will take, from what was seen of it: nothing before it has grown.
-const seen = new Map();
-export function timeLeft(name, fraction) {
-  const now = performance.now() / 1000;
-  const first = seen.get(name);
-  if (!first || fraction < first.fraction) seen.set(name, { now, fraction });
-  if (!first || fraction <= first.fraction || now <= first.now) return "";
-  return `about ${span(((1 - fraction) * (now - first.now)) / (fraction - first.fraction))} left`;
-}

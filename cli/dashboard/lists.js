@@ -1,7 +1,14 @@
 // Models, the join code, addresses and usage.
 
 import { dayBars } from "./charts.js";
-import { clock, copyButton, element, make, number, show, size, span, table, timeLeft, words } from "./common.js";
+import { clock, copyButton, element, make, show, size, span, table, words } from "./common.js";
+
+// Bytes of what takes long, their rate and the time that the rest takes, all as the nodes say it.
+function pace(one, total) {
+  if (!Number(total)) return "";
+  const left = Number(one.rate) ? `, ${size(one.rate)}/s, ${span(Number(one.seconds_left))} left` : "";
+  return `${size(one.done)} of ${size(total)}${left}`;
+}
 
 function entry(name, state, kind, notes, progress) {
   const made = make("div", "", "shelf");
@@ -29,12 +36,13 @@ function servedEntry(deployment, down) {
   if (load?.reason) notes.push(load.reason);
   const guessed = serving.reduce((sum, one) => sum + Number(one.drafted), 0);
   if (guessed) notes.push(`${serving.reduce((sum, one) => sum + Number(one.accepted), 0).toLocaleString()} of ${guessed.toLocaleString()} guessed tokens were right`);
-  const forming = deployment.rings.find((one) => one.progress.length);
+  const forming = deployment.rings.find((one) => one.slowest);
   if (forming) {
-    const least = forming.progress.reduce((one, other) => (other.fraction < one.fraction ? other : one));
-    const left = timeLeft(`${forming.ring} ${forming.epoch} ${least.what}`, least.fraction);
-    const percent = `${words(least.what)} ${Math.floor(100 * least.fraction)} %`;
-    return entry(name, left ? `${percent}, ${left}` : percent, "", notes, least.fraction);
+    const { what, fraction, member, total } = forming.slowest;
+    const told = pace(forming.slowest, total);
+    const of = forming.progress.length > 1 ? `, on ${member}` : "";
+    const share = fraction ? ` ${Math.floor(100 * fraction)} %` : "";
+    return entry(name, `${words(what)}${share}`, "", [told && `${told}${of}`, ...notes], fraction);
   }
   if (serving.length) {
     const rings = serving.length > 1 ? `serves, ${serving.length} rings` : "serves";
@@ -46,7 +54,7 @@ function servedEntry(deployment, down) {
   return entry(name, bad ? "does not serve" : words(deployment.rings[0]?.phase ?? "is planned"), bad ? "bad" : "", [...notes, broken?.reason]);
 }
 
-// Models on disks that nothing serves, and whether the memory that is free would hold their weights and a tenth more.
+// Models on disks that nothing serves, and whether they fit into the memory that is free.
 function heldEntries(found) {
   const served = new Set(found.deployments.flatMap((one) => [one.plan.spec.model, one.plan.spec.draft]));
   const held = new Map();
@@ -55,9 +63,6 @@ function heldEntries(found) {
       if (!served.has(one.name)) held.set(one.name, [...(held.get(one.name) ?? []), { node, one }]);
     }
   }
-  const taken = (node) => node.rings.reduce((sum, one) => sum + Number(one.memory), 0);
-  const online = found.nodes.filter((one) => one.state === "online");
-  const free = online.reduce((sum, one) => sum + Math.max(0, Number(one.heartbeat.memory_usable) - taken(one)), 0);
   return [...held].map(([name, places]) => {
     const whole = places.find(({ one }) => Number(one.size) && Number(one.done) >= Number(one.size));
     const problem = places.find(({ one }) => one.problem);
@@ -66,12 +71,10 @@ function heldEntries(found) {
     if (!whole) {
       const { node, one } = places[0];
       const fraction = Number(one.size) ? Number(one.done) / Number(one.size) : 0;
-      const left = timeLeft(`fetch ${name} ${node.id}`, fraction);
-      const said = `${size(one.done)}${Number(one.size) ? ` of ${size(one.size)}` : ""}`;
-      return entry(name, "is fetched", "", [`${node.name} has ${said}${left ? `, ${left}` : ""}`], fraction);
+      return entry(name, "is fetched", "", [`${node.name} has ${pace(one, one.size) || "nothing yet"}`], fraction);
     }
-    const lacks = Number(whole.one.size) * 1.1 - free;
-    const fits = lacks <= 0 ? "would fit now" : `lacks about ${size(lacks)}`;
+    const lacks = found.lacking[name];
+    const fits = lacks ? `lacks about ${size(lacks)}` : "would fit now";
     return entry(name, fits, "", [`${size(whole.one.size)} on ${where}`]);
   });
 }

@@ -12,6 +12,8 @@ from sealring.cli.calls.members import look
 from sealring.cli.calls.operator import Admin
 from sealring.cli.calls.usage import added_up, first_day
 from sealring.cli.calls.verified import VerifiedAudit, describe_roster, verify_audit
+from sealring.cli.fitting.machines import Mac
+from sealring.cli.fitting.showing import lacking_of
 from sealring.cli.terminal.output import plain
 from sealring.cli.tracing import member_shares
 from sealring.mesh.crypto.dsse import key_id, parse_envelope
@@ -55,8 +57,22 @@ async def cluster(admin: Admin, pin: bytes, now: float) -> dict[str, Any]:
         "root": pin.hex(),
         "roster": {name: roster[name] for name in ("cluster", "version", "hash", "issued", "expires")}
         | {"signers": [name for name, _ in signed.signatures if name in known]},
+        "lacking": _lacking(found["nodes"]),
         **found,
     }
+
+
+def _lacking(nodes: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """What each model on a node's disk lacks in bytes, by what `model fits` says of the memory that no ring
+    has; 0 for one that fits."""
+    macs: tuple[Mac, ...] = ()
+    for node in nodes:
+        beat = node["heartbeat"]
+        left = beat["memory_usable"] - sum(ring["memory"] for ring in node["rings"])
+        if node["state"] == "online" and left > 0:
+            macs = (*macs, Mac(node["name"], beat["memory_total"], left))
+    held = {one["name"]: one["size"] for node in nodes for one in node["heartbeat"]["models"]}
+    return {name: lacking_of(name, size, macs) if macs else size for name, size in held.items() if size}
 
 
 class Audit:

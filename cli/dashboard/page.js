@@ -16,7 +16,7 @@ let used = null;
 function showState() {
   const serving = cluster.deployments.filter((one) => one.rings.some((ring) => ring.phase === "serving"));
   const broken = cluster.deployments.filter(
-    (one) => one.rings.length && !serving.includes(one) && !one.rings.some((ring) => ring.progress.length),
+    (one) => one.rings.length && !serving.includes(one) && !one.rings.some((ring) => ring.slowest),
   );
   const online = cluster.nodes.filter((one) => one.state === "online").length;
   const rate = load.gateways.reduce((sum, one) => sum + (one.tokens_per_second ?? 0), 0);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +18,8 @@ from sealring.mesh.errors import NotFound, SealringError
 from sealring.mesh.units import size
 
 _SUGGESTED = 3
+_LAYERS = 32
+_CACHES = ("kv_bytes_per_token", "kv_max_tokens", "state_bytes")
 
 
 Row = tuple[str, int, str, Fit]
@@ -49,6 +54,20 @@ def _known_fit(one: Known, macs: Sequence[Mac], bits: int, context: int = 0) -> 
 def _fit(profile: Any, macs: Sequence[Mac], context: int, read_share: float = 1.0) -> Fit:
     longest = min(context, profile.max_context) if profile.max_context else context
     return fit(profile, macs, longest, read_share)
+
+
+@functools.lru_cache(maxsize=256)
+def lacking_of(name: str, weights: int, macs: tuple[Mac, ...]) -> int:
+    """Bytes that machines lack for a model that they have in a folder of this name; 0 if it fits.
+
+    One that is not listed counts as layers alike with these `weights` (bytes), without caches."""
+    with contextlib.suppress(NotFound):
+        known, bits = find_known(name)
+        if bits:
+            return _known_fit(known, macs, bits).lacking
+    layer = -(-weights // _LAYERS)
+    alike = {"layers": _LAYERS, "layer_bytes": [layer] * _LAYERS, **dict.fromkeys(_CACHES, [0] * _LAYERS)}
+    return fit(profile_of(defaultdict(int, alike)), macs).lacking
 
 
 def print_fits(found: Sequence[Row], macs: Sequence[Mac], where: str, *, as_json: bool) -> None:

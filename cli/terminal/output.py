@@ -7,12 +7,14 @@ import datetime
 import io
 import json
 import os
-import re
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from sealring.cli.terminal.telling import Telling
+from sealring.mesh.clock import monotonic_clock
 from sealring.mesh.system.start import show_rich
 from sealring.mesh.trust.levels import level_of
 
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 
 
 _TRUST_FIELDS = frozenset({"trust", "min_trust", "trust_floor"})
-_SHARE = re.compile(r"([0-9]{1,3}) ?%")
 _BAR_WIDTH = 20
+_LOOK_SECONDS = 0.5
 _UNBOUNDED = 10_000
 """Columns of a table that goes to a file or a pipe: nothing is folded there."""
 
@@ -111,7 +113,7 @@ def _cell(value: object) -> str:
 
 @contextmanager
 def progress(what: str, *, quiet: bool = False) -> Iterator[Progress]:
-    """Shows `what` while the block runs: a spinner on a terminal, elsewhere a line per change, or with
+    """Shows `what` while the block runs: a spinner on a terminal, elsewhere lines now and then, or with
     `quiet` nothing."""
     shown = Progress(what, quiet=quiet)
     try:
@@ -128,7 +130,8 @@ class Progress:
         """With `quiet` nothing is said where there is no terminal."""
         self._quiet = quiet
         self._bars: Any = None
-        self._what = ""
+        self._telling = Telling(monotonic_clock())
+        self._turn, self._over = threading.Lock(), threading.Event()
         if sys.stderr.isatty():
             show_rich()
             from rich.console import Console
@@ -145,23 +148,31 @@ class Progress:
             )
             self._bars.start()
             self._task = self._bars.add_task("", total=None)
+        elif not quiet:
+            threading.Thread(target=self._break_silences, daemon=True).start()
         self.update(what)
 
     def update(self, what: str) -> None:
         """Says what happens now."""
-        if what == self._what:
-            return
-        self._what = what
-        if self._bars is None:
-            if not self._quiet:
-                say(what)
-            return
-        share = _SHARE.search(what)
-        total, done = (100, min(int(share[1]), 100)) if share else (None, 0)
-        self._bars.update(self._task, description=printable(what), total=total, completed=done)
+        with self._turn:
+            line = self._telling.update(what, monotonic_clock())
+            if self._bars is None:
+                if line and not self._quiet:
+                    say(line)
+                return
+        words, share = printable(self._telling.words), self._telling.share
+        total = None if share is None else 100
+        self._bars.update(self._task, description=words, total=total, completed=share or 0)
+
+    def _break_silences(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            with self._turn:
+                if line := self._telling.due(monotonic_clock()):
+                    say(line)
 
     def close(self) -> None:
-        """Takes the line away."""
+        """Takes the line away, and ends the lines of a long silence."""
+        self._over.set()
         if self._bars is not None:
             self._bars.stop()
             self._bars = None

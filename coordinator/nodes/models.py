@@ -50,7 +50,7 @@ def check_held(models: Sequence[membership_pb2.HeldModel]) -> None:
         len(one.name) > _MAX_NAME
         or len(one.problem) > _MAX_PROBLEM
         or not (one.name + one.problem).isprintable()
-        or max(one.size, one.done) > _MAX_BYTES
+        or max(one.size, one.done, one.rate, one.seconds_left) > _MAX_BYTES
         for one in models
     ):
         raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")

@@ -194,6 +194,7 @@ class Cluster:
             lambda: self._next_epoch(name),
             self._timeouts,
             undecided=self._returning,
+            weights={stage.member: stage.weight_bytes for stage in ring.stages},
         )
         self.state.not_moved.pop(name, None)
         running = self.state.running[name] = RunningRing(ring, plan, machine, self.state.patience)

@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from sealring.coordinator.rings.forming import Forming
 from sealring.mesh.errors import SealringError
 from sealring.mesh.rpc.reach import Backoff
+from sealring.mesh.system.pace import STARTING, Reached
 from sealring.v1 import membership_pb2
 
 FIRST_BACKOFF = 0.2
@@ -29,9 +31,6 @@ STEADY_SECONDS = 10.0
 
 RETRY_SECONDS = 1.0
 """How long to wait when the number of the next epoch cannot be stored."""
-
-_LOADING = "loading"
-"""The word for the progress of a member that has reported none yet."""
 
 
 class Phase(enum.Enum):
@@ -100,9 +99,9 @@ class _Cause:
 class _EpochProgress:
     number: int
     deadline: float
+    forming: Forming
     prepared: set[str] = field(default_factory=set)
     up: set[str] = field(default_factory=set)
-    progress: dict[str, tuple[str, float]] = field(default_factory=dict)
     links: dict[str, list[membership_pb2.LinkInfo]] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     caches: dict[str, bytes] = field(default_factory=dict)
@@ -120,8 +119,10 @@ class RingEpochs:
         timeouts: Timeouts,
         *,
         undecided: bool = False,
+        weights: Mapping[str, int] | None = None,
     ) -> None:
-        """`members` are ids, by rank, with the names that people know them by.
+        """`members` are ids, by rank, with the names that people know them by, and `weights` the bytes of
+        the stage of each.
 
         While it is `undecided`, the members may have an epoch up that began before this machine.
         """
@@ -129,6 +130,7 @@ class RingEpochs:
         self.members = tuple(members)
         self.phase = Phase.WAITING
         self._names = dict(members)
+        self._weights = dict.fromkeys(members, 0) | dict(weights or {})
         self._cause = _Cause(0, "forming", root=True)
         self._next_epoch = next_epoch
         self._timeouts = timeouts
@@ -173,19 +175,19 @@ class RingEpochs:
         return [unique[edge] for edge in sorted(unique)]
 
     @property
-    def progress(self) -> dict[str, tuple[str, float]]:
-        """Each member's last progress while the epoch forms: words, and a fraction from 0 to 1."""
+    def progress(self) -> dict[str, Reached]:
+        """How far each member is that has said it, while the epoch forms."""
         forming = self._epoch if self.phase in (Phase.PREPARING, Phase.COMMITTING) else None
-        return dict(forming.progress) if forming else {}
+        return dict(forming.forming.reached) if forming else {}
 
     @property
-    def slowest(self) -> tuple[str, float]:
-        """The progress of the slowest member for the epoch that forms: words, and a fraction from 0 to 1."""
-        forming = self._epoch
-        if forming is None:
-            return _LOADING, 0.0
-        shares = forming.progress | dict.fromkeys(forming.prepared, (_LOADING, 1.0))
-        return min((shares.get(one, (_LOADING, 0.0)) for one in self.members), key=lambda each: each[1])
+    def slowest(self) -> tuple[str, Reached, float]:
+        """The member for which the epoch that forms waits longest, how far it is, and the share of all
+        members' work that is done."""
+        current = self._epoch
+        if current is None:
+            return self.members[0], Reached(STARTING), 0.0
+        return *current.forming.slowest(current.prepared), current.forming.share(current.prepared)
 
     def deadline(self) -> float | None:
         """The time of the next `tick` that has work, or None."""
@@ -240,11 +242,14 @@ class RingEpochs:
             return self._blame(_Cause(self._last_number, self._offline([member]), root=True))
         return self._fail(self._offline([member]), now)
 
-    def advanced(self, member: str, epoch: int, what: str, fraction: float, now: float) -> list[Action]:
-        """A member reports progress; only a change counts against the deadline."""
+    def advanced(self, member: str, epoch: int, reached: Reached, now: float) -> list[Action]:
+        """A member reports how far it is. Only other work and more bytes count against the deadline."""
         current = self._current(member, epoch, Phase.PREPARING)
-        if current is not None and current.progress.get(member) != (what, fraction):
-            current.progress[member] = (what, fraction)
+        if current is None:
+            return []
+        before = current.forming.reached.get(member)
+        current.forming.take(member, reached)
+        if before is None or (before.what, before.done) != (reached.what, reached.done):
             current.deadline = now + self._timeouts.prepare
         return []
 
@@ -341,7 +346,7 @@ class RingEpochs:
     def _adopt(self, number: int, now: float) -> list[Action]:
         """Adopts the epoch that the first member reports; it serves until another member does not confirm
         it."""
-        self._epoch = _EpochProgress(number, now, serving_since=now)
+        self._epoch = _EpochProgress(number, now, Forming(self._weights), serving_since=now)
         self._last_number = number
         self.phase, self.undecided = Phase.SERVING, False
         self._await((member for member in self.members if member not in self._online), now)
@@ -357,7 +362,7 @@ class RingEpochs:
             text = f"the coordinator cannot begin an epoch: {error.message}"
             known, self._cause = self._cause, _Cause(self._last_number, text, root=True)
             return [Changed()] if self._cause != known else []
-        self._epoch = _EpochProgress(number, now + self._timeouts.prepare)
+        self._epoch = _EpochProgress(number, now + self._timeouts.prepare, Forming(self._weights))
         self._last_number = self._epoch.number
         self.phase = Phase.PREPARING
         return [Prepare(self._epoch.number), Changed()]

@@ -17,6 +17,7 @@ from sealring.coordinator.rings.state import State
 from sealring.coordinator.streams.sessions import NodeSession
 from sealring.mesh.errors import EpochEnded
 from sealring.mesh.rpc.problem import from_problem, one_line
+from sealring.mesh.system.pace import Reached
 from sealring.v1 import membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, EpochFault, EpochPrepared, EpochProgress, EpochUp
 
@@ -24,6 +25,7 @@ Report: TypeAlias = EpochProgress | EpochPrepared | EpochUp | EpochFault
 
 _MAX_REASON = 200
 _MAX_WHAT = 64
+_MAX_BYTES = 1 << 50
 _CACHES_BYTES = 32
 _GROUPLESS_EPOCHS = 2
 """Epochs in a row without a group, after which a ring that may becomes a pipeline."""
@@ -65,7 +67,12 @@ class Reports:
         machine = running.machine
         if isinstance(report, EpochProgress):
             what = one_line(report.what, _MAX_WHAT)
-            decided = machine.advanced(member, report.epoch, what, report.fraction, now)
+            done, total = report.done, report.total
+            if not total and report.fraction > 0:  # a node of an earlier release has no bytes
+                total = running.stage_of(member).weight_bytes
+                done = int(min(1.0, report.fraction) * total)
+            figures = (min(one, _MAX_BYTES) for one in (done, total, report.rate, report.seconds_left))
+            decided = machine.advanced(member, report.epoch, Reached(what, *figures), now)
         elif isinstance(report, EpochPrepared):
             # Else another ring may have had steps at that moment, or a rank has timed parts of layers.
             if len(self._state.of(member)) == 1 and not running.spec.backend:

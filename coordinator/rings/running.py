@@ -11,6 +11,7 @@ from sealring.coordinator.planning.demand import draft_context, draft_kv_bits
 from sealring.coordinator.rings.epochs import Phase, RingEpochs
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.pace import Reached
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import EpochProgress, PrepareEpoch, RingState
 
@@ -130,19 +131,22 @@ class RunningRing:
         """The status for operators."""
         machine = self.machine
         epoch, drafted, accepted = self.drafts
+        forming = machine.progress
         return admin_pb2.RingStatus(
             ring=self.plan.ring,
             epoch=machine.epoch,
             phase=_PHASES[machine.phase],
             reason=machine.reason,
             links=machine.links,
-            progress=[
-                EpochProgress(ring=self.plan.ring, epoch=machine.epoch, what=what, fraction=fraction)
-                for what, fraction in machine.progress.values()
-            ],
+            progress=[self._told(member, one, one.share) for member, one in forming.items()],
+            slowest=self._told(*machine.slowest) if forming else None,
             drafted=drafted if epoch == machine.epoch else 0,
             accepted=accepted if epoch == machine.epoch else 0,
         )
+
+    def _told(self, member: str, reached: Reached, share: float) -> EpochProgress:
+        name, epoch = self.name_of(member), self.machine.epoch
+        return EpochProgress(ring=self.plan.ring, epoch=epoch, member=name, fraction=share, **vars(reached))
 
     def prepare(
         self, stage: admin_pb2.StagePlan, epoch: int, roster_version: int, roster_hash: bytes, protocol: int

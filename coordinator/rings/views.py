@@ -186,9 +186,9 @@ def _add_progress(told: ModelState, state: State, deployment: StoredDeployment) 
     running = (state.running.get(ring.ring) for ring in deployment.plan.rings)
     forming = [one.machine for one in running if one and one.machine.phase is Phase.PREPARING]
     if forming:
-        what, share = min((one.slowest for one in forming), key=lambda each: each[1])
+        _, reached, share = min((one.slowest for one in forming), key=lambda each: each[2])
         told.progress = int(share * 100) // _SHOWN_PERCENT * _SHOWN_PERCENT
-        told.reason = told.reason or f"{what} {told.progress} %"
+        told.reason = told.reason or f"{reached.what} {told.progress} %"
 
 
 def _expires(on_demand: OnDemand, name: str, now: float, wall: float) -> int:

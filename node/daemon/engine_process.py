@@ -10,8 +10,10 @@ from typing import Protocol, cast
 
 import structlog
 
+from sealring.mesh.clock import awake_clock
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.system.pace import Pace, Reached
 from sealring.mesh.system.starting import Starts
 from sealring.node.daemon.supervisor import Child, Liveness, Spawn, child_ended, within
 from sealring.node.wire.frames import ENGINE_FORM, socket_pair
@@ -113,7 +115,8 @@ class EngineProcess:
         self._next_id = 0
         self._busy = False
         self._worked = False
-        self._progress: Callable[[float], None] | None = None
+        self._progress: Callable[[Reached], None] | None = None
+        self._pace = Pace(awake_clock)
         self._load: asyncio.Task[engine_pb2.StageLoaded] | None = None
         self._ready = asyncio.get_running_loop().create_future()
         self._child: Child | None = None
@@ -187,7 +190,7 @@ class EngineProcess:
         event = await self._ask(number, command, _PROFILE_SECONDS, "the ranges of a stage")
         return [(one.name, one.first, one.end) for one in event.profiled.ranges]
 
-    async def load(self, stage: StageKey, progress: Callable[[float], None]) -> engine_pb2.StageLoaded:
+    async def load(self, stage: StageKey, progress: Callable[[Reached], None]) -> engine_pb2.StageLoaded:
         """Loads a stage, or joins the load of the same stage that is under way.
 
         The load goes on when its caller is cancelled: the next epoch wants it. Raises ModelError,
@@ -358,7 +361,8 @@ class EngineProcess:
                 self._ready.set_result(None)
         elif kind == "progress":
             if self._progress is not None:
-                self._progress(event.progress.fraction)
+                told = event.progress
+                self._progress(self._pace.at(told.what, told.done, told.total))
         elif kind == "digests":
             if self._sink is not None:
                 self._sink.row_digests(event.digests)

@@ -18,6 +18,7 @@ import psutil  # type: ignore[import-untyped]
 import structlog
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, InvalidInput, NotFound
+from sealring.mesh.system.pace import Reached
 from sealring.node.daemon.cost_tables import CostTables
 from sealring.node.daemon.engine_process import EngineProcess, StageKey
 from sealring.node.daemon.fetching import Fetcher
@@ -178,13 +179,12 @@ class EngineKeeper:
         layers: tuple[int, int] | None,
         commit: str = "",
         hub_files: str = "",
-        progress: Callable[[float], None] = lambda share: None,
+        progress: Callable[[Reached], None] = lambda reached: None,
     ) -> Path:
         """A folder with the parts of a model that `layers` need; None needs the whole model.
 
         Missing parts are fetched if the owner allows it: from the hub at `commit`, or at the commit of the
-        parts that are here, if its `hub_files` are the same. `progress` receives the share that has arrived,
-        0 to 1.
+        parts that are here, if its `hub_files` are the same. `progress` hears how far that is.
 
         Raises as `find`, what `Fetcher.fetch` raises, and what measuring raises.
         """
@@ -279,7 +279,7 @@ class EngineKeeper:
             self._spare.process = None
             return engine
 
-    async def load(self, engine: EngineProcess, stage: StageKey, progress: Callable[[float], None]) -> None:
+    async def load(self, engine: EngineProcess, stage: StageKey, progress: Callable[[Reached], None]) -> None:
         """Has an engine load a stage, unless it has; its cost table is that of all starts.
 
         Raises ModelError, ResourceExhausted, EpochEnded, DeadlineExceeded.
@@ -388,7 +388,7 @@ class SeatEngine(_Place):
         engine = self.process
         return engine.stage if engine is not None and engine.alive else None
 
-    async def with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
+    async def with_stage(self, stage: StageKey, progress: Callable[[Reached], None]) -> EngineProcess:
         """The engine with `stage` loaded.
 
         Raises NotFound, ModelError, ResourceExhausted, EpochEnded, DeadlineExceeded.
@@ -404,7 +404,7 @@ class SeatEngine(_Place):
         async with self._turn:
             await self.end()
 
-    async def _with_stage(self, stage: StageKey, progress: Callable[[float], None]) -> EngineProcess:
+    async def _with_stage(self, stage: StageKey, progress: Callable[[Reached], None]) -> EngineProcess:
         if self.process is not None and self.process.stage not in (None, stage):
             self.process.kill()
         await self._keeper.vacated()

@@ -27,6 +27,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.ring.limits import JACCL
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system.addresses import parse_address
+from sealring.mesh.system.pace import STARTING, Reached
 from sealring.node.daemon.carrier_process import LinkFigures
 from sealring.node.daemon.engine_process import EngineFigures, EngineSink
 from sealring.node.daemon.plan import EpochPlan
@@ -184,7 +185,7 @@ class GatewayStream(Protocol):
 class Workshop(Protocol):
     """Makes the parts of an epoch; a seat (`seat.py`) in production."""
 
-    async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> StageEngine: ...
+    async def engine(self, plan: EpochPlan, progress: Callable[[Reached], None]) -> StageEngine: ...
 
     def channel(self) -> ChannelEnds: ...
 
@@ -484,14 +485,14 @@ class MemberEpoch:
         after, self._after = self._after, None
         if after is not None:
             await after.closed()
-        self._progress("loading", 0.0)
+        self._progress(Reached(STARTING))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._get_engine())
             if self.plan.size > 1:
                 group.create_task(self._get_carrier())
 
     async def _get_engine(self) -> None:
-        self.engine = await self._workshop.engine(self.plan, lambda done: self._progress("loading", done))
+        self.engine = await self._workshop.engine(self.plan, self._progress)
 
     async def _get_carrier(self) -> None:
         self._channel = self._workshop.channel()
@@ -535,10 +536,10 @@ class MemberEpoch:
         elif self.phase is Phase.PREPARED and self._carrier is not None:
             self._carrier.give(secrets.start())
 
-    def _progress(self, what: str, fraction: float) -> None:
+    def _progress(self, reached: Reached) -> None:
         if self.phase is Phase.PREPARING:
             progress = membership_pb2.EpochProgress(
-                ring=self.plan.ring, epoch=self.plan.epoch, what=what, fraction=fraction
+                ring=self.plan.ring, epoch=self.plan.epoch, fraction=reached.share, **vars(reached)
             )
             self._workshop.report(membership_pb2.MemberMessage(progress=progress))
 

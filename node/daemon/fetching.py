@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from sealring.mesh.errors import (
 from sealring.mesh.rpc.problem import from_problem
 from sealring.mesh.system.backups import leave_out
 from sealring.mesh.system.files import write_atomic
+from sealring.mesh.system.pace import FETCHING, Pace, Reached
 from sealring.node.daemon.supervisor import Child, variables
 from sealring.node.models.asking import NOT_GIVEN, ModelAsker, Needs
 from sealring.node.models.fetch import WANTED
@@ -60,6 +61,9 @@ _LET_GO_SECONDS = 10.0
 SILENT_SECONDS = 600.0
 """A child that fetches sends an event every few seconds, between two tries of a request after 150 s."""
 
+FAILED_SECONDS = 86400.0
+"""For which heartbeats have a fetch that failed; `model remove` ends it at once."""
+
 MAX_MODELS = 64
 """Most models in one heartbeat."""
 
@@ -76,12 +80,31 @@ class Held:
 
 @dataclass
 class Pull:
-    """The fetch of one model: bytes that are here, bytes in all, and a `problem` once it has failed."""
+    """The fetch of one model: bytes that are here, bytes in all (0 until it is known which are wanted), and a
+    `problem` once it has failed, with the time at which it did."""
 
     name: str
     done: int = 0
     size: int = 0
     problem: str = ""
+    failed: float = 0.0
+    pace: Pace = field(default_factory=lambda: Pace(awake_clock))
+
+    def reached(self) -> Reached:
+        """How far it is, told at least every second."""
+        return self.pace.at(FETCHING, self.done, self.size)
+
+    def message(self) -> membership_pb2.HeldModel:
+        """The entry in a heartbeat."""
+        now = self.reached()
+        return membership_pb2.HeldModel(
+            name=self.name,
+            size=self.size,
+            done=min(now.done, self.size),
+            problem=self.problem,
+            rate=0 if self.problem else now.rate,
+            seconds_left=0 if self.problem else now.seconds_left,
+        )
 
 
 async def no_layers(path: Path) -> list[tuple[str, int, int]]:
@@ -140,10 +163,10 @@ class Fetcher:
         name: str,
         needs: Needs | None = None,
         commit: str = "",
-        progress: Callable[[float], None] = lambda share: None,
+        progress: Callable[[Reached], None] = lambda reached: None,
     ) -> Path:
         """Fetches a model, or the ranges that `needs` returns, and returns its folder. The fetch goes on when
-        its caller is cancelled. `progress` receives the share that has arrived, 0 to 1.
+        its caller is cancelled. `progress` hears every second how far it is.
 
         Raises as `begin`, NotFound, ResourceExhausted (DISK_FULL), Unavailable, ConfigError.
         """
@@ -155,11 +178,11 @@ class Fetcher:
         return await asyncio.shield(task)
 
     async def _wait(
-        self, name: str, tasks: Sequence[asyncio.Task[Path]], progress: Callable[[float], None]
+        self, name: str, tasks: Sequence[asyncio.Task[Path]], progress: Callable[[Reached], None]
     ) -> None:
         await asyncio.wait(tasks, timeout=_TELL_SECONDS)
-        pull = self.pulls.get(name)
-        progress(pull.done / pull.size if pull is not None and pull.size else 0.0)
+        if (pull := self.pulls.get(name)) is not None:
+            progress(pull.reached())
 
     def place(self, name: str) -> Path:
         """The folder of a model that has been fetched."""
@@ -193,7 +216,7 @@ class Fetcher:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self.pulls.pop(name, None)
+        failed = self.pulls.pop(name, None)
         partial, target = places(self._home, name)
         async with self._turn:  # no fetch writes to the folder meanwhile
             if partial.exists() or target.exists():
@@ -201,6 +224,8 @@ class Fetcher:
                 return
         found = await asyncio.to_thread(local_model, name, self._folders)
         if found is None:
+            if failed is not None:
+                return
             raise not_found(name, "list models: sealring model list")
         raise FailedPrecondition(
             f"{name} was not fetched by sealring",
@@ -217,12 +242,9 @@ class Fetcher:
             )
             for one in self._held
         }
-        pulls = {
-            one.name: membership_pb2.HeldModel(
-                name=one.name, size=one.size, done=min(one.done, one.size), problem=one.problem
-            )
-            for one in self.pulls.values()
-        }
+        old = awake_clock() - FAILED_SECONDS
+        self.pulls = {name: one for name, one in self.pulls.items() if not one.problem or one.failed > old}
+        pulls = {one.name: one.message() for one in self.pulls.values()}
         coming = {name: message for name, message in pulls.items() if not message.problem}
         held = {name: pulls.get(name, message) for name, message in here.items()}
         return list((coming | held | pulls).values())[:MAX_MODELS]
@@ -290,6 +312,7 @@ class Fetcher:
             error = task.exception()
             why = str(error) if isinstance(error, SealringError) else "an internal error"
             pull.problem = "".join(one if one.isprintable() else " " for one in why)[:_MAX_PROBLEM]
+            pull.failed = awake_clock()
             failed = [one.name for one in self.pulls.values() if one.problem]
             for name in failed[:-MAX_MODELS]:
                 del self.pulls[name]
@@ -340,6 +363,7 @@ class Fetcher:
             raise refused or not_found(name, "no member has it; the hub's models are named org/name")
         if refused is not None:
             log.warning("members_passed_over", model=name, why=refused.message)
+        pull.size = 0
         try:
             await self._parts_from_hub(name, partial, pull, needs, commit)
         except (NotFound, Unavailable) as error:

@@ -20,6 +20,7 @@ from sealring.mesh.errors import Conflict, SealringError
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.system.addresses import free_port, listen_error
 from sealring.mesh.system.files import unwritable
+from sealring.mesh.system.pace import Reached
 from sealring.node.daemon.carrier_process import CarrierProcess
 from sealring.node.daemon.engine_process import DraftKey, EngineProcess, StageKey
 from sealring.node.daemon.engines import EngineKeeper
@@ -162,7 +163,7 @@ class Seat:
 
     # Parts of an epoch
 
-    async def engine(self, plan: EpochPlan, progress: Callable[[float], None]) -> EngineProcess:
+    async def engine(self, plan: EpochPlan, progress: Callable[[Reached], None]) -> EngineProcess:
         """The engine with the epoch's stage loaded."""
         some = plan.layers if plan.size > 1 and not plan.backend else None
         path = await self._around.engines.for_stage(plan.model, some, plan.commit, plan.hub_files, progress)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
@@ -18,19 +19,40 @@ EXACT = {"MLX_ENABLE_TF32": "0"}
 few rows with 10 bits of mantissa, and rows in a batch are compared with rows alone."""
 
 
-def ask_apart(module: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """The result that `answer` prints in `python -m module arguments`.
+_SOFAR = b"done "
+Tell = Callable[[int, int], None]
+"""Called with the bytes that are done, and all of them."""
+
+
+def ask_apart(module: str, arguments: Sequence[str], tell: Tell = lambda done, total: None) -> dict[str, Any]:
+    """The result that `answer` prints in `python -m module arguments`. `tell` hears of `answer_telling`.
 
     Raises the SealringError that it prints, and ModelError (MODEL_CRASHES) where a signal ended the process.
     """
     command = [sys.executable, "-P", "-m", module, *arguments]
-    with starting():
-        done = subprocess.run(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=os.environ | EXACT
-        )
-    if done.returncode < 0:
-        raise crash(done.returncode)
-    return result_of(done.stdout, done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+    last = b""
+    with tempfile.TemporaryFile() as errors:
+        with starting():
+            child = subprocess.Popen(  # noqa: S603
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | EXACT,
+            )
+        with child:
+            try:
+                for last in child.stdout or ():
+                    if last.startswith(_SOFAR):
+                        tell(*map(int, last[len(_SOFAR) :].split()))
+            except BaseException:
+                child.kill()
+                raise
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+    if child.returncode < 0:
+        raise crash(child.returncode)
+    return result_of(last, said)
 
 
 def crash(status: int) -> ModelError:
@@ -47,9 +69,19 @@ def answer(work: Callable[[], dict[str, Any]]) -> int:
 
     Anything else that is printed meanwhile, for example by libraries, goes to standard error.
     """
+    return answer_telling(lambda tell: work())
+
+
+def answer_telling(work: Callable[[Tell], dict[str, Any]]) -> int:
+    """As `answer`, with a line before it each time that `work` says how far it is."""
     own = _own_output()
+
+    def tell(done: int, total: int) -> None:
+        own.write(f"{_SOFAR.decode()}{done} {total}\n")
+        own.flush()
+
     try:
-        printed: dict[str, Any] = {"result": work()}
+        printed: dict[str, Any] = {"result": work(tell)}
     except SealringError as error:
         parts = {name: getattr(error, name) for name in ("code", "reason", "message", "hint", "metadata")}
         printed = {"problem": parts}

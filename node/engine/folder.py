@@ -16,6 +16,7 @@ import structlog
 
 from sealring.mesh.errors import ModelError, SealringError
 from sealring.mesh.rpc.protocol12 import say_singly
+from sealring.mesh.system.pace import LOADING, WARMING
 from sealring.node.engine import device, sampling_kinds
 from sealring.node.engine.blocks import Layout, layout_of, provenance
 from sealring.node.engine.cache_bytes import draft_bytes, kv_bytes, mark_bytes, with_kv_bits
@@ -199,6 +200,7 @@ def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambd
     with ExitStack() as undo:
         front, grammars, wait_loaded = _readers(path, command, words, emit, is_tail=is_tail, undo=undo)
         stage = _with_weights(path, command, stage, _progress(command.id, emit))
+        emit(engine.EngineEvent(progress=engine.LoadProgress(id=command.id, what=WARMING)))
         try:
             longest = max(1, command.prefill_chunk)
             check_stage(stage, path.name)
@@ -244,7 +246,7 @@ def _readers(
 
 
 def _with_weights(
-    path: Path, command: engine.LoadStage, stage: Stage | None, progress: Callable[[float], None]
+    path: Path, command: engine.LoadStage, stage: Stage | None, progress: Callable[[int, int], None]
 ) -> Stage:
     """The stage with its weights; a rank's of a tensor ring if there is none yet."""
     if stage is None:
@@ -333,14 +335,15 @@ def ranges_message(path: str, lo: int, hi: int) -> list[engine.FileRange]:
     ]
 
 
-def _progress(number: int, emit: Emit) -> Callable[[float], None]:
-    """Reports the part of a load that is done to the daemon, at most every `_PROGRESS_SECONDS`."""
+def _progress(number: int, emit: Emit) -> Callable[[int, int], None]:
+    """Reports the bytes of a load that are read to the daemon, at most every `_PROGRESS_SECONDS`."""
     next_at = time.monotonic() + _PROGRESS_SECONDS
 
-    def progress(part: float) -> None:
+    def progress(done: int, total: int) -> None:
         nonlocal next_at
         if time.monotonic() >= next_at:
-            emit(engine.EngineEvent(progress=engine.LoadProgress(id=number, fraction=part)))
+            told = engine.LoadProgress(id=number, what=LOADING, done=done, total=total)
+            emit(engine.EngineEvent(progress=told))
             next_at = time.monotonic() + _PROGRESS_SECONDS
 
     return progress

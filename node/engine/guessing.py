@@ -67,7 +67,7 @@ def _drafter(path: Path, command: engine.LoadStage, words: int) -> Drafter:
     stage = cut_stage(model, anatomy, 0, layers, asked.kv_bits)
     if not can_go_back(stage.make_cache()):
         raise cannot_go_back(folder.name)
-    read_weights(stage, folder, lambda part: None)
+    read_weights(stage, folder, lambda done, total: None)
     warm_up(stage, _DRAFT_CHUNK)
     times = timed(stage, _DRAFT_CHUNK, 1, _DRAFT_SECONDS)
     per_token, per_row = kv_bytes(measured, 0, layers, asked.context, _DRAFT_CHUNK)

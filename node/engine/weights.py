@@ -48,7 +48,7 @@ def load_stage(
     hi: int,
     *,
     kv_bits: int = 0,
-    progress: Callable[[float], None] = lambda part: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     parts: bool = False,
     adapter: Path | None = None,
 ) -> Stage:
@@ -57,9 +57,9 @@ def load_stage(
     mlx-lm's `load_model` maps the complete weights lazily, converts and quantizes them, and checks that they
     are exactly the model's parameters. Then the stage is cut out. Its own parameters are read and converted
     one after another, so that only one is in memory twice. No other layer's weights are read from the disk.
-    With `kv_bits` (8 or 4) its caches are quantized. `progress` is called with the part of the stage's bytes
-    that is read, after each large parameter or several small ones. `parts` and `adapter` are as in
-    `load_lazily`.
+    With `kv_bits` (8 or 4) its caches are quantized. `progress` is called with the stage's bytes that are
+    read and with all of them, after each large parameter or several small ones. `parts` and `adapter` are as
+    in `load_lazily`.
 
     Raises ModelError for a missing, corrupt or unsupported model, InvalidInput for an impossible range.
     """
@@ -78,7 +78,7 @@ def cut_stage(model: nn.Module, anatomy: Anatomy, lo: int, hi: int, kv_bits: int
     return Stage(model, anatomy, lo, hi, quantization=quantization)
 
 
-def read_weights(stage: Stage, path: Path, progress: Callable[[float], None]) -> None:
+def read_weights(stage: Stage, path: Path, progress: Callable[[int, int], None]) -> None:
     """Reads and converts what a stage keeps, and lays it out as the device wants it.
 
     Raises ModelError (WEIGHTS_CORRUPT).
@@ -94,7 +94,7 @@ def load_shard(
     ranks: int,
     *,
     kv_bits: int = 0,
-    progress: Callable[[float], None] = lambda part: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Shard:
     """The part of every layer that one of `ranks` ranks computes; otherwise as `load_stage`.
 
@@ -108,14 +108,14 @@ def load_shard(
     return shard
 
 
-def _fill(stage: Stage, path: Path, progress: Callable[[float], None]) -> None:
+def _fill(stage: Stage, path: Path, progress: Callable[[int, int], None]) -> None:
     try:
         _read(stage, progress)
     except (RuntimeError, ValueError) as error:
         raise _unreadable(path, error) from error
 
 
-def _read(stage: Stage, progress: Callable[[float], None]) -> None:
+def _read(stage: Stage, progress: Callable[[int, int], None]) -> None:
     whole, done, most = max(1, stage.weight_bytes), 0, device.read_bytes()
     block: list[mx.array] = []
     for array in stage.kept:
@@ -124,7 +124,7 @@ def _read(stage: Stage, progress: Callable[[float], None]) -> None:
             mx.eval(block)
             done += sum(one.nbytes for one in block)
             block.clear()
-            progress(done / whole)
+            progress(done, whole)
     mx.clear_cache()  # of what conversions needed; its limit bounds it meanwhile
 
 

@@ -51,7 +51,7 @@ NOT_GIVEN = "MODEL_NOT_GIVEN"
 _SHOWN = 4
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are here, and the bytes wanted."""
+"""Called with the bytes that are here, and the bytes wanted: 0 until the headers tell which a stage needs."""
 
 Needs = Callable[[Path], Awaitable[Sequence[tuple[str, int, int]]]]
 """Given a folder with the headers of its weight files: the bytes [first, end) of files that a stage needs."""
@@ -116,10 +116,10 @@ class ModelAsker:
                 return True
             wanted = beginnings(manifest)
             await asyncio.to_thread(begin, manifest, wanted)
-            await _fill(model, givers, partial, progress)
+            await _fill(model, givers, partial, lambda done, size: progress(done, 0))
             wanted = headers(manifest, wanted, partial.path)
             await asyncio.to_thread(partial.want, wanted)
-            await _fill(model, givers, partial, progress)
+            await _fill(model, givers, partial, lambda done, size: progress(done, 0))
             wanted = with_ranges(manifest, wanted, await needs(partial.path))
             await asyncio.to_thread(partial.want, wanted)
             await _fill(model, givers, partial, progress)

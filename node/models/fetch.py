@@ -120,19 +120,20 @@ def fetch(model: str, home: Path, send: Send, *, part: bool = False, commit: str
                 )
             manifest = note.manifest
         fetching = HubFetch(repository, partial, send)
-        ranges = _wanted(partial.path / WANTED) if part else ()
+        ranges = _wanted(partial.path / WANTED) if part else None
         wanted = beginnings(manifest) if part else every_part(manifest)
         if note is None:
             partial.begin(manifest, wanted, repository.commit, hub_files=repository.hub_files)
         else:  # parts from a member may have no known commit, and then the added ones have none either
             partial.begin(manifest, wanted, note.commit, checked=note.checked, hub_files=note.hub_files)
-        fetching.fill()
+        fetching.fill(known=not part)
         if part:
             wanted = headers(manifest, wanted, partial.path)
             partial.want(wanted)
-            fetching.fill()
-            partial.want(with_ranges(manifest, wanted, ranges))
-            fetching.fill()
+            fetching.fill(known=False)
+            if ranges is not None:
+                partial.want(with_ranges(manifest, wanted, ranges))
+                fetching.fill()
         return partial.path
     except SealringError:
         raise
@@ -162,13 +163,16 @@ class HubFetch:
         self._send = send
         self._kept = time.monotonic()
         self._checked: set[int] = set()
+        self._known = True
 
-    def fill(self) -> None:
-        """Fetches and notes the missing parts.
+    def fill(self, *, known: bool = True) -> None:
+        """Fetches and notes the missing parts. It says the bytes in all if it is `known` that no others are
+        wanted.
 
         Raises Unavailable (HUB_UNREACHABLE) if parts are still missing then, and what `PartialModel` and
         `Repository` raise.
         """
+        self._known = known
         self._tell()
         for index, parts in enumerate(self._partial.missing()):
             if not parts:
@@ -225,19 +229,20 @@ class HubFetch:
             self._kept = time.monotonic()
 
     def _tell(self) -> None:
-        self._send(engine_pb2.HubEvent(size=self._partial.size, done=self._partial.done))
+        size = self._partial.size if self._known else 0
+        self._send(engine_pb2.HubEvent(size=size, done=self._partial.done))
 
 
 def _shape(manifest: Manifest) -> list[tuple[str, int]]:
     return [(one.name, one.size) for one in manifest.files]
 
 
-def _wanted(file: Path) -> list[tuple[str, int, int]]:
-    """The ranges that the daemon has written; empty without the file."""
+def _wanted(file: Path) -> list[tuple[str, int, int]] | None:
+    """The ranges that the daemon has written, which it does once it has the headers."""
     try:
         return [(name, first, end) for name, first, end in json.loads(file.read_bytes())]
     except FileNotFoundError:
-        return []
+        return None
 
 
 def refusal(error: BaseException, model: str) -> SealringError:

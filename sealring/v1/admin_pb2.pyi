@@ -1667,6 +1667,7 @@ class RingStatus(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     DRAFTED_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    SLOWEST_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     phase: _membership_pb2.RingPhase.ValueType
@@ -1681,6 +1682,12 @@ class RingStatus(_message.Message):
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[_membership_pb2.EpochProgress]:
         """newest of each member while forming"""
 
+    @_builtins.property
+    def slowest(self) -> _membership_pb2.EpochProgress:
+        """The member of `progress` for which the others wait longest. Its fraction is that of all members' bytes to
+        fetch and to load, and never falls while the ring forms.
+        """
+
     def __init__(
         self,
         *,
@@ -1692,10 +1699,11 @@ class RingStatus(_message.Message):
         progress: _abc.Iterable[_membership_pb2.EpochProgress] | None = ...,
         drafted: _builtins.int = ...,
         accepted: _builtins.int = ...,
+        slowest: _membership_pb2.EpochProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["slowest", b"slowest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "epoch", b"epoch", "links", b"links", "phase", b"phase", "progress", b"progress", "reason", b"reason", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drafted", b"drafted", "epoch", b"epoch", "links", b"links", "phase", b"phase", "progress", b"progress", "reason", b"reason", "ring", b"ring", "slowest", b"slowest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

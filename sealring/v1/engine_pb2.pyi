@@ -433,18 +433,26 @@ class LoadProgress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
-    FRACTION_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    fraction: _builtins.float
+    what: _builtins.str
+    done: _builtins.int
+    """bytes"""
+    total: _builtins.int
+    """0 for what has none"""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
-        fraction: _builtins.float = ...,
+        what: _builtins.str = ...,
+        done: _builtins.int = ...,
+        total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fraction", b"fraction", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "id", b"id", "total", b"total", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

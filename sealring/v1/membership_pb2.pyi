@@ -1039,6 +1039,8 @@ class HeldModel(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     FETCHED_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     size: _builtins.int
     """bytes; 0 while it is not known"""
@@ -1048,6 +1050,10 @@ class HeldModel(_message.Message):
     """why it does not come"""
     fetched: _builtins.bool
     """by the node, which may remove it"""
+    rate: _builtins.int
+    """bytes a second that come; 0 while it is not known"""
+    seconds_left: _builtins.int
+    """where there is a rate"""
     def __init__(
         self,
         *,
@@ -1056,10 +1062,12 @@ class HeldModel(_message.Message):
         done: _builtins.int = ...,
         problem: _builtins.str = ...,
         fetched: _builtins.bool = ...,
+        rate: _builtins.int = ...,
+        seconds_left: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "fetched", b"fetched", "name", b"name", "problem", b"problem", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "fetched", b"fetched", "name", b"name", "problem", b"problem", "rate", b"rate", "seconds_left", b"seconds_left", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1504,12 +1512,27 @@ class EpochProgress(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     WHAT_FIELD_NUMBER: _builtins.int
     FRACTION_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     what: _builtins.str
     """"loading", "handshake", ..."""
     fraction: _builtins.float
     """0 to 1"""
+    done: _builtins.int
+    """bytes"""
+    total: _builtins.int
+    """bytes of `what`; 0 while it is not known"""
+    rate: _builtins.int
+    """bytes a second; 0 while it is not known"""
+    seconds_left: _builtins.int
+    """of `what`, where there is a rate"""
+    member: _builtins.str
+    """name; by the coordinator"""
     def __init__(
         self,
         *,
@@ -1517,10 +1540,15 @@ class EpochProgress(_message.Message):
         epoch: _builtins.int = ...,
         what: _builtins.str = ...,
         fraction: _builtins.float = ...,
+        done: _builtins.int = ...,
+        total: _builtins.int = ...,
+        rate: _builtins.int = ...,
+        seconds_left: _builtins.int = ...,
+        member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fraction", b"fraction", "ring", b"ring", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "epoch", b"epoch", "fraction", b"fraction", "member", b"member", "rate", b"rate", "ring", b"ring", "seconds_left", b"seconds_left", "total", b"total", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -139,6 +139,9 @@ class Scene:
         loading = self._deployment(LOADING, [(0, (0, 24, 13, 1))])
         ring = loading.rings.add(ring=f"{LOADING}-0", epoch=1, phase=membership_pb2.RING_PHASE_FORMING)
         ring.progress.add(ring=ring.ring, epoch=1, what="loading", fraction=0.62)
+        ring.slowest.MergeFrom(ring.progress[0])
+        ring.slowest.done, ring.slowest.total, ring.slowest.rate = 8 * GIB, 13 * GIB, GIB // 2
+        ring.slowest.seconds_left = 10
         loading.load.phase = membership_pb2.LOAD_PHASE_LOADING
         loading.load.waiting = 2
         if not self._broken:

@@ -414,10 +414,10 @@ class FakeHost(Host):
             raise answer
         return answer
 
-    def _ask_apart(self, module: str, arguments: Sequence[str]) -> dict[str, Any]:
+    def _ask_apart(self, module: str, arguments: Sequence[str], *tell: Any) -> dict[str, Any]:
         self.ran.append((module.rpartition(".")[2], list(arguments)))
         found: dict[str, Any] | None = self.reports.get(module.rpartition(".")[2])
-        return ask_apart(module, arguments) if found is None else found
+        return ask_apart(module, arguments, *tell) if found is None else found
 
     async def join(self, component: str, settings: Any, token: str) -> Any:
         if self.enrolled is None:

@@ -32,7 +32,11 @@ def coordinator(*states: admin_pb2.RingStatus) -> Any:
 
 def ring(phase: int, reason: str = "", *progress: tuple[str, float], epoch: int = 0) -> admin_pb2.RingStatus:
     shown = [membership_pb2.EpochProgress(what=what, fraction=fraction) for what, fraction in progress]
-    return admin_pb2.RingStatus(ring="demo-0", epoch=epoch, phase=phase, reason=reason, progress=shown)  # type: ignore[arg-type]
+    found = admin_pb2.RingStatus(ring="demo-0", epoch=epoch, phase=phase, reason=reason, progress=shown)  # type: ignore[arg-type]
+    if shown:
+        found.slowest.MergeFrom(shown[-1])
+        found.slowest.member = "studio"
+    return found
 
 
 def test_waiting_tells_what_happens_and_ends() -> None:
@@ -47,7 +51,7 @@ def test_waiting_tells_what_happens_and_ends() -> None:
     assert found.rings[0].phase == SERVING
     assert said == [
         "demo: forming the ring",
-        "demo: loading 25 % (slowest of 2 nodes)",
+        "demo: 25 %, loading (studio, the slowest of 2)",
         "demo: waiting, a fault",
     ]
 

@@ -105,7 +105,7 @@ async def test_the_ring_is_drawn_with_what_is_known_of_it(tmp_path: Path) -> Non
         for text in (
             "serves",
             "would fit now",
-            "lacks about 97 GiB",
+            "lacks about 80 GiB",
             "has 12 GiB of 27 GiB",
             "imac is offline",
         ):

@@ -23,11 +23,13 @@ from sealring.coordinator.rings.epochs import (
     Timeouts,
 )
 from sealring.mesh.errors import Unavailable
+from sealring.mesh.system.pace import LOADING, STARTING, Reached
 from sealring.v1 import membership_pb2
 
 MEMBERS = ("a", "b", "c")
 NAMES = {member: f"node-{member}" for member in MEMBERS}
 OUTLIVED = 3
+HALF = Reached(LOADING, 1, 2)
 LINKS = [membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="x")]
 
 
@@ -234,11 +236,11 @@ def test_deadlines_end_what_takes_too_long_and_progress_moves_them() -> None:
     ring = machine()
     nobody = "node-a, node-b, node-c did not finish"
     bring_online(ring)
-    assert ring.advanced("a", 1, "loading", 0.5, 100) == []
-    assert ring.progress == {"a": ("loading", 0.5)}
-    assert ring.slowest == ("loading", 0.0), "others have said nothing yet"
+    assert ring.advanced("a", 1, HALF, 100) == []
+    assert ring.progress == {"a": HALF}
+    assert ring.slowest == ("b", Reached(STARTING), 0.0), "others have said nothing yet"
     assert ring.tick(130) == []
-    ring.advanced("a", 1, "loading", 0.5, 219)
+    ring.advanced("a", 1, HALF, 219)
     assert ring.tick(220) == [
         End(1, f"preparing took too long: {nobody}"),
         Changed(),
@@ -299,7 +301,7 @@ def test_what_is_said_of_another_epoch_counts_in_no_phase() -> None:
     for epoch in (1, 3):
         for member in MEMBERS:
             assert ring.prepared(member, epoch, LINKS, 30) == []
-            assert ring.advanced(member, epoch, "loading", 0.5, 30) == []
+            assert ring.advanced(member, epoch, HALF, 30) == []
             assert ring.up(member, epoch, 30) == []
     assert (ring.phase, ring.deadline(), ring.progress, ring.links) == (Phase.PREPARING, due, {}, [])
     for member in MEMBERS:
@@ -319,11 +321,11 @@ def test_each_step_of_a_member_gives_the_others_time() -> None:
     ring = machine()
     bring_online(ring)
     assert ring.deadline() == 120
-    ring.advanced("a", 1, "loading", 0.5, 10)
+    ring.advanced("a", 1, HALF, 10)
     assert ring.deadline() == 130
-    ring.advanced("a", 1, "loading", 0.5, 20)
+    ring.advanced("a", 1, HALF, 20)
     assert ring.deadline() == 130
-    ring.advanced("a", 1, "shaking hands", 0.5, 30)
+    ring.advanced("a", 1, Reached("shaking hands"), 30)
     assert ring.deadline() == 150
     ring.prepared("a", 1, [], 40)
     assert ring.deadline() == 160

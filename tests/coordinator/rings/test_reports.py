@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from sealring.coordinator.rings.epochs import Phase
 from sealring.coordinator.rings.reports import Report, Reports
 from sealring.coordinator.rings.running import RunningRing, StepTimes
 from sealring.coordinator.rings.state import State
+from sealring.mesh.system.pace import Reached
 from sealring.v1 import membership_pb2
 from sealring.v1.membership_pb2 import EpochFault, EpochPrepared, EpochProgress, EpochUp
 
@@ -44,8 +46,18 @@ def test_links_and_progress_are_cut() -> None:
     links = [membership_pb2.LinkInfo(from_rank=number) for number in range(3)]
     made.take("a", membership_pb2.EpochPrepared(ring="r", epoch=4, links=links, caches=bytes(40)))
     assert machine.calls.pop() == ("prepared", ("a", 4, links[:2], 7.0, "", bytes(32)), {})
-    made.take("a", membership_pb2.EpochProgress(ring="r", epoch=4, what="\x1b\n" + "w" * 63, fraction=0.5))
-    assert machine.calls.pop() == ("advanced", ("a", 4, "  " + "w" * 62, 0.5, 7.0), {})
+    made.take(
+        "a",
+        membership_pb2.EpochProgress(
+            ring="r", epoch=4, what="\x1b\n" + "w" * 63, done=5, total=1 << 63, rate=2, seconds_left=3
+        ),
+    )
+    assert machine.calls.pop() == ("advanced", ("a", 4, Reached("  " + "w" * 62, 5, 1 << 50, 2, 3), 7.0), {})
+    rings.running["r"].stage_of = lambda member: SimpleNamespace(weight_bytes=40)
+    for fraction, done in ((0.5, 20), (math.inf, 40)):
+        earlier = membership_pb2.EpochProgress(ring="r", epoch=4, what="loading", fraction=fraction)
+        made.take("a", earlier)
+        assert machine.calls.pop() == ("advanced", ("a", 4, Reached("loading", done, 40), 7.0), {})
     hosts = ["10.0.0.2:7", "\x1b[2J", "10.0.0.3:7"]
     links = [membership_pb2.LinkInfo(from_rank=number, address=one) for number, one in enumerate(hosts)]
     made.take("a", membership_pb2.EpochUp(ring="r", epoch=4, links=links))

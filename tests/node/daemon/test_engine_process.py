@@ -12,6 +12,7 @@ from patience import until
 
 from sealring.mesh.errors import DeadlineExceeded, EpochEnded, ModelError, SealringError
 from sealring.mesh.rpc import to_problem
+from sealring.mesh.system.pace import Reached
 from sealring.mesh.system.starting import Starts
 from sealring.node.daemon import engine_process
 from sealring.node.daemon.engine_process import DraftKey, EngineFigures, EngineProcess, StageKey
@@ -140,26 +141,26 @@ async def test_answers_go_to_who_asked(bench: Bench) -> None:
 
 
 async def test_a_stage_is_loaded_once_for_all_who_wait_and_no_other_after_it(bench: Bench) -> None:
-    fractions: list[float] = []
-    first, command = await bench.asked(bench.engine.load(STAGE, fractions.append))
+    told: list[Reached] = []
+    first, command = await bench.asked(bench.engine.load(STAGE, told.append))
     assert (command.load.path, command.load.digest, command.load.hi) == ("/models/a", "d", 4)
     draft = command.load.draft
     assert (draft.path, draft.digest, draft.kv_bits, draft.context) == ("/models/small", "e", 8, 128)
     assert bench.script.pings == [LOADING]
-    bench.says(progress=engine_pb2.LoadProgress(fraction=0.5))
+    bench.says(progress=engine_pb2.LoadProgress(what="loading", done=1, total=2))
     first.cancel()
     await asyncio.wait((first,))
-    second = asyncio.create_task(bench.engine.load(STAGE, fractions.append))
+    second = asyncio.create_task(bench.engine.load(STAGE, told.append))
     await asyncio.sleep(0)
     assert len(bench.script.commands) == 1, "who gave up left the load running"
     with pytest.raises(ValueError, match="one stage"):
-        await bench.engine.load(StageKey("/models/b", "d", 0, 4, 256), fractions.append)
+        await bench.engine.load(StageKey("/models/b", "d", 0, 4, 256), told.append)
     bench.says(loaded=engine_pb2.StageLoaded(id=command.load.id, weight_bytes=5))
     assert (await second).weight_bytes == 5
     assert bench.engine.loaded == await second
     assert bench.script.pings == [LOADING, "only looks"]
-    bench.says(progress=engine_pb2.LoadProgress(fraction=1.0))
-    assert fractions == [0.5], "nobody waits any more"
+    bench.says(progress=engine_pb2.LoadProgress(what="loading", done=2, total=2))
+    assert told == [Reached("loading", 1, 2)], "nobody waits any more"
 
 
 async def test_an_epoch_hears_of_its_rows_until_it_is_closed(bench: Bench) -> None:

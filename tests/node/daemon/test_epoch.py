@@ -10,6 +10,7 @@ from playedengine import PlayedEngine
 
 from sealring.mesh.errors import Conflict, DeadlineExceeded, EpochEnded, FailedPrecondition
 from sealring.mesh.roster import RingMember
+from sealring.mesh.system.pace import Reached
 from sealring.node.daemon.epoch import (
     MAX_GUESTS,
     LinkSecrets,
@@ -97,7 +98,7 @@ class Workshop:
             gate.exception()  # whether or not somebody waits
 
     async def engine(self, plan: Any, progress: Any) -> PlayedEngine:
-        progress(0.5)
+        progress(Reached("loading", 1, 2))
         await self.gate("engine")
         return self.made_engine
 

@@ -25,6 +25,7 @@ from sealring.mesh.errors import (
     SealringError,
     Unavailable,
 )
+from sealring.mesh.system.pace import Reached
 from sealring.node.daemon import fetching
 from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
@@ -167,13 +168,15 @@ async def test_what_a_stage_needs_comes_from_the_hub_once_its_headers_are_here(
     weights = len(header).to_bytes(8, "little") + header + bytes(range(256)) * (1 << 17)
     hub.files["model.safetensors"] = weights
     fetcher = make(tmp_path, Members())
-    looked = []
+    looked, sizes = [], []
 
     async def needs(path: Path) -> list[tuple[str, int, int]]:
         looked.append((path / "model.safetensors").read_bytes())
+        sizes.append(fetcher.pulls["org/model"].size)
         return [("model.safetensors", (16 << 20) + 1, (16 << 20) + 2)]
 
     found = await fetcher.fetch("org/model", needs)
+    assert sizes == [0], "a share of the headers alone would fall"
     (before,) = looked
     part, hole = 8 << 20, bytes(8 << 20)
     assert before == weights[:part] + bytes(len(weights) - part)
@@ -251,8 +254,8 @@ async def test_each_that_waits_fetches_what_it_needs_and_hears_how_far_the_other
         async def needs(path: Path) -> list[tuple[str, int, int]]:
             return []
 
-        def progress(share: float) -> None:
-            if share == 0.5:
+        def progress(reached: Reached) -> None:
+            if reached.share == 0.5:
                 heard[number].set()
 
         return asyncio.create_task(fetcher.fetch("model", needs, progress=progress))
@@ -461,3 +464,28 @@ async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(tmp_path: Path)
         assert await keeper.for_stage("model", layers) == later / "model"
     assert await fetcher.fetch("model") == later / "model"
     assert not members.asked
+
+
+async def test_a_fetch_that_failed_is_gone_after_a_day_or_once_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(fetching, "awake_clock", lambda: now[0])
+    fetcher = make(tmp_path, Members())
+
+    async def fail() -> None:
+        with pytest.raises(NotFound):
+            await fetcher.fetch("model")
+
+    await fail()
+    (held,) = fetcher.messages()
+    assert (held.name, bool(held.problem), held.rate) == ("model", True, 0)
+    now[0] += fetching.FAILED_SECONDS - 1
+    assert fetcher.messages() == [held]
+    now[0] += 1
+    assert fetcher.messages() == []
+    await fail()
+    await fetcher.remove("model")
+    assert fetcher.messages() == []
+    with pytest.raises(NotFound):
+        await fetcher.remove("model")

@@ -125,7 +125,7 @@ def test_converted_as_mlx_lm_converts_it_and_never_twice_in_memory(
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     parts: list[float] = []
-    stage = weights.load_stage(folder, 1, 4, progress=parts.append)
+    stage = weights.load_stage(folder, 1, 4, progress=lambda done, total: parts.append(done / total))
     layer = max(
         sum(array.nbytes for _, array in tree_flatten(stage.model.layers[index].parameters()))
         for index in (1, 2, 3)

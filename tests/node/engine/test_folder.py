@@ -11,6 +11,7 @@ from stagering import config_of
 
 from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.mesh.ring import DRAFT_MARKS, DRAFT_ROWS
+from sealring.mesh.system.pace import LOADING, WARMING
 from sealring.node.engine import digest, folder
 from sealring.node.engine.profile import profile
 from sealring.v1 import control_pb2 as control
@@ -51,7 +52,10 @@ def test_a_load_says_how_far_it_is(
     events: list[engine.EngineEvent] = []
     path = model_folder(llama)
     folder.load(command(path, 1, 5), events.append)
-    assert [(event.progress.id, event.progress.fraction) for event in events][-1] == (3, 1.0)
+    told = [event.progress for event in events]
+    assert {one.id for one in told} == {3}
+    assert [one.what for one in told][-2:] == [LOADING, WARMING]
+    assert told[-2].done == told[-2].total > 0 == told[-1].total
 
 
 def test_a_stage_with_quantized_caches_asks_for_fewer_bytes(

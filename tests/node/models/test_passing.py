@@ -453,8 +453,11 @@ async def test_what_a_stage_needs_comes_and_no_more(world: World) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     partial = world.partial()
     wanted = ("model.safetensors", 4 * PART + 7, 5 * PART + 1)
-    assert await world.fetch(partial, ranges(wanted))
+    sizes: list[int] = []
+    assert await world.fetch(partial, ranges(wanted), progress=lambda done, size: sizes.append(size))
     assert partial.size == 4 * PART + 2
+    assert set(sizes) == {0, 4 * PART + 2}, "the headers are no share of it"
+    assert sizes == sorted(sizes)
     found = partial.publish()
     there = (found / "model.safetensors").read_bytes()
     assert there == whole[: 2 * PART] + bytes(2 * PART) + whole[4 * PART : 6 * PART] + bytes(

@@ -1,0 +1,100 @@
+"""How far work is that takes long: its bytes, how fast more come, and how long the rest takes."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sealring.mesh.units import size
+
+STARTING = "starting its engine"
+FETCHING = "fetching"
+LOADING = "loading"
+WARMING = "compiling and timing its steps"
+
+_WINDOW_SECONDS = 20.0
+_LEAST_SECONDS = 2.0
+"""Shorter than that nothing is said of a rate."""
+
+MOST_LEFT = 30 * 86400
+"""Seconds: a longer rest is not told."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How far `what` is: bytes `done` of `total`, `rate` in bytes a second, `seconds_left`; each 0 while
+    unknown."""
+
+    what: str
+    done: int = 0
+    total: int = 0
+    rate: int = 0
+    seconds_left: int = 0
+
+    @property
+    def share(self) -> float:
+        """The part of its bytes that is done, 0 to 1."""
+        return min(1.0, self.done / self.total) if self.total else 0.0
+
+    @property
+    def words(self) -> str:
+        """For example "fetching 1.2 of 2.0 GiB at 85.0 MiB/s, 15 s left"; `what` alone without a total."""
+        return f"{self.what} {self.figures}".strip()
+
+    @property
+    def figures(self) -> str:
+        """The words for its bytes; "" without a total."""
+        if not self.total:
+            return ""
+        done, total = size(min(self.done, self.total)), size(self.total)
+        number, _, unit = done.partition(" ")
+        alike = not self.done or total.endswith(f" {unit}")
+        told = f"{number if alike else done} of {total}"
+        if not self.rate:
+            return told
+        return f"{told} at {size(self.rate)}/s, {_span(self.seconds_left)} left"
+
+
+def together(parts: Sequence[Reached]) -> Reached:
+    """Parts that are worked on side by side, as one: it has a total once all have, and as long as the slowest
+    to go."""
+    if not parts or not all(one.total for one in parts):
+        return Reached("")
+    done, total = sum(one.done for one in parts), sum(one.total for one in parts)
+    return Reached("", done, total, sum(one.rate for one in parts), max(one.seconds_left for one in parts))
+
+
+class Pace:
+    """Bytes that come, one kind of work after the other. Within one of the same total they never fall."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = Reached("")
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def at(self, what: str, done: int, total: int) -> Reached:
+        """How far the work is, with `done` bytes of `total` (0: not known) now."""
+        now = self._clock()
+        if (self._last.what, self._last.total) != (what, total):
+            self._seen.clear()
+        elif total:
+            done = max(done, self._last.done)
+        self._seen.append((now, done))
+        while self._seen[0][0] < now - _WINDOW_SECONDS and len(self._seen) > 2:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        rate = 0.0 if now - began < _LEAST_SECONDS else (done - before) / (now - began)
+        left = (total - done) / rate if rate >= 1 else 0.0
+        told = total > 0 and rate >= 1 and left < MOST_LEFT
+        figures = (round(rate), max(0, math.ceil(left))) if told else (0, 0)
+        self._last = Reached(what, done, total, *figures)
+        return self._last
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
