@@ -251,7 +251,7 @@ LINES = {
     "gateway/rings": 3_430,
     "gateway/scheduler": 4_085,
     "node": 14_350,
-    "node/engine": 19_215,
+    "node/engine": 19_160,
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,

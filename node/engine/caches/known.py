@@ -11,7 +11,6 @@ from .kind import UNKNOWN, Kind
 from .latents import Latents
 from .plain import Plain
 from .pools import Nothing, Pooled, Pools, Unfilled
-from .presence import Presence, Present
 from .quantized import Quantized, QuantizedRowCache
 from .state import Recurrent, RunningSums, State, States, Sums
 from .window import Window
@@ -28,7 +27,6 @@ KINDS: Mapping[tuple[str, str], Kind] = {
     (States.__module__, "States"): Recurrent(),
     (RunningSums.__module__, "RunningSums"): Sums(),
     (Pools.__module__, "Pools"): Pooled(),
-    (Presence.__module__, "Presence"): Present(),
     (Unfilled.__module__, "Unfilled"): Nothing(),
 }
 """By module and name, because a model's own module is loaded with the model only."""

@@ -225,7 +225,8 @@ def _shares(model: nn.Module, layer: int) -> bool:
 
 
 class _Glm5Next(Adapter):
-    """A layer returns the keys that an indexer chose too, and later layers attend to the same."""
+    """A layer returns the keys that an indexer chose too, and later layers attend to the same. In a batch
+    these are slots, alike in all stages as long as no row takes the place of another (`Several.holds`)."""
 
     def passed(self, arguments: Arguments, followed: Followed | None) -> Any:
         return get_argument(arguments, self.state[0]), get_argument(arguments, self.state[1])

@@ -32,7 +32,7 @@ def choose_entries(
         scores = queries @ keys[:, None].swapaxes(-1, -2).astype(mx.float32)
         scores = (mx.maximum(scores, 0) * indexer.scale * weights).sum(axis=1)
         scores = mx.where(seen, scores, mx.finfo(mx.float32).min)
-        return mx.argsort(-scores, axis=-1)[..., :count]
+        return mx.argpartition(-scores, kth=count - 1, axis=-1)[..., :count]
 
     size, kept = indexer.index_block, indexer.index_keep
     stepwise = [size > 0 and size * kept >= most and count >= size * kept for count in counts]

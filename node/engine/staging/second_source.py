@@ -23,7 +23,6 @@ from sealring.mesh.system.extras import INSTALL_VISION
 from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.caches.indexed import IndexedKVCache
 from sealring.node.engine.caches.pools import Pools, Unfilled
-from sealring.node.engine.caches.presence import Presence
 from sealring.node.engine.caches.state import RunningSums, States
 
 _NAMED_ALIKE = (
@@ -199,25 +198,6 @@ def _put_from_first(array: mx.array, indices: mx.array, values: mx.array, axis: 
     return mx.put_along_axis(array, mx.maximum(indices, 0), values, axis=axis)
 
 
-def _by_sorting(array: mx.array, kth: int, axis: int = -1) -> mx.array:
-    """As `mx.argpartition`, which sorts on a GPU. On a CPU its choice among equal scores depends on how many
-    entries stand behind them, and in a batch that is another number than alone. An indexer's scores are equal
-    where none is above 0."""
-    return mx.argsort(array, axis=axis)
-
-
-_SORTING = _lazy(argpartition=_by_sorting)
-
-
-def _without_heads(latents: KVCache, *further: Any) -> CacheList:
-    """The caches of a layer of GLM 5.3 without the last, which has keys and values of all heads: in the
-    published model 64 KiB a token beside 1 KiB of latents, from which they can be computed."""
-    *between, _ = further
-    return CacheList(
-        latents, *(Presence() if isinstance(one, KVCache) else one for one in between), Unfilled()
-    )
-
-
 _LENT: Mapping[str, Any] = {
     "ArraysCache": States,
     "CacheList": CacheList,
@@ -230,13 +210,11 @@ _LENT: Mapping[str, Any] = {
 """What a family's module finds in the place of its own imports."""
 
 _LENT_TO: Mapping[str, Mapping[str, Any]] = {
-    "glm5_next": {"CacheList": _without_heads, "mx": _SORTING},
+    # The last of a layer's caches has keys and values of all heads, in the published GLM 5.3 Flash 64 KiB a
+    # token beside 1 KiB of latents, from which they can be computed.
+    "glm5_next": {"CacheList": lambda *parts: CacheList(*parts[:-1], Unfilled())},
     # A pass of a few tokens is one pass: by single tokens its windows dropped more than a note of them has.
-    "deepseek_v4": {
-        "PoolingCache": lambda ratio: Pools(ratio, overlaps=ratio == 4),
-        "DECODE_BLOCK_SIZE": 1,
-        "mx": _SORTING,
-    },
+    "deepseek_v4": {"PoolingCache": lambda ratio: Pools(ratio, overlaps=ratio == 4), "DECODE_BLOCK_SIZE": 1},
     "qwen4_exp": {"QSAKVCache": IndexedKVCache, "mx": _lazy(put_along_axis=_put_from_first)},
     "z1t": {"Z1TCache": RunningSums},
 }

@@ -139,6 +139,19 @@ def test_rows_get_the_logits_that_they_get_alone(
     follow(key, begun, then)
 
 
+@given(st.data(), st.lists(st.sampled_from([-1.0, 0.0, 2.0]), min_size=2, max_size=60), st.integers(1, 70))
+def test_a_choice_among_equals_does_not_depend_on_what_stands_behind(
+    data: st.DataObject, scores: list[float], behind: int
+) -> None:
+    """An indexer's scores are equal where none is above 0, and a shorter row has padding behind its own."""
+    count = data.draw(st.integers(1, len(scores) - 1))
+    first, longer = (
+        set(mx.argpartition(-mx.array(one), kth=count - 1)[:count].tolist())  # type: ignore[arg-type]
+        for one in (scores, scores + [-1e30] * behind)
+    )
+    assert first == longer
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("key", FAMILIES)
 @settings(deadline=None, max_examples=100)

@@ -16,7 +16,6 @@ from sealring.node.engine.caches.indexed import IndexedKVCache
 from sealring.node.engine.caches.kind import UNKNOWN, Snapshot
 from sealring.node.engine.caches.known import KINDS
 from sealring.node.engine.caches.pools import Pools, Unfilled
-from sealring.node.engine.caches.presence import Presence
 from sealring.node.engine.caches.quantized import QuantizedRowCache
 from sealring.node.engine.caches.state import RunningSums, States
 
@@ -72,7 +71,6 @@ MAKE: dict[str, Callable[[], Any]] = {
     "States": lambda: States(1),
     "RunningSums": RunningSums,
     "Pools": lambda: Pools(2, overlaps=True),
-    "Presence": Presence,
     "Unfilled": Unfilled,
     "IndexedKVCache": IndexedKVCache,
     "Unknown": lambda: Unknown(1),

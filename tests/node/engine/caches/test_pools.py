@@ -9,9 +9,10 @@ import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx_lm.models.cache import CacheList, KVCache
 
-from sealring.node.engine import mlx_lm_import
-from sealring.node.engine.caches.pools import Pools
+from sealring.node.engine import caches, mlx_lm_import
+from sealring.node.engine.caches.pools import Pools, Unfilled
 
 RATIO, WIDTH, TOKENS = 4, 6, 43
 
@@ -66,3 +67,16 @@ def test_without_overlap_they_are_those_of_mlx_vlm(sizes: list[int]) -> None:
         masks = [cache.make_mask(tokens, offset) for cache in (own, theirs)]
         assert (masks[0] is None) == (masks[1] is None) == (tokens == 1)
         assert masks[0] is None or mx.array_equal(*masks)
+
+
+@pytest.mark.parametrize("further", [(), (Unfilled,), (lambda: Pools(RATIO),)])
+def test_rows_with_groups_or_unfilled_caches_take_no_place_of_another(further: tuple[Any, ...]) -> None:
+    """Stages of GLM 5.3 hand slots on: rows have the same in all of them, whatever caches a stage has."""
+
+    def row(tokens: int) -> list[Any]:
+        keys = KVCache()
+        keys.update_and_fetch(mx.ones((1, 1, tokens, 8)), mx.ones((1, 1, tokens, 8)))
+        return [CacheList(keys, *(make() for make in further))]
+
+    lane = caches.merge([row(5), row(8)])
+    assert caches.holds(lane, [1], [row(3)], spare=1 << 20) == (not further)
