@@ -27,7 +27,7 @@ from sealring.mesh.system.start import collect_seldom, hide_rich
 _NAMES = (
     *("demo", "up", "join", "deploy", "chat", "proxy", "connect"),
     *("status", "dashboard", "doctor", "logs", "bugreport", "trace", "usage"),
-    *("coordinator", "node", "gateway", "deployment", "model", "cache"),
+    *("coordinator", "node", "gateway", "deployment", "model", "import", "cache"),
     *("token", "key", "operator", "roster", "root", "receipt"),
     *("audit", "service", "config"),
 )

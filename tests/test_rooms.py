@@ -255,7 +255,7 @@ LINES = {
     "node/engine/text": 6_550,
     "node/engine/vision": 1_650,
     "doctor": 2_500,
-    "cli": 13_110,
+    "cli": 13_305,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

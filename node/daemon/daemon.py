@@ -42,6 +42,7 @@ from sealring.node.daemon.watch import Watch
 from sealring.node.identity.challenge import Prover
 from sealring.node.link.exchange import Handshakes
 from sealring.node.models.asking import ModelAsker
+from sealring.node.models.folders import LINKED
 from sealring.node.models.giving import ModelGiver
 from sealring.node.settings import NodeSettings
 from sealring.node.stored.keys import FOLDER
@@ -80,7 +81,7 @@ class Daemon:
         self.handshakes = Handshakes(cluster, signer, self.store, revoked=self._rosters.revoked)
 
         fetched = settings.state_dir / "models"
-        folders = (*settings.models, fetched)
+        folders = (*settings.models, settings.state_dir / LINKED, fetched)
         meter = MemoryMeter(settings.memory_limit)
         asker = ModelAsker(cluster, own_id, self.store, lambda: self._rosters.valid)
         self._fetcher = Fetcher(folders, fetched, asker, allowed=settings.allow_downloads)

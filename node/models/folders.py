@@ -23,6 +23,9 @@ that sees pictures, too."""
 NOTE = "sealring-manifest.json"
 """File of sealring's note in a folder that it has filled; it is no part of the model."""
 
+LINKED = "linked"
+"""Folder in a node's state folder with links to models that other programs have fetched."""
+
 CONFIGURATIONS = ("config.json", "adapter_config.json")
 """Files by which a folder is one of a model or of an adapter."""
 
