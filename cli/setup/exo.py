@@ -36,7 +36,7 @@ class Found:
 
 
 def exo_folders(environment: Mapping[str, str], home: Path, platform: str) -> list[Path]:
-    """Where exo may have put models, in the order in which exo looks; not all of them exist."""
+    """The folders of models that exo may have, in the order in which exo looks. Not all of them exist."""
     named = [one for name in _LISTS for one in environment.get(name, "").split(":")]
     named += [environment.get(name, "") for name in _SINGLE]
     folders = [Path(one).expanduser() for one in named if one]
