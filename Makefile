@@ -47,7 +47,7 @@ ifdef NEWEST
 	@$(BIN)/python -m pytest -m agents tests/integration/ring/test_newest.py
 else
 	@$(if $(ARGS),,rm -rf build/clients/rows build/clients/bodies)
-	@$(BIN)/python -m pytest -m agents $(or $(ARGS),tests/clients tests/integration/ring)$(if $(ARGS),,; \
+	@$(BIN)/python -m pytest -m agents $(or $(ARGS),tests/clients tests/integration/ring tests/integration/test_three_machines.py)$(if $(ARGS),,; \
 	  result=$$?; $(BIN)/python tests/clients/table.py && exit $$result)
 endif
 

@@ -1,12 +1,13 @@
-"""Three machines from nothing to an answer, with nothing typed but a code: a recording.
+"""Three machines from nothing to an answer on the third, by four commands: a recording.
 
-    sudo .venv/bin/python examples/three_machines.py > docs/three-machines.txt
+    sudo .venv/bin/python examples/three_machines.py [MODEL [QUESTION]] > docs/three-machines.txt
 
 Each machine is a network namespace of this Linux machine, with a host name and a home folder of its own, on
-a switch that carries real multicast. On the first one `sealring up` is typed, on the others `sealring join`
-and the code that the first one shows; then `sealring deploy` and `sealring chat`. Every line is printed
-behind its machine and the seconds since the start. Nothing is left afterwards. It needs root, `ip` and
-`unshare`.
+a switch that carries real multicast. On the first one `sealring up --model` is typed, on the others `sealring
+join` and the code that the first one shows, on the third `sealring connect --write`. Then Claude Code answers
+there; or curl, if no `claude` is in the PATH, and for the demo model, whose context is too short for agents.
+Every line is printed behind its machine and the seconds since the start. Nothing is left afterwards. It needs
+root, `ip` and `unshare`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 NAMES = ("studio", "mini", "book")
-QUESTION = "What is the capital of France?"
 SEALRING = str(Path(sys.executable).with_name("sealring"))
 _CODE = re.compile(r"[0-9]{3}-[0-9]{4}\Z")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|[\r\x00-\x08\x0b-\x1f]")
@@ -57,7 +57,7 @@ class Typed:
         self._said = threading.Condition()
         self._terminal, its = os.openpty()
         self.process = subprocess.Popen(
-            [*machine.inside, SEALRING, *words],
+            [*machine.inside, SEALRING if words[0] == "sealring" else words[0], *words[1:]],
             env=machine.environment,
             stdin=its,
             stdout=its,
@@ -111,7 +111,7 @@ class Typed:
         if bar is not None:
             text = f"... {bar[1]}" if bar[1] else ""
         if text and (not self.lines or self.lines[-1] != text):
-            self._machine.recording.say(self._machine.name, text)
+            self._machine.say(text)
             with self._said:
                 self.lines.append(text)
                 self._said.notify_all()
@@ -123,6 +123,7 @@ class Machine:
     def __init__(self, name: str, space: str, home: Path, recording: Recording) -> None:
         self.name, self.recording = name, recording
         home.mkdir()
+        self.home = home
         self.inside = [
             "unshare",
             "--uts",
@@ -142,23 +143,29 @@ class Machine:
             "XDG_STATE_HOME": "",
             "XDG_CONFIG_HOME": "",
             "COLUMNS": "120",
+            "NO_PROXY": "*",
         }
+
+    def say(self, text: str) -> None:
+        self.recording.say(self.name, text.replace(str(self.home), "~"))
 
     @contextlib.contextmanager
     def typed(self, *words: str) -> Iterator[Typed]:
         shown = " ".join(f'"{word}"' if " " in word else word for word in words)
-        self.recording.say(self.name, f"$ sealring {shown}")
+        first, *more = shown.splitlines()
+        self.say(f"$ {first}{' ...' if more else ''}")
         command = Typed(self, words)
         try:
             yield command
         finally:
             command.end()
 
-    def run(self, *words: str) -> None:
-        """A command that ends by itself. Exits where it fails."""
+    def run(self, *words: str) -> list[str]:
+        """The lines of a command that ends by itself. Exits where it fails."""
         with self.typed(*words) as command:
             if command.process.wait(_PATIENCE):
-                raise SystemExit(f"{self.name}: sealring {words[0]} failed")
+                raise SystemExit(f"{self.name}: {words[0]} failed")
+        return command.lines
 
 
 @contextlib.contextmanager
@@ -185,7 +192,7 @@ def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
 
-def main() -> None:
+def main(model: str = "demo", question: str = "What is the capital of France?") -> None:
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "hostname"))):
         raise SystemExit("this needs root on Linux, with ip, unshare and hostname")
     recording = Recording()
@@ -196,18 +203,22 @@ def main() -> None:
         studio, mini, book = (
             Machine(name, space, folder / name, recording) for name, space in zip(NAMES, spaces, strict=True)
         )
-        up = stack.enter_context(studio.typed("up"))
+        up = stack.enter_context(studio.typed("sealring", "up", "--model", model))
         code = up.wait_for(lambda line: _CODE.match(line.strip())).strip()
         for machine in (mini, book):
-            join = stack.enter_context(machine.typed("join"))
+            join = stack.enter_context(machine.typed("sealring", "join"))
             join.wait_for(lambda line: line.startswith("cluster "))
-            join.type(code)
+            join.type(f"{code}\n")  # and no standby
             up.wait_for(lambda line, name=machine.name: f"{name} is online" in line)
-        studio.run("deploy", "demo", "--stages", "3")
-        studio.run("chat", QUESTION)
-        studio.run("status")
+            join.wait_for(lambda line: "programs ask at" in line)
+        up.wait_for(lambda line: "is serving" in line)
+        if model != "demo" and shutil.which("claude"):
+            book.run("sealring", "connect", "claude", "--write")
+            book.run("claude", "-p", "--allowedTools", "Read", "--", question)
+        else:
+            book.run("sh", "-c", "\n".join(book.run("sealring", "connect", "curl")[:3]))
         recording.say("", "Ctrl-C on each")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
