@@ -77,22 +77,26 @@ class Survey:
         return frozenset(member.id for member in members if not self._obstacle(member, deployment, serving))
 
     async def ask(
-        self, spec: admin_pb2.DeploymentSpec, *, replacing: Collection[str] = ()
+        self,
+        spec: admin_pb2.DeploymentSpec,
+        *,
+        replacing: Collection[str] = (),
+        expected: Collection[str] = (),
     ) -> dict[str, ProfileReply]:
-        """The replies about the model, by node, of all nodes that may serve it. Raises NotFound
-        (UNKNOWN_MODEL), Unavailable (NODES_SILENT)."""
-        await self._wait_for_beats()
-        able_ids = self.able(spec.name, replacing)
-        able = [
-            member
-            for member in self._store.members.all(Role.MEMBER)
-            if member.id in able_ids and (not spec.members or member.id in spec.members)
-        ]
-        ranks = spec.stages if spec.strategy == TENSOR else 0
-        ids = [member.id for member in able]
-        answers = await self._profiles.ask(spec.model, ids, ranks, spec.draft, spec.adapter)
+        """The replies about the model, by node, of all nodes that may serve it. Nodes that are `expected` get
+        a moment to connect. Raises NotFound (UNKNOWN_MODEL), Unavailable (NODES_SILENT)."""
+        for _ in range(2):
+            await self._wait_for_beats(expected)
+            members, able = self._store.members.all(Role.MEMBER), self.able(spec.name, replacing)
+            named = {one.id: one.name for one in members if not spec.members or one.id in spec.members}
+            ids = [one for one in named if one in able]
+            ranks = spec.stages if spec.strategy == TENSOR else 0
+            answers = await self._profiles.ask(spec.model, ids, ranks, spec.draft, spec.adapter)
+            # A coordinator that was stopped learns from its questions which streams have ended meanwhile.
+            if not any(answers[one].undecided for one in expected if one in answers):
+                break
         if answers and not any(answer.profile for answer in answers.values()):
-            raise nobody_has(spec.model, answers.values(), {member.id: member.name for member in able})
+            raise nobody_has(spec.model, answers.values(), named)
         return answers
 
     async def plan(
@@ -229,11 +233,13 @@ class Survey:
                         )
         return dict(found)
 
-    async def _wait_for_beats(self) -> None:
-        """Gives nodes that connected a moment ago the time to report their memory."""
+    async def _wait_for_beats(self, expected: Collection[str]) -> None:
+        """Gives nodes that are expected, or connected a moment ago, the time to report their memory."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_BEAT_SECONDS):
-                while any(session.heartbeat is None for session in self._sessions):
+                while any(one.heartbeat is None for one in self._sessions) or any(
+                    self._sessions.find(one) is None for one in expected
+                ):
                     await self._sessions.next_beat()
 
 

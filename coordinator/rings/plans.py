@@ -153,10 +153,10 @@ class Plans:
         if grows and len(self._survey.able(name, (ring,))) < known.asked.stages:
             return
         spec = self._spec(known, move.ring, pipeline=pipeline)
-        answers = await self._survey.ask(spec, replacing=(ring,))
+        own = {stage.member for stage in move.ring.stages}
+        answers = await self._survey.ask(spec, replacing=(ring,), expected=own - move.lost)
         if move.pipeline:
             spec.members[:] = []
-            own = {stage.member for stage in move.ring.stages}
             answers = {member: answer for member, answer in answers.items() if member in own}
         async with self.changing:
             if not self._still(move):

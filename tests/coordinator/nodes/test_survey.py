@@ -158,6 +158,25 @@ async def test_who_has_not_told_its_memory_is_waited_for_and_then_left_out() -> 
     assert told.sessions.waits == 0
 
 
+async def test_members_of_a_ring_that_moves_have_a_moment_to_come_back() -> None:
+    """A coordinator that was stopped learns at its first question which streams have ended meanwhile."""
+    made = make([member(0), member(1)], [session(0)])
+
+    async def comes() -> None:
+        made.sessions.append(session(1))
+
+    made.sessions.next_beat = comes
+    await made.ask(SPEC)
+    await made.ask(SPEC, expected={IDS[1]})
+    assert made.asked == [[IDS[0]], [IDS[0], IDS[1]]]
+    made.answers = answer(0) | failed(1)
+    await made.ask(SPEC)
+    await made.ask(SPEC, expected={IDS[0]})
+    assert len(made.asked) == 4
+    await made.ask(SPEC, expected={IDS[1]})
+    assert len(made.asked) == 6, "who is expected and did not answer is asked twice, and no more"
+
+
 async def test_a_model_that_nobody_has_is_unknown_once_all_have_said_so() -> None:
     made = make([member(0), member(1)], [session(0), session(1)])
     made.answers = {IDS[1]: ProfileReply(IDS[1], None, NotFound("it is not here"))}

@@ -39,7 +39,7 @@ class Scene:
         plan = admin_pb2.DeploymentPlan(rings=made, spec={"name": "r", "context": 512, "max_rows": 8})
         plan.spec.strategy = spec.strategy
         self.stored = {"r": StoredDeployment(name="r", asked=spec, plan=plan, created=1)}
-        self.able, self.silent = "abcd", set[str]()
+        self.able, self.silent, self.expected = "abcd", set[str](), set[str]()
         self.asked: list[admin_pb2.DeploymentSpec] = []
         self.planned: list[tuple[admin_pb2.DeploymentSpec, set[str]]] = []
         self.errors: list[SealringError] = []
@@ -71,9 +71,10 @@ class Scene:
         publisher = part(change=lambda **_: nullcontext())
         self.plans = Plans(cluster, store, publisher, survey, wall=lambda: 0.0, clock=lambda: 0.0)
 
-    async def ask(self, spec: Any, *, replacing: Any) -> Any:
+    async def ask(self, spec: Any, *, replacing: Any, expected: Any = ()) -> Any:
         """The node c does not have the model."""
         self.asked.append(spec)
+        self.expected = set(expected)
         return {one: SimpleNamespace(profile=one != "c", undecided=one in self.silent) for one in "abc"}
 
     async def plan(self, spec: Any, answers: Any, **more: Any) -> admin_pb2.DeploymentPlan:
@@ -97,6 +98,7 @@ async def test_a_ring_that_moves_leaves_the_others_alone() -> None:
     before = scene.rings[0]
     await scene.move()
     assert scene.rings == [before, admin_pb2.RingPlan(ring="r-1", stages=MADE.stages, min_trust=7)]
+    assert scene.expected == {"b"}, "who stays in the ring is given time to come back"
     (entry,) = scene.log
     assert (entry[0], entry[1]["leaving"], entry[1]["deployment"]) == ("move_ring", "a", "r")
     assert entry[1]["plan_hash"] == scene.stored["r"].plan.plan_hash
