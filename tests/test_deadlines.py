@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sealring.coordinator.rings.driver import ClusterDriver
 from sealring.coordinator.rings.epochs import End, RingEpochs, Timeouts
-from sealring.coordinator.rings.loads import Loads, Phase, Policy
+from sealring.coordinator.rings.loads import LoadPhase, Loads, Policy
 from sealring.coordinator.rings.plans import Plans
 from sealring.gateway.rings.control import ControlStreams
 from sealring.gateway.rings.models import ModelStates
@@ -208,7 +208,7 @@ def unused(now: float) -> Callable[[float], bool]:
     loads = Loads(turn=0.0)
     loads.sync({"m": (Policy(LIMIT, False), True)}, now)
     loads.serving("m", now)
-    return lambda now: not loads.tick(now) and loads.models["m"].phase is Phase.YIELDING
+    return lambda now: not loads.tick(now) and loads.models["m"].phase is LoadPhase.YIELDING
 
 
 @pytest.mark.parametrize("machine", [queued, preparing, missed, unused])

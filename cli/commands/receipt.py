@@ -17,7 +17,7 @@ from sealring.mesh.trust.levels import WORDS, TrustLevel
 
 if TYPE_CHECKING:
     from sealring.api.receipts import Answered
-    from sealring.mesh.receipt.statement import Statement
+    from sealring.mesh.receipt.statement import HeadStatement
     from sealring.mesh.receipt.verify import Known, Proven
     from sealring.mesh.roster.model import Roster
 
@@ -157,7 +157,7 @@ def _compared(answered: Answered, nonce: bytes | None) -> list[Compared]:
     return compared
 
 
-def _check_model(statement: Statement, named: str, answered: str | None) -> None:
+def _check_model(statement: HeadStatement, named: str, answered: str | None) -> None:
     """Requires the model that was asked for. An alias is the gateway's word: it is refused unless `--model`
     says what it means. Raises ReceiptError (RECEIPT_OTHER_MODEL)."""
     from sealring.mesh.errors import ReceiptError

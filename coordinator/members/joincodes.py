@@ -15,7 +15,7 @@ import structlog
 from sealring.coordinator.members.tokens import JoinTokens
 from sealring.coordinator.store import Store, StoredJoinCode
 from sealring.mesh.clock import Clock
-from sealring.mesh.crypto.spake2 import Agreed, Side
+from sealring.mesh.crypto.spake2 import Agreed, Party
 from sealring.mesh.errors import FailedPrecondition, PermissionDenied, ResourceExhausted
 from sealring.mesh.member.joincode import begin, make_code, seal_token
 from sealring.mesh.pki.certificates import Role
@@ -93,7 +93,7 @@ class JoinCodes:
         Raises FailedPrecondition (NO_CODE), ResourceExhausted (CODE_WAIT), HandshakeError (BAD_SHARE).
         """
         code = self._usable()
-        exchange = begin(Side.B, code.code, self._pin)
+        exchange = begin(Party.B, code.code, self._pin)
         return Attempt(exchange.share, exchange.finish(share), code)
 
     def finish(self, attempt: Attempt, confirmation: bytes) -> membership_pb2.CodeToken:

@@ -35,7 +35,7 @@ LOOK_SECONDS = 5.0
 """Longest time until a model that found no room looks again: nodes may have come."""
 
 
-class Phase(enum.Enum):
+class LoadPhase(enum.Enum):
     """The phase of a model on demand."""
 
     NOT_LOADED = "not loaded"
@@ -45,7 +45,7 @@ class Phase(enum.Enum):
     YIELDING = "yielding"
 
 
-_HOLDS_MEMORY = (Phase.LOADING, Phase.LOADED, Phase.YIELDING)
+_HOLDS_MEMORY = (LoadPhase.LOADING, LoadPhase.LOADED, LoadPhase.YIELDING)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Load:
     which its rings served. Requests have waited for it since `asked_since`."""
 
     policy: Policy
-    phase: Phase
+    phase: LoadPhase
     since: float
     used: float
     heard: Heard = field(default_factory=Heard)
@@ -115,7 +115,7 @@ class Load:
         """Whether it can be unloaded without a request that notices."""
         return self.heard.holding and not self.heard.active
 
-    def enter(self, phase: Phase, now: float) -> None:
+    def enter(self, phase: LoadPhase, now: float) -> None:
         """Changes the phase."""
         self.phase, self.since, self.yields_to, self.reason = phase, now, "", ""
 
@@ -150,10 +150,10 @@ class Loads:
         for name, (policy, has_rings) in deployed.items():
             load = self.models.get(name)
             if load is None:
-                phase = Phase.LOADING if has_rings else Phase.NOT_LOADED
+                phase = LoadPhase.LOADING if has_rings else LoadPhase.NOT_LOADED
                 load = self.models[name] = Load(policy, phase, now, now)
             elif has_rings != (load.phase in _HOLDS_MEMORY):  # it was deleted and deployed anew
-                load.enter(Phase.LOADING if has_rings else Phase.NOT_LOADED, now)
+                load.enter(LoadPhase.LOADING if has_rings else LoadPhase.NOT_LOADED, now)
             load.policy = policy
 
     def hear(self, name: str, heard: Heard, now: float) -> None:
@@ -164,11 +164,11 @@ class Loads:
             load.used = now
         if not load.wanted:
             load.asked_since = math.inf
-        if load.phase is Phase.NOT_LOADED and load.wanted and now >= load.not_before:
-            load.enter(Phase.WAITING, now)
+        if load.phase is LoadPhase.NOT_LOADED and load.wanted and now >= load.not_before:
+            load.enter(LoadPhase.WAITING, now)
             load.asked_since, load.error = min(load.asked_since, now), None
-        elif load.phase is Phase.WAITING and not load.wanted:
-            load.enter(Phase.NOT_LOADED, now)
+        elif load.phase is LoadPhase.WAITING and not load.wanted:
+            load.enter(LoadPhase.NOT_LOADED, now)
             self.keep_all(name, now)
         elif load.error is not None and now >= load.not_before:
             load.error = None
@@ -178,12 +178,12 @@ class Loads:
         due = []
         for name, load in self.models.items():
             idle = not load.wanted and now >= load.until(self.turn)
-            if load.phase is Phase.LOADED and idle:
-                load.enter(Phase.YIELDING, now)
-            elif load.phase is Phase.YIELDING and not idle and not load.yields_to:
-                load.enter(Phase.LOADED, now)
-            unused = load.phase is Phase.YIELDING and not load.yields_to and load.quiet
-            if unused or (load.phase is Phase.LOADING and idle and now >= load.since + self.turn):
+            if load.phase is LoadPhase.LOADED and idle:
+                load.enter(LoadPhase.YIELDING, now)
+            elif load.phase is LoadPhase.YIELDING and not idle and not load.yields_to:
+                load.enter(LoadPhase.LOADED, now)
+            unused = load.phase is LoadPhase.YIELDING and not load.yields_to and load.quiet
+            if unused or (load.phase is LoadPhase.LOADING and idle and now >= load.since + self.turn):
                 due.append(name)
         for name in due:
             self.unloaded(name, now)
@@ -191,7 +191,7 @@ class Loads:
 
     def waiting(self, now: float) -> list[str]:
         """The models that wait for room and should look for it now, the longest waiting first."""
-        found = [name for name, load in self.models.items() if load.phase is Phase.WAITING]
+        found = [name for name, load in self.models.items() if load.phase is LoadPhase.WAITING]
         due = (name for name in found if now >= self.models[name].not_before and self.freed(name) is not None)
         return sorted(due, key=lambda name: (self.models[name].asked_since, name))
 
@@ -207,7 +207,7 @@ class Loads:
             if other == name or load.policy.pinned or load.phase not in _HOLDS_MEMORY:
                 continue
             over = load.loaded + self.turn
-            if load.phase is not Phase.LOADING and now >= over and load.yields_to in ("", name):
+            if load.phase is not LoadPhase.LOADING and now >= over and load.yields_to in ("", name):
                 able.append(other)
             else:
                 later.append(other)
@@ -220,7 +220,7 @@ class Loads:
         allowed = self.victims(name, now).now
         for victim in victims:
             if victim in allowed:
-                self.models[victim].enter(Phase.YIELDING, now)
+                self.models[victim].enter(LoadPhase.YIELDING, now)
                 self.models[victim].yields_to = name
                 self.models[victim].reason = f"it makes room for {name}"
         if victims:
@@ -233,21 +233,21 @@ class Loads:
 
     def unloaded(self, name: str, now: float) -> None:
         """It has no rings any more."""
-        self.models[name].enter(Phase.NOT_LOADED, now)
+        self.models[name].enter(LoadPhase.NOT_LOADED, now)
         self.look_anew(now)
 
     def look_anew(self, now: float) -> None:
         """A node or a deployment has changed: what was refused may be asked for again, and what waits looks
         for room."""
         for load in self.models.values():
-            if load.error is not None or load.phase is Phase.WAITING:
+            if load.error is not None or load.phase is LoadPhase.WAITING:
                 load.error, load.not_before = None, now
 
     def postponed(self, name: str, victims: Victims, now: float) -> None:
         """It fits once others may be unloaded that may not yet."""
         load = self.models[name]
         load.not_before = min(max(victims.at, now), now + LOOK_SECONDS)
-        held = [one for one in victims.later if self.models[one].phase is Phase.LOADED]
+        held = [one for one in victims.later if self.models[one].phase is LoadPhase.LOADED]
         if self.yielded_to:
             load.reason = f"{self.yielded_to} is loaded before it"
         elif held:
@@ -258,7 +258,7 @@ class Loads:
     def refused(self, name: str, error: SealringError, now: float) -> None:
         """It cannot be loaded: what waits for it gets the error, and so do requests of the next seconds."""
         load = self.models[name]
-        load.enter(Phase.NOT_LOADED, now)
+        load.enter(LoadPhase.NOT_LOADED, now)
         load.error, load.not_before, load.tries = error, now + RETRY_SECONDS, 0
         load.asked_since = math.inf
         self.keep_all(name, now)
@@ -266,9 +266,9 @@ class Loads:
     def serving(self, name: str, now: float) -> None:
         """All of its rings serve."""
         load = self.models[name]
-        if load.phase is Phase.LOADING:
+        if load.phase is LoadPhase.LOADING:
             load.took, load.tries, load.used, load.loaded = now - load.since, 0, now, now
-            load.enter(Phase.LOADED, now)
+            load.enter(LoadPhase.LOADED, now)
             load.asked_since = math.inf
 
     def stuck(self, name: str, why: str, now: float) -> None:
@@ -283,26 +283,26 @@ class Loads:
     def seconds(self, name: str, now: float) -> float:
         """Estimate of the time until a model is loaded; 0 if it is not known."""
         load = self.models[name]
-        if load.phase is Phase.LOADING:
+        if load.phase is LoadPhase.LOADING:
             return max(1.0, load.took - (now - load.since)) if load.took else 0.0
-        if load.phase is Phase.WAITING:
+        if load.phase is LoadPhase.WAITING:
             victims = self.victims(name, now)
             turn = victims.at - now if not victims.now and math.isfinite(victims.at) else 0.0
             return max(0.0, turn) + load.took
-        return load.took if load.phase is Phase.NOT_LOADED else 0.0
+        return load.took if load.phase is LoadPhase.NOT_LOADED else 0.0
 
     def expires(self, name: str) -> float:
         """When it is unloaded unless it is used, or since when it is being unloaded; inf if it is neither."""
         load = self.models[name]
-        if load.phase is Phase.YIELDING:
+        if load.phase is LoadPhase.YIELDING:
             return load.since
-        return load.until(self.turn) if load.phase in (Phase.LOADING, Phase.LOADED) else math.inf
+        return load.until(self.turn) if load.phase in (LoadPhase.LOADING, LoadPhase.LOADED) else math.inf
 
     def keep_all(self, name: str, now: float) -> None:
         """Nobody has to make room for this model any more."""
         for load in self.models.values():
             if load.yields_to == name:
-                load.enter(Phase.LOADED, now)
+                load.enter(LoadPhase.LOADED, now)
 
 
 def not_loaded(name: str, why: str) -> Unavailable:

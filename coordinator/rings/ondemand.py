@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sealring.coordinator.rings import epochs, loads
 from sealring.coordinator.rings.actions import Action, Note, Place, Unload
-from sealring.coordinator.rings.loads import Heard, Load, Loads, Phase, Policy, and_, not_loaded, verb
+from sealring.coordinator.rings.loads import Heard, Load, LoadPhase, Loads, Policy, and_, not_loaded, verb
 from sealring.coordinator.rings.running import RunningRing
 from sealring.coordinator.rings.state import State
 from sealring.mesh.errors import Internal, RosterError, SealringError, Unavailable
@@ -102,7 +102,7 @@ class OnDemand:
         for name, load in self.loads.models.items():
             self._hear(name, load, {stream: models.get(name) for stream, models in said.items()}, now)
         for name, load in self.loads.models.items():
-            if load.phase is Phase.LOADING:
+            if load.phase is LoadPhase.LOADING:
                 yield from self._follow(name, now)
         for name in self.loads.tick(now):
             yield Unload(name, "nobody uses it")
@@ -115,7 +115,7 @@ class OnDemand:
     def waits(self) -> bool:
         """Whether time alone changes a model."""
         models = self.loads.models.values()
-        return any(load.phase is not Phase.NOT_LOADED or load.wanted or load.error for load in models)
+        return any(load.phase is not LoadPhase.NOT_LOADED or load.wanted or load.error for load in models)
 
     # Places
 
@@ -155,7 +155,7 @@ class OnDemand:
         if load is None or (error is not None and self._overtaken):
             return
         if error is None:
-            if waited and load.phase is Phase.LOADING:
+            if waited and load.phase is LoadPhase.LOADING:
                 self._missed[name] = math.inf
                 yield Note("model_placed", {"deployment": name, "unloaded": freed})
         elif isinstance(error, Internal) or error.reason == "NODES_CHANGED":
@@ -174,7 +174,7 @@ class OnDemand:
 
     def _waits(self, name: str) -> bool:
         load = self.loads.models.get(name)
-        return load is not None and load.phase is Phase.WAITING
+        return load is not None and load.phase is LoadPhase.WAITING
 
     # What is heard and seen
 
@@ -186,7 +186,7 @@ class OnDemand:
                 deployed[one.name] = policy, bool(one.plan.rings)
         self.loads.sync(deployed, now)
         for name, why in self._stuck.items():
-            if name in self.loads.models and self.loads.models[name].phase is Phase.NOT_LOADED:
+            if name in self.loads.models and self.loads.models[name].phase is LoadPhase.NOT_LOADED:
                 self._missed.pop(name, None)
                 self.loads.stuck(name, why, now)
         self._stuck.clear()
@@ -198,7 +198,7 @@ class OnDemand:
         self, name: str, load: Load, reports: Mapping[Hashable, ModelDemand | None], now: float
     ) -> None:
         demand = self._demands.setdefault(name, _Demand())
-        if load.phase is Phase.NOT_LOADED:
+        if load.phase is LoadPhase.NOT_LOADED:
             demand.wishes = Wishes()  # they held for the last load
         known = [one for one in reports.values() if one is not None]
         heard = Heard(

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
-from sealring.coordinator.rings import loads
 from sealring.coordinator.rings.epochs import Phase
+from sealring.coordinator.rings.loads import LoadPhase
 from sealring.coordinator.rings.ondemand import OnDemand
 from sealring.coordinator.rings.running import RunningRing
 from sealring.coordinator.rings.state import State
@@ -28,11 +28,11 @@ _SHOWN_PERCENT = 5
 """Progress is rounded to this before gateways get it."""
 
 _PHASES = {
-    loads.Phase.NOT_LOADED: membership_pb2.LOAD_PHASE_NOT_LOADED,
-    loads.Phase.WAITING: membership_pb2.LOAD_PHASE_WAITING,
-    loads.Phase.LOADING: membership_pb2.LOAD_PHASE_LOADING,
-    loads.Phase.LOADED: membership_pb2.LOAD_PHASE_LOADED,
-    loads.Phase.YIELDING: membership_pb2.LOAD_PHASE_YIELDING,
+    LoadPhase.NOT_LOADED: membership_pb2.LOAD_PHASE_NOT_LOADED,
+    LoadPhase.WAITING: membership_pb2.LOAD_PHASE_WAITING,
+    LoadPhase.LOADING: membership_pb2.LOAD_PHASE_LOADING,
+    LoadPhase.LOADED: membership_pb2.LOAD_PHASE_LOADED,
+    LoadPhase.YIELDING: membership_pb2.LOAD_PHASE_YIELDING,
 }
 
 

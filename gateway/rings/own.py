@@ -31,7 +31,7 @@ from sealring.gateway.scheduler.actions import (
 )
 from sealring.gateway.scheduler.facts import RingFacts
 from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Load, Scheduler
+from sealring.gateway.scheduler.scheduler import RingLoad, Scheduler
 from sealring.mesh.clock import Clock
 from sealring.mesh.prompt.tools import THINKING
 from sealring.mesh.rpc import protocol12
@@ -65,9 +65,9 @@ class OwnRequests:
         self._todo: deque[Action] = deque()
         self._performing = False
 
-    def load(self) -> Load:
+    def load(self) -> RingLoad:
         load = self.scheduler.load()
-        return Load(0, 0, load.kv_usage) if self._idle.running else load
+        return RingLoad(0, 0, load.kv_usage) if self._idle.running else load
 
     def counts(self) -> tuple[int, int]:
         """The requests that were begun, and those that wait."""

@@ -20,7 +20,7 @@ from sealring.gateway.rings.requests import Answers
 from sealring.gateway.rings.rows import Counters
 from sealring.gateway.rings.served import Refused, ServedRequests
 from sealring.gateway.scheduler.request import Request
-from sealring.gateway.scheduler.scheduler import Load
+from sealring.gateway.scheduler.scheduler import RingLoad
 from sealring.mesh.clock import Clock, awake_clock
 from sealring.mesh.errors import EpochEnded, SealringError, Unavailable
 from sealring.mesh.rpc.reach import Backoff
@@ -102,10 +102,10 @@ class Ring:
     def attached(self) -> bool:
         return self._epoch is not None
 
-    def load(self) -> Load:
+    def load(self) -> RingLoad:
         """How busy the ring is, as far as this gateway knows."""
         load, forwarded = self.own.load(), self._forwarded.counts()
-        return Load(load.waiting + sum(forwarded), load.running, load.kv_usage)
+        return RingLoad(load.waiting + sum(forwarded), load.running, load.kv_usage)
 
     def counts(self) -> tuple[int, int]:
         """The requests of this gateway that the ring has begun, and those that wait."""

@@ -20,5 +20,5 @@ __all__, __getattr__ = face(
     planner="StepPlanner",
     queue="retry_after",
     request="ChoiceProgress Request Row TOKEN_BYTES",
-    scheduler="Load MAX_ATTEMPTS Scheduler",
+    scheduler="MAX_ATTEMPTS RingLoad Scheduler",
 )

@@ -1,4 +1,4 @@
-"""Which rows of an epoch are given to the head, get memory and begin, in one order (`Admission.go`).
+"""Which rows of an epoch are given to the head, get memory and begin, in one order (`EpochRows.go`).
 
 Rows that run come first, then rows that have their memory, then rows that the head has read, then the queue.
 A row that lacks memory holds up all behind it: later ones would take its room again and again.
@@ -49,7 +49,7 @@ class Admitted(NamedTuple):
     pressed: bool
 
 
-class Admission:
+class EpochRows:
     """The rows of one epoch, from the moment they are given to the head: `rows` by number, without those that
     are closed, `requests` by request and without copies, and `opened` those that have not begun, by rising
     number."""

@@ -30,7 +30,7 @@ from sealring.gateway.scheduler.actions import (
     Piece,
     SignRow,
 )
-from sealring.gateway.scheduler.admission import EXTENSION, Admission, alone
+from sealring.gateway.scheduler.admission import EXTENSION, EpochRows, alone
 from sealring.gateway.scheduler.board import PlanError
 from sealring.gateway.scheduler.drafting import acceptance_rates
 from sealring.gateway.scheduler.facts import RingFacts
@@ -62,7 +62,7 @@ without an answer; the last minute is for the prompt itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RingLoad:
     """How busy a ring is: requests waiting and running, and the reserved part of its KV memory."""
 
     waiting: int
@@ -76,7 +76,7 @@ class _Epoch:
     def __init__(self, ring: RingFacts, queue: FairQueue, pace: Pace) -> None:
         self.ring = ring
         self.planner = StepPlanner(ring)
-        self.admission = Admission(ring, self.planner, queue, pace)
+        self.admission = EpochRows(ring, self.planner, queue, pace)
 
 
 class Scheduler:
@@ -124,13 +124,13 @@ class Scheduler:
         self._holding = holding
         return self._pump()
 
-    def load(self) -> Load:
+    def load(self) -> RingLoad:
         if self._epoch is None:
-            return Load(len(self._queue), 0, 0.0)
+            return RingLoad(len(self._queue), 0, 0.0)
         admission = self._epoch.admission
         opened = len({row.request.id for row in admission.opened.values()})
         running = len(admission.requests) - opened
-        return Load(len(self._queue) + opened, running, self._epoch.planner.ledger.usage())
+        return RingLoad(len(self._queue) + opened, running, self._epoch.planner.ledger.usage())
 
     def kept(self) -> tuple[int, int]:
         """Tokens of the prefixes that the ring keeps, and their bytes on all members together."""

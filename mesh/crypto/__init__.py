@@ -17,6 +17,6 @@ __all__, __getattr__ = face(
         "load_public_key member_id private_pem verify verify_ecdsa"
     ),
     keys="KeyType Label Uncopyable signing_input",
-    spake2="Agreed Exchange Side",
+    spake2="Agreed Exchange Party",
     suites="DEFAULT_SUITES Group InitiatorShare Suite TAG_BYTES agree_x25519 parse_suites respond_to_share",
 )

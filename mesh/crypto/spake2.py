@@ -31,7 +31,7 @@ _COFACTOR = (8).to_bytes(32, "little")
 _CONFIRMATION = b"ConfirmationKeys"
 
 
-class Side(enum.Enum):
+class Party(enum.Enum):
     """A role: A sends the first share and the first confirmation."""
 
     A = "A"
@@ -54,7 +54,7 @@ class Agreed:
 class Exchange(Uncopyable):
     """One side of one exchange. `share` goes to the peer, whose own `finish` takes, once."""
 
-    def __init__(self, side: Side, code: bytes, identities: tuple[bytes, bytes], context: bytes) -> None:
+    def __init__(self, side: Party, code: bytes, identities: tuple[bytes, bytes], context: bytes) -> None:
         """`identities` are those of A and B; both sides give the same, and the same `context`."""
         self._side = side
         self._identities = identities
@@ -63,7 +63,7 @@ class Exchange(Uncopyable):
         self._password = sodium.crypto_core_ed25519_scalar_reduce(hashlib.sha512(code).digest())
         self._private: bytes | None = sodium.crypto_core_ed25519_scalar_reduce(secrets.token_bytes(64))
         public = sodium.crypto_scalarmult_ed25519_base_noclamp(self._private)
-        self.share = sodium.crypto_core_ed25519_add(public, self._blind(M if side is Side.A else N))
+        self.share = sodium.crypto_core_ed25519_add(public, self._blind(M if side is Party.A else N))
 
     def finish(self, share: bytes) -> Agreed:
         """The key under the peer's share. Raises HandshakeError (BAD_SHARE, SHARE_USED)."""
@@ -73,15 +73,15 @@ class Exchange(Uncopyable):
         if len(share) != SHARE_BYTES or not sodium.crypto_core_ed25519_is_valid_point(share):
             raise _bad_share()
         try:
-            theirs = sodium.crypto_core_ed25519_sub(share, self._blind(N if self._side is Side.A else M))
+            theirs = sodium.crypto_core_ed25519_sub(share, self._blind(N if self._side is Party.A else M))
             scalar = sodium.crypto_core_ed25519_scalar_mul(private, _COFACTOR)
             secret = sodium.crypto_scalarmult_ed25519_noclamp(scalar, theirs)  # refuses the neutral element
         except CryptoError:
             raise _bad_share() from None
-        shares = (self.share, share) if self._side is Side.A else (share, self.share)
+        shares = (self.share, share) if self._side is Party.A else (share, self.share)
         fields = (*self._identities, *shares, secret, self._password[::-1])
         key, *confirmations = derive(fields, self._context)
-        if self._side is Side.B:
+        if self._side is Party.B:
             confirmations.reverse()
         return Agreed(key, *confirmations)
 

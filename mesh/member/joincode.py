@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.encoding import encode_base32
-from sealring.mesh.crypto.spake2 import Exchange, Side
+from sealring.mesh.crypto.spake2 import Exchange, Party
 from sealring.mesh.errors import HandshakeError, InvalidInput
 from sealring.mesh.member.bootstrap import MAX_TOKEN_CHARACTERS, JoinToken, find_coordinator
 from sealring.mesh.member.introduction import write_first
@@ -84,7 +84,7 @@ def parse_code(text: str) -> str:
     return code
 
 
-def begin(side: Side, code: str, root_sha256: bytes) -> Exchange:
+def begin(side: Party, code: str, root_sha256: bytes) -> Exchange:
     """One side of an exchange with the coordinator whose root key has this hash; A is the newcomer."""
     identities = (_NEWCOMER, _COORDINATOR + root_sha256)
     return Exchange(side, code.encode("ascii"), identities, _CONTEXT)
@@ -124,7 +124,7 @@ async def token_for(
     async with joining_channel(address, root.authorities) as channel:
         call = membership_pb2_grpc.EnrolmentStub(channel).JoinByCode(timeout=deadline, wait_for_ready=True)
         try:
-            token = await _exchange(call, begin(Side.A, code, offer.root_sha256))
+            token = await _exchange(call, begin(Party.A, code, offer.root_sha256))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         finally:

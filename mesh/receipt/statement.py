@@ -55,7 +55,7 @@ class Earlier:
 
 
 @dataclass(frozen=True)
-class Statement:
+class HeadStatement:
     """What the head signs for one choice. Hashes are 32 bytes; times are milliseconds since 1970.
 
     `request`, `text`, `reasoning`, `calls`, `order` and `sampled` are those of `mesh/receipt/digests.py`. Of
@@ -121,7 +121,7 @@ class TailStatement:
         return canonical_json({"type": _TAIL, "spec_version": SPEC_VERSION, **_contents(self)})
 
 
-def tail_statement(head: Statement, finished: int) -> TailStatement:
+def tail_statement(head: HeadStatement, finished: int) -> TailStatement:
     """What the tail has to have signed, by the head's statement and the time that the tail names."""
     tail = head.members[-1]
     return TailStatement(
@@ -146,15 +146,15 @@ def binding(nonce: bytes, request: bytes, roster_hash: bytes, ring: str, epoch: 
     return hashlib.sha256(bound).digest()
 
 
-def parse_statement(data: bytes) -> Statement:
+def parse_statement(data: bytes) -> HeadStatement:
     """The head's statement. Raises ReceiptError (RECEIPT_MALFORMED) for bytes that `encode` does not make."""
     try:
         said = parse_json_object(data, max_bytes=MAX_STATEMENT_BYTES)
-        names = [field.name for field in fields(Statement) if field.name != "order" or "order" in said]
+        names = [field.name for field in fields(HeadStatement) if field.name != "order" or "order" in said]
         found = Fields(said, ("type", "spec_version", *names))
         if found.text("type") != _HEAD or found.integer("spec_version") != SPEC_VERSION:
             raise FormatError("it is of another type or version")
-        statement = Statement(
+        statement = HeadStatement(
             cluster=found.text("cluster"),
             roster_version=found.integer("roster_version"),
             roster_hash=_hash(found, "roster_hash"),
@@ -202,7 +202,7 @@ def check_nonce(nonce: bytes) -> None:
         )
 
 
-def _contents(statement: Statement | TailStatement) -> dict[str, object]:
+def _contents(statement: HeadStatement | TailStatement) -> dict[str, object]:
     found = {field.name: getattr(statement, field.name) for field in fields(statement)}
     return {name: value for name, value in found.items() if name != "order" or value}
 

@@ -15,7 +15,7 @@ from sealring.mesh.crypto.identity import verify
 from sealring.mesh.crypto.keys import Label
 from sealring.mesh.errors import ReceiptError, ReceiptUndecided, RosterError, SealringError
 from sealring.mesh.pki.root import decode_chain, follow_chain
-from sealring.mesh.receipt.statement import ReceiptMember, Statement, parse_statement, tail_statement
+from sealring.mesh.receipt.statement import HeadStatement, ReceiptMember, parse_statement, tail_statement
 from sealring.mesh.roster.model import Ring, Roster
 from sealring.mesh.roster.reader import check_roster
 from sealring.v1 import inference_pb2 as inference
@@ -52,7 +52,7 @@ class Known:
 class Proven:
     """What a receipt proves: the statement, and the ring by the roster that it names."""
 
-    statement: Statement
+    statement: HeadStatement
     roster: Roster
     ring: Ring
 
@@ -131,7 +131,7 @@ def _require(part: inference.HeadReceipt | inference.TailReceipt, who: str) -> N
         )
 
 
-def _roster(receipt: inference.Receipt, statement: Statement, root_sha256: bytes) -> Roster:
+def _roster(receipt: inference.Receipt, statement: HeadStatement, root_sha256: bytes) -> Roster:
     """The roster that the head names, valid when the answer began."""
     if not receipt.roster or not receipt.root_metadata:
         raise ReceiptError(
@@ -152,7 +152,7 @@ def _roster(receipt: inference.Receipt, statement: Statement, root_sha256: bytes
     return roster
 
 
-def _ring(statement: Statement, roster: Roster) -> Ring:
+def _ring(statement: HeadStatement, roster: Roster) -> Ring:
     """The ring that the head names, as the roster has it."""
     try:
         ring = roster.ring(statement.ring)
@@ -165,7 +165,7 @@ def _ring(statement: Statement, roster: Roster) -> Ring:
     return ring
 
 
-def _check_times(statement: Statement) -> None:
+def _check_times(statement: HeadStatement) -> None:
     took = statement.finished - statement.opened
     if not -SKEW_SECONDS * 1000 <= took <= MAX_SECONDS * 1000:
         raise _refused("the answer ended before it began, or took days", "RECEIPT_TIMES")
@@ -178,7 +178,7 @@ def _check_signature(roster: Roster, member: str, statement: bytes, signature: b
         raise _refused(f"the {who}'s signature does not verify", "RECEIPT_SIGNATURE") from None
 
 
-def _check_revoked(statement: Statement, ended_at: int, roster: Roster, later: Roster) -> None:
+def _check_revoked(statement: HeadStatement, ended_at: int, roster: Roster, later: Roster) -> None:
     """`ended_at` is the later time of both that were signed: the tail may say that it signed after the head.
 
     A member counts by its enrolment: it may have been evicted, and joined again.
@@ -226,7 +226,7 @@ _WHAT = {
 """Words for the fields of Known; all others are of the answer."""
 
 
-def _compare(statement: Statement, known: Known) -> None:
+def _compare(statement: HeadStatement, known: Known) -> None:
     """Raises ReceiptError (RECEIPT_OTHER_*) unless the statement is of what the client knows."""
     for name in (field.name for field in fields(Known)):
         if name != "given" and getattr(known, name) not in (None, getattr(statement, name)):

@@ -69,7 +69,7 @@ def server_credentials(store: TlsStore, *, require_client: bool = True) -> grpc.
 
 
 class TlsHandshakes:
-    """`Handshakes` by a store's material."""
+    """`ServerHandshakes` by a store's material."""
 
     def __init__(self, store: TlsStore, *, require_client: bool) -> None:
         self._store, self.require_client = store, require_client

@@ -17,7 +17,7 @@ from sealring.mesh.pki.certificates import TlsMaterial, to_pem
 Options: TypeAlias = Sequence[tuple[str, Any]]
 
 
-class Handshakes(Protocol):
+class ServerHandshakes(Protocol):
     """The configuration of a server's handshakes; gRPC calls it before each, from a thread of its own."""
 
     require_client: bool
@@ -53,7 +53,7 @@ class Transport(Protocol):
         self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options
     ) -> grpc.aio.Server: ...
 
-    def server_credentials(self, handshakes: Handshakes) -> grpc.ServerCredentials:
+    def server_credentials(self, handshakes: ServerHandshakes) -> grpc.ServerCredentials:
         """Credentials of a server that shows the newest certificate at each of its handshakes."""
 
     @property
@@ -86,7 +86,7 @@ class _Tcp:
     def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> grpc.aio.Server:
         return grpc.aio.server(interceptors=interceptors, options=options)
 
-    def server_credentials(self, handshakes: Handshakes) -> grpc.ServerCredentials:
+    def server_credentials(self, handshakes: ServerHandshakes) -> grpc.ServerCredentials:
         return grpc.dynamic_ssl_server_credentials(
             handshakes.newest(),
             handshakes,  # type: ignore[arg-type]  # None means unchanged, which the stubs leave out

@@ -147,7 +147,7 @@ class LinkSecrets:
 MAX_GUESTS = 16
 
 
-class GatewayStream(Protocol):
+class AttachedGateway(Protocol):
     """A gateway's control stream: that of the scheduling gateway or, at the head, of a guest."""
 
     guest: int
@@ -234,8 +234,8 @@ class MemberEpoch:
         self.phase = Phase.PREPARING
         self.gate = StepGate()
         self.signed_once = SignedOnce()
-        self.gateway: GatewayStream | None = None
-        self.guests: dict[int, GatewayStream] = {}
+        self.gateway: AttachedGateway | None = None
+        self.guests: dict[int, AttachedGateway] = {}
         self._guests = 0  # since the epoch started: each has a number of its own
         self.engine: StageEngine | None = None
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
@@ -276,7 +276,7 @@ class MemberEpoch:
         elif self.phase is Phase.PREPARING:
             self.fault(FailedPrecondition("the epoch was committed before it was prepared"))
 
-    def attach(self, gateway: GatewayStream, *, yields: bool = False) -> None:
+    def attach(self, gateway: AttachedGateway, *, yields: bool = False) -> None:
         """Attaches the scheduling gateway or, at the head while another one schedules, a guest. A gateway
         that `yields` can only be a guest.
 
@@ -301,7 +301,7 @@ class MemberEpoch:
             gateway.guest = self._guests
             self.guests[gateway.guest] = gateway
 
-    def detach(self, gateway: GatewayStream) -> None:
+    def detach(self, gateway: AttachedGateway) -> None:
         """Removes a gateway whose stream has ended. The epoch ends if it has sent steps: their order is lost.
 
         Otherwise the first guest that attaches again schedules next.
@@ -322,7 +322,7 @@ class MemberEpoch:
             if guest.id not in allowed:
                 guest.say_goodbye(reason)
 
-    def _take_guests(self) -> list[GatewayStream]:
+    def _take_guests(self) -> list[AttachedGateway]:
         guests, self.guests = self.guests, {}
         return list(guests.values())
 

@@ -24,8 +24,8 @@ from sealring.mesh.receipt.digests import request_digest
 from sealring.mesh.receipt.statement import (
     MAX_EARLIER,
     Earlier,
+    HeadStatement,
     ReceiptMember,
-    Statement,
     TailStatement,
     binding,
     check_nonce,
@@ -227,13 +227,13 @@ class ReceiptRows:
             raise InvalidInput("too many receipts wait for a signature", reason="TOO_MANY_RECEIPTS")
         return await self._key.sign(statement)
 
-    def _statement(self, digests: engine_pb2.RowDigests, asked: Asked) -> Statement:
+    def _statement(self, digests: engine_pb2.RowDigests, asked: Asked) -> HeadStatement:
         """Raises NotFound (NOT_IN_RING) where the roster that the client knows has another ring."""
         plan, roster = self._plan, asked.roster
         ring = roster.ring(plan.ring)
         if ring.members != plan.members or ring.model_digest.hex() != plan.model_digest:
             raise NotFound("the roster has another ring of this name", reason="RING_CHANGED")
-        return Statement(
+        return HeadStatement(
             cluster=roster.cluster,
             roster_version=roster.version,
             roster_hash=roster.hash,

@@ -62,7 +62,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BlockLayout:
     """The arrays of a stage's caches, in order, and all else that their bytes depend on.
 
     `leaves` are of the caches that can be cut, `held` of the others.
@@ -189,7 +189,7 @@ def provenance(path: Path, adapter: Path | None = None) -> str:
     return repr((mx.__version__, mlx_lm_version, files))  # type: ignore[attr-defined]
 
 
-def layout_of(stage: Stage, computed_by: str) -> Layout | None:
+def layout_of(stage: Stage, computed_by: str) -> BlockLayout | None:
     """The layout of a stage's caches; None for caches that are not stored. For the compute thread.
     `computed_by` is its `provenance`.
 
@@ -222,7 +222,7 @@ def layout_of(stage: Stage, computed_by: str) -> Layout | None:
         for part, _ in kinds(cache)
     ]
     described = repr((computed_by, stage.spec.model_type, named, leaves, held))
-    layout = Layout(tuple(leaves), tuple(held), described)
+    layout = BlockLayout(tuple(leaves), tuple(held), described)
     if not layout.bytes(1) and not layout.snapshot_bytes(1):
         return None
     stage(token, cache)  # some states grow with the first tokens: LongCat's of its last ones

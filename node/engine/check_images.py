@@ -164,7 +164,7 @@ def save(model: nn.Module, config: Mapping[str, Any], folder: Path, names: Mappi
     (folder / "config.json").write_text(json.dumps(config))
 
 
-class Whole:
+class WholeVisionModel:
     """mlx-vlm's whole model, as `mlx_vlm.generate` calls it, for one row at a time."""
 
     def __init__(self, model: nn.Module, scale: float = 1.0, axis: int = 0) -> None:
@@ -216,7 +216,7 @@ class Whole:
         return logits, chosen
 
 
-class Staged:
+class StagedVisionModel:
     """The stages, with the tower at the head."""
 
     def __init__(self, stages: Sequence[Stage], tower: Tower, *, placed: bool) -> None:
@@ -290,8 +290,8 @@ def check_images(
     at_once: bool = False,
     language: str = "",
 ) -> ImageReport:
-    """Compares mlx-vlm's whole model with stages; arguments as `prompts`, `random_whole`, `save` and `Whole`
-    have them. `at_once`: mlx-vlm knows positions of images in a prompt's first chunk only.
+    """Compares mlx-vlm's whole model with stages; arguments as `prompts`, `random_whole`, `save` and
+    `WholeVisionModel` have them. `at_once`: mlx-vlm knows positions of images in a prompt's first chunk only.
 
     Raises ModelError.
     """
@@ -306,8 +306,8 @@ def check_images(
         assert tower is not None, "the folder has no tower"
         counted = tower_bytes(folder)
         loaded = [load_stage(folder, lo, hi) for lo, hi in ranges]
-        staged = Staged(loaded, tower, placed=needs_grids(config))
-        whole = Whole(model, scale, axis)
+        staged = StagedVisionModel(loaded, tower, placed=needs_grids(config))
+        whole = WholeVisionModel(model, scale, axis)
         vocabulary = parts.get("text_config", parts).get("vocab_size") or parts["vocab_size"]
         at_once = at_once or attends_both_ways(config)
         asked = prompts(vocabulary, token, kinds, seed, at_once=at_once, also=also)

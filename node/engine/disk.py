@@ -29,7 +29,7 @@ from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import Restoring
 from sealring.mesh.ring.prefix_marks import thinned
 from sealring.mesh.ring.prefix_names import NAME_BYTES, NO_CHAIN, Chain
-from sealring.node.engine.blocks import Layout
+from sealring.node.engine.blocks import BlockLayout
 from sealring.node.engine.caches import Cache
 from sealring.node.stored.codec import Place
 from sealring.node.stored.store import Store
@@ -119,7 +119,7 @@ class _Recall:
 class Disk:
     """One stage's prefixes on disk, for one epoch after the other."""
 
-    def __init__(self, layout: Layout, store: Store) -> None:
+    def __init__(self, layout: BlockLayout, store: Store) -> None:
         self.store = store
         self._layout = layout
         self._chains: dict[int, Chain] = {}  # of rows; compute thread

@@ -18,7 +18,7 @@ from sealring.mesh.errors import ModelError, SealringError
 from sealring.mesh.rpc.protocol12 import say_singly
 from sealring.mesh.system.pace import LOADING, WARMING
 from sealring.node.engine import device, sampling_kinds
-from sealring.node.engine.blocks import Layout, layout_of, provenance
+from sealring.node.engine.blocks import BlockLayout, layout_of, provenance
 from sealring.node.engine.cache_bytes import draft_bytes, kv_bytes, mark_bytes, with_kv_bits
 from sealring.node.engine.caches.undo import can_go_back
 from sealring.node.engine.canary import check_stage
@@ -74,7 +74,7 @@ class Loaded:
     measured: dict[str, Any]
     grammars: Grammars | None
     times: Sequence[control.StepTime] = ()
-    layout: Layout | None = None
+    layout: BlockLayout | None = None
     sources: Sources = field(default_factory=Sources)
     tower: Tower | None = None
     prefixes: Prefixes = field(init=False)
@@ -277,7 +277,7 @@ def _tower(path: Path, stage: Stage) -> Tower | None:
     return tower
 
 
-def _layout(stage: Stage, path: Path, adapter: Path | None) -> Layout | None:
+def _layout(stage: Stage, path: Path, adapter: Path | None) -> BlockLayout | None:
     """As `layout_of`; None if a model's own code does not make a token's caches alone, and for a GPU
     with memory of its own, whose caches no other thread can read."""
     try:

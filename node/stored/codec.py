@@ -43,11 +43,11 @@ class Place:
     end: int
 
 
-class Head(tuple[int, int, int]):
+class BlockHead(tuple[int, int, int]):
     """First token, end and uses of a block, by its first HEAD_BYTES."""
 
     @classmethod
-    def parse(cls, data: bytes) -> Head | None:
+    def parse(cls, data: bytes) -> BlockHead | None:
         """The head of a block; None for data of any other format."""
         if len(data) != HEAD_BYTES:
             return None
@@ -74,7 +74,7 @@ def buffer(size: int) -> memoryview:
 
 def opened(key: bytes, place: Place, file: memoryview, size: int) -> memoryview | None:
     """The content of a block, `size` bytes; None unless this is that very block, unchanged."""
-    head = Head.parse(bytes(file[:HEAD_BYTES]))
+    head = BlockHead.parse(bytes(file[:HEAD_BYTES]))
     if head is None or head[:2] != (place.first, place.end) or len(file) != size + _OVERHEAD:
         return None
     nonce, tag = bytes(file[HEAD_BYTES:][:_NONCE_BYTES]), bytes(file[-_TAG_BYTES:])

@@ -342,7 +342,7 @@ def _entry(path: str) -> Entry | None:
     """The entry of a file by its head; a file that is no block is removed and gives None."""
     try:
         with open(path, "rb", buffering=0) as file:
-            head = codec.Head.parse(file.read(codec.HEAD_BYTES))
+            head = codec.BlockHead.parse(file.read(codec.HEAD_BYTES))
             status = os.fstat(file.fileno())
     except OSError:
         return None

@@ -30,7 +30,7 @@ from cryptography.exceptions import InvalidSignature
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.pki import TlsMaterial, to_pem
 from sealring.mesh.rpc import arity
-from sealring.mesh.rpc.transport import Handshakes, Options, transport
+from sealring.mesh.rpc.transport import Options, ServerHandshakes, transport
 
 WINDOW_BYTES = 64 << 10
 """Unread bytes of one direction of a call, beyond which its writer waits."""
@@ -295,7 +295,7 @@ class _InMemory:
     def server(self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> Any:
         return _Server(self._network, interceptors, dict(options))
 
-    def server_credentials(self, handshakes: Handshakes) -> Any:
+    def server_credentials(self, handshakes: ServerHandshakes) -> Any:
         return handshakes
 
     async def leaf(self, host: str, port: int) -> bytes | None:
@@ -894,7 +894,7 @@ class _Server:
         self.options = options
         self._interceptors = interceptors
         self._handlers: list[grpc.GenericRpcHandler] = []
-        self._credentials: Handshakes | None = None
+        self._credentials: ServerHandshakes | None = None
         self._address = ""
         self._stopped = asyncio.Event()
         self._serves = False

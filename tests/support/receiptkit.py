@@ -14,7 +14,7 @@ from sealring.mesh.crypto import Label, SoftwareSigner
 from sealring.mesh.pki import encode_chain
 from sealring.mesh.receipt.digests import AnswerHash, request_digest, sampled_digest
 from sealring.mesh.receipt.form import NAME, receipts_json
-from sealring.mesh.receipt.statement import ReceiptMember, Statement, binding, tail_statement
+from sealring.mesh.receipt.statement import HeadStatement, ReceiptMember, binding, tail_statement
 from sealring.mesh.roster import check_roster
 from sealring.testing import PaperCluster
 from sealring.v1 import inference_pb2 as inference
@@ -25,14 +25,14 @@ TOKENS = [5, 7, 11]
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
 
 
-def statement_of(cluster: PaperCluster, envelope: bytes, /, **changes: Any) -> Statement:
+def statement_of(cluster: PaperCluster, envelope: bytes, /, **changes: Any) -> HeadStatement:
     """What an honest head of the cluster's ring states, with some fields changed."""
     roster = check_roster(envelope, cluster.authority.root, now=NOW)
     ring = roster.rings[0]
     request, answer = request_digest(PROMPT, 20), AnswerHash()
     answer.add("there was", "hm", [inference.ToolCall(name="look", arguments='{"b": 1, "a": [2]}')])
     told = answer.digests()
-    statement = Statement(
+    statement = HeadStatement(
         cluster=roster.cluster,
         roster_version=roster.version,
         roster_hash=roster.hash,
@@ -64,7 +64,7 @@ def statement_of(cluster: PaperCluster, envelope: bytes, /, **changes: Any) -> S
 def signed(
     cluster: PaperCluster,
     envelope: bytes,
-    statement: Statement,
+    statement: HeadStatement,
     *,
     head: SoftwareSigner | None = None,
     tail: SoftwareSigner | None = None,

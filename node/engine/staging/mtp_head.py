@@ -46,7 +46,7 @@ attention over all tokens and, in a mixture of experts, with experts."""
 
 
 @dataclass(frozen=True)
-class Format:
+class HeadNames:
     """How checkpoints of some architectures name the parts of the head. All names begin with `prefix`, in
     which `{layers}` is the number of the model's layers. The others are expressions for what follows.
     Whatever fits none of them is of the layer, or of several where `layers` comes before their numbers."""
@@ -71,8 +71,8 @@ class Format:
         return rest if self.layers and rest.startswith(self.layers) else f"layers.0.{rest}"
 
 
-_NEXT = Format("model.layers.{layers}.")
-_BLOCK = Format(
+_NEXT = HeadNames("model.layers.{layers}.")
+_BLOCK = HeadNames(
     "mtp.",
     embedding_norm="pre_fc_norm_embedding",
     hidden_norm="pre_fc_norm_hidden",
@@ -81,7 +81,7 @@ _BLOCK = Format(
     layers="layers.",
     settings={"full_attention_interval": 1},
 )
-_NEMOTRON = Format(
+_NEMOTRON = HeadNames(
     "mtp.",
     embedding_norm=r"layers\.0\.enorm",
     hidden_norm=r"layers\.0\.hnorm",
@@ -90,7 +90,7 @@ _NEMOTRON = Format(
     layers="layers.",
     copied={"hybrid_override_pattern": "mtp_hybrid_override_pattern"},
 )
-_MIMO = Format(
+_MIMO = HeadNames(
     "model.mtp_layers.0.",
     embedding_norm="token_layernorm",
     hidden_norm="hidden_layernorm",
@@ -100,7 +100,7 @@ _MIMO = Format(
 )
 _EXAONE = replace(_BLOCK, settings={"layer_types": ["full_attention"], "is_moe_layer": [False]})
 _BAILING = replace(_NEXT, norm="final_layernorm", settings={"layer_group_size": 1})
-FORMATS: dict[str, Format] = {
+FORMATS: dict[str, HeadNames] = {
     "bailing_hybrid": _BAILING,
     "deepseek_v3": _NEXT,
     "deepseek_v32": _NEXT,
@@ -118,7 +118,7 @@ FORMATS: dict[str, Format] = {
 """By model type."""
 
 
-def format_of(config: Mapping[str, Any]) -> Format | None:
+def format_of(config: Mapping[str, Any]) -> HeadNames | None:
     """How a model of this configuration names its head; None if none is known of this architecture."""
     return None if comes_first(config) else FORMATS.get(config.get("model_type", ""))
 
@@ -134,7 +134,7 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
-def _prefix(form: Format, config: Mapping[str, Any]) -> str:
+def _prefix(form: HeadNames, config: Mapping[str, Any]) -> str:
     return form.prefix.format(layers=_text(config)["num_hidden_layers"])
 
 
@@ -157,7 +157,7 @@ def one_layer(config: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _settings_of_one(settings: Mapping[str, Any], prefix: str, form: Format) -> dict[str, Any]:
+def _settings_of_one(settings: Mapping[str, Any], prefix: str, form: HeadNames) -> dict[str, Any]:
     """The settings of single parameters that are the head's, by their new names, and those of all."""
     found = {}
     for name, value in settings.items():
@@ -209,7 +209,7 @@ def classes_without(config: Mapping[str, Any], model: Any, arguments: Any) -> tu
 
 
 def _sanitized(
-    form: Format,
+    form: HeadNames,
     prefix: str,
     weights: Mapping[str, mx.array],
     convert: Callable[[dict[str, mx.array]], dict[str, mx.array]],

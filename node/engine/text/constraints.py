@@ -17,7 +17,7 @@ from sealring.mesh.prompt.tools import check_schema, parse_json_object
 from sealring.node.engine.text.notations.notation import NOTATIONS, Flat, Headed, Objects, Pieces
 from sealring.node.engine.text.piecewise import BREAK, Arguments, as_json
 from sealring.node.engine.text.schemas import closed
-from sealring.node.engine.text.sections import Format
+from sealring.node.engine.text.sections import Delimiters
 from sealring.node.engine.text.shapes import parameters
 from sealring.node.engine.text.thinking import Budget
 from sealring.v1 import inference_pb2 as inference
@@ -42,7 +42,7 @@ def may_be_held(chat: inference.Chat) -> frozenset[int]:
 
 def grammar_of(
     prompt: inference.Prompt,
-    form: Format,
+    form: Delimiters,
     special: Callable[[], Mapping[int, str]],
     said: str,
     held: frozenset[int] = frozenset(),
@@ -84,7 +84,7 @@ class _Writer:
 
     def __init__(
         self,
-        form: Format,
+        form: Delimiters,
         special: Mapping[int, str],
         chat: inference.Chat,
         held: frozenset[int],

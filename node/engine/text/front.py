@@ -1,4 +1,4 @@
-"""The head's text side: prompts to tokens (`Reader`, `InputProcessor`), open rows (`Book`), text (`Answer`).
+"""The head's text side: prompts to tokens (`PromptReader`), open rows (`Book`), text (`Answer`).
 
 Prompts are read while the compute loop runs. Tokens become text in the thread in which they arrive
 (`Book.deliver`), which divides it into thoughts, text and calls.
@@ -16,7 +16,7 @@ from sealring.node.engine.drafts.source import Source
 from sealring.node.engine.text.book import Book, Emit
 from sealring.node.engine.text.inputs import InputProcessor
 from sealring.node.engine.text.picture import Sight
-from sealring.node.engine.text.reading import Reader
+from sealring.node.engine.text.reading import PromptReader
 from sealring.node.engine.text.showing import MAX_WAITING_BYTES
 
 
@@ -39,7 +39,7 @@ class Front:
         prompts that are not prefilled."""
         self.book = Book(emit)
         self.inputs = InputProcessor(path, context, vocabulary, self.book, sight)
-        self.reader = Reader(self.inputs, self.book, emit, clock, picture_bytes=picture_bytes)
+        self.reader = PromptReader(self.inputs, self.book, emit, clock, picture_bytes=picture_bytes)
 
     def stop(self) -> None:
         """Ends the reader's threads."""

@@ -1,6 +1,6 @@
 """Makes rows of what clients sent: prompts as tokens, with their images, grammars, names and parameters.
 
-Threads of `Reader` call it; several may do so at once.
+Threads of `PromptReader` call it; several may do so at once.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ at most, until one costs too much: each has a part of a second of a processor. A
 bounded in processor time."""
 
 
-class Reader:
+class PromptReader:
     """Reads prompts into rows of `book`. `emit` may be called from any of its threads."""
 
     def __init__(

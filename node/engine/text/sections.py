@@ -60,7 +60,7 @@ _HEADER = re.compile(
 
 
 @dataclass(frozen=True)
-class Format:
+class Delimiters:
     """How one model marks reasoning and calls: the beginning and the end of each. A call may have no end."""
 
     thinking: tuple[str, str] | None = None
@@ -74,12 +74,12 @@ class Format:
         return self.thinking is not None or self.call is not None
 
 
-def format_of(source: str, vocabulary: Collection[str], parser: str = "", kind: str = "") -> Format:
+def format_of(source: str, vocabulary: Collection[str], parser: str = "", kind: str = "") -> Delimiters:
     """The format of a model, of which the arguments are those of `family_of`."""
     family = family_of(source, vocabulary, parser, kind)
     notation = NOTATIONS.get(family.notation)
     call = None if notation is None else (notation.begin, notation.end)
-    return Format(thinking_of(family, vocabulary), call, family.notation, family.final)
+    return Delimiters(thinking_of(family, vocabulary), call, family.notation, family.final)
 
 
 class SpeltDetokenizer:
@@ -110,7 +110,7 @@ class Sections:
 
     def __init__(
         self,
-        form: Format,
+        form: Delimiters,
         special: Collection[str],
         chat: inference.Chat,
         prompt_end: str = "",
@@ -150,7 +150,7 @@ class Sections:
             self._state = "text"
             self._begin_call(self._reader.begin, "call")
 
-    def _edges_of(self, form: Format) -> dict[str, dict[str, str]]:
+    def _edges_of(self, form: Delimiters) -> dict[str, dict[str, str]]:
         """What may follow in each state: markers, and the states to which they lead."""
         begin, end = form.thinking or ("", "")
         edges = {"text": [(begin, "reasoning")], "reasoning": [(end, "text")]}

@@ -32,7 +32,7 @@ from sealring.node.engine.text.families import THINK
 from sealring.node.engine.text.marked import shape_of, with_images
 from sealring.node.engine.text.plaintext import PlainText
 from sealring.node.engine.text.rendering import refused
-from sealring.node.engine.text.sections import Format, SpeltDetokenizer, format_of
+from sealring.node.engine.text.sections import Delimiters, SpeltDetokenizer, format_of
 from sealring.node.engine.text.shapes import Shape
 from sealring.node.engine.text.showing import Shown, Write, placeholder
 from sealring.node.engine.text.thinking import Thinking, thinking_of_template
@@ -59,7 +59,7 @@ class Tokenizer(ABC):
     size: int
     """Token ids are below this."""
 
-    format: Format
+    format: Delimiters
     """How the model marks reasoning and tool calls."""
 
     special: Mapping[int, str]

@@ -15,7 +15,7 @@ from refusals import refused
 from sealring.coordinator.members.joincodes import MAX_WRONG, WAIT_SECONDS, JoinCodes
 from sealring.coordinator.members.tokens import JoinTokens
 from sealring.coordinator.store import Store
-from sealring.mesh.crypto import Agreed, Side
+from sealring.mesh.crypto import Agreed, Party
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.member import JoinToken, begin, open_token
 
@@ -37,7 +37,7 @@ class Bed:
 
     def attempt(self, code: str) -> JoinToken:
         """All that a caller with this code does."""
-        caller = begin(Side.A, code, PIN)
+        caller = begin(Party.A, code, PIN)
         attempt = self.codes.begin(caller.share)
         agreed: Agreed = caller.finish(attempt.share)
         answer = self.codes.finish(attempt, agreed.own_confirmation)
@@ -56,7 +56,7 @@ def other(code: str) -> str:
 
 def test_a_code_ends_with_its_time_its_successor_and_its_revocation(bed: Bed) -> None:
     first = bed.codes.create("me", seconds=600, uses=9).code
-    pending = bed.codes.begin(begin(Side.A, first, PIN).share)
+    pending = bed.codes.begin(begin(Party.A, first, PIN).share)
     second = bed.codes.create("me", seconds=600, uses=9).code
     with refused("NO_CODE"):
         bed.codes.finish(pending, bytes(32))  # the new code loses no try by it
@@ -93,7 +93,7 @@ def test_of_exchanges_begun_together_one_may_be_wrong(bed: Bed) -> None:
     code = bed.codes.create("me", seconds=600, uses=9).code
     begun = []
     for guess in range(20):
-        caller = begin(Side.A, f"{guess:07}", PIN)
+        caller = begin(Party.A, f"{guess:07}", PIN)
         attempt = bed.codes.begin(caller.share)
         begun.append((attempt, caller.finish(attempt.share).own_confirmation))
     said = []
@@ -179,6 +179,6 @@ TestGuessing = Guessing.TestCase
 def test_the_code_is_no_part_of_what_is_shown(bed: Bed) -> None:
     """A fault's trace shows attempts and stored codes."""
     stored = bed.codes.create("me", seconds=600, uses=1)
-    attempt = bed.codes.begin(begin(Side.A, stored.code, PIN).share)
+    attempt = bed.codes.begin(begin(Party.A, stored.code, PIN).share)
     assert stored.code not in repr(attempt)
     assert stored.code not in repr(stored)

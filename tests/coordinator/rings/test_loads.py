@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sealring.coordinator.rings.loads import RETRY_SECONDS, TRIES, Heard, Loads, Phase, Policy, fewest
+from sealring.coordinator.rings.loads import RETRY_SECONDS, TRIES, Heard, LoadPhase, Loads, Policy, fewest
 from sealring.mesh.errors import ResourceExhausted
 
 TURN = 60.0
@@ -34,12 +34,12 @@ def deployed(**policies: Policy) -> Loads:
 def load(loads: Loads, name: str, now: float) -> None:
     """Loads a model that has room."""
     loads.hear(name, Heard(waiting=1, used=True), now)
-    loads.models[name].enter(Phase.LOADING, now)
+    loads.models[name].enter(LoadPhase.LOADING, now)
     loads.serving(name, now)
     loads.hear(name, Heard(), now)
 
 
-def phases(loads: Loads) -> dict[str, Phase]:
+def phases(loads: Loads) -> dict[str, LoadPhase]:
     return {name: one.phase for name, one in loads.models.items()}
 
 
@@ -51,7 +51,7 @@ def test_a_model_is_loaded_when_it_is_asked_for_and_not_before() -> None:
     assert loads.waiting(2.0) == ["a", "b"]
     loads.sync({"a": (HALF_HOUR, True), "b": (HALF_HOUR, False)}, 3.0)
     loads.serving("a", 13.0)
-    assert phases(loads) == {"a": Phase.LOADED, "b": Phase.WAITING}
+    assert phases(loads) == {"a": LoadPhase.LOADED, "b": LoadPhase.WAITING}
     assert loads.models["a"].took == 10.0
 
 
@@ -79,7 +79,7 @@ def test_a_model_is_used_until_its_last_answer_ends() -> None:
     loads.hear("a", Heard(active=True, used=True), 10.0)
     loads.hear("a", Heard(), 5000.0)
     assert loads.tick(5000.0) == []
-    assert loads.models["a"].phase is Phase.LOADED
+    assert loads.models["a"].phase is LoadPhase.LOADED
     assert loads.expires("a") == 5900.0
 
 
@@ -87,10 +87,10 @@ def test_a_use_while_it_is_about_to_be_unloaded_keeps_it() -> None:
     loads = deployed(a=Policy(900.0))
     load(loads, "a", 0.0)
     loads.tick(900.0)
-    assert loads.models["a"].phase is Phase.YIELDING
+    assert loads.models["a"].phase is LoadPhase.YIELDING
     loads.hear("a", Heard(waiting=1, holding=True), 901.0)
     assert not loads.tick(901.0)
-    assert loads.models["a"].phase is Phase.LOADED
+    assert loads.models["a"].phase is LoadPhase.LOADED
 
 
 def test_a_clients_keep_alive_takes_the_place_of_the_operators_after_the_models_turn() -> None:
@@ -125,9 +125,9 @@ def test_a_model_that_was_loaded_a_moment_ago_stays_for_its_turn() -> None:
     loads.postponed("b", victims, 10.0)
     assert "a" in loads.models["b"].reason
     loads.make_room("b", ["a"], 10.0)
-    assert loads.models["a"].phase is Phase.LOADED, "too early"
+    assert loads.models["a"].phase is LoadPhase.LOADED, "too early"
     loads.make_room("b", ["a"], TURN)
-    assert loads.models["a"].phase is Phase.YIELDING
+    assert loads.models["a"].phase is LoadPhase.YIELDING
 
 
 def test_room_is_not_made_for_a_model_that_nobody_wants_any_more() -> None:
@@ -136,7 +136,7 @@ def test_room_is_not_made_for_a_model_that_nobody_wants_any_more() -> None:
     loads.hear("b", Heard(waiting=1), 99.0)
     loads.make_room("b", ["a"], 99.0)
     loads.sync({"a": (HALF_HOUR, True)}, 100.0)
-    assert phases(loads) == {"a": Phase.LOADED}
+    assert phases(loads) == {"a": LoadPhase.LOADED}
     assert loads.yielded_to == ""
 
 
@@ -146,7 +146,7 @@ def test_who_makes_room_for_a_model_that_is_refused_stays() -> None:
     loads.hear("b", Heard(waiting=1), 99.0)
     loads.make_room("b", ["a"], 99.0)
     loads.refused("b", ResourceExhausted("too large", reason="DOES_NOT_FIT"), 100.0)
-    assert phases(loads) == {"a": Phase.LOADED, "b": Phase.NOT_LOADED}
+    assert phases(loads) == {"a": LoadPhase.LOADED, "b": LoadPhase.NOT_LOADED}
     assert loads.yielded_to == ""
 
 
@@ -289,13 +289,13 @@ class Household(RuleBasedStateMachine):
         """One look of the coordinator."""
         for name in self.policies:
             phase = self.loads.models[name].phase
-            if phase is Phase.LOADED:
+            if phase is LoadPhase.LOADED:
                 self.under_way[name] += self.waits[name]
                 self.waits[name] = 0
             if self.loads.models[name].error is not None:
                 self.waits[name] = 0
             heard = Heard(
-                self.under_way[name] > 0, self.waits[name], self.used[name], phase is Phase.YIELDING
+                self.under_way[name] > 0, self.waits[name], self.used[name], phase is LoadPhase.YIELDING
             )
             self.used[name] = False
             self.loads.hear(name, heard, self.now)
@@ -360,7 +360,7 @@ class Household(RuleBasedStateMachine):
         held = {
             name
             for name, one in self.loads.models.items()
-            if one.phase in (Phase.LOADING, Phase.LOADED, Phase.YIELDING)
+            if one.phase in (LoadPhase.LOADING, LoadPhase.LOADED, LoadPhase.YIELDING)
         }
         assert held == self.has
 

@@ -9,7 +9,7 @@ import pytest
 import structlog
 from refusals import refused
 
-from sealring.mesh.crypto import Side
+from sealring.mesh.crypto import Party
 from sealring.mesh.errors import HandshakeError, InvalidInput, RosterError
 from sealring.mesh.member import JoinToken, Offer, begin, seal_token, show_code, token_for
 from sealring.mesh.pki import to_pem
@@ -130,7 +130,7 @@ async def say(stub: Any, *messages: CodeRequest) -> list[Any]:
 
 async def exchange(stub: Any, code: str, pin: bytes) -> tuple[CodeRequest, CodeRequest]:
     """What a caller with this code says. Raises the error that ends the stream."""
-    call, own = stub.JoinByCode(timeout=200), begin(Side.A, code, pin)
+    call, own = stub.JoinByCode(timeout=200), begin(Party.A, code, pin)
     first = CodeRequest(share=own.share)
     try:
         await call.write(first)
@@ -177,7 +177,7 @@ async def test_a_first_message_that_is_no_share_costs_no_try(
 async def test_what_the_coordinator_says_before_it_is_convinced_is_one_share(cluster: Cluster) -> None:
     """No confirmation of its own: a caller could compare that with its guess, and no try would be counted."""
     await make_code(cluster)
-    first = CodeRequest(share=begin(Side.A, CODE, bytes(32)).share)
+    first = CodeRequest(share=begin(Party.A, CODE, bytes(32)).share)
     async with stub_of(cluster) as stub:
         (answer,) = await say(stub, first)
         assert answer.WhichOneof("message") == "share"
@@ -197,7 +197,7 @@ class Impostor(membership_pb2_grpc.EnrolmentServicer):
     async def JoinByCode(self, requests: Any, context: Any) -> Any:
         self.calls += 1
         share = (await anext(requests)).share
-        own = begin(Side.B, CODE if self.how == "knows" else other(CODE), self.pin)
+        own = begin(Party.B, CODE if self.how == "knows" else other(CODE), self.pin)
         agreed = own.finish(share)
         answer = {"reflects": share, "no point": b"\xff" * 32}.get(self.how, own.share)
         yield membership_pb2.CodeAnswer(share=answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sealring.gateway.rings.receipts import LATE_SECONDS, RECENT, Receipts, RecentRosters
 from sealring.gateway.scheduler import Request
-from sealring.mesh.receipt.statement import ReceiptMember, Statement
+from sealring.mesh.receipt.statement import HeadStatement, ReceiptMember
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
@@ -88,7 +88,7 @@ def test_nobody_waits_for_longer_than_members_may_take() -> None:
 
 def test_the_roster_that_the_head_names_comes_along() -> None:
     named, some = bytes([7]) * 32, bytes(32)
-    statement = Statement(
+    statement = HeadStatement(
         cluster="demo",
         roster_version=1,
         roster_hash=named,

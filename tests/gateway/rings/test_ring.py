@@ -26,9 +26,9 @@ from sealring.gateway.rings.ring import PATIENCE_SECONDS, Ring, Shared
 from sealring.gateway.scheduler import (
     AnnounceStep,
     Finish,
-    Load,
     RecallBlocks,
     Request,
+    RingLoad,
 )
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.prompt.images import NOTE
@@ -666,7 +666,7 @@ async def test_a_guest_whose_prompt_may_be_to_blame_lets_the_gateway_that_knows_
 
 def test_a_ring_that_is_down_is_waited_for_so_long_and_has_nothing_to_do() -> None:
     down = Serving(None)
-    assert down.ring.load() == Load(0, 0, 0.0)
+    assert down.ring.load() == RingLoad(0, 0, 0.0)
     for later, patient in ((0.0, True), (PATIENCE_SECONDS - 1, True), (PATIENCE_SECONDS, False)):
         down.now = 1000.0 + later
         assert down.ring.patient is patient
@@ -735,7 +735,7 @@ async def test_a_guest_forwards_what_it_is_asked_and_tells_what_it_is_told() -> 
     told = [(one.number, one.request.request_id, one.request.min_trust) for one in forwards]
     assert told == [(1, "one", 3), (2, "two", 0)]
     assert [one.request.attempts for one in forwards] == [1, 0], "what has waited was tried before"
-    assert ring.ring.load() == Load(2, 0, 0.0)
+    assert ring.ring.load() == RingLoad(2, 0, 0.0)
 
     def tell(number: int, **what: Any) -> None:
         ring.hear(forwarded=control.Forwarded(number=number, **what))
@@ -1047,7 +1047,7 @@ def test_an_idle_ring_prefills_what_the_users_next_question_begins_with() -> Non
     steps = len(ring.members.steps)
     ring.opened(opened.row, prompt=1000)
     assert len(ring.members.steps) > steps
-    assert (ring.ring.load(), ring.ring.counts()) == (Load(0, 0, ring.ring.load().kv_usage), (0, 0))
+    assert (ring.ring.load(), ring.ring.counts()) == (RingLoad(0, 0, ring.ring.load().kv_usage), (0, 0))
     assert ring.counted("prefix_cache_queries") == 100, "nobody's request"
     assert ring.counted("idle_prefill_tokens") > 0
 

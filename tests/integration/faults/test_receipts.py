@@ -11,7 +11,7 @@ from ringtest import CLUSTER, LIMIT_SECONDS, chat
 from sealring.api.receipts import text_digests
 from sealring.client.trust import parse_root_sha256
 from sealring.mesh.receipt.digests import request_digest
-from sealring.mesh.receipt.statement import Statement
+from sealring.mesh.receipt.statement import HeadStatement
 from sealring.mesh.receipt.verify import Known, verify_receipt
 from sealring.v1 import inference_pb2 as inference
 
@@ -82,7 +82,7 @@ async def test_a_sealed_answer_over_two_epochs_names_both(broken):
         await cut_off(broken, ask)
 
 
-def names_all_before(statement: Statement, first: int) -> None:
+def names_all_before(statement: HeadStatement, first: int) -> None:
     """From the epoch that was broken on. On a busy machine another may end after it, with more tokens."""
     assert statement.earlier[0].epoch == first
     assert statement.epoch > first

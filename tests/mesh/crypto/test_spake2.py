@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nacl import bindings as sodium
 
-from sealring.mesh.crypto import Exchange, Side
+from sealring.mesh.crypto import Exchange, Party
 from sealring.mesh.crypto.spake2 import SHARE_BYTES, M, N, derive
 from sealring.mesh.errors import HandshakeError, RecordError
 
@@ -113,8 +113,8 @@ def test_a_slow_computation_agrees_with_either_side(code: bytes, seed: int) -> N
     """Python's integers and affine points stand on the other end, with the scalar `seed`."""
     w = int.from_bytes(hashlib.sha512(code).digest(), "little") % L
     base = decoded(sodium.crypto_scalarmult_ed25519_base_noclamp((1).to_bytes(32, "little")))
-    points = {Side.A: decoded(M), Side.B: decoded(N)}
-    for side, other in (Side.A, Side.B), (Side.B, Side.A):
+    points = {Party.A: decoded(M), Party.B: decoded(N)}
+    for side, other in (Party.A, Party.B), (Party.B, Party.A):
         own, theirs = points[side], points[other]
         assert base is not None
         assert own is not None
@@ -124,10 +124,10 @@ def test_a_slow_computation_agrees_with_either_side(code: bytes, seed: int) -> N
         met = decoded(exchange.share)
         assert met is not None
         secret = times(8 * seed % L, add(met, negated(times(w, theirs))))
-        shares = (share, exchange.share) if side is Side.A else (exchange.share, share)
+        shares = (share, exchange.share) if side is Party.A else (exchange.share, share)
         expected = derive((*IDENTITIES, *shares, encoded(secret), w.to_bytes(32, "big")), b"c")
         agreed = exchange.finish(share)
-        confirmations = {Side.A: expected[1], Side.B: expected[2]}
+        confirmations = {Party.A: expected[1], Party.B: expected[2]}
         assert agreed.key == expected[0]
         assert agreed.own_confirmation == confirmations[other]
         assert agreed.confirmed_by(confirmations[side])
@@ -140,7 +140,7 @@ def exchanged(
     context_b: bytes = b"c",
 ) -> bool:
     """Whether both sides confirm each other."""
-    a, b = Exchange(Side.A, code_a, IDENTITIES, b"c"), Exchange(Side.B, code_b, identities_b, context_b)
+    a, b = Exchange(Party.A, code_a, IDENTITIES, b"c"), Exchange(Party.B, code_b, identities_b, context_b)
     at_a, at_b = a.finish(b.share), b.finish(a.share)
     seen = at_a.confirmed_by(at_b.own_confirmation), at_b.confirmed_by(at_a.own_confirmation)
     assert seen[0] is seen[1]
@@ -155,8 +155,8 @@ def test_only_the_same_code_identities_and_context_are_confirmed() -> None:
     assert not exchanged(b"1234567", b"1234567", context_b=b"later")
 
 
-@pytest.mark.parametrize("side", Side)
-def test_a_share_that_is_sent_back_confirms_nothing(side: Side) -> None:
+@pytest.mark.parametrize("side", Party)
+def test_a_share_that_is_sent_back_confirms_nothing(side: Party) -> None:
     exchange = Exchange(side, b"1234567", IDENTITIES, b"c")
     agreed = exchange.finish(exchange.share)
     assert not agreed.confirmed_by(agreed.own_confirmation)
@@ -190,26 +190,26 @@ def bad_shares() -> list[bytes]:
     return [*torsion, *mixed, not_canonical, no_point, b"", bytes(SHARE_BYTES - 1), M + b"\x00"]
 
 
-@pytest.mark.parametrize("side", Side)
-def test_shares_outside_the_prime_order_subgroup_are_refused(side: Side) -> None:
+@pytest.mark.parametrize("side", Party)
+def test_shares_outside_the_prime_order_subgroup_are_refused(side: Party) -> None:
     for share in bad_shares():
         with pytest.raises(HandshakeError) as caught:
             Exchange(side, b"1234567", IDENTITIES, b"c").finish(share)
         assert caught.value.reason == "BAD_SHARE", share.hex()
 
 
-@pytest.mark.parametrize("side", Side)
-def test_a_share_that_cancels_the_code_out_is_refused(side: Side) -> None:
+@pytest.mark.parametrize("side", Party)
+def test_a_share_that_cancels_the_code_out_is_refused(side: Party) -> None:
     """The peer's blinding alone, without a public key: the secret would be the neutral element."""
     w = sodium.crypto_core_ed25519_scalar_reduce(hashlib.sha512(b"1234567").digest())
-    blinding = sodium.crypto_scalarmult_ed25519_noclamp(w, N if side is Side.A else M)
+    blinding = sodium.crypto_scalarmult_ed25519_noclamp(w, N if side is Party.A else M)
     with pytest.raises(HandshakeError) as caught:
         Exchange(side, b"1234567", IDENTITIES, b"c").finish(blinding)
     assert caught.value.reason == "BAD_SHARE"
 
 
 def test_an_exchange_serves_once_and_has_one_owner() -> None:
-    exchange = Exchange(Side.A, b"1234567", IDENTITIES, b"c")
+    exchange = Exchange(Party.A, b"1234567", IDENTITIES, b"c")
     exchange.finish(N)
     with pytest.raises(HandshakeError) as caught:
         exchange.finish(N)
@@ -217,4 +217,4 @@ def test_an_exchange_serves_once_and_has_one_owner() -> None:
     for copied in copy.copy, copy.deepcopy, pickle.dumps:
         with pytest.raises(RecordError):
             copied(exchange)
-    assert exchange.share != Exchange(Side.A, b"1234567", IDENTITIES, b"c").share
+    assert exchange.share != Exchange(Party.A, b"1234567", IDENTITIES, b"c").share

@@ -15,14 +15,14 @@ from sealring.mesh.errors import InvalidInput, ReceiptError
 from sealring.mesh.receipt.statement import (
     MAX_NONCE_BYTES,
     MIN_NONCE_BYTES,
-    Statement,
+    HeadStatement,
     check_nonce,
     parse_statement,
 )
 
 
 @pytest.fixture
-def statement(cluster: Any) -> Statement:
+def statement(cluster: Any) -> HeadStatement:
     return statement_of(cluster, cluster.sign())
 
 
@@ -38,7 +38,7 @@ def statement(cluster: Any) -> Statement:
     ],
 )
 def test_a_statement_that_no_head_makes_is_refused(
-    statement: Statement, changes: dict[str, Any], why: str
+    statement: HeadStatement, changes: dict[str, Any], why: str
 ) -> None:
     document = json.loads(statement.encode()) | changes
     with pytest.raises(ReceiptError, match=why) as error:
@@ -46,7 +46,7 @@ def test_a_statement_that_no_head_makes_is_refused(
     assert error.value.reason == "RECEIPT_MALFORMED"
 
 
-def test_a_statement_has_one_encoding(statement: Statement) -> None:
+def test_a_statement_has_one_encoding(statement: HeadStatement) -> None:
     whole = dataclasses.replace(statement, tokens=3, given=3)
     assert parse_statement(whole.encode()) == whole
     with pytest.raises(ReceiptError, match="canonical"):

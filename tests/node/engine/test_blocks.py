@@ -18,7 +18,7 @@ from patience import PATIENCE_SECONDS
 from small_models import DATA, tiny
 from stagering import QUANTIZED, compute_thread, prompt_of, quantized_prompt_cache, stages_of, whole
 
-from sealring.node.engine.blocks import Layout, layout_of, provenance
+from sealring.node.engine.blocks import BlockLayout, layout_of, provenance
 from sealring.node.engine.caches import Cache, detached, first_tokens
 from sealring.node.engine.caches.undo import cut_to, mark
 from sealring.node.engine.staging import build_skeleton, random_stage
@@ -99,7 +99,7 @@ def test_a_row_goes_on_from_blocks_and_a_snapshot_as_if_it_had_never_ended(key: 
         equal = [mx.array_equal(stage([part], cut)[0], stage([part], read)[0]).item() for part in rest]
         return all(equal)
 
-    def through_the_disk(layout: Layout, kept: Cache, cut: Cache, read: Cache) -> Cache:
+    def through_the_disk(layout: BlockLayout, kept: Cache, cut: Cache, read: Cache) -> Cache:
         held, snapshot = (
             layout.bytes_of(layout.views(kept, 0, sum(CHUNKS)), sum(CHUNKS)),
             layout.snapshot(cut, MARKED),

@@ -16,7 +16,7 @@ from sealring.node.engine import RowParameters, params
 from sealring.node.engine.blocks import layout_of
 from sealring.node.engine.disk import Disk
 from sealring.node.engine.staging import Stage
-from sealring.node.stored.codec import HEAD_BYTES, Head, Place
+from sealring.node.stored.codec import HEAD_BYTES, BlockHead, Place
 from sealring.node.stored.store import Store
 from sealring.v1 import control_pb2 as control
 
@@ -176,7 +176,7 @@ def test_a_snapshot_is_of_use_with_all_of_its_blocks_only(tmp_path: Path, lost: 
     for tokens in edges:
         write(family, 1, prompt, tmp_path, tokens=tokens)
     files = {
-        tuple(Head.parse(file.read_bytes()[:HEAD_BYTES]) or ())[:2]: file for file in blocks_in(tmp_path)
+        tuple(BlockHead.parse(file.read_bytes()[:HEAD_BYTES]) or ())[:2]: file for file in blocks_in(tmp_path)
     }
     assert set(files) == {(0, 256), (0, 512), (256, 512)}, "the first block and the first snapshot are alike"
     files[(0, 512) if lost == "snapshot" else (256, 512)].unlink()
@@ -194,7 +194,7 @@ def test_a_snapshot_is_of_the_last_edge_of_blocks_at_which_the_row_was_kept(tmp_
     assert blocks_in(tmp_path) == []
     write("mamba2", 1, prompt, tmp_path, tokens=STORED_BLOCK + CHUNK, marks=[STORED_BLOCK])
     (snapshot,) = blocks_in(tmp_path)  # a state, and no keys and values
-    assert (Head.parse(snapshot.read_bytes()[:HEAD_BYTES]) or ())[:2] == (0, STORED_BLOCK)
+    assert (BlockHead.parse(snapshot.read_bytes()[:HEAD_BYTES]) or ())[:2] == (0, STORED_BLOCK)
 
 
 def blocks_in(folder: Path) -> list[Path]:
@@ -272,7 +272,9 @@ def test_a_damaged_block_is_written_again_when_its_prompt_is_computed_again(
     prompt = prompt_of("llama", 0, whole)
     write("llama", 1, prompt, tmp_path, tokens=whole)
     heads = {file: file.read_bytes()[:HEAD_BYTES] for file in tmp_path.rglob("*.block")}
-    (damaged,) = (file for file, head in heads.items() if (Head.parse(head) or ())[:1] == (STORED_BLOCK,))
+    (damaged,) = (
+        file for file, head in heads.items() if (BlockHead.parse(head) or ())[:1] == (STORED_BLOCK,)
+    )
     if harm == "gone":
         damaged.unlink()
     else:

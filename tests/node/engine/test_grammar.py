@@ -24,7 +24,7 @@ from sealring.mesh.errors import FailedPrecondition, InvalidInput
 from sealring.node.engine import Grammars, RowParameters, load_stage, params, trial
 from sealring.node.engine.grammar import Follower, Masks
 from sealring.node.engine.staging import Stage
-from sealring.node.engine.text import Format, Tokenizer, grammar_of, load_tokenizer
+from sealring.node.engine.text import Delimiters, Tokenizer, grammar_of, load_tokenizer
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
@@ -53,9 +53,9 @@ def stages(size: int) -> list[Stage]:
     return [stage.result(200) for stage in made]
 
 
-def grammar_for(schema: Schema, form: Format | None = None) -> str:
+def grammar_for(schema: Schema, form: Delimiters | None = None) -> str:
     prompt = inference.Prompt(text="x", schema=json.dumps(schema))
-    return grammar_of(prompt, form or Format(), dict, "")
+    return grammar_of(prompt, form or Delimiters(), dict, "")
 
 
 def some_schema(choices: random.Random, levels: int = 2) -> Schema:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.node.stored import codec
-from sealring.node.stored.codec import HEAD_BYTES, PIECE, Head, Place
+from sealring.node.stored.codec import HEAD_BYTES, PIECE, BlockHead, Place
 
 KEY = bytes(range(32))
 PLACES = st.builds(
@@ -33,7 +33,7 @@ def test_a_block_opens_where_it_was_sealed(place: Place, content: bytes) -> None
     file = sealed(place, content)
     assert len(file) == codec.file_size(len(content))
     assert opened(place, file, len(content)) == content
-    assert Head.parse(file[:HEAD_BYTES]) == (place.first, place.end, 0)
+    assert BlockHead.parse(file[:HEAD_BYTES]) == (place.first, place.end, 0)
 
 
 def test_a_block_of_many_pieces() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sealring.mesh.errors import InvalidInput
-from sealring.node.engine.text import ChatTemplate, Format, Shape, StopStrings, encode_chat, in_turns
+from sealring.node.engine.text import ChatTemplate, Delimiters, Shape, StopStrings, encode_chat, in_turns
 from sealring.node.engine.text.chat import sections_of
 from sealring.node.engine.text.thinking import Thinking
 from sealring.v1 import inference_pb2 as inference
@@ -20,7 +20,7 @@ THINK = ("<think>", "</think>")
 class Template:
     """A tokenizer whose template says what it was written with, and whose tokens are characters."""
 
-    def __init__(self, form: Format, turn: str = "") -> None:
+    def __init__(self, form: Delimiters, turn: str = "") -> None:
         self.format = form
         self.shape = Shape()
         self.thinking = Thinking()
@@ -39,9 +39,9 @@ class Template:
         return [ord(char) for char in text]
 
 
-def told(chat: inference.Chat, form: Format | None = None, turn: str = "") -> tuple[list[Any], str]:
+def told(chat: inference.Chat, form: Delimiters | None = None, turn: str = "") -> tuple[list[Any], str]:
     """What the template was given, and what came of it."""
-    template: Any = Template(form or Format(), turn)
+    template: Any = Template(form or Delimiters(), turn)
     ids = encode_chat(template, chat)
     return template.given, template.last_turn(ids)
 
@@ -104,37 +104,37 @@ def test_what_is_no_object_is_refused(where: str) -> None:
 def test_a_call_that_is_required_begins_after_the_reasoning(
     thinking: tuple[str, str] | None, turn: str, begun: str
 ) -> None:
-    form = Format(thinking, CALL)
+    form = Delimiters(thinking, CALL)
     assert told(inference.Chat(call_required=True), form, turn)[1] == turn + begun
     assert told(inference.Chat(), form, turn)[1] == turn
 
 
 @pytest.mark.parametrize("thinking", [None, THINK])
 def test_only_a_model_that_can_call_has_to(thinking: tuple[str, str] | None) -> None:
-    assert told(inference.Chat(), Format(thinking))[1] == ""
+    assert told(inference.Chat(), Delimiters(thinking))[1] == ""
     with pytest.raises(InvalidInput) as caught:
-        told(inference.Chat(call_required=True), Format(thinking))
+        told(inference.Chat(call_required=True), Delimiters(thinking))
     assert caught.value.reason == "NO_TOOL_CALLS"
 
 
 @pytest.mark.parametrize(
     ("form", "prompt", "divided"),
     [
-        (Format(THINK, CALL), inference.Prompt(chat=inference.Chat()), True),
-        (Format(THINK), inference.Prompt(chat=inference.Chat()), True),
-        (Format(), inference.Prompt(chat=inference.Chat()), False),
-        (Format(THINK, CALL), inference.Prompt(text="x"), False),
-        (Format(THINK, CALL), inference.Prompt(tokens=inference.TokenIds(ids=[1])), False),
+        (Delimiters(THINK, CALL), inference.Prompt(chat=inference.Chat()), True),
+        (Delimiters(THINK), inference.Prompt(chat=inference.Chat()), True),
+        (Delimiters(), inference.Prompt(chat=inference.Chat()), False),
+        (Delimiters(THINK, CALL), inference.Prompt(text="x"), False),
+        (Delimiters(THINK, CALL), inference.Prompt(tokens=inference.TokenIds(ids=[1])), False),
     ],
 )
-def test_only_answers_to_chats_are_divided(form: Format, prompt: inference.Prompt, divided: bool) -> None:
+def test_only_answers_to_chats_are_divided(form: Delimiters, prompt: inference.Prompt, divided: bool) -> None:
     template: Any = Template(form)
     assert (sections_of(template, prompt, [], StopStrings(())) is not None) is divided
 
 
 @pytest.mark.parametrize("schema", ["", "{}"])
 def test_an_answer_that_is_held_to_a_schema_is_no_call(schema: str) -> None:
-    template: Any = Template(Format(THINK, CALL, "json_tools"))
+    template: Any = Template(Delimiters(THINK, CALL, "json_tools"))
     prompt = inference.Prompt(chat=inference.Chat(tools=[inference.Tool(name="f")]), schema=schema)
     sections = sections_of(template, prompt, [], StopStrings(()))
     assert sections is not None
@@ -251,19 +251,19 @@ def test_the_template_is_not_shown_a_tool_that_a_message_defines() -> None:
 @pytest.mark.parametrize(
     ("last", "form", "required"),
     [
-        (inference.ChatMessage(role="user", content="x"), Format(), False),
-        (inference.ChatMessage(role="assistant"), Format(), False),
+        (inference.ChatMessage(role="user", content="x"), Delimiters(), False),
+        (inference.ChatMessage(role="assistant"), Delimiters(), False),
         (
             inference.ChatMessage(role="assistant", content="x", tool_calls=[{"name": "look"}]),
-            Format(),
+            Delimiters(),
             False,
         ),
-        (inference.ChatMessage(role="assistant", content="x"), Format(THINK, final="<|final|>"), False),
-        (inference.ChatMessage(role="assistant", content="x"), Format(call=CALL), True),
+        (inference.ChatMessage(role="assistant", content="x"), Delimiters(THINK, final="<|final|>"), False),
+        (inference.ChatMessage(role="assistant", content="x"), Delimiters(call=CALL), True),
     ],
 )
 def test_only_an_answer_of_text_is_continued(
-    last: inference.ChatMessage, form: Format, required: bool
+    last: inference.ChatMessage, form: Delimiters, required: bool
 ) -> None:
     chat = inference.Chat(messages=[last], begun=True, call_required=required)
     with pytest.raises(InvalidInput) as caught:

@@ -15,13 +15,13 @@ import pytest
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine import Grammars
 from sealring.node.engine.grammar import Follower
-from sealring.node.engine.text import Format, Tokenizer, format_of, grammar_of, load_tokenizer
+from sealring.node.engine.text import Delimiters, Tokenizer, format_of, grammar_of, load_tokenizer
 from sealring.node.engine.text.constraints import may_be_held
 from sealring.v1 import inference_pb2 as inference
 
 MODEL = Path(__file__).parents[4] / "examples" / "demo_model" / "model"
-HERMES = Format(("<think>", "</think>"), ("<tool_call>", "</tool_call>"), name="json_tools")
-SPECIAL = Format(("<|system|>", "<|user|>"), ("<|assistant|>", "<|pad|>"), name="json_tools")
+HERMES = Delimiters(("<think>", "</think>"), ("<tool_call>", "</tool_call>"), name="json_tools")
+SPECIAL = Delimiters(("<|system|>", "<|user|>"), ("<|assistant|>", "<|pad|>"), name="json_tools")
 NUMBER: dict[str, Any] = {
     "type": "object",
     "properties": {"n": {"type": "integer"}},
@@ -79,9 +79,9 @@ def takes(grammar: str, *answers: str) -> list[bool]:
 
 def test_what_asks_for_nothing_has_no_grammar() -> None:
     assert grammar_of(prompt_with(strict=False), HERMES, dict, "") == ""
-    assert grammar_of(prompt_with(), Format(), dict, "") == ""  # a model that calls nothing
+    assert grammar_of(prompt_with(), Delimiters(), dict, "") == ""  # a model that calls nothing
     assert grammar_of(inference.Prompt(text="x"), HERMES, dict, "") == ""
-    unknown = Format(None, ("<a>", "</a>"), name="pythonic")
+    unknown = Delimiters(None, ("<a>", "</a>"), name="pythonic")
     assert grammar_of(prompt_with(strict=False, call_required=True), unknown, dict, "") == ""
 
 
@@ -135,7 +135,7 @@ def test_what_a_schema_holds_begins_without_blanks() -> None:
             assert takes(grammar, *blank) == [True, False, False, False]
         grammar = grammar_of(prompt, HERMES, dict, "<think>\n")
         assert takes(grammar, *(f"hm</think>{one}" for one in blank)) == [True, True, False, True]
-        plain = grammar_of(prompt, Format(call=HERMES.call, name=HERMES.name), dict, "")
+        plain = grammar_of(prompt, Delimiters(call=HERMES.call, name=HERMES.name), dict, "")
         assert takes(plain, *blank) == [True, False, False, False]
 
 
@@ -177,7 +177,7 @@ def test_with_tools_the_answer_is_a_call_or_fits_the_schema() -> None:
         False,
         False,
     ]
-    unknown = Format(None, ("<a>", "</a>"), name="pythonic")
+    unknown = Delimiters(None, ("<a>", "</a>"), name="pythonic")
     grammar = grammar_of(prompt_with(schema=True, strict=False), unknown, dict, "")
     assert takes(grammar, '{"n": 1}', "<a>whatever</a>", "text") == [True, True, False]
 
@@ -239,7 +239,7 @@ def test_messages_of_gpt_oss() -> None:
 
 
 def test_other_syntaxes() -> None:
-    mistral = Format(None, ("[TOOL_CALLS]", ""), name="mistral")
+    mistral = Delimiters(None, ("[TOOL_CALLS]", ""), name="mistral")
     grammar = grammar_of(prompt_with(), mistral, dict, "")
     assert takes(grammar, "hm", '[TOOL_CALLS]b.c[ARGS]{"n": 1}', "[TOOL_CALLS]b.c[ARGS]{}") == [
         True,
@@ -252,7 +252,7 @@ def test_other_syntaxes() -> None:
     calls = f"hm<｜tool▁calls▁begin｜>{one}\n{one}<｜tool▁calls▁end｜>"
     assert takes(grammar, calls, calls.replace("1", '"1"')) == [True, False]
     with pytest.raises(InvalidInput) as caught:
-        grammar_of(prompt_with(), Format(None, ("<a>", "</a>"), name="pythonic"), dict, "")
+        grammar_of(prompt_with(), Delimiters(None, ("<a>", "</a>"), name="pythonic"), dict, "")
     assert caught.value.reason == "NO_STRICT_TOOLS"
 
 

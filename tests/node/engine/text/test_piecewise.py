@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sealring.mesh.errors import InvalidInput
 from sealring.node.engine import Grammars
 from sealring.node.engine.grammar import Follower
-from sealring.node.engine.text import Format, Tokenizer, grammar_of, load_tokenizer
+from sealring.node.engine.text import Delimiters, Tokenizer, grammar_of, load_tokenizer
 from sealring.node.engine.text.calls import read_calls
 from sealring.node.engine.text.notations.notation import NOTATIONS, Flat, Headed, Objects, Pieces
 from sealring.node.engine.text.notations.reading import reader_of
@@ -52,8 +52,8 @@ def takes(grammar: str, answer: str) -> bool:
     return all(map(follower.allows, [*tokenizer().encode_markers(answer), *tokenizer().end_tokens]))
 
 
-def form_of(name: str) -> Format:
-    return Format(None, (NOTATIONS[name].begin, NOTATIONS[name].end), name)
+def form_of(name: str) -> Delimiters:
+    return Delimiters(None, (NOTATIONS[name].begin, NOTATIONS[name].end), name)
 
 
 def schema_of(choices: random.Random, parser: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def asked(schema: dict[str, Any], *, strict: bool = True, **fields: Any) -> infe
     return inference.Prompt(chat=chat)
 
 
-def read(form: Format, text: str, schema: dict[str, Any]) -> Any:
+def read(form: Delimiters, text: str, schema: dict[str, Any]) -> Any:
     assert form.call is not None
     calls = read_calls(reader_of(form.name, frozenset()), text.removesuffix(form.call[1]), {"look": schema})
     assert calls is not None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.node.engine.text import Format, Sections, StopStrings, format_of
+from sealring.node.engine.text import Delimiters, Sections, StopStrings, format_of
 from sealring.node.engine.text.detokenizer import BytesDetokenizer
 from sealring.node.engine.text.notations.notation import NOTATIONS
 from sealring.node.engine.text.sections import SpeltDetokenizer
@@ -143,13 +143,13 @@ def test_a_marker_that_is_a_special_token_is_no_text_and_no_text_is_one() -> Non
 @pytest.mark.parametrize(
     ("source", "vocabulary", "expected"),
     [
-        ("", (), Format()),
-        ("", ("<think>",), Format()),
-        ("", ("<|channel>", "<channel|>"), Format(("<|channel>thought", "<channel|>"))),
+        ("", (), Delimiters()),
+        ("", ("<think>",), Delimiters()),
+        ("", ("<|channel>", "<channel|>"), Delimiters(("<|channel>thought", "<channel|>"))),
     ],
 )
 def test_a_model_without_marks_has_no_format(
-    source: str, vocabulary: tuple[str, ...], expected: Format
+    source: str, vocabulary: tuple[str, ...], expected: Delimiters
 ) -> None:
     assert format_of(source, vocabulary) == expected
     assert bool(expected) is ("<channel|>" in vocabulary)
@@ -295,11 +295,13 @@ CALLS = [("look", {"at": "x"})]
 )
 @given(data=st.data())
 @settings(max_examples=8, deadline=None)
-def test_what_an_answer_consists_of(form: Format, whole: str, expected: Any, data: st.DataObject) -> None:
+def test_what_an_answer_consists_of(form: Delimiters, whole: str, expected: Any, data: st.DataObject) -> None:
     assert read(Sections(form, (), chat()), cut(data, whole)) == expected
 
 
-FORMS = {name: Format(("<think>", "</think>"), (one.begin, one.end), name) for name, one in NOTATIONS.items()}
+FORMS = {
+    name: Delimiters(("<think>", "</think>"), (one.begin, one.end), name) for name, one in NOTATIONS.items()
+}
 del FORMS["harmony"]
 
 
@@ -368,7 +370,7 @@ def test_an_end_behind_a_beginning_without_a_call_is_text(step: int) -> None:
     hy3 = NOTATIONS["hy3"]
     whole = f"{hy3.call.strip() % 'look'}\n{hy3.begin}{hy3.end}"
     pieces = [whole[at : at + step] for at in range(0, len(whole), step)]
-    found = read(Sections(Format(call=(hy3.begin, hy3.end), name="hy3"), (), chat()), pieces)
+    found = read(Sections(Delimiters(call=(hy3.begin, hy3.end), name="hy3"), (), chat()), pieces)
     assert found == (hy3.begin + hy3.end, "", [("look", {})])
 
 

@@ -15,12 +15,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from sealring.mesh.errors import FailedPrecondition, InvalidInput
-from sealring.node.engine.text import THINK, Format, budget_of, grammar_of
+from sealring.node.engine.text import THINK, Delimiters, budget_of, grammar_of
 from sealring.node.engine.text.thinking import BUDGETS, FREE, Budget, Thinking, thinking_of_template
 from sealring.v1 import inference_pb2 as inference
 
 BEGIN, END = THINK[0]
-FORM = Format((BEGIN, END))
+FORM = Delimiters((BEGIN, END))
 TOKENS = {"<end>": 256, BEGIN: 257, END: 258}
 SIZE = 266
 BUDGET = Budget(2, [257], [258])

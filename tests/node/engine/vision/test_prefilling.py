@@ -18,7 +18,7 @@ from sealring.mesh.ring import Origin
 from sealring.node.engine import (
     Prompt,
     RowParameters,
-    Whole,
+    WholeVisionModel,
     load_lazily,
     load_stage,
     params,
@@ -84,7 +84,7 @@ def asked(family: dict[str, Any]) -> list[Prompt]:
 @pytest.fixture(scope="module")
 def answers(family: dict[str, Any], asked: list[Prompt]) -> list[list[int]]:
     """mlx-vlm's greedy answers."""
-    whole = Whole(random_whole(family["config"], 3))
+    whole = WholeVisionModel(random_whole(family["config"], 3))
     return [whole(one, DECODED)[1] for one in asked]
 
 

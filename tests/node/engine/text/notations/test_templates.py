@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sealring.node.engine.text import ChatTemplate, Format, Sections
+from sealring.node.engine.text import ChatTemplate, Delimiters, Sections
 from sealring.node.engine.text.notations.notation import (
     NOTATIONS,
     Flat,
@@ -222,10 +222,10 @@ def read(sections: Sections, text: str, choices: random.Random) -> tuple[str, st
     return told, parsed.reasoning, [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls]
 
 
-def form_of(name: str) -> Format:
+def form_of(name: str) -> Delimiters:
     notation = NOTATIONS[name]
     final = "<|channel|>final<|message|>" if name == "harmony" else ""
-    return Format(("<think>", "</think>"), (notation.begin, notation.end), name, final)
+    return Delimiters(("<think>", "</think>"), (notation.begin, notation.end), name, final)
 
 
 def one(name: str, number: int, *, tokens: bool) -> None:
