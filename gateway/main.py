@@ -78,6 +78,7 @@ async def serve(
         idle_prefill=settings.idle_prefill,
         metrics=metrics,
         signed_roster=keeper.signed,
+        here=settings.members_hosts,
     )
     backend = RingBackend(rings, metrics, usage.add)
     find = partial(look_for_coordinator, state.root_sha256)

@@ -111,6 +111,10 @@ class GatewaySettings(BaseModel):
         found = [one.host for one in own_addresses()] or [LOOPBACK] if host == ANY_HOST else [host]
         return tuple(format_address(one, wanted or port) for one in found[:_MOST_ADDRESSES])
 
+    def members_hosts(self) -> tuple[str, ...]:
+        """The hosts of `members_addresses`."""
+        return tuple(parse_address(one)[0] for one in self.members_addresses(1))
+
     @property
     def listens_beyond_loopback(self) -> bool:
         """Whether other machines can connect."""

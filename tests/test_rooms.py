@@ -248,7 +248,7 @@ LINES = {
     "edge": 4_120,
     "coordinator": 12_610,
     "gateway": 1_020,
-    "gateway/rings": 3_430,
+    "gateway/rings": 3_460,
     "gateway/scheduler": 4_085,
     "node": 14_350,
     "node/engine": 19_160,

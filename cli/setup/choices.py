@@ -16,7 +16,7 @@ from sealring.cli.here.settings_files import proxy_port, read_settings, settings
 from sealring.cli.terminal.host import Host
 from sealring.mesh.errors import ConfigError, InvalidInput
 from sealring.mesh.member.state import IDENTITY_KEY
-from sealring.mesh.system.addresses import format_address, free_port, parse_address
+from sealring.mesh.system.addresses import format_address, free_port, is_loopback, parse_address
 from sealring.mesh.system.networks import ANY_HOST
 from sealring.mesh.system.paths import is_enrolled
 from sealring.mesh.trust.levels import TrustLevel
@@ -131,7 +131,8 @@ def choose_other(
     made = Choices()
     address = wishes.address or _host_of(given["node"])
     last = _host_of(before["node"])
-    if address is None and joined and last in (_LOOPBACK, *(one.host for one in host.own_addresses())):
+    own = [one.host for one in host.own_addresses()]
+    if address is None and joined and last is not None and (last in own or is_loopback(last)):
         address = last
     if address is None:
         ways = (host.address_towards(*parse_address(one)) for one in coordinators)

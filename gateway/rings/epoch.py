@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sealring.gateway.rings.control import ControlStreams
@@ -12,6 +12,7 @@ from sealring.mesh.prompt.images import VISION
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.roster import model as rosters
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
+from sealring.mesh.system.addresses import parse_address
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import membership_pb2 as membership
 
@@ -39,10 +40,20 @@ class ServingEpoch:
     speculate: bool
     clear_links: bool
     protocol: int = PROTOCOL_VERSION
+    elsewhere: bool = False
+    """Whether this gateway's machine has a node, and none in this ring."""
 
     @classmethod
-    def of(cls, roster: rosters.Roster, ring: rosters.Ring, state: membership.RingState) -> ServingEpoch:
+    def of(
+        cls,
+        roster: rosters.Roster,
+        ring: rosters.Ring,
+        state: membership.RingState,
+        here: Collection[str] = (),
+    ) -> ServingEpoch:
+        """`here` are the hosts at which this gateway's machine is reached."""
         listed = [roster.member(member.id) for member in ring.members]
+        beside = [one for one in roster.members if _reached_at(one, here)]
         return cls(
             ring=ring.id,
             epoch=state.epoch,
@@ -57,7 +68,12 @@ class ServingEpoch:
             speculate=state.speculate,
             clear_links=ring.clear_links,
             protocol=state.protocol,
+            elsewhere=bool(beside) and not any(one in listed for one in beside),
         )
+
+
+def _reached_at(member: rosters.RosterMember, hosts: Collection[str]) -> bool:
+    return any(parse_address(one)[0] in hosts for one in member.addresses)
 
 
 @dataclass(frozen=True)

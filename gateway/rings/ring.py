@@ -33,7 +33,10 @@ PATIENCE_SECONDS = 60.0
 (`RingState`)."""
 
 YIELD_SECONDS = 2.0
-"""The time that a guest leaves to the gateway that scheduled before, so that it attaches first.
+"""The time that a gateway leaves to another one, so that the other attaches first.
+
+A ring goes on when a gateway's machine stops, if the gateway that schedules it is on a machine of the ring.
+So a gateway on the machine of another node waits.
 
 A guest waits if one of its prompts was being computed: only that gateway may know that a member had no
 memory for the prompt. It attaches with the epoch, or `GOODBYE_SECONDS` after the end of the last one.
@@ -211,7 +214,7 @@ class Ring:
             previous = None  # which holds all that its epoch had
         backoff = Backoff()
         loop = asyncio.get_running_loop()
-        yields, self._forwarded.yields = self._forwarded.yields, False
+        yields, self._forwarded.yields = serving.elsewhere or self._forwarded.yields, False
         until = self._clock() + YIELD_SECONDS
         while True:
             started = loop.time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -44,6 +44,7 @@ class Rings:
         idle_prefill: bool,
         metrics: Metrics,
         signed_roster: Callable[[], tuple[bytes, bytes]],
+        here: Callable[[], Collection[str]] = tuple,
         awake: Clock = awake_clock,
         wall: Clock = wall_clock,
         make_ring: Callable[..., Ring] = Ring,
@@ -51,6 +52,7 @@ class Rings:
         self._formable = PausableClock(awake)
         """Runs while the coordinator is connected: without it no ring can form."""
         self._signed = signed_roster
+        self._here = here
         self._make_ring = make_ring
         self._shared = Shared(members, metrics, queue_limit, idle_prefill, formable=self._formable)
         self._announced: set[str] = set()  # rings that the coordinator has named on this connection
@@ -277,7 +279,7 @@ class Rings:
             mine.leave()
         else:
             assert self._table.roster is not None
-            mine.serve(ServingEpoch.of(self._table.roster, ring, state))
+            mine.serve(ServingEpoch.of(self._table.roster, ring, state, self._here()))
 
     def _add(self, name: str, deployment: str) -> Ring:
         made = self._make_ring(name, deployment, self._shared, self._hand_over)

@@ -47,11 +47,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
         yield Two(first, up, member, join, url_of(join))
 
 
-def completion(two: Two, key: str) -> dict[str, object]:
+def completion(url: str, key: str) -> dict[str, object]:
     body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 20}
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     request = urllib.request.Request(
-        f"{two.url}/v1/chat/completions", json.dumps(body).encode(), headers, method="POST"
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), headers, method="POST"
     )
     with urllib.request.urlopen(request, timeout=120) as answer:
         found: dict[str, object] = json.load(answer)
@@ -75,7 +75,7 @@ def root_of(machine: Machine) -> str:
 def test_a_member_asks_and_looks_and_changes_nothing(two: Two) -> None:
     assert "Paris" in two.member.run("chat", QUESTION)
     key = (two.member.state / "proxy.key").read_text().strip()
-    assert "Paris" in json.dumps(completion(two, key))
+    assert "Paris" in json.dumps(completion(two.url, key))
     assert "demo-0" in two.member.run("status")
     assert json.loads(two.member.run("usage", "--json"))[0]["requests"] > 0
     assert "layers" in two.member.run("deployment", "plan", "demo", "--name", "another")
@@ -86,7 +86,7 @@ def test_a_member_asks_and_looks_and_changes_nothing(two: Two) -> None:
 def test_others_on_the_machine_ask_nothing(two: Two) -> None:
     for key in ("", "none", "srk_aaaaaaaaaaaaaaaa_" + "a" * 52):
         with pytest.raises(urllib.error.HTTPError) as caught:
-            completion(two, key)
+            completion(two.url, key)
         assert caught.value.code == 401
         caught.value.close()
 
@@ -123,6 +123,19 @@ def gateways_of(machine: Machine) -> list[dict[str, Any]]:
     return found
 
 
+def join_at(number: int, token: str) -> tuple[str, ...]:
+    """A machine with an address of its own, so that gateways know which node is beside them."""
+    return "join", token, "--name", ("two", "three")[number - 2], "--address", f"127.0.0.{number}"
+
+
+def kill(up: Running) -> None:
+    """As a machine that loses its power."""
+    for one in up.family():
+        with suppress(psutil.Error):
+            one.kill()
+    up.process.wait()
+
+
 def test_a_standby_goes_on_where_the_first_machine_was(tmp_path: Path) -> None:
     """The ring is on the other two. Their machines say what to type; answers go on, and receipts hold."""
     first, second, third = (Machine(tmp_path / name) for name in ("one", "two", "three"))
@@ -132,19 +145,23 @@ def test_a_standby_goes_on_where_the_first_machine_was(tmp_path: Path) -> None:
         backup = tmp_path / "backup"
         first.run("coordinator", "backup", str(backup))
         token = first.run("token", "create", "--uses", "2").split()[-1]
-        two = stack.enter_context(second.running("join", token, "--name", "two", "--standby", str(backup)))
-        three = stack.enter_context(third.running("join", token, "--name", "three"))
+        two = stack.enter_context(second.running(*join_at(2, token), "--standby", str(backup)))
+        three = stack.enter_context(third.running(*join_at(3, token)))
         for name in ("two", "three"):
             up.wait_for(f"{name} is online")
         urls = url_of(two), url_of(three)
+        while not any(one["name"] == "two-gateway" and one["addresses"] for one in gateways_of(third)):
+            time.sleep(0.2)
         first.run("deploy", "demo", "--stages", "2", "--member", "two", "--member", "three")
         for machine in (second, third):
             assert "Paris" in machine.run("chat", QUESTION)
-        while not any(one["name"] == "two-gateway" and one["addresses"] for one in gateways_of(third)):
-            time.sleep(0.2)
-        assert "Paris" in third.run("chat", QUESTION)  # with the address of that gateway, too
-        up.stop()
+        kill(up)
         three.wait_for("does not answer")
+        answered = json.loads(third.run("chat", "--json", QUESTION))
+        assert "Paris" in answered["answer"]
+        assert answered["sealring_receipt"]["choices"][0]["head"]["signature"]
+        key = (third.state / "proxy.key").read_text().strip()
+        assert "Paris" in json.dumps(completion(urls[1], key))
         assert "sealring coordinator promote" in third.said("status")
         assert "go on for" in third.said("status")
         second.run("coordinator", "promote")

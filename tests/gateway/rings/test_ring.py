@@ -631,6 +631,17 @@ async def test_a_guest_hears_that_its_prompt_had_no_memory_when_it_brings_it_aga
     await ring.ring.close()
 
 
+async def test_a_gateway_elsewhere_lets_one_beside_the_rings_members_schedule_for_a_while(
+    epochs: Any,
+) -> None:
+    """There may be none."""
+    ring = epochs(*[FailedPrecondition("nobody", reason="NOBODY_SCHEDULES")] * 6)
+    await ring.serve(elsewhere=True)
+    assert ring.yielded[:2] == [True, True]
+    assert not ring.yielded[5]
+    await ring.ring.close()
+
+
 @pytest.mark.parametrize(
     ("reason", "progress", "yields"),
     [
