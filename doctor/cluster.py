@@ -105,15 +105,12 @@ def _versions(hosts: Mapping[str, Facts]) -> Iterator[Finding]:
     if not hosts:
         return
     rdma = any(facts.rdma == "enabled" for facts in hosts.values())
+    built = "models may be built differently"
     kinds: list[tuple[str, Callable[[Facts], str], Callable[..., Finding] | None, str]] = [
         ("sealring", lambda facts: facts.sealring, problem, "all machines of a cluster run one release"),
         ("mlx", lambda facts: facts.packages.get("mlx", ""), warning, "answers may depend on where rows run"),
-        (
-            "mlx-lm",
-            lambda facts: facts.packages.get("mlx-lm", ""),
-            warning,
-            "models may be built differently",
-        ),
+        ("mlx-lm", lambda facts: facts.packages.get("mlx-lm", ""), warning, built),
+        ("mlx-vlm", lambda facts: facts.packages.get("mlx-vlm", ""), warning, built),
         (
             "macOS",
             lambda facts: f"{facts.os_version} {facts.os_build}".strip() if facts.system == "darwin" else "",

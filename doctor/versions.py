@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from sealring.doctor.report import Finding, ok, problem, warning
 from sealring.doctor.system import System
 from sealring.doctor.view import View
+from sealring.node.computing import COMPUTING
 
 SW_VERS, SYSCTL = "/usr/bin/sw_vers", "/usr/sbin/sysctl"
 CHIP = "machdep.cpu.brand_string"
 METAL = "mlx-metal"
-PACKAGES = ("mlx", METAL, "mlx-cpu", "mlx-lm")
 _MATRIX_UNITS = 5
 """The first M that has them, and with them macOS 26 and MLX's wheel for it several times as fast prefill."""
 _MATRIX_SYSTEM = 26
@@ -42,7 +42,7 @@ def os_build(system: System) -> str:
 
 def packages(system: System) -> dict[str, str]:
     """The versions of what a node computes with, and of the interpreter."""
-    found = {name: system.package(name) for name in PACKAGES}
+    found = {name: system.package(name) for name in COMPUTING}
     return {"python": platform.python_version(), **{name: one for name, one in found.items() if one}}
 
 

@@ -11,16 +11,16 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterable
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from sealring.mesh.errors import SealringError
+from sealring.mesh.rpc.protocol import own_release
 from sealring.mesh.system.files import read_bounded, write_atomic
 from sealring.mesh.system.sysctl import sysctl
+from sealring.node.computing import versions
 from sealring.node.daemon.engine_process import StageKey
 from sealring.v1 import control_pb2, engine_pb2
 
@@ -31,8 +31,6 @@ _MOST = 64
 
 _LONGEST = 64
 """Times of a table at most; a start times fewer. Gateways and the coordinator look at as many."""
-
-_PACKAGES = ("sealring", "mlx", "mlx-lm")
 
 
 class CostTables:
@@ -90,10 +88,6 @@ def least(times: Iterable[control_pb2.StepTime]) -> list[control_pb2.StepTime]:
 
 def _name(stage: StageKey, memory_limit: int) -> str:
     """The name of a stage's file: of what it is, of what computes it, and of the software that does."""
-    versions = []
-    for package in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions.append(version(package))
     chip = sysctl("machdep.cpu.brand_string") or (platform.machine(), os.cpu_count())
-    computed_by = platform.version(), chip, memory_limit, versions
+    computed_by = platform.version(), chip, memory_limit, own_release().software, versions()
     return hashlib.sha256(repr((stage, computed_by)).encode()).hexdigest()

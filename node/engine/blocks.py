@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from sealring.node.computing import versions
 from sealring.node.engine.adapters import adapter_of, tensors_of
 from sealring.node.engine.caches import Cache, kinds
 from sealring.node.engine.caches.kind import Snapshot
@@ -177,16 +178,14 @@ class BlockLayout:
 
 
 def provenance(path: Path, adapter: Path | None = None) -> str:
-    """What computes caches with the weights of a model's folder: MLX, mlx-lm and the weights, by the times of
-    their files, with an adapter's. The model's digest does not cover the contents of weights, which may be
-    replaced by others of the same shapes. Raises ModelError."""
-    from mlx_lm._version import __version__ as mlx_lm_version
-
+    """What computes caches with the weights of a model's folder: the versions of MLX and of the classes of
+    models, and the weights, by the times of their files, with an adapter's. The model's digest does not cover
+    the contents of weights, which may be replaced by others of the same shapes. Raises ModelError."""
     own = weight_files(path)
     if (found := adapter_of(path, adapter)) is not None:
         own = [*own, found / ADAPTER_CONFIG, tensors_of(found)]
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in own]
-    return repr((mx.__version__, mlx_lm_version, files))  # type: ignore[attr-defined]
+    return repr((versions(), files))
 
 
 def layout_of(stage: Stage, computed_by: str) -> BlockLayout | None:

@@ -19,13 +19,11 @@ from importlib import metadata
 from pathlib import Path
 
 from sealring.mesh.crypto.encoding import pack_fields
+from sealring.node.computing import COMPUTING
 
 MEASURED = (
     "sealring",
-    "mlx",
-    "mlx-cpu",
-    "mlx-metal",
-    "mlx-lm",
+    *COMPUTING,
     "cryptography",
     "grpcio",
     "protobuf",

@@ -21,7 +21,8 @@ def node(name: str, *, connections: dict[str, str] | None = None, clock: float =
         TriedConnection(member=target, address=f"10.0.0.{ord(target)}:7710", error=error)
         for target, error in (connections or {}).items()
     )
-    known = Facts(sealring="1", packages={"mlx": "1", "mlx-lm": "1"}, connections=made, **(MAC | facts))
+    packages = {"mlx": "1", "mlx-lm": "1", "mlx-vlm": "2"}
+    known = Facts(sealring="1", packages=packages, connections=made, **(MAC | facts))
     return Node(name, name, online=True, report=Report(facts=known), offset=clock)
 
 
@@ -57,6 +58,8 @@ def test_offline_and_silent_nodes() -> None:
         ({}, Severity.OK),
         ({"sealring": "2"}, Severity.PROBLEM),
         ({"packages": {"mlx": "2", "mlx-lm": "1"}}, Severity.WARNING),
+        ({"packages": {"mlx": "1", "mlx-lm": "1", "mlx-vlm": "1"}}, Severity.WARNING),
+        ({"packages": {"mlx": "1", "mlx-lm": "1"}}, Severity.OK),
         ({"os_build": "25C57"}, Severity.OK),
         ({"os_build": "25C57", "rdma": "enabled"}, Severity.WARNING),
         ({"system": "linux", "os_version": "6"}, Severity.OK),

@@ -55,6 +55,9 @@ def test_a_table_is_of_one_stage_one_device_and_one_system(
     assert started(tables, QUIET) == QUIET
     monkeypatch.setattr(cost_tables, "sysctl", lambda name: b"the chip of a Mac to which all was moved")
     assert started(tables, slower) == slower
+    assert started(tables, QUIET) == QUIET
+    monkeypatch.setattr(cost_tables, "versions", lambda: {"mlx-vlm": "the next"})
+    assert started(tables, slower) == slower
 
 
 def test_guesses_have_the_least_times_too(tmp_path: Path) -> None:
