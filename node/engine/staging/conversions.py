@@ -1,4 +1,4 @@
-"""What mlx-lm's classes leave out when they convert published weights."""
+"""What mlx-lm's classes leave out of published configurations, and when they convert published weights."""
 
 from __future__ import annotations
 
@@ -28,3 +28,21 @@ def kimi_vl(model: Any) -> Any:
 
 CONVERSIONS = {"kimi_vl": kimi_vl}
 """By model type: a class for mlx-lm's."""
+
+_TIED = "tie_word_embeddings"
+TIED_OUTSIDE = ("qwen3_vl", "qwen3_vl_moe")
+"""Types whose text part has to say whether head and embedding are one matrix. Qwen3-VL as published says it
+beside that part, from 8B on there alone."""
+
+
+def tied_outside(arguments: Any) -> Any:
+    """mlx-lm's class of arguments, which finds that in either place."""
+
+    class Arguments(arguments):  # type: ignore[misc]
+        @classmethod
+        def from_dict(cls, params: dict[str, Any]) -> Any:
+            if isinstance(text := params.get("text_config"), dict):
+                params = {**params, "text_config": {_TIED: params.get(_TIED, False), **text}}
+            return super().from_dict(params)
+
+    return Arguments

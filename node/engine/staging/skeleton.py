@@ -12,6 +12,7 @@ from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import
 
 from . import second_source
+from .conversions import TIED_OUTSIDE, tied_outside
 from .denied import DENIED
 from .text_part import text_config, wrapped
 
@@ -74,7 +75,7 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
     said = io.StringIO()
     try:  # mlx-lm has no public way from a configuration to its classes without weights
         with contextlib.redirect_stdout(said):
-            classes: tuple[Any, Any] = mlx_lm_import.import_utils()._get_classes(config)
+            model, arguments = mlx_lm_import.import_utils()._get_classes(config)
     except SystemExit as error:  # some of mlx-lm's modules exit when a package is missing
         raise ModelError(
             f"architecture {model_type} needs a package that is not installed",
@@ -101,4 +102,4 @@ def model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
             hint="update sealring, or see docs/families.md, which says how a family is added",
             model_type=model_type,
         ) from error
-    return classes
+    return model, tied_outside(arguments) if model_type in TIED_OUTSIDE else arguments

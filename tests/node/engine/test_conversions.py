@@ -15,6 +15,7 @@ from released import Weights, experts_apart
 from sealring.node.engine import device, mlx_lm_import, needed, weights
 from sealring.node.engine.ranges import Range
 from sealring.node.engine.staging import build_skeleton
+from sealring.node.engine.staging.conversions import TIED_OUTSIDE
 
 
 def mixtral(given: Weights) -> Weights:
@@ -163,3 +164,19 @@ def _clear_others(file: Path, ranges: list[Range]) -> None:
         cleared[first:end] = content[first:end]
     assert cleared != content
     file.write_bytes(cleared)
+
+
+@pytest.mark.parametrize("key", TIED_OUTSIDE)
+@pytest.mark.parametrize(
+    ("outside", "inside", "tied"), [(False, None, False), (True, None, True), (None, True, True)]
+)
+def test_head_and_embedding_are_one_wherever_a_configuration_says_so(
+    key: str, outside: bool | None, inside: bool | None, tied: bool, archs: dict[str, dict[str, Any]]
+) -> None:
+    """Qwen3-VL's configurations from 8B on say it beside the text part alone."""
+    config = dict(archs[key])
+    for part, said in ((config, outside), (text := dict(config["text_config"]), inside)):
+        part.pop("tie_word_embeddings", None)
+        part.update({} if said is None else {"tie_word_embeddings": said})
+    model = build_skeleton(config | {"text_config": text})
+    assert any("lm_head" in name for name, _ in tree_flatten(model.parameters())) is not tied
