@@ -104,8 +104,9 @@ def write_model(folder: Path, config: dict[str, Any], seed: int = 3) -> Path:
 def _with_vocabulary(config: Any, tokens: int) -> Any:
     if not isinstance(config, dict):
         return config
+    sizes = ("vocab_size", "unpadded_", "embedding_size")
     return {
-        name: tokens if name.startswith(("vocab_size", "unpadded_")) else _with_vocabulary(value, tokens)
+        name: tokens if name.startswith(sizes) else _with_vocabulary(value, tokens)
         for name, value in config.items()
     }
 

@@ -21,7 +21,7 @@ from sealring.node.engine.caches import parts_of
 
 from .adapters import Adapter, adapter_for
 from .bounds import reach_of
-from .interception import Call, intercept_call, intercept_reads, leaves
+from .interception import Call, intercept_call, intercept_reads, leaves, own_arrays
 from .layout import PROBES, Arguments, Layout, Place, TensorSpec, Unsuitable, find_layout, get_argument
 
 _LONGEST = 1 << 13
@@ -99,6 +99,13 @@ def dissect(model: nn.Module, model_type: str) -> Anatomy:
         logits = find_layout("logits", first.result, second.result)
     except Unsuitable as reason:
         raise not_stageable(model_type, str(reason)) from None
+    if first.embedded is not None and first.embedded < logits.tail[0]:  # MLX looks behind the last, unasked
+        raise ModelError(
+            f"the model answers with {logits.tail[0]} tokens and has embeddings of {first.embedded}",
+            reason="BAD_MODEL_CONFIG",
+            hint="its config.json is wrong: convert the model again",
+            model_type=model_type,
+        )
     try:
         if lacking:
             raise Unsuitable(f"this mlx-lm has no {lacking[0]} in {type(layers[0]).__module__}")
@@ -199,13 +206,17 @@ class _Probe:
         self._cache = full_cache(model)
         self._now = 0.0
         self._donors = set(donors.values())
+        self._tokens = mx.zeros((rows, tokens), mx.uint32)
+        self.embedded: int | None = None
+        """How many tokens the model has embeddings of; None if it is not seen to look them up."""
         restores: list[Callable[[], None]] = []
         try:
             for module in outer:
                 restores.append(intercept_reads(module, self._reader(id(module))))
+                restores.append(intercept_call(module, self._embedder(module)))
             for index, layer in enumerate(layers):
                 restores.append(intercept_call(layer, self._watcher(index)))
-            self.result = model(mx.zeros((rows, tokens), mx.uint32), cache=self._cache)
+            self.result = model(self._tokens, cache=self._cache)
         finally:
             for restore in reversed(restores):
                 restore()
@@ -216,6 +227,17 @@ class _Probe:
 
     def _reader(self, module: int) -> Callable[[str], None]:
         return lambda key: self._reads.setdefault((module, key), set()).add(self._now)
+
+    def _embedder(self, module: nn.Module) -> Call:
+        tables = {} if module.children() else dict(own_arrays(module))
+
+        def call(original: Call, *args: Any, **kwargs: Any) -> Any:
+            if tables and args and args[0] is self._tokens:
+                rows = [tables["weight"]] if "weight" in tables else leaves(tables)
+                self.embedded = max(sum(map(len, rows)), self.embedded or 0)
+            return original(*args, **kwargs)
+
+        return call
 
     def _watcher(self, index: int) -> Call:
         def call(original: Call, *args: Any, **kwargs: Any) -> Any:

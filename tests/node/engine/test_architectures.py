@@ -254,6 +254,23 @@ def test_without_the_names_by_which_it_splits_it_is_served_whole_only(
     assert caught.value.reason == "ARCHITECTURE_NOT_STAGEABLE"
 
 
+def test_a_model_that_answers_with_tokens_it_has_no_embeddings_of_is_refused() -> None:
+    """MLX looks them up behind the end of the array, in whatever memory that is."""
+    config = MORE["molmo"]
+    text = config["text_config"]
+    assert dissect(build_skeleton(config), "molmo").logits.tail == (120,)
+    config = config | {"text_config": text | {"vocab_size": 121}}
+    with pytest.raises(ModelError, match="answers with 121 tokens and has embeddings of 120") as caught:
+        dissect(build_skeleton(config), "molmo")
+    assert caught.value.reason == "BAD_MODEL_CONFIG"
+
+
+def test_other_tables_of_a_model_are_not_taken_for_its_embeddings() -> None:
+    """Z1T has an array of 256 positions beside them."""
+    z1t = dissect(build_skeleton(MORE["z1t"] | {"vocab_size": 300}), "z1t")
+    assert z1t.logits.tail == (300,)
+
+
 def test_a_stage_norms_what_the_layer_before_it_would_have_normed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Muse Spark has kernels for Metal only; here they are what they fuse, as far as the check can tell."""
     module = importlib.import_module("mlx_lm.models.muse_spark")
