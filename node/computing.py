@@ -1,4 +1,5 @@
-"""The packages whose code computes stages. What is kept from one start to the next is of their versions."""
+"""The packages whose code computes stages: MLX, and the classes of models. What is kept from one start to the
+next is of their versions."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 COMPUTING = ("mlx", "mlx-metal", "mlx-cpu", "mlx-lm", "mlx-vlm")
-"""MLX, and the classes of models. Not all are installed everywhere."""
 
 
 def versions() -> dict[str, str]:
