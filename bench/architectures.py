@@ -85,9 +85,9 @@ SECOND = """\
 
 Each configuration with ² was asked over a sealed ring of three nodes, with weights in 4 bits: sixty prompts
 of 5 to 222 tokens, eight at a time, every other sealed (`tests/integration/test_four_bits.py`, `make sweep`).
-All 1,440 answers were those of the whole model, and none of them by a near tie. In earlier runs molmo's folder
-had embeddings of 120 of 1,536 tokens. MLX looks up the others behind the end of the array: the whole model
-gave no numbers in one run. Such a folder is refused now.
+All 1,440 answers were those of the whole model, and none of them by a near tie. In earlier runs the folder
+of molmo had embeddings of 120 of 1,536 tokens. MLX looks up the others behind the end of the array: the whole
+model gave no numbers in one run. Such a folder is refused now.
 
 All of them are exact in stages, with drafts, with prefixes in memory, and with rows that join and leave. What
 they do without:
