@@ -30,7 +30,8 @@ def while_away(folder: Path, now: float) -> Iterator[str]:
     yield f"rings that serve go on for {left // 60} min {left % 60} s at most, until the roster is over"
     standby = _standby(roster)
     if standby is None:
-        yield "there is no standby: start `sealring up` on the first machine"
+        lost = " and no other gateway, so nobody is answered until then" if len(roster.gateways) < 2 else ""
+        yield f"there is no standby{lost}: start `sealring up` on the first machine"
         return
     here = is_enrolled(folder.parent / "coordinator" / "operator")
     where = "on this machine" if here else f"on the standby, the machine at {parse_address(standby)[0]}"

@@ -44,7 +44,9 @@ def test_the_rosters_life_is_counted_down(tmp_path: Path) -> None:
 def test_the_standby_is_told_from_another_address_of_the_first_machine(
     tmp_path: Path, own: tuple[str, ...]
 ) -> None:
-    assert PROMOTE not in said(tmp_path / "none", own)
+    none = said(tmp_path / "none", own)
+    assert PROMOTE not in none
+    assert "nobody is answered until then" in none, "its gateway was on the first machine"
     there = said(tmp_path / "there", (*own, f"{STANDBY}:7700"))
     assert PROMOTE in there
     assert f"the machine at {STANDBY}" in there
