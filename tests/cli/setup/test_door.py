@@ -29,7 +29,7 @@ echo '{"result": {"port": 7, "key_sha256": "ab"}}'
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder that other accounts reach."""
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # tempfile's own may be private
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)
