@@ -11,7 +11,7 @@ env: $(VENV)/.ready
 
 $(VENV)/.ready: EXTRAS := [dev]
 $(VENV)/.ready $(VENV)/.runnable: pyproject.toml constraints.txt
-	@echo "making $(VENV) (once; a few minutes)"
+	@echo "making $(VENV) (once: $(if $(EXTRAS),,about 100 MB to fetch, )a few minutes)"
 	@$(PYTHON) .ci/suits.py
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)'

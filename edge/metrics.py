@@ -56,7 +56,9 @@ class RequestMetrics:
     def event(self, event: inference.GenerateResponse, queued: float | None = None) -> None:
         """Counts an event. `queued` are the seconds that the request waited for its first step, if known."""
         kind = event.WhichOneof("event")
-        if kind == "delta" and event.delta.choice:
+        if kind == "prefilling":
+            pass
+        elif kind == "delta" and event.delta.choice:
             pass  # the time between tokens is that of the first answer
         elif kind == "delta":
             self._delta(event.delta.tokens, time.perf_counter(), queued)

@@ -109,7 +109,7 @@ class RingBackend:
             )
         if request.HasField("receipt") and request.envelope.HasField("clear"):
             request.receipt.roster_hash = self._rings.rosters.newest
-        answer = Answer()
+        answer = Answer(tell_prefill=request.tell_prefill)
         work = Request.of(
             request,
             request_id,

@@ -242,20 +242,20 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 LINES = {
     "mesh": 14_060,
-    "sealring/api": 4_920,
-    "sealring/client": 2_350,
+    "sealring/api": 4_925,
+    "sealring/client": 2_365,
     "sealring/testing": 700,
-    "edge": 4_120,
+    "edge": 4_165,
     "coordinator": 12_610,
     "gateway": 1_020,
-    "gateway/rings": 3_460,
+    "gateway/rings": 3_465,
     "gateway/scheduler": 4_085,
     "node": 14_360,
     "node/engine": 19_195,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,
-    "cli": 13_305,
+    "cli": 13_315,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sealring.cli.calls.gateway import GatewayAccess, GatewayCalls, inference, named
 from sealring.cli.calls.member import MemberChannels
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from sealring.client import AsyncClient, Delta
     from sealring.client.question import Content
     from sealring.mesh.prompt.options import SamplingOptions
+    from sealring.v1.inference_pb2 import Prefilling
 
-T = TypeVar("T")
 
 ASK_CLEAR = "or ask in clear, which the gateway can read: --clear"
 _CHOOSE = "choose with --model NAME, in a conversation with /model NAME"
@@ -49,6 +49,8 @@ class Question:
     max_tokens: int = 0
     min_trust: int = 0
     sampling: SamplingOptions | None = None
+    hear: Callable[[Prefilling], None] = lambda told: None
+    """Called while a long prompt is computed."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ class Asker:
         pieces: list[str] = []
         logprobs: list[dict[str, Any]] = []
         source: Source | None = None
-        async with aclosing(self._stream(question)) as stream:
-            async for piece in _waited_for(stream):
+        async with _waited_for(self._stream, question) as stream:
+            async for piece in stream:
                 if isinstance(piece, Source):
                     source = piece
                     continue
@@ -152,12 +154,26 @@ class Asker:
         )
 
 
-async def _waited_for(stream: AsyncIterator[T]) -> AsyncIterator[T]:
-    """The pieces of a stream. A long prompt takes minutes, so a person is shown that the first is to come."""
-    with progress("waiting for the first token", quiet=True) as shown:
-        async for piece in stream:
+@asynccontextmanager
+async def _waited_for(stream: Stream, question: Question) -> AsyncIterator[AsyncIterator[Delta | Source]]:
+    """The pieces of a stream. A long prompt takes minutes, so a person is shown how far it is."""
+
+    async def pieces() -> AsyncIterator[Delta | Source]:
+        async for piece in answer:
             shown.close()
             yield piece
+
+    with progress("waiting for the first token", quiet=True) as shown:
+        told = replace(question, hear=lambda one: shown.update(prefilled(one)))
+        async with aclosing(stream(told)) as answer:
+            yield pieces()
+
+
+def prefilled(one: Prefilling) -> str:
+    """How far a prompt is: "reading the prompt: 40 %, 12,000 of 30,000 tokens, 40 s left"."""
+    left = f", {one.seconds_left} s left" if one.seconds_left else ""
+    share = 100 * one.done // max(1, one.prompt_tokens)
+    return f"reading the prompt: {share} %, {one.done:,} of {one.prompt_tokens:,} tokens{left}"
 
 
 @asynccontextmanager
@@ -204,6 +220,7 @@ async def sealed(client: AsyncClient, question: Question) -> AsyncGenerator[Delt
             min_trust=question.min_trust,
             **(question.sampling or {}),
         )
+        reply.on_prefill(question.hear)
         async with reply:
             async for delta in reply:
                 yield delta
@@ -243,6 +260,7 @@ async def in_clear(
         envelope=inference_pb2.Envelope(clear=prompt),
         max_tokens=question.max_tokens,
         min_trust=question.min_trust,
+        tell_prefill=True,
     )
     started = None
     try:
@@ -250,6 +268,8 @@ async def in_clear(
             kind = event.WhichOneof("event")
             if kind == "started":
                 started = started or event.started
+            elif kind == "prefilling":
+                question.hear(event.prefilling)
             elif kind == "delta":
                 delta = event.delta
                 logprobs = tuple(map(TokenLogprob.from_message, delta.logprobs))

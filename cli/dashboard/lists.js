@@ -69,9 +69,10 @@ function heldEntries(found) {
     const where = places.map(({ node }) => node.name).join(", ");
     if (!whole && problem) return entry(name, "does not come", "bad", [`${problem.node.name}: ${problem.one.problem}`]);
     if (!whole) {
-      const { node, one } = places[0];
+      const { node, one } = places.find((each) => each.one.coming) ?? places[0];
       const fraction = Number(one.size) ? Number(one.done) / Number(one.size) : 0;
-      return entry(name, "is fetched", "", [`${node.name} has ${pace(one, one.size) || "nothing yet"}`], fraction);
+      const has = `${node.name} has ${pace(one, one.size) || "nothing yet"}`;
+      return one.coming ? entry(name, "is fetched", "", [has], fraction) : entry(name, "in parts", "", [has]);
     }
     const lacks = found.lacking[name];
     const fits = lacks ? `lacks about ${size(lacks)}` : "would fit now";

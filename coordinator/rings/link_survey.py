@@ -91,7 +91,7 @@ class LinkSurvey:
         for session in self._sessions:
             if session.heartbeat is None or session.idle != session.steps.keys():
                 return False
-            if any(one.size and one.done < one.size and not one.problem for one in session.heartbeat.models):
+            if any(one.coming for one in session.heartbeat.models):
                 return False
         return True
 

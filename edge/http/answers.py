@@ -58,9 +58,13 @@ async def _disconnected(receive: Receive) -> None:
             pass
 
 
-async def started(events: Events) -> inference.Started:
-    """The first event; until it is there, errors still have an HTTP status."""
-    first = await anext(events, None)
+async def started(
+    events: Events, hear: Callable[[inference.Prefilling], None] = lambda told: None
+) -> inference.Started:
+    """The first event; until it is there, errors still have an HTTP status. `hear` gets those of a long
+    prompt, which come before it."""
+    while (first := await anext(events, None)) is not None and first.HasField("prefilling"):
+        hear(first.prefilling)
     if first is None or first.WhichOneof("event") != "started":
         raise Internal("the answer does not begin with its start")
     return first.started
@@ -180,7 +184,9 @@ class EventStream(Response):
         self._events = events
         self._asked = asked
         self._told = headers
-        self._start = asyncio.ensure_future(started(events))
+        self._prefilling: inference.Prefilling | None = None
+        asking.tell_prefill = True
+        self._start = asyncio.ensure_future(started(events, self._hear))
 
     async def begin(self, receive: Receive) -> None:
         """Waits for the answer's start, for a while. Raises what the request failed with, or Cancelled."""
@@ -192,6 +198,13 @@ class EventStream(Response):
         except BaseException:
             await self._close()
             raise
+
+    def _hear(self, told: inference.Prefilling) -> None:
+        self._prefilling = told
+
+    def _ping(self) -> bytes:
+        told, self._prefilling = self._prefilling, None
+        return self._renderer.ping if told is None else self._renderer.prefilling(told)
 
     async def _close(self) -> None:
         self._start.cancel()
@@ -205,7 +218,7 @@ class EventStream(Response):
             stack.push_async_callback(self._close)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             # what lies between here and the connection only cares for the start
-            writer = _Writer(scope["state"]["send"], self._renderer.ping)
+            writer = _Writer(scope["state"]["send"], self._ping)
             with contextlib.suppress(Cancelled):
                 await unless_disconnected(receive, self._stream(writer))
 
@@ -219,6 +232,8 @@ class EventStream(Response):
                     if event.HasField("delta"):
                         check_calls(event.delta)
                         await writer.write(render(event.delta))
+                    elif event.HasField("prefilling"):
+                        self._hear(event.prefilling)
                     else:
                         await writer.write(renderer.last(event.finished))
             except SealringError as error:
@@ -235,7 +250,7 @@ class _Writer:
     A timer sends `ping` whenever nothing was sent for `PING_SECONDS`.
     """
 
-    def __init__(self, send: Send, ping: bytes) -> None:
+    def __init__(self, send: Send, ping: Callable[[], bytes]) -> None:
         self._send = send
         self._ping = ping
         self._pinging: asyncio.Task[None] | None = None
@@ -277,7 +292,7 @@ class _Writer:
 
     async def send_ping(self) -> None:
         with contextlib.suppress(OSError):  # the next part will tell
-            await self._send({"type": "http.response.body", "body": self._ping, "more_body": True})
+            await self._send({"type": "http.response.body", "body": self._ping(), "more_body": True})
 
 
 class Whole(Response):
@@ -287,7 +302,7 @@ class Whole(Response):
         """Raises Cancelled where the client does not read."""
         body = memoryview(self.body)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        writer = _Writer(scope["state"]["send"], b"")
+        writer = _Writer(scope["state"]["send"], bytes)
         with writer:
             for begin in range(0, len(body), PIECE_BYTES):
                 await writer.write(bytes(body[begin : begin + PIECE_BYTES]))

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from sealring.edge.inference.timings import Timings
+from sealring.edge.inference.timings import Prefill, Timings
 from sealring.mesh.errors import SealringError, forget_frames
 from sealring.v1 import inference_pb2 as inference
 
@@ -52,6 +52,9 @@ class AnswerWriter(Protocol):
 
     def computed(self) -> None: ...
 
+    def prefilled(self, done: int, prompt_tokens: int) -> None:
+        """A chunk of the prompt is computed behind `done` tokens of it."""
+
     def started(self, event: inference.Started) -> None: ...
 
     def delta(self, delta: inference.Delta, held: Sequence[inference.TokenLogprob] = ()) -> None:
@@ -72,8 +75,9 @@ class Answer:
     own answer's length. Sealed chunks cannot be joined. The ring bounds what is `unread`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tell_prefill: bool = False) -> None:
         self.timings = Timings()
+        self._prefill = Prefill() if tell_prefill else None
         self._events: deque[tuple[inference.GenerateResponse, int]] = deque()
         self._event = inference.GenerateResponse()
         self._open: inference.Delta | None = None  # of `_event`, joined with the deltas that follow
@@ -97,12 +101,17 @@ class Answer:
     def computed(self) -> None:
         pass
 
+    def prefilled(self, done: int, prompt_tokens: int) -> None:
+        if self._prefill is not None and (told := self._prefill.at(done, prompt_tokens)) is not None:
+            self._put(inference.GenerateResponse(prefilling=told))
+
     def started(self, event: inference.Started) -> None:
         event.load_ms = self.timings.load_ms
         self._put(inference.GenerateResponse(started=event))
 
     def delta(self, delta: inference.Delta, held: Sequence[inference.TokenLogprob] = ()) -> None:
         """A delta with `parsed` is never joined with another."""
+        self._prefill = None
         opened = self._open
         if delta.sealed or delta.HasField("parsed"):
             self._begin(delta)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from sealring.v1 import inference_pb2 as inference
+
+PREFILL_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -24,3 +31,26 @@ class Timings:
     def queued(self) -> float | None:
         """Seconds from the ring to the first step; None while it has not come, or another gateway has it."""
         return self.computed - self.routed if self.computed else None
+
+
+class Prefill:
+    """How far the prompt of one request is, told at most every `PREFILL_SECONDS`."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._told = self._began = 0.0
+        self._first = -1
+        self._most = 0
+
+    def at(self, done: int, prompt_tokens: int) -> inference.Prefilling | None:
+        """What to tell now that `done` tokens of the prompt are computed; they never become less."""
+        now = self._clock()
+        if self._first < 0:
+            self._first, self._began, self._told = done, now, now
+        self._most = max(self._most, min(done, prompt_tokens))
+        if now < self._told + PREFILL_SECONDS:
+            return None
+        self._told = now
+        new, left = self._most - self._first, prompt_tokens - self._most
+        seconds = math.ceil(left * (now - self._began) / new) if new > 0 else 0
+        return inference.Prefilling(done=self._most, prompt_tokens=prompt_tokens, seconds_left=seconds)

@@ -54,6 +54,9 @@ class Rows:
         self.unstarted: dict[int, tuple[str, AnswerWriter]] = {}
         """The requests of rows given to the head, and their answers, until the first step."""
 
+        self._prefilled: dict[int, AnswerWriter] = {}
+        """The answers of rows of which a part of the prompt was announced."""
+
         self._receipts = receipts
         self._idle = idle
         self._counters = counters
@@ -136,9 +139,14 @@ class Rows:
         for change in step.changes:
             if change.WhichOneof("change") == "restore":
                 self._counters.from_disk.inc(change.restore.tokens)
+            self._prefilled.pop(change.evict.row, None)
         for chunk in step.prefill.chunks:
             if chunk.start == 0 or chunk.prefix:
                 self._first_chunk(chunk)
+            if (answer := self._prefilled.get(chunk.row)) is not None:
+                answer.prefilled(chunk.start, chunk.prompt_tokens)
+                if chunk.end == chunk.prompt_tokens:
+                    del self._prefilled[chunk.row]
         self.epoch.streams.expect()
 
     def _first_chunk(self, chunk: control.Chunk) -> None:
@@ -149,6 +157,7 @@ class Rows:
         self._counters.hits.inc(chunk.start)
         if opened is not None:
             request_id, answer = opened
+            self._prefilled[chunk.row] = answer
             self._shares.begin(request_id, answer.timings)
             answer.timings.computed = time.perf_counter()
             answer.computed()

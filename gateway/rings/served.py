@@ -131,6 +131,9 @@ class GuestAnswer:
         self._computed = True
         self._say()
 
+    def prefilled(self, done: int, prompt_tokens: int) -> None:
+        pass  # the other gateway's clients are not told
+
     def started(self, event: inference.Started) -> None:
         self._say(event=inference.GenerateResponse(started=event))
 

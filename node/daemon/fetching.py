@@ -102,6 +102,7 @@ class Pull:
             size=self.size,
             done=min(now.done, self.size),
             problem=self.problem,
+            coming=not self.problem,
             rate=0 if self.problem else now.rate,
             seconds_left=0 if self.problem else now.seconds_left,
         )

@@ -132,6 +132,13 @@ class Renderer:
     ping = b": keep-alive\n\n"
     """Sent while there is nothing to tell."""
 
+    def prefilling(self, told: inference.Prefilling) -> bytes:
+        """Sent in its place while a long prompt is computed: for people, as clients pass comments over."""
+        left = f", {told.seconds_left} s left" if told.seconds_left else ""
+        if self.media_type != Renderer.media_type:
+            return self.ping
+        return f": prompt {told.done} of {told.prompt_tokens} tokens{left}\n\n".encode() + self.ping
+
     def __init__(self, started: inference.Started) -> None:
         self.request_id = started.request_id
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import secrets
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, Unpack
@@ -51,6 +51,7 @@ class ReplyState:
         self.completion: Completion | None = None
         self.prompt_tokens = 0
         self.load_seconds = 0.0
+        self.hear: Callable[[inference.Prefilling], None] = lambda told: None
 
     def set_ring(self, ring: Ring) -> None:
         self.ring = ring
@@ -80,6 +81,10 @@ class AsyncReply:
     def load_seconds(self) -> float:
         """Seconds for which the question has waited until its model was loaded."""
         return self._state.load_seconds
+
+    def on_prefill(self, hear: Callable[[inference.Prefilling], None]) -> None:
+        """Has `hear` called every few seconds while a long prompt is computed."""
+        self._state.hear = hear
 
     @property
     def completion(self) -> Completion:
@@ -312,6 +317,8 @@ class AsyncClient(Asks[AsyncReply]):
                 async for event in call:
                     delta = attempt.take(event)
                     state.prompt_tokens = state.prompt_tokens or attempt.prompt_tokens
+                    if event.HasField("prefilling"):
+                        state.hear(event.prefilling)
                     if event.HasField("started"):
                         state.load_seconds += event.started.load_ms / 1000
                     if delta is not None:

@@ -182,6 +182,7 @@ class Attempt:
                 choices=len(self._asked),
                 attempts=attempts,
                 receipt=inference.ReceiptRequest(),
+                tell_prefill=True,
             )
         )
         return request, opener
@@ -193,6 +194,8 @@ class Attempt:
         REPLY_ENDED, CHUNK_TOO_LARGE): the stream must be given up then.
         """
         kind = response.WhichOneof("event")
+        if kind == "prefilling" and not self.delivered:
+            return None
         if self._finished or (kind == "started") is self._started:
             raise _out_of_order()
         if kind == "started":

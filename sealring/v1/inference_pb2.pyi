@@ -87,6 +87,7 @@ class GenerateRequest(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     KEEP_ALIVE_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
+    TELL_PREFILL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the deployment's name; may be empty when there is only one"""
     request_id: _builtins.str
@@ -113,6 +114,8 @@ class GenerateRequest(_message.Message):
     """Seconds without a request after which a model on demand is unloaded, from now on; 0: at once, below 0:
     never. Unset: as deployed.
     """
+    tell_prefill: _builtins.bool
+    """events `prefilling` are wanted"""
     @_builtins.property
     def envelope(self) -> Global___Envelope: ...
     @_builtins.property
@@ -134,10 +137,11 @@ class GenerateRequest(_message.Message):
         attempts: _builtins.int = ...,
         keep_alive: _builtins.int | None = ...,
         receipt: Global___ReceiptRequest | None = ...,
+        tell_prefill: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "_prompt_cache_key", b"_prompt_cache_key", "envelope", b"envelope", "keep_alive", b"keep_alive", "prompt_cache_key", b"prompt_cache_key", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "_prompt_cache_key", b"_prompt_cache_key", "attempts", b"attempts", "choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "keep_alive", b"keep_alive", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "receipt", b"receipt", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "_prompt_cache_key", b"_prompt_cache_key", "attempts", b"attempts", "choices", b"choices", "deadline_ms", b"deadline_ms", "envelope", b"envelope", "keep_alive", b"keep_alive", "max_tokens", b"max_tokens", "min_trust", b"min_trust", "model", b"model", "priority", b"priority", "prompt_cache_key", b"prompt_cache_key", "receipt", b"receipt", "request_id", b"request_id", "tell_prefill", b"tell_prefill"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
     _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015
@@ -1002,6 +1006,7 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PREFILLING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started:
         """first"""
@@ -1012,22 +1017,54 @@ class GenerateResponse(_message.Message):
     def finished(self) -> Global___Finished:
         """last"""
 
+    @_builtins.property
+    def prefilling(self) -> Global___Prefilling:
+        """before the first delta, also before `started`: how far a long prompt is"""
+
     def __init__(
         self,
         *,
         started: Global___Started | None = ...,
         delta: Global___Delta | None = ...,
         finished: Global___Finished | None = ...,
+        prefilling: Global___Prefilling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prefilling", b"prefilling", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prefilling", b"prefilling", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished", "prefilling"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class Prefilling(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: _builtins.int
+    done: _builtins.int
+    """tokens of the prompt that are computed"""
+    prompt_tokens: _builtins.int
+    seconds_left: _builtins.int
+    """until all are; 0 while it is not known"""
+    def __init__(
+        self,
+        *,
+        done: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        seconds_left: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "prompt_tokens", b"prompt_tokens", "seconds_left", b"seconds_left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Prefilling: _TypeAlias = Prefilling  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):

@@ -1041,6 +1041,7 @@ class HeldModel(_message.Message):
     FETCHED_FIELD_NUMBER: _builtins.int
     RATE_FIELD_NUMBER: _builtins.int
     SECONDS_LEFT_FIELD_NUMBER: _builtins.int
+    COMING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     size: _builtins.int
     """bytes; 0 while it is not known"""
@@ -1054,6 +1055,8 @@ class HeldModel(_message.Message):
     """bytes a second that come; 0 while it is not known"""
     seconds_left: _builtins.int
     """where there is a rate"""
+    coming: _builtins.bool
+    """it is fetched now; else a part of it may be all that is wanted here"""
     def __init__(
         self,
         *,
@@ -1064,10 +1067,11 @@ class HeldModel(_message.Message):
         fetched: _builtins.bool = ...,
         rate: _builtins.int = ...,
         seconds_left: _builtins.int = ...,
+        coming: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "fetched", b"fetched", "name", b"name", "problem", b"problem", "rate", b"rate", "seconds_left", b"seconds_left", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coming", b"coming", "done", b"done", "fetched", b"fetched", "name", b"name", "problem", b"problem", "rate", b"rate", "seconds_left", b"seconds_left", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

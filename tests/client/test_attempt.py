@@ -580,3 +580,12 @@ def test_a_sealed_request_outlives_any_number_of_heads_that_it_waits_for() -> No
         attempts.pause_after(EpochEnded("gone"), attempt)
     with pytest.raises(EpochEnded):
         attempts.pause_after(EpochEnded("gone"), attempt)
+
+
+def test_what_is_said_of_a_prompt_is_no_part_of_the_answer() -> None:
+    attempt = Attempt(question(), CLUSTER.roster, RING, 60.0)
+    assert attempt.request.tell_prefill
+    told = inference.GenerateResponse(prefilling=inference.Prefilling(done=1, prompt_tokens=2))
+    assert attempt.take(told) is None
+    attempt.take(inference.GenerateResponse(started=inference.Started(ring="demo-0")))
+    assert attempt.take(told) is None

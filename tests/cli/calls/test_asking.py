@@ -7,11 +7,13 @@ import dataclasses
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sealring.cli.calls.asking import Asker, Question, Source, Target, asking
+from sealring.cli.calls import asking as asking_module
+from sealring.cli.calls.asking import Asker, Question, Source, Target, asking, prefilled
 from sealring.client import Delta
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound, RosterError, SealringError
 from sealring.mesh.roster import TENSOR
@@ -273,3 +275,26 @@ async def test_options_reach_the_prompt(gateway: ScriptedGateway, here: Any) -> 
     assert list(prompt.stop) == ["a", "b"]
     refused = await asyncio.to_thread(here, *command)
     assert refused.status == 2
+
+
+def test_a_long_prompt_is_told_as_it_is_read() -> None:
+    told = inference_pb2.Prefilling(done=12_000, prompt_tokens=30_000, seconds_left=40)
+    assert prefilled(told) == "reading the prompt: 40 %, 12,000 of 30,000 tokens, 40 s left"
+    assert prefilled(inference_pb2.Prefilling(prompt_tokens=9)) == "reading the prompt: 0 %, 0 of 9 tokens"
+
+
+async def test_what_a_gateway_says_of_a_prompt_is_heard() -> None:
+    class Told(inference_pb2_grpc.InferenceServicer):
+        async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+            assert request.tell_prefill
+            yield inference_pb2.GenerateResponse(prefilling=inference_pb2.Prefilling(done=3, prompt_tokens=9))
+            yield inference_pb2.GenerateResponse(started=inference_pb2.Started(model="demo"))
+            yield inference_pb2.GenerateResponse(finished=inference_pb2.Finished())
+
+    heard: list[Any] = []
+    calls: Any = SimpleNamespace(stub=SimpleNamespace(), metadata=())
+    calls.stub.Generate = lambda request, **rest: Told().Generate(request, None)
+    question = dataclasses.replace(HI, hear=heard.append)
+    pieces = [piece async for piece in asking_module.in_clear(calls, question, 30)]
+    assert [(one.done, one.prompt_tokens) for one in heard] == [(3, 9)]
+    assert len(pieces) == 1

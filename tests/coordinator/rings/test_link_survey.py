@@ -140,14 +140,19 @@ async def test_nothing_is_measured_while_a_ring_answers_or_a_model_comes(bed: Be
     for busy in (
         Heartbeat(rings=[RingHealth(ring="r", steps=5)]),
         Heartbeat(rings=[RingHealth(ring="r", steps=6)]),
-        Heartbeat(models=[HeldModel(name="m", size=9, done=3)]),
+        Heartbeat(models=[HeldModel(name="m", size=9, done=3, coming=True)]),
+        Heartbeat(models=[HeldModel(name="m", coming=True)]),
     ):
         session.beat(busy)
         assert await bed.look() == []
     for _ in range(2):
         session.beat(
             Heartbeat(
-                rings=[RingHealth(ring="r", steps=6)], models=[HeldModel(name="m", size=9, problem="no")]
+                rings=[RingHealth(ring="r", steps=6)],
+                models=[
+                    HeldModel(name="m", size=9, problem="no"),
+                    HeldModel(name="a stage's part of it", size=9, done=3, fetched=True),
+                ],
             )
         )
     assert await bed.look() == ["ab"]

@@ -12,8 +12,10 @@ import httpx
 import pytest
 from patience import until
 
+from sealring.api.chat import ask_chat
 from sealring.edge.http.answers import (
     PIECE_BYTES,
+    EventStream,
     Whole,
     _Writer,
     collect,
@@ -182,7 +184,7 @@ async def test_a_client_that_is_gone_ends_the_writing() -> None:
         if len(sent) == 3:
             raise OSError("gone")
 
-    writer = _Writer(send, b":\n")
+    writer = _Writer(send, lambda: b":\n")
     with writer:
         await writer.write(b"a")
         await writer.write(b"b", more=False)
@@ -223,7 +225,7 @@ async def test_only_who_does_not_read_is_cancelled_for_it(monkeypatch: pytest.Mo
         await held.wait()
 
     async def write() -> None:
-        writer = _Writer(send, b":\n")
+        writer = _Writer(send, lambda: b":\n")
         with writer:
             await writer.write(b"a")
 
@@ -244,7 +246,7 @@ async def test_a_writer_that_waits_for_its_answer_and_not_its_client_goes_on(
 
     async def send(message: Any) -> None: ...
 
-    writer = _Writer(send, b":\n")
+    writer = _Writer(send, lambda: b":\n")
     watch = writer.watch
     looks, look = [], watch.look
     watch.look = lambda: (looks.append(True), look())[1]  # type: ignore[method-assign]
@@ -283,7 +285,7 @@ async def test_a_stream_that_tells_nothing_is_pinged(
             looks.append(seconds)
             return loop.call_later(3600, look)
 
-    writer = _Writer(send, b":\n")
+    writer = _Writer(send, lambda: b":\n")
     writer.loop = Clock  # type: ignore[assignment]
     with writer:
         await writer.write(b"a")
@@ -298,11 +300,44 @@ async def test_a_stream_that_tells_nothing_is_pinged(
         assert looks == [8.0, next_look]
 
 
+async def test_a_stream_tells_between_keep_alives_how_far_a_long_prompt_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a comment, which clients pass over, also before the answer begins."""
+    monkeypatch.setattr("sealring.edge.http.answers.PING_SECONDS", 0.01)
+    may, comments = asyncio.Queue[None](), list[bytes]()
+
+    async def events() -> AsyncGenerator[inference.GenerateResponse, None]:
+        for done, left in ((100, 0), (2000, 41)):
+            told = inference.Prefilling(done=done, prompt_tokens=30000, seconds_left=left)
+            yield inference.GenerateResponse(prefilling=told)
+            await may.get()
+        yield inference.GenerateResponse(started=inference.Started())
+        yield inference.GenerateResponse(delta=inference.Delta(text="Hel", tokens=1))
+        yield inference.GenerateResponse(finished=inference.Finished(reason=inference.FINISH_REASON_STOP))
+
+    async def send(message: Any) -> None:
+        lines = message.get("body", b"").split(b"\n")
+        comments.extend(line for line in lines if line.startswith(b": prompt"))
+        if len(comments) > may.qsize():
+            may.put_nowait(None)
+
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    asked = ask_chat(body, "req-1")
+    stream = EventStream(events(), asked, lambda begun: {})
+    assert asked.request.tell_prefill
+    await stream({"type": "http", "state": {"send": send}}, asyncio.Event().wait, send)
+    assert comments == [
+        b": prompt 100 of 30000 tokens",
+        b": prompt 2000 of 30000 tokens, 41 s left",
+    ]
+
+
 async def test_a_ping_that_nobody_takes_breaks_nothing() -> None:
     async def send(message: Any) -> None:
         raise OSError("gone")
 
-    await _Writer(send, b":\n").send_ping()
+    await _Writer(send, lambda: b":\n").send_ping()
 
 
 @pytest.mark.parametrize(

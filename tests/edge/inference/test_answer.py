@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sealring.edge.inference import timings
 from sealring.edge.inference.answer import Answer
+from sealring.edge.inference.timings import Prefill
 from sealring.mesh.errors import Unavailable
 from sealring.v1 import inference_pb2 as inference
 
@@ -118,3 +123,41 @@ async def test_who_waits_is_woken_by_each_event() -> None:
     answer.fail(Unavailable("gone"))
     with pytest.raises(Unavailable):
         await waiting
+
+
+async def test_how_far_a_prompt_is_comes_where_it_is_wanted_and_before_any_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timings, "PREFILL_SECONDS", 0.0)
+    unasked, answer = Answer(), Answer(tell_prefill=True)
+    for one in (unasked, answer):
+        one.prefilled(10, 100)
+        one.delta(delta_of("a", 1))
+        one.prefilled(20, 100)  # of an epoch that computes the prompt again
+        one.finished(inference.Finished())
+    assert [event.WhichOneof("event") async for event in unasked] == ["delta", "finished"]
+    assert [event.WhichOneof("event") async for event in answer] == ["prefilling", "delta", "finished"]
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.integers(0, 400)), max_size=40))
+def test_a_prompts_share_never_falls_and_is_told_now_and_then(chunks: list[tuple[float, int]]) -> None:
+    now, told, at = [0.0], list[inference.Prefilling](), list[float]()
+    prefill = Prefill(lambda: now[0])
+    for waited, done in chunks:
+        now[0] += waited
+        if (one := prefill.at(done, 300)) is not None:
+            told.append(one)
+            at.append(now[0])
+    assert [one.done for one in told] == sorted(one.done for one in told)
+    assert all(one.done <= one.prompt_tokens == 300 for one in told)
+    assert all(later - earlier >= timings.PREFILL_SECONDS for earlier, later in pairwise(at))
+
+
+def test_a_prompt_that_comes_evenly_says_when_it_is_over() -> None:
+    now = [50.0]
+    prefill = Prefill(lambda: now[0])
+    assert prefill.at(1000, 30_000) is None, "that much was kept"
+    now[0] += 10
+    assert prefill.at(11_000, 30_000) == inference.Prefilling(
+        done=11_000, prompt_tokens=30_000, seconds_left=19
+    )

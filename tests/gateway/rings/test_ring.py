@@ -370,6 +370,19 @@ def test_what_a_row_takes_of_a_prefix_is_counted_and_what_it_reads_from_disk_is_
     assert [ring.counted(f"prefix_cache_{what}") for what in ("queries", "hits")] == [100, 64]
 
 
+def test_an_answer_hears_of_each_chunk_of_its_prompt_until_the_last() -> None:
+    ring, heard = Serving(), list[tuple[int, int]]()
+    answer: Any = ring.ask("one")
+    answer.prefilled = lambda done, tokens: heard.append((done, tokens))
+    ring.opened(1, prompt=100)
+    assert heard == [(0, 100), (64, 100)]
+    rows = ring.ring.own.rows
+    assert rows is not None
+    again = control.Chunk(row=1, start=64, end=100, prompt_tokens=100)
+    rows.announce(control.Step(number=3, prefill=control.Prefill(chunks=[again])))
+    assert len(heard) == 2
+
+
 def test_a_pong_is_no_answer_and_after_the_end_nothing_is_heard() -> None:
     ring = Serving()
     ring.ask("one")
