@@ -49,6 +49,7 @@ from sealring.mesh.ring import (
     Unmarking,
 )
 from sealring.mesh.rpc import to_problem
+from sealring.mesh.system.pace import LOADING
 from sealring.node.engine import Account, Allowance, Sampled, bring
 from sealring.node.engine.drafts import Proposed, Runs
 from sealring.node.wire.channel import Kind, RecordHeader
@@ -202,7 +203,7 @@ class SimulatedEngine:
         stage = Stage(model, asked)
         seconds = model.load_seconds * stage.share * fault.factor
         for part in range(1, _PROGRESS):
-            done = engine.LoadProgress(id=asked.id, fraction=part / _PROGRESS)
+            done = engine.LoadProgress(id=asked.id, what=LOADING, done=part, total=_PROGRESS)
             self.child.later(seconds * part / _PROGRESS, partial(self.says, progress=done))
         self.child.later(seconds, partial(self._loaded, stage))
 
