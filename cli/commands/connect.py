@@ -59,8 +59,8 @@ def connect(
     from sealring.cli.calls.gateway import read_api_key
     from sealring.cli.calls.models import NO_KEY, key_for, served
 
-    edges = cluster_here().edges
-    url = url or next(iter(open_doors(edges)), edges[0])
+    here = cluster_here()
+    url = url or next(iter(open_doors(here.edges)), here.edges[0])
     url = url.rstrip("/").removesuffix("/v1")
     key = read_api_key(load_settings(context).settings.api_key_file) or key_for(url, proxy_key_file())
     main, small = served(url, key, model)
@@ -76,7 +76,7 @@ def connect(
             if file:
                 say(f"~/{file}:")
             write(shown(content))
-    if url == cluster_here().http:
+    if url == here.http and here.member is None:
         say(f"the gateway at {url} can read prompts; to seal them: sealring proxy, and connect again")
     say(filled(tool.then, values))
     if warning := tool.too_long(main):
