@@ -7,14 +7,13 @@ of its rows, and tokens are multiplied by one matrix of each kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import structlog
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from sealring.mesh.errors import ModelError
 from sealring.node.engine.contents import REDOWNLOAD
@@ -65,9 +64,9 @@ def check_stage(stage: Stage, name: str) -> None:
         if numbers >= _BLOCK or path == arrays[-1][0]:
             _check_sizes(name, found)
             found, numbers = [], 0
-    seen, products = set(), {kind.__call__ for kind in _KINDS}
+    seen = set()
     for path, module in stage.model.named_modules():
-        weight = module.get("weight") if type(module).__call__ in products else None
+        weight = module.get("weight") if _is_product(module) else None
         if weight is None or id(weight) not in kept:
             continue
         kind = (
@@ -132,28 +131,37 @@ def _blocks(rows: mx.array, every: int) -> Iterator[mx.array]:
             yield rows[start : start + count]
 
 
-_KINDS: tuple[Any, ...] = (nn.Linear, RelaidLinear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
+_LINEAR: tuple[Any, ...] = (nn.Linear, RelaidLinear, nn.QuantizedLinear)
 """Layers whose call is a product and a bias, and those that inherit it."""
+
+_OF_EXPERTS = ("SwitchLinear", "QuantizedSwitchLinear")
+_OF_HEADS = ("MultiLinear", "QuantizedMultiLinear")
+"""Stacked matrices. mlx-lm and mlx-vlm have classes of each name, with the same call."""
+
+
+def _is_product(module: Any) -> bool:
+    kind = type(module)
+    return kind.__name__ in _OF_EXPERTS + _OF_HEADS or kind.__call__ in {one.__call__ for one in _LINEAR}
 
 
 def _check_product(name: str, path: str, module: Any) -> None:
     """Compares products of one token and of several, for which GPUs have other kernels, with sums in float32
-    by NumPy, which reads what the device has computed."""
-    stacked, outputs = module.weight.ndim == 3, module.weight.shape[-2]
-    rows = mx.array(sorted({round(place * (outputs - 1) / (_ROWS - 1)) for place in range(_ROWS)}))
+    by NumPy, which reads what the device has computed. Heads multiply by their matrices both ways."""
+    outputs = module.weight.shape[-2]
+    rows = _places(outputs)
     weight, added, dtype = _some_rows(module, rows)
     if not np.isfinite(weight).all():
         raise _damaged(name, f"{path} holds what is no number")
+    ways = [(weight, added, lambda given: mx.take(_product(module, given), rows, axis=-1))]
+    if type(module).__name__ in _OF_HEADS:
+        columns = _places(weight.shape[1])
+        turned = _some_rows(module, mx.arange(outputs))[0][:, np.array(columns)].T
+        nothing = np.zeros(columns.size, np.float32)
+        ways.append(
+            (turned, nothing, lambda given: mx.take(_of_heads(module, given, False), columns, axis=-1))
+        )
     for tokens in (1, 2 if mx.default_device() == mx.cpu else 48):
-        given = mx.random.normal((tokens, weight.shape[1]), key=mx.random.key(tokens)).astype(dtype)
-        if stacked:
-            last = mx.full((tokens, 1), module.weight.shape[0] - 1, mx.uint32)
-            made = module(given[:, None, None], last).reshape(tokens, outputs)
-        else:
-            made = module(given)
-        found, numbers = _numbers(mx.take(made, rows, axis=-1)), _numbers(given)
-        terms = np.sqrt(np.square(numbers) @ np.square(weight).T + np.square(added))
-        off = differs(found, numbers @ weight.T + added, terms, weight.shape[1], dtype)
+        off = max(_off(tokens, *way, dtype) for way in ways)
         if off <= ROUNDINGS:
             continue
         if mx.default_device() != mx.cpu and mx.metal.is_available():
@@ -162,8 +170,42 @@ def _check_product(name: str, path: str, module: Any) -> None:
         raise ModelError(
             f"products of {tokens} tokens and {path} of {name} are {off:.3g} roundings off here",
             reason="KERNEL_WRONG",
-            hint="install mlx again, and see that the machine's memory is sound",
+            hint="install mlx again, see that the machine's memory is sound, or quantize in other groups",
         )
+
+
+def _places(count: int) -> mx.array:
+    return mx.array(sorted({round(place * (count - 1) / (_ROWS - 1)) for place in range(_ROWS)}))
+
+
+def _off(
+    tokens: int,
+    weight: np.ndarray,
+    added: np.ndarray,
+    product: Callable[[mx.array], mx.array],
+    dtype: mx.Dtype,
+) -> float:
+    given = mx.random.normal((tokens, weight.shape[1]), key=mx.random.key(tokens)).astype(dtype)
+    found, numbers = _numbers(product(given)), _numbers(given)
+    terms = np.sqrt(np.square(numbers) @ np.square(weight).T + np.square(added))
+    return differs(found, numbers @ weight.T + added, terms, weight.shape[1], dtype)
+
+
+def _product(module: Any, given: mx.array) -> mx.array:
+    """What the layer makes of tokens; of stacked matrices, the last."""
+    if type(module).__name__ in _OF_HEADS:
+        return _of_heads(module, given, True)
+    if type(module).__name__ in _OF_EXPERTS:
+        last = mx.full((given.shape[0], 1), module.weight.shape[0] - 1, mx.uint32)
+        return mx.reshape(module(given[:, None, None], last), (given.shape[0], -1))
+    made: mx.array = module(given)
+    return made
+
+
+def _of_heads(module: Any, given: mx.array, transpose: bool) -> mx.array:
+    heads = mx.broadcast_to(given, (1, module.weight.shape[0], *given.shape))
+    made: mx.array = module(heads, transpose=transpose)
+    return made[0, -1]
 
 
 def _some_rows(module: Any, rows: mx.array) -> tuple[np.ndarray, np.ndarray, mx.Dtype]:

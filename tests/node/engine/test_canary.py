@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from sealring.node.engine.folder import load
 from sealring.v1 import engine_pb2
 
 Folder = Callable[..., Path]
+MORE = json.loads((Path(__file__).parents[2] / "data/archs-more.json").read_bytes())
 NVFP4 = {"group_size": 16, "bits": 4, "mode": "nvfp4"}
 MXFP4, MXFP8 = ({"group_size": 32, "bits": bits, "mode": f"mxfp{bits}"} for bits in (4, 8))
 QUANTIZED = [
@@ -178,6 +182,62 @@ def test_a_wrong_kernel_is_found(
     with pytest.raises(ModelError) as caught:
         load(engine_pb2.LoadStage(path=str(folder), lo=1, hi=2, context=64), lambda event: None)
     assert caught.value.reason == "KERNEL_WRONG"
+
+
+@pytest.mark.parametrize("quantization", [None, QUANTIZED[2]], ids=str)
+@pytest.mark.parametrize("transpose", [True, False, None])
+@pytest.mark.parametrize("key", ["deepseek_v3", "glm5_next"])
+def test_a_wrong_kernel_of_heads_and_experts_is_found(
+    key: str,
+    transpose: bool | None,
+    quantization: dict[str, Any] | None,
+    archs: dict[str, dict[str, Any]],
+    model_folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Heads multiply both ways, experts (None) in one; the two models have their classes of two libraries."""
+    wider = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    config = (archs | MORE)[key] | ({"quantization": quantization} if quantization else {})
+    config |= {"text_config": config["text_config"] | wider} if "text_config" in config else wider
+    stage = load_stage(model_folder(config), 0, 4)
+    check_stage(stage, "model")
+    name = ("Quantized" if quantization else "") + ("SwitchLinear" if transpose is None else "MultiLinear")
+    kinds = {type(module) for _, module in stage.model.named_modules() if type(module).__name__ == name}
+    assert len(kinds) == 1
+    kind: Any = kinds.pop()
+    right = kind.__call__
+
+    def of_heads(self: Any, x: mx.array, transpose: bool = True) -> Any:
+        return right(self, x, transpose) * (1.1 if transpose == wrong_way else 1)
+
+    def of_experts(self: Any, *given: Any, **named: Any) -> Any:
+        return 1.1 * right(self, *given, **named)
+
+    wrong_way = transpose
+    monkeypatch.setattr(kind, "__call__", of_experts if transpose is None else of_heads)
+    assert refused(stage).reason == "KERNEL_WRONG"
+
+
+def test_every_layer_of_the_libraries_that_can_be_quantized_is_tried() -> None:
+    """By their classes' names. Embeddings are no products; `FusedLinear` cuts a linear layer's in pieces."""
+    known = {"Linear", "MultiLinear", "SwitchLinear"}
+    apart = {"Embedding", "FusedLinear", "QuantizedEngramEmbedding", "OffloadedEngramEmbedding"}
+    found = set()
+    for library in ("mlx", "mlx_lm", "mlx_vlm"):
+        spec = importlib.util.find_spec(library)
+        assert spec is not None
+        for file in Path(next(iter(spec.submodule_search_locations or []))).rglob("*.py"):
+            text = file.read_text(errors="replace")
+            classes = ast.walk(ast.parse(text)) if "def to_quantized" in text else ()
+            found |= {
+                one.name
+                for one in classes
+                if isinstance(one, ast.ClassDef)
+                and any(
+                    isinstance(part, ast.FunctionDef) and part.name == "to_quantized" for part in one.body
+                )
+            }
+    assert {name for name in found if not name.endswith("Cache")} == known | apart
 
 
 @pytest.mark.parametrize("metal", [True, False])
