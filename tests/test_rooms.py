@@ -251,7 +251,7 @@ LINES = {
     "gateway/rings": 3_465,
     "gateway/scheduler": 4_085,
     "node": 14_360,
-    "node/engine": 19_195,
+    "node/engine": 19_245,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,
