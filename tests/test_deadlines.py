@@ -109,6 +109,7 @@ SIGNED = """
 """The life of a signature, which sleep does not stop."""
 
 USERS = """
+    sealring/client/synchronous.py:Client.__init__
     sealring/client/asynchronous.py:AsyncClient.load sealring/client/asynchronous.py:AsyncClient._stream
     sealring/client/attempt.py:Attempts.__init__ sealring/client/core.py:Newest.__init__
 """

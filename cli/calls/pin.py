@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from sealring.cli.calls.operator import read_bundle
 from sealring.cli.here.found import cluster_here
-from sealring.mesh.errors import ConfigError
 
 if TYPE_CHECKING:
     from sealring.cli.settings import CliSettings
@@ -28,23 +27,9 @@ def root_pin(named: str | None, loaded: Loaded[CliSettings]) -> bytes:
         return parse_root_sha256(named)
     if loaded.origin["operator"] != "default":
         return read_bundle(loaded.settings.operator).root_sha256
-    from sealring.mesh.member.state import load_machine_state
+    from sealring.client.trust import own_root_sha256
 
-    root = cluster_here(loaded.settings.gateway).root
-    for folder in (root / "coordinator" / "operator", root / "node", root / "gateway"):
-        try:
-            return load_machine_state(folder).root_sha256
-        except PermissionError:
-            continue
-        except ConfigError as error:
-            if error.reason != "NOT_ENROLLED":
-                raise
-    raise ConfigError(
-        "this machine is in no cluster, so the root key to check the gateway against is unknown",
-        hint="make one with `sealring up`, or join one with `sealring join`; for another cluster's gateway "
-        "give the hash of its root key with --root-sha256: `sealring roster show` prints it there",
-        reason="NO_ROOT_HASH",
-    )
+    return own_root_sha256(cluster_here(loaded.settings.gateway).root)
 
 
 def roster_file(pin: bytes, gateways: Sequence[str]) -> Path | None:

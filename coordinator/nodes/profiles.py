@@ -78,11 +78,11 @@ class Profiles:
         return ProfileReply(member, result.profile, None)
 
 
-def nobody_has(model: str, answers: Iterable[ProfileReply], names: dict[str, str]) -> NotFound | Unavailable:
+def nobody_has(model: str, answers: Iterable[ProfileReply], names: dict[str, str]) -> SealringError:
     """The error for a model of which no node gave a profile, with each node's reason.
 
-    Unavailable (NODES_SILENT) if one of them may have it, else NotFound (UNKNOWN_MODEL). The hint is that of
-    a node whose copy is unusable, if any."""
+    Unavailable (NODES_SILENT) if one of them may have it, the error of a draft model that does not suit
+    (DRAFT_*), else NotFound (UNKNOWN_MODEL). The hint is that of a node whose copy is unusable, if any."""
     answers = list(answers)
     errors = [(answer.member, answer.error) for answer in answers if answer.error is not None]
     said = "; ".join([f"{names.get(member, member)}: {error.message}" for member, error in errors][:_SHOWN])
@@ -93,10 +93,10 @@ def nobody_has(model: str, answers: Iterable[ProfileReply], names: dict[str, str
             reason="NODES_SILENT",
             retry_after=_RETRY_SECONDS,
         )
+    if unfit := [error for _, error in errors if error.reason.startswith("DRAFT_")]:
+        return unfit[0]
     hints = [error.hint for _, error in errors if error.reason != "MODEL_NOT_FOUND" and error.hint]
-    hint, fetchable = "put the model into the nodes' model folders, or name it as they do", ""
-    if hints:
-        hint = hints[0]
+    hint, fetchable = (*hints, "put the model into the nodes' model folders, or name it as they do")[0], ""
     if "/" in model and any(answer.lacks_model for answer in answers):
         hint, fetchable = f"fetch it: sealring model pull {model[:256]}", "yes"
     return NotFound(

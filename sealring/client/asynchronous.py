@@ -28,7 +28,7 @@ from sealring.client.core import (
     roster_failure,
 )
 from sealring.client.question import Question, routing_key_of
-from sealring.client.trust import RosterVerifier, parse_root_sha256
+from sealring.client.trust import RosterVerifier, own_root_sha256, parse_root_sha256
 from sealring.client.types import Completion, Delta, Model, RequestOptions, Ring
 from sealring.mesh.clock import monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
@@ -41,6 +41,9 @@ from sealring.mesh.rpc.transport import transport
 from sealring.mesh.system.addresses import parse_address, require_loopback
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
+
+OWN_GATEWAY = "127.0.0.1:7780"
+"""The usual address of a gateway on this machine."""
 
 
 class ReplyState:
@@ -158,9 +161,9 @@ class AsyncClient(Asks[AsyncReply]):
 
     def __init__(
         self,
-        gateway: str | Sequence[str],
+        gateway: str | Sequence[str] = OWN_GATEWAY,
         *,
-        root_sha256: str | bytes,
+        root_sha256: str | bytes | None = None,
         min_trust: int = 0,
         state_file: str | os.PathLike[str] | None = None,
         timeout: float = 600.0,
@@ -173,16 +176,16 @@ class AsyncClient(Asks[AsyncReply]):
         cluster: when one is gone, answers go on over the next. Nothing is sent yet.
 
         `root_sha256` pins the cluster: the hash of its root key, 64 hexadecimal digits, learned from the
-        operator and not from the gateway. `min_trust` (0 to 30) is a floor under what each call demands.
-        `state_file` remembers the newest roster over restarts. `timeout` in seconds, at most 3600, holds for
-        calls that set none; the envelope expires with it. Without `credentials` the connection to the gateway
-        is not encrypted again, which costs a sealed prompt nothing but metadata. `api_key` is for gateways
-        that ask for one; without `credentials` it is sent over loopback only. Gateways that ask for no key
-        get `user` instead: requests of different users take turns. `channels` are used instead of connections
-        with `credentials`.
+        operator and not from the gateway; None: that of the cluster which this machine is in. `min_trust` (0
+        to 30) is a floor under what each call demands. `state_file` remembers the newest roster over
+        restarts. `timeout` in seconds, at most 3600, holds for calls that set none; the envelope expires with
+        it. Without `credentials` the connection to the gateway is not encrypted again, which costs a sealed
+        prompt nothing but metadata. `api_key` is for gateways that ask for one; without `credentials` it is
+        sent over loopback only. Gateways that ask for no key get `user` instead: requests of different users
+        take turns. `channels` are used instead of connections with `credentials`.
 
         Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST, BAD_USER), ConfigError
-        (LOOPBACK_ONLY).
+        (LOOPBACK_ONLY, NO_ROOT_HASH).
         """
         addresses = [gateway] if isinstance(gateway, str) else list(gateway)
         if not addresses:
@@ -200,7 +203,8 @@ class AsyncClient(Asks[AsyncReply]):
         self._routing_secret = secrets.token_bytes(SECRET_BYTES)
         self._timeout = timeout
         path = Path(state_file) if state_file is not None else None
-        self._verifier = RosterVerifier(parse_root_sha256(root_sha256), path)
+        pin = own_root_sha256() if root_sha256 is None else parse_root_sha256(root_sha256)
+        self._verifier = RosterVerifier(pin, path)
         self._newest = Newest()
         self._fetching = asyncio.Lock()
 

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar, Unpack, cast
 import grpc
 
 from sealring.client.choice import RingLoads
-from sealring.client.question import Messages, chat_prompt, set_sampling, text_prompt
+from sealring.client.question import Messages, Tools, chat_prompt, set_sampling, text_prompt
 from sealring.client.types import Model, Options, RequestOptions, Ring
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
@@ -130,16 +130,17 @@ class Asks(ABC, Generic[R]):
     def ask(self, prompt: inference.Prompt, **options: Unpack[RequestOptions]) -> R:
         """Asks with a prompt of the contract as it is; otherwise as `chat`."""
 
-    def chat(self, messages: Messages, **options: Unpack[Options]) -> R:
+    def chat(self, messages: Messages | str, *, tools: Tools = (), **options: Unpack[Options]) -> R:
         """Asks for the next message of a chat; `messages` are `{"role": ..., "content": ...}`, of which the
-        content is a text, or a list of texts and of images, which are the bytes of their files.
+        content is a text, or a list of texts and of images, which are the bytes of their files. A text is a
+        user's message. `tools` are functions that the model may call (`tool_calls` of the answer).
 
         Iterate the reply for its pieces, or take its `result`. Raises at once InvalidInput; while it is read
         RosterError (the gateway's roster is not believed), FailedPrecondition (TRUST_BELOW_FLOOR), NotFound
         (MODEL_NOT_FOUND), EnvelopeError (PLAINTEXT_REPLY, REPLY_CUT_OFF, ...), DeadlineExceeded,
         Unavailable, and the errors that the gateway answers with.
         """
-        return self._ask(chat_prompt(messages), options)
+        return self._ask(chat_prompt(messages, tools), options)
 
     def complete(self, text: str, **options: Unpack[Options]) -> R:
         """Asks for the continuation of a text, without the chat template; otherwise as `chat`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,16 @@ sealed anew."""
 Content: TypeAlias = str | Sequence[str | bytes]
 """A text, or texts and images in their order: the bytes of a PNG, JPEG, WebP or GIF file are an image."""
 
-Messages = Sequence[Mapping[str, Content]]
+Messages = Sequence[Mapping[str, Any]]
 """Messages of a chat: `{"role": "system" | "user" | "assistant", "content": "..."}`. A user may show images:
-`{"role": "user", "content": ["What is in this picture?", image]}`."""
+`{"role": "user", "content": ["What is in this picture?", image]}`. An assistant's may have the `tool_calls`
+of a reply; a tool's, `{"role": "tool", "tool_call_id": "...", "content": "..."}`, answers one of them."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""Functions that the model may call: `{"name": "...", "description": "...", "parameters": JSON schema}`, of
+which only the name is needed, or the same as OpenAI has it, below "function"."""
+
+_MORE = {"tool_calls", "tool_call_id"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,13 +72,20 @@ def routing_key_of(secret: bytes, key: str | None, prompt: inference.Prompt) -> 
     return routing_key(secret, "", key, prompt)
 
 
-def chat_prompt(messages: Messages) -> inference.Prompt:
-    """Raises InvalidInput (BAD_MESSAGE) for a message without role or content, or with anything else."""
+def chat_prompt(messages: Messages | str, tools: Tools = ()) -> inference.Prompt:
+    """A chat; a text is a user's message. Raises InvalidInput (BAD_MESSAGE) for a message without role or
+    content, or with anything else, and BAD_TOOL."""
     prompt = inference.Prompt()
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     for index, message in enumerate(messages):
         param = f"messages[{index}]"
         role, content = message.get("role"), message.get("content")
-        if set(message) != {"role", "content"} or not isinstance(role, str) or not _is_content(content):
+        if (
+            set(message) - _MORE != {"role", "content"}
+            or not isinstance(role, str)
+            or not _is_content(content)
+        ):
             raise InvalidInput(
                 "a message is not a role and a content",
                 hint='give messages as {"role": "user", "content": "..."}',
@@ -78,12 +93,43 @@ def chat_prompt(messages: Messages) -> inference.Prompt:
                 param=param,
             )
         said = prompt.chat.messages.add(role=_text(role, f"{param}.role"))
+        _add_calls(said, message, param)
         for part in [content] if isinstance(content, str) else content or ():
             if isinstance(part, str):
                 said.content += _text(part, f"{param}.content")
             else:
                 said.images.add(data=part, at=len(said.content))
+    for index, tool in enumerate(tools):
+        _add_tool(prompt.chat, tool.get("function", tool), f"tools[{index}]")
     return prompt
+
+
+def _add_calls(said: inference.ChatMessage, message: Mapping[str, Any], param: str) -> None:
+    try:
+        said.tool_call_id = _text(message.get("tool_call_id", ""), param)
+        for call in message.get("tool_calls", ()):
+            said.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
+    except (TypeError, AttributeError):
+        raise InvalidInput(
+            "what a message says of tool calls is malformed",
+            hint="give the tool_calls of a reply, and the id of one of them in tool_call_id",
+            reason="BAD_MESSAGE",
+            param=param,
+        ) from None
+
+
+def _add_tool(chat: inference.Chat, function: Any, param: str) -> None:
+    try:
+        parameters = function.get("parameters")
+        added = chat.tools.add(name=function["name"], description=function.get("description", ""))
+        added.parameters = json.dumps(parameters) if parameters else ""
+    except (TypeError, ValueError, LookupError, AttributeError):
+        raise InvalidInput(
+            "a tool is not a name, a description and a JSON schema",
+            hint='give tools as {"name": "...", "description": "...", "parameters": {"type": "object", ...}}',
+            reason="BAD_TOOL",
+            param=param,
+        ) from None
 
 
 def _is_content(content: Content | None) -> bool:

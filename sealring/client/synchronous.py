@@ -5,27 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import Required, Self, TypedDict, Unpack
+from typing import Self, Unpack
 
 import grpc
 
-from sealring.client.asynchronous import AsyncClient, AsyncReply
+from sealring.client.asynchronous import OWN_GATEWAY, AsyncClient, AsyncReply
 from sealring.client.core import Asks
 from sealring.client.portal import Portal
 from sealring.client.types import Completion, Delta, Model, RequestOptions, Ring
 from sealring.v1 import inference_pb2 as inference
-
-
-class Settings(TypedDict, total=False):
-    """The settings of a client; `AsyncClient` describes them."""
-
-    root_sha256: Required[str | bytes]
-    min_trust: int
-    state_file: str | os.PathLike[str] | None
-    timeout: float
-    credentials: grpc.ChannelCredentials | None
-    api_key: str | None
-    user: str
 
 
 class Reply:
@@ -73,13 +61,39 @@ class Reply:
 class Client(Asks[Reply]):
     """Asks the rings behind a gateway that sees neither prompts nor answers. Several threads may share it.
 
-    Use it as `with Client("127.0.0.1:7780", root_sha256="...") as client`. It is an `AsyncClient` in a thread
-    of its own.
+    Use it as `with Client() as client` on a machine of the cluster, elsewhere as
+    `with Client("10.0.0.1:7780", root_sha256="...") as client`.
     """
 
-    def __init__(self, gateway: str | Sequence[str], **settings: Unpack[Settings]) -> None:
-        """As `AsyncClient`, and raises the same."""
-        self._inner = AsyncClient(gateway, **settings)
+    def __init__(
+        self,
+        gateway: str | Sequence[str] = OWN_GATEWAY,
+        *,
+        root_sha256: str | bytes | None = None,
+        min_trust: int = 0,
+        state_file: str | os.PathLike[str] | None = None,
+        timeout: float = 600.0,
+        credentials: grpc.ChannelCredentials | None = None,
+        api_key: str | None = None,
+        user: str = "",
+    ) -> None:
+        """A client of the gateway at `gateway` (host:port), or of several gateways of one cluster.
+
+        `root_sha256` pins the cluster: the hash of its root key, 64 hexadecimal digits; None: that of the
+        cluster which this machine is in. `min_trust` (0 to 30) is the least trust of a ring, `timeout` the
+        seconds of calls that set none, `state_file` remembers the newest roster. `credentials`, `api_key` and
+        `user` are for the gateway. Raises as `AsyncClient`.
+        """
+        self._inner = AsyncClient(
+            gateway,
+            root_sha256=root_sha256,
+            min_trust=min_trust,
+            state_file=state_file,
+            timeout=timeout,
+            credentials=credentials,
+            api_key=api_key,
+            user=user,
+        )
         self._portal = Portal()
 
     def ask(self, prompt: inference.Prompt, **options: Unpack[RequestOptions]) -> Reply:
@@ -91,7 +105,8 @@ class Client(Asks[Reply]):
         return self._portal.run(self._inner.models())
 
     def load(self, model: str, *, keep_alive: int | None = None, within: float | None = None) -> None:
-        """As `AsyncClient.load`."""
+        """Has a model on demand loaded and waits until it serves, `within` seconds at most (None: the
+        client's); with `keep_alive` 0 it is unloaded. Raises NotFound (MODEL_NOT_FOUND), Unavailable."""
         self._portal.run(self._inner.load(model, keep_alive=keep_alive, within=within))
 
     def rings(self) -> list[Ring]:

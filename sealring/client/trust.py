@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.crypto.encoding import FormatError, decode_base32
-from sealring.mesh.errors import InvalidInput, RosterError
+from sealring.mesh.errors import ConfigError, InvalidInput, RosterError
 from sealring.mesh.pki.root import decode_chain, verify_root_chain
 from sealring.mesh.roster.memory import RosterMemory, RosterStateFile
 from sealring.mesh.roster.model import Roster
@@ -40,6 +40,31 @@ def parse_root_sha256(value: str | bytes) -> bytes:
             param="root_sha256",
         ) from None
     return parsed
+
+
+def own_root_sha256(root: Path | None = None) -> bytes:
+    """The hash of the root key of this machine's cluster, by what is enrolled below the state folder `root`
+    (None: the user's own).
+
+    Raises ConfigError (NO_ROOT_HASH, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
+    """
+    from sealring.mesh.member.state import load_machine_state
+
+    root = root or default_state_root()
+    for folder in (root / "coordinator" / "operator", root / "node", root / "gateway"):
+        try:
+            return load_machine_state(folder).root_sha256
+        except PermissionError:
+            continue
+        except ConfigError as error:
+            if error.reason != "NOT_ENROLLED":
+                raise
+    raise ConfigError(
+        "this machine is in no cluster, so the root key to check the gateway against is unknown",
+        hint="make one with `sealring up`, or join one with `sealring join`; for another cluster's gateway "
+        "give the hash of its root key with --root-sha256: `sealring roster show` prints it there",
+        reason="NO_ROOT_HASH",
+    )
 
 
 def default_state_file(pin: bytes) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sealring.client import ToolCall
 from sealring.client.question import MAX_TIMEOUT_SECONDS, Question, chat_prompt, set_sampling, text_prompt
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.numbers import request_of
@@ -99,4 +100,46 @@ def test_texts_and_images_of_a_message_keep_their_order() -> None:
 def test_what_is_neither_text_nor_image_is_refused(content: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         chat_prompt([{"role": "user", "content": content}])
+    assert (caught.value.reason, caught.value.metadata["param"]) == ("BAD_MESSAGE", "messages[0]")
+
+
+def test_a_text_is_a_users_message() -> None:
+    assert chat_prompt("hi") == chat_prompt([{"role": "user", "content": "hi"}])
+
+
+LOOK_UP = {"name": "look_up", "description": "Looks it up.", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize("tool", [LOOK_UP, {"type": "function", "function": LOOK_UP}])
+def test_tools_are_functions_and_their_calls_are_answered(tool: dict[str, Any]) -> None:
+    call = ToolCall("look_up", '{"word": "tail"}', id="1")
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": (call,)},
+        {"role": "tool", "content": "a call", "tool_call_id": "1"},
+    ]
+    chat = chat_prompt(messages, [tool, {"name": "stop"}]).chat
+    assert [(one.name, one.description, one.parameters) for one in chat.tools] == [
+        ("look_up", "Looks it up.", '{"type": "object"}'),
+        ("stop", "", ""),
+    ]
+    asked, answered = chat.messages
+    assert [(one.id, one.name, one.arguments) for one in asked.tool_calls] == [
+        ("1", "look_up", '{"word": "tail"}')
+    ]
+    assert answered.tool_call_id == "1"
+
+
+@pytest.mark.parametrize(
+    "tool", [{}, {"name": 7}, {"function": "look_up"}, {"name": "x", "parameters": {1, 2}}]
+)
+def test_what_is_no_tool_is_refused(tool: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        chat_prompt("hi", [tool])
+    assert (caught.value.reason, caught.value.metadata["param"]) == ("BAD_TOOL", "tools[0]")
+
+
+@pytest.mark.parametrize("more", [{"tool_calls": 7}, {"tool_calls": ["x"]}, {"tool_call_id": 7}])
+def test_malformed_calls_of_a_message_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        chat_prompt([{"role": "assistant", "content": "", **more}])
     assert (caught.value.reason, caught.value.metadata["param"]) == ("BAD_MESSAGE", "messages[0]")

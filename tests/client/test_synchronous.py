@@ -1,13 +1,20 @@
 import asyncio
+import inspect
+import pydoc
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from bundles import SigningCluster
 
-from sealring.client import Client
-from sealring.mesh.errors import FailedPrecondition, RosterError
+from sealring.client import AsyncClient, Client
+from sealring.mesh.errors import ConfigError, FailedPrecondition, RosterError
+from sealring.mesh.pki import Role
+from sealring.mesh.system.paths import default_state_root
 from sealring.testing import ScriptedGateway
 from sealring.testing.gateway import PIECES
 from sealring.v1 import inference_pb2 as inference
@@ -101,3 +108,41 @@ def test_a_closed_client_answers_no_more() -> None:
     with pytest.raises(RuntimeError):
         client.rings()
     client.close()
+
+
+async def test_the_example_of_the_page_runs(
+    gateway: ScriptedGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sealed-prompts.md").read_text()
+    (example,) = re.findall(r"```python\n(from sealring.client import Client\n.*?)```", page, re.DOTALL)
+    told = example.replace("Client()", f"Client({gateway.address!r}, root_sha256={gateway.cluster.pin!r})")
+    assert told != example
+    await asyncio.to_thread(exec, told, {})
+    assert "".join(PIECES) in capsys.readouterr().out
+    asked = b"".join(request.SerializeToString() for request in gateway.requests)
+    assert b"tail call" not in asked
+
+
+def test_help_names_the_clients_own_settings_and_options() -> None:
+    settings = inspect.signature(Client).parameters
+    assert settings.keys() == inspect.signature(AsyncClient).parameters.keys() - {"channels"}
+    shown = pydoc.render_doc(Client, renderer=pydoc.plaintext)
+    for name in ("root_sha256", "min_trust", "chat(self, messages", "tools", "complete(self, text"):
+        assert name in shown
+
+
+async def test_without_a_root_hash_the_machines_own_cluster_is_meant(
+    gateway: ScriptedGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError) as nowhere:
+        Client(gateway.address)
+    assert nowhere.value.reason == "NO_ROOT_HASH"
+    SigningCluster(tmp_path).save(default_state_root() / "node", Role.MEMBER)
+
+    def ask(client: Client) -> None:
+        client.chat("hi").result()
+
+    with pytest.raises(RosterError) as other:
+        await with_client(gateway, ask, root_sha256=None)
+    assert other.value.reason == "ROOT_PIN"

@@ -130,3 +130,10 @@ def test_a_long_name_is_cut_and_who_has_the_model_is_not_told() -> None:
     told = nobody_has(name, answers, {})
     assert told.message == f"no node can serve the model {name[:256]!r} (b: there is no model)"
     assert told.hint == f"fetch it: sealring model pull {name[:256]}"
+
+
+@pytest.mark.parametrize("reason", ["DRAFT_NOT_ALIKE", "DRAFT_NOT_REVERSIBLE"])
+def test_a_draft_model_that_does_not_suit_is_the_error(reason: str) -> None:
+    refused = ModelError("small cannot guess for m", reason=reason, hint="take another")
+    answers = [ProfileReply("a", None, missing()), ProfileReply("b", None, refused)]
+    assert nobody_has("org/m", answers, {}) is refused
