@@ -241,16 +241,16 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_060,
+    "mesh": 14_070,
     "sealring/api": 4_925,
     "sealring/client": 2_450,
     "sealring/testing": 700,
     "edge": 4_165,
-    "coordinator": 12_610,
+    "coordinator": 12_645,
     "gateway": 1_020,
     "gateway/rings": 3_465,
     "gateway/scheduler": 4_085,
-    "node": 14_360,
+    "node": 14_380,
     "node/engine": 19_245,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,

@@ -139,7 +139,7 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
 def remove_model(context: typer.Context, model: ModelName, node: Nodes = None) -> None:
     """Delete a model from the nodes that have fetched it, or stop fetching it.
 
-    Folders that a node's owner put there stay.
+    Folders that a node's owner put there stay, and those of other programs, whose links go.
     """
     names = run_admin(context, lambda admin: remove(admin, model, node or []))
     say(f"removed {model} from {', '.join(names)}")

@@ -64,4 +64,5 @@ class DeploymentCalls:
         self, request: admin_pb2.TraceRingRequest, actor: str
     ) -> admin_pb2.TraceRingResponse:
         """Raises what `Traces.trace` raises."""
-        return await self._traces.trace(request.ring, request.milliseconds)
+        member = actor if self.operators.is_member(actor) else ""
+        return await self._traces.trace(request.ring, request.milliseconds, member)

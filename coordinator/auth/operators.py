@@ -72,6 +72,10 @@ class OperatorAccess:
         with self._running.one(name):
             yield name
 
+    def is_member(self, caller: str) -> bool:
+        """Whether a caller is a member's program, by its name."""
+        return self._store.members.find(caller) is not None
+
     def add(self, name: str, role: OperatorRole, csr: bytes, seconds: int, actor: str) -> bytes:
         """A new operator's certificate, DER.
 

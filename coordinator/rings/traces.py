@@ -15,7 +15,9 @@ from sealring.coordinator.nodes.questions import Offset, Questions
 from sealring.coordinator.rings.views import RingViews
 from sealring.mesh.errors import Conflict, DeadlineExceeded, InvalidInput, SealringError
 from sealring.mesh.ring.limits import MAX_SPANS
+from sealring.mesh.rpc.limits import Buckets
 from sealring.mesh.rpc.problem import from_problem, to_problem
+from sealring.mesh.rpc.running import RunningCalls
 from sealring.v1 import admin_pb2, membership_pb2, trace_pb2
 
 MAX_MILLISECONDS = 60_000
@@ -25,10 +27,12 @@ _MAX_TOKENS = 1 << 32
 _ROUND_TRIPS = 8
 _ANSWER_SECONDS = 15.0
 _CLOCK_SECONDS = 5.0
+_PAUSE_SECONDS = 5.0
+"""From the beginning of a member's trace to its next, for each second that is begun of the first."""
 
 
 class Traces:
-    """One trace at a time: each costs the members some milliseconds."""
+    """One trace at a time: each costs the members some milliseconds. An operator's ends that of a member."""
 
     def __init__(
         self,
@@ -46,13 +50,18 @@ class Traces:
         self._clock = clock
         self._clock_seconds = clock_seconds
         self._answer_seconds = answer_seconds
-        self._busy = False
+        self._turn = asyncio.Lock()
+        self._by_operator = False
+        self._members = RunningCalls(_busy)
+        self._pauses = Buckets(1 / _PAUSE_SECONDS, 1)
 
-    async def trace(self, ring: str, milliseconds: int) -> admin_pb2.TraceRingResponse:
+    async def trace(self, ring: str, milliseconds: int, member: str = "") -> admin_pb2.TraceRingResponse:
         """The trace of a ring's members over the next `milliseconds`; "" names the only ring.
+        `member` is the id of the member whose program asks, or "" for an operator.
 
         Raises InvalidInput (BAD_DURATION, WHICH_RING), NotFound (NO_SUCH_RING), FailedPrecondition
-        (RING_DOWN), Conflict (TRACE_BUSY). A member that does not answer has a problem in place of its trace.
+        (RING_DOWN), Conflict (TRACE_BUSY), for a member ResourceExhausted (RATE_LIMITED). A member that does
+        not answer has a problem in place of its trace.
         """
         if not 1 <= milliseconds <= MAX_MILLISECONDS:
             raise InvalidInput(
@@ -62,13 +71,21 @@ class Traces:
                 param="milliseconds",
             )
         running = self._rings.serving(ring)
-        if self._busy:
-            raise Conflict("a trace is being taken", hint="try again in a moment", reason="TRACE_BUSY")
-        self._busy = True
+        if self._by_operator or (member and self._turn.locked()):
+            raise _busy()
+        if member:
+            self._pauses.check(member, -(-milliseconds // 1000))
+            with self._members.one(member):
+                async with self._turn:
+                    return await self._trace(running.plan, running.machine.epoch, milliseconds)
+        self._by_operator = True
         try:
-            return await self._trace(running.plan, running.machine.epoch, milliseconds)
+            for one in self._members.callers:
+                self._members.end(one)
+            async with self._turn:
+                return await self._trace(running.plan, running.machine.epoch, milliseconds)
         finally:
-            self._busy = False
+            self._by_operator = False
 
     async def _trace(
         self, plan: admin_pb2.RingPlan, epoch: int, milliseconds: int
@@ -174,6 +191,10 @@ def _known(offset: Offset | SealringError) -> Offset:
     if isinstance(offset, SealringError):
         raise offset
     return offset
+
+
+def _busy() -> Conflict:
+    return Conflict("another trace is being taken", hint="try again in a moment", reason="TRACE_BUSY")
 
 
 def _bad_trace() -> InvalidInput:

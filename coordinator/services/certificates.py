@@ -21,6 +21,7 @@ from sealring.mesh.member.renewal import renewal_content
 from sealring.mesh.member.state import parse_pem_leaf
 from sealring.mesh.pki.authority import MAX_CSR_BYTES
 from sealring.mesh.pki.certificates import PeerIdentity, Role, key_hash, to_pem
+from sealring.mesh.rpc.limits import Buckets
 from sealring.v1 import membership_pb2, membership_pb2_grpc
 
 
@@ -62,6 +63,10 @@ class Issuer:
         )
 
 
+RENEWALS_AT_ONCE = 20
+_RENEWALS_PER_SECOND = 1 / 30
+"""Each member looks that often whether its two certificates are due; it needs some two of a kind a day."""
+
 _NONCE_SECONDS = 30
 log = structlog.get_logger()
 
@@ -73,13 +78,16 @@ class CertificatesService(membership_pb2_grpc.CertificatesServicer):
         self._access = access
         self._store = store
         self._issuer = issuer
+        self._rates = Buckets(_RENEWALS_PER_SECOND, RENEWALS_AT_ONCE)
 
     async def Renew(  # noqa: N802
         self, request: membership_pb2.RenewRequest, context: Any
     ) -> membership_pb2.RenewResponse:
-        """Raises Unauthenticated (BAD_SIGNATURE) unless the caller's identity key signed the request."""
+        """Raises Unauthenticated (BAD_SIGNATURE) unless the caller's identity key signed the request, and
+        ResourceExhausted (RATE_LIMITED)."""
         roles = [Role.MEMBER] if request.client else [Role.MEMBER, Role.GATEWAY]
         peer = self._access.require(context, *roles)
+        self._rates.check(peer.id)
         _check_form(request.csr)
         member = self._store.members.get(peer.id)
         verify(member.identity_key, Label.CSR, request.csr, request.signature)

@@ -7,7 +7,6 @@ long as the machine is a member and the certificate is valid.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +46,6 @@ class ClientKeeper:
         coordinators: Coordinators,
         *,
         clock: Clock = wall_clock,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`state` is the member's, in whose place `folder` gets that of its client."""
         self._folder = folder
@@ -55,14 +53,15 @@ class ClientKeeper:
         self._signer = signer
         self._coordinators = coordinators
         self._clock = clock
-        self._sleep = sleep
         self._certificate = b""
 
     async def run(self) -> None:
         """Works for ever. An error is logged, and does not end the daemon."""
         pause = FIRST_SECONDS
-        await self._sleep(pause)  # the session finds the coordinator's address meanwhile
+        # The session finds the coordinator's address meanwhile.
+        await self._coordinators.pause(self._coordinators.channel.address, pause)
         while True:
+            looked_at = self._coordinators.channel.address
             try:
                 if not self._certificate or is_due(self._certificate, self._clock()):
                     await self._renew()
@@ -71,7 +70,7 @@ class ClientKeeper:
             except SealringError as error:
                 log.info("no_client_certificate", reason=error.reason, why=error.message)
             pause = LOOK_SECONDS if self._certificate else min(2 * pause, LOOK_SECONDS)
-            await self._sleep(pause)
+            await self._coordinators.pause(looked_at, pause)
 
     async def _renew(self) -> None:
         leaf = LeafKey()

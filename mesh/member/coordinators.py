@@ -76,6 +76,7 @@ class Coordinators:
         self._find = find
         self._heard: tuple[str, ...] = ()
         self._search: asyncio.Task[None] | None = None
+        self._moved = asyncio.Event()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -108,7 +109,17 @@ class Coordinators:
         if found.address != present:
             log.info("coordinator_found", address=found.address, before=present)
         self.channel.adopt(found)
+        if found.address != present:
+            self._moved.set()
+            self._moved = asyncio.Event()
         return True
+
+    async def pause(self, address: str, seconds: float) -> None:
+        """Waits `seconds`, or until the coordinator answers elsewhere than at `address`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.channel.address == address:
+                    await self._moved.wait()
 
     async def follow(
         self,

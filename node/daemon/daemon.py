@@ -81,10 +81,12 @@ class Daemon:
         self.handshakes = Handshakes(cluster, signer, self.store, revoked=self._rosters.revoked)
 
         fetched = settings.state_dir / "models"
-        folders = (*settings.models, settings.state_dir / LINKED, fetched)
+        linked = settings.state_dir / LINKED
+        folders = (*settings.models, linked, fetched)
         meter = MemoryMeter(settings.memory_limit)
         asker = ModelAsker(cluster, own_id, self.store, lambda: self._rosters.valid)
-        self._fetcher = Fetcher(folders, fetched, asker, allowed=settings.allow_downloads)
+        allowed = settings.allow_downloads
+        self._fetcher = Fetcher(folders, fetched, asker, linked=linked, allowed=allowed)
         tables = CostTables(settings.state_dir / "cost-tables")
         self._engines = EngineKeeper(folders, meter, self._fetcher, tables, spawn=spawn)
         self.models = ModelGiver(

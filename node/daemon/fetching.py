@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import structlog
@@ -70,7 +71,8 @@ MAX_MODELS = 64
 
 @dataclass(frozen=True)
 class Held:
-    """A model folder: its name, the model's bytes, its bytes that are here, and whether it was fetched."""
+    """A model folder: its name, the model's bytes, its bytes that are here, and whether it was fetched or
+    linked, so that `remove` takes it."""
 
     name: str
     size: int
@@ -117,11 +119,12 @@ class Fetcher:
     """Fetches one model at a time into `home`, and removes models that it has fetched."""
 
     def __init__(
-        self, folders: Sequence[Path], home: Path, asker: ModelAsker | None, *, allowed: bool
+        self, folders: Sequence[Path], home: Path, asker: ModelAsker | None, *, linked: Path, allowed: bool
     ) -> None:
-        """`folders` are all folders of models, `home` among them."""
+        """`folders` are all folders of models, among them `home` and that of the links, `linked`."""
         self._folders = folders
         self._home = home
+        self._linked = linked
         self._asker = asker
         self.allowed = allowed
         self.pulls: dict[str, Pull] = {}
@@ -194,22 +197,23 @@ class Fetcher:
         return any(_same(path, one) for one in tuple(self._removing))
 
     async def remove(self, name: str, in_use: Callable[[], Sequence[Path]] = lambda: ()) -> None:
-        """Deletes a fetched model, or the parts of it that are here, unless its folder is `in_use`.
+        """Deletes a fetched model, or the parts of it that are here, unless its folder is `in_use`. Of a
+        model of another program only the link is removed.
 
         Raises Conflict (MODEL_IN_USE), NotFound (MODEL_NOT_FOUND), InvalidInput (BAD_MODEL_NAME), and
         FailedPrecondition (MODEL_NOT_FETCHED_HERE) for a folder that the owner put there.
         """
-        place = self.place(_checked(name))
-        self._removing.add(place)  # an epoch that prepares from now on does not find it
+        here = {self.place(_checked(name)), self._linked / name}
+        self._removing |= here  # an epoch that prepares from now on does not find it
         used = in_use()
         try:
-            if await asyncio.to_thread(lambda: any(_same(place, one) for one in used)):
+            if await asyncio.to_thread(lambda: any(_same(*one) for one in product(here, used))):
                 raise Conflict(
                     f"{name} is being served", hint="delete its deployment first", reason="MODEL_IN_USE"
                 )
             await self._remove(name)
         finally:
-            self._removing.discard(place)
+            self._removing -= here
 
     async def _remove(self, name: str) -> None:
         tasks = self._under_way(name)
@@ -220,9 +224,12 @@ class Fetcher:
         failed = self.pulls.pop(name, None)
         partial, target = places(self._home, name)
         async with self._turn:  # no fetch writes to the folder meanwhile
+            unlinked = await asyncio.to_thread(_unlink, self._linked / name)
             if partial.exists() or target.exists():
                 await asyncio.to_thread(_delete, partial, target)
                 return
+        if unlinked:
+            return
         found = await asyncio.to_thread(local_model, name, self._folders)
         if found is None:
             if failed is not None:
@@ -272,7 +279,7 @@ class Fetcher:
                     times = path.stat().st_mtime_ns, own.stat().st_mtime_ns
                     held, settled, before = self._found.get(path, (None, False, times))
                     if held is None or not settled or before != times:
-                        now = _look_into(path, name, folder == self._home)
+                        now = _look_into(path, name, folder in (self._home, self._linked))
                         held, settled = now, now == held  # a growing file does not change its folder's time
                     found[path] = held, settled, times
         self._found = found
@@ -489,6 +496,14 @@ def _same(one: Path, other: Path) -> bool:
     with contextlib.suppress(OSError):
         return one == other or os.path.samefile(one, other)
     return False
+
+
+def _unlink(place: Path) -> bool:
+    """Removes a link, and nothing behind it. False where no link is."""
+    if place.parent.is_symlink() or not place.is_symlink():
+        return False
+    place.unlink()
+    return True
 
 
 def _delete(partial: Path, target: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from patience import until
 from prooftest import identity, introduce
 
+from sealring.coordinator.services.certificates import RENEWALS_AT_ONCE
 from sealring.mesh.clock import wall_clock
 from sealring.mesh.crypto import Ed25519Signer, Label, SoftwareSigner
 from sealring.mesh.errors import ConfigError, SealringError
@@ -330,6 +331,22 @@ async def test_a_renewal_needs_the_identity_keys_signature(cluster: Cluster) -> 
         with pytest.raises(SealringError) as caught:
             await renew(cluster, "alpha", request, signature)
         assert caught.value.reason in ("BAD_SIGNATURE", "BAD_CSR")
+
+
+async def test_renewals_have_a_rate_for_each_member(cluster: Cluster) -> None:
+    """Also those with a wrong signature."""
+    for name in ("alpha", "beta"):
+        await cluster.join(name)
+    csr = LeafKey().csr()
+    reasons: list[str] = []
+    while "RATE_LIMITED" not in reasons:
+        with pytest.raises(SealringError) as caught:
+            await renew(cluster, "alpha", csr, SoftwareSigner.generate().sign(Label.CSR, csr))
+        reasons.append(caught.value.reason)
+    assert reasons.index("RATE_LIMITED") >= RENEWALS_AT_ONCE
+    assert caught.value.hint
+    own = SoftwareSigner.load(cluster.folder / "beta" / IDENTITY_KEY)
+    assert (await renew(cluster, "beta", csr, own.sign(Label.CSR, csr))).certificate_chain
 
 
 async def test_the_operator_has_no_identity_key_to_renew_with(cluster: Cluster) -> None:

@@ -20,6 +20,6 @@ def keeper_of(
     kind: type[Kept] = EngineKeeper,  # type: ignore[assignment]
 ) -> Kept:
     """A keeper of models in `folders`, with its cost tables in `home`; without `fetcher` it fetches none."""
-    fetcher = fetcher or Fetcher(folders, home / "fetched", None, allowed=False)
+    fetcher = fetcher or Fetcher(folders, home / "fetched", None, linked=home / "linked", allowed=False)
     tables = CostTables(home / "tables")
     return kind(folders=folders, meter=MemoryMeter(None), fetcher=fetcher, tables=tables)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any
 
@@ -246,3 +247,40 @@ async def test_a_ring_that_is_down_is_refused(cluster: Cluster) -> None:
     with pytest.raises(SealringError) as caught:
         await cluster.call("TraceRing", admin_pb2.TraceRingRequest(milliseconds=10))
     assert caught.value.reason == "RING_DOWN"
+
+
+async def refused(call: Awaitable[Any]) -> str:
+    with pytest.raises(SealringError) as caught:
+        await call
+    return caught.value.reason
+
+
+async def test_an_operator_takes_a_members_place_and_members_wait_between_theirs() -> None:
+    """Nobody answers the first question of a trace; an operator's cannot be taken."""
+    asked: list[asyncio.Future[Any]] = []
+
+    async def ask_timed(*_: Any) -> Any:
+        asked.append(asyncio.get_running_loop().create_future())
+        return await asked[-1]
+
+    stage = admin_pb2.StagePlan(member="alpha")
+    plan = admin_pb2.RingPlan(ring="demo-0", stages=[stage])
+    running = SimpleNamespace(plan=plan, machine=SimpleNamespace(epoch=7))
+    questions: Any = SimpleNamespace(ask_timed=ask_timed)
+    views: Any = SimpleNamespace(serving=lambda name: running)
+    traces = Traces(questions, views, clock_seconds=1e6)
+    first = asyncio.create_task(traces.trace("", 60_000, "one"))
+    await until(lambda: len(asked) == 1)
+    assert await refused(traces.trace("", 1, "two")) == "TRACE_BUSY"
+    operators = asyncio.create_task(traces.trace("", 1))
+    await until(lambda: len(asked) == 2)
+    assert await refused(first) == "TRACE_BUSY"
+    for who in ("", "one", "two"):
+        assert await refused(traces.trace("", 1, who)) == "TRACE_BUSY"
+    operators.cancel()
+    await asyncio.wait([operators])
+    assert await refused(traces.trace("", 1, "one")) == "RATE_LIMITED"
+    second = asyncio.create_task(traces.trace("", 1, "two"))
+    await until(lambda: len(asked) == 3)
+    second.cancel()
+    await asyncio.wait([second])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,9 +52,10 @@ class Machine:
         save_machine_state(folder, state)
         self.folder, self.clock, self.coordinator, self.way = folder / "client", clock, coordinator, way
         self.state, self.pauses = state, 0
-        self.keeper = ClientKeeper(self.folder, state, coordinator.signer, way, clock=clock, sleep=self.sleep)
+        self.keeper = ClientKeeper(self.folder, state, coordinator.signer, way, clock=clock)
+        way.on_pause = self.pause
 
-    async def sleep(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.pauses -= 1
         if self.pauses < 0:
@@ -75,6 +76,7 @@ async def machine(tmp_path: Path, authority: Any, clock: Any) -> AsyncIterator[M
 
     class Way:
         address = reached
+        on_pause: Callable[[float], None]
 
         @property
         def channel(self) -> Self:
@@ -82,6 +84,10 @@ async def machine(tmp_path: Path, authority: Any, clock: Any) -> AsyncIterator[M
 
         def get(self) -> grpc.aio.Channel:
             return opened
+
+        async def pause(self, address: str, seconds: float) -> None:
+            if self.address == address:
+                self.on_pause(seconds)
 
     async with grpc.aio.insecure_channel(reached) as opened:
         yield Machine(tmp_path / "state", authority, clock, coordinator, Way())
@@ -129,6 +135,5 @@ async def test_it_names_the_coordinators_address_of_now(machine: Machine) -> Non
     await machine.run(2)
     machine.way.__class__.address = "127.0.0.1:9"
     await machine.run(2)
-    machine.pauses = 2
     assert load_machine_state(machine.folder).coordinator == "127.0.0.1:9"
     await asyncio.sleep(0)

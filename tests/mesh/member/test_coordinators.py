@@ -174,3 +174,15 @@ async def test_no_network_is_asked_about_a_cluster_on_loopback(bed: Bed) -> None
         assert not await machine.lead()
         await asyncio.sleep(0.05)
     await machine.close()
+
+
+async def test_a_pause_ends_when_the_coordinator_answers_elsewhere(bed: Bed, dead: Callable[[], str]) -> None:
+    before, now = dead(), await bed.serve()
+    machine = bed.machine(before, now)
+    pausing = asyncio.create_task(machine.pause(before, 1e6))
+    await asyncio.sleep(0)
+    assert await machine.lead()
+    await pausing
+    await machine.pause(before, 1e6)
+    await machine.pause(now, 0)
+    await machine.close()

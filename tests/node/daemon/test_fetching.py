@@ -67,7 +67,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalHub]:
 
 def make(tmp_path: Path, members: Members, *, allowed: bool = True) -> Fetcher:
     folders = [tmp_path / "own", tmp_path / "fetched"]
-    return Fetcher(folders, tmp_path / "fetched", members, allowed=allowed)  # type: ignore[arg-type]
+    home, linked = tmp_path / "fetched", tmp_path / "linked"
+    return Fetcher([*folders, linked], home, members, linked=linked, allowed=allowed)  # type: ignore[arg-type]
 
 
 async def test_members_are_asked_before_the_hub(hub: LocalHub, tmp_path: Path) -> None:
@@ -297,6 +298,31 @@ async def test_only_what_was_fetched_is_removed(tmp_path: Path) -> None:
         await fetcher.remove("../own/mine")
 
 
+async def test_of_an_imported_model_only_the_link_is_removed(tmp_path: Path) -> None:
+    fetcher, linked, theirs = make(tmp_path, Members()), tmp_path / "linked", tmp_path / "exo" / "org--model"
+    other = tmp_path / "elsewhere"
+    for folder in (theirs, other / "model", linked / "own" / "model"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    (other / "link").symlink_to(theirs)
+    (linked / "org").mkdir()
+    (linked / "org" / "model").symlink_to(theirs)
+    (linked / "away").symlink_to(other)
+    await fetcher.look()
+    assert {one.name for one in fetcher.messages() if one.fetched} >= {"org/model"}
+    with pytest.raises(Conflict) as used:
+        await fetcher.remove("org/model", lambda: [linked / "org" / "model"])
+    assert used.value.reason == "MODEL_IN_USE"
+    await fetcher.remove("org/model")
+    assert not (linked / "org" / "model").is_symlink()
+    for name in ("own/model", "away/model", "away/link"):
+        with pytest.raises(FailedPrecondition) as refused:
+            await fetcher.remove(name)
+        assert refused.value.reason == "MODEL_NOT_FETCHED_HERE"
+    for folder in (theirs, other / "model", other / "link", linked / "own" / "model"):
+        assert (folder / "config.json").exists()
+
+
 async def test_nothing_in_use_is_removed_and_what_is_being_removed_is_not_found(tmp_path: Path) -> None:
     """In use by whatever path leads there: "Demo" and "demo" are one folder on most Macs."""
     members = Members("model")
@@ -457,7 +483,7 @@ async def test_a_part_is_filled_up_only_for_layers_that_it_lacks(tmp_path: Path)
     later = tmp_path / "later"
     later.mkdir()
     source.rename(later / "model")  # behind the part, as what is fetched lies behind the owner's
-    fetcher = Fetcher([home, later], later, members, allowed=True)  # type: ignore[arg-type]
+    fetcher = Fetcher([home, later], later, members, linked=tmp_path / "linked", allowed=True)  # type: ignore[arg-type]
     members.asked.clear()
     keeper = keeper_of(tmp_path, [home, later], fetcher, Measured)
     for layers in ((4, 9), None):
