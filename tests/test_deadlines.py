@@ -68,7 +68,7 @@ CLOSES = """
 LOOKS = """
     edge/http/server.py:Accepting._take_in mesh/system/power.py:power
     coordinator/members/announcer.py:Announcer._pause coordinator/rings/driver.py:ClusterDriver.run
-    coordinator/streams/sessions.py:Sessions.throw_out
+    coordinator/streams/sessions.py:Sessions.throw_out mesh/member/coordinators.py:Coordinators.pause
     gateway/rings/control.py:ControlStreams._pause gateway/rings/ring.py:Ring.run
     gateway/rings/watch.py:Watch._beat gateway/rings/watch.py:Door.news
     gateway/rings/watch.py:Watch._report
