@@ -43,7 +43,7 @@ def size(count: int) -> str:
     """Bytes in binary units with one decimal, for people."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
+        if round(amount, 1) < 1024:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} GiB"

@@ -66,6 +66,7 @@ def _lacking(nodes: Sequence[dict[str, Any]]) -> dict[str, int]:
     """What each model on a node's disk lacks in bytes, by what `model fits` says of the memory that no ring
     has; 0 for one that fits."""
     macs: tuple[Mac, ...] = ()
+    nodes = [node for node in nodes if "heartbeat" in node]
     for node in nodes:
         beat = node["heartbeat"]
         left = beat["memory_usable"] - sum(ring["memory"] for ring in node["rings"])

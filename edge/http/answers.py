@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -184,9 +185,10 @@ class EventStream(Response):
         self._events = events
         self._asked = asked
         self._told = headers
-        self._prefilling: inference.Prefilling | None = None
+        # not of `self`, which holds the task, whose error holds its frames
+        self._prefilling = deque[inference.Prefilling](maxlen=1)
         asking.tell_prefill = True
-        self._start = asyncio.ensure_future(started(events, self._hear))
+        self._start = asyncio.ensure_future(started(events, self._prefilling.append))
 
     async def begin(self, receive: Receive) -> None:
         """Waits for the answer's start, for a while. Raises what the request failed with, or Cancelled."""
@@ -199,12 +201,9 @@ class EventStream(Response):
             await self._close()
             raise
 
-    def _hear(self, told: inference.Prefilling) -> None:
-        self._prefilling = told
-
     def _ping(self) -> bytes:
-        told, self._prefilling = self._prefilling, None
-        return self._renderer.ping if told is None else self._renderer.prefilling(told)
+        told = self._prefilling
+        return self._renderer.prefilling(told.pop()) if told else self._renderer.ping
 
     async def _close(self) -> None:
         self._start.cancel()
@@ -233,7 +232,7 @@ class EventStream(Response):
                         check_calls(event.delta)
                         await writer.write(render(event.delta))
                     elif event.HasField("prefilling"):
-                        self._hear(event.prefilling)
+                        self._prefilling.append(event.prefilling)
                     else:
                         await writer.write(renderer.last(event.finished))
             except SealringError as error:

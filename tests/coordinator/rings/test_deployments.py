@@ -59,7 +59,7 @@ async def test_a_plan_of_what_serves_changes_nothing_and_takes_its_place() -> No
         async def ask(self, spec: Any, *, replacing: Any) -> Any:
             asked.append(replacing)
 
-        async def shapes(self, *_: Any) -> Any:
+        async def shapes(self, *_: Any, replacing: Any) -> Any:
             return admin_pb2.ShapeTable()
 
     store: Any = SimpleNamespace(deployments=SimpleNamespace(all=lambda: there, check_free=lambda name: None))
