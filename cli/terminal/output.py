@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sealring.cli.terminal.telling import Telling
-from sealring.mesh.clock import monotonic_clock
 from sealring.mesh.system.start import show_rich
 from sealring.mesh.trust.levels import level_of
 
@@ -130,7 +129,10 @@ class Progress:
         """With `quiet` nothing is said where there is no terminal."""
         self._quiet = quiet
         self._bars: Any = None
-        self._telling = Telling(monotonic_clock())
+        from sealring.mesh.clock import monotonic_clock  # which brings the log, for which --help has no time
+
+        self._clock = monotonic_clock
+        self._telling = Telling(self._clock())
         self._turn, self._over = threading.Lock(), threading.Event()
         if sys.stderr.isatty():
             show_rich()
@@ -155,7 +157,7 @@ class Progress:
     def update(self, what: str) -> None:
         """Says what happens now."""
         with self._turn:
-            line = self._telling.update(what, monotonic_clock())
+            line = self._telling.update(what, self._clock())
             if self._bars is None:
                 if line and not self._quiet:
                     say(line)
@@ -167,7 +169,7 @@ class Progress:
     def _break_silences(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             with self._turn:
-                if line := self._telling.due(monotonic_clock()):
+                if line := self._telling.due(self._clock()):
                     say(line)
 
     def close(self) -> None:
