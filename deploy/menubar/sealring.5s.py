@@ -4,7 +4,7 @@
 # <xbar.dependencies>python3,sealring</xbar.dependencies>
 """The cluster in a Mac's menu bar, by SwiftBar or xbar, on any machine of it.
 
-To install, put this file into the plugin folder of SwiftBar (https://swiftbar.app) or xbar, and keep it
+To install, put this file into the plugin folder of SwiftBar or xbar, and keep it
 executable. It looks every five seconds, as its name says. macOS's own Python 3.9 runs it. It finds `sealring`
 where pipx, uv and Homebrew put it; SEALRING is another path.
 """
@@ -114,7 +114,7 @@ def show(program: str) -> None:
         for said in dashboard.stderr or ():
             sys.stdout.write(said)
             sys.stdout.flush()
-            if said.startswith("http://127.0.0.1:"):
+            if said.startswith("http:") and "//127.0.0.1:" in said:
                 webbrowser.open(said.strip())
 
 

@@ -18,7 +18,7 @@ def test_bytes_rate_and_time_are_told() -> None:
         "fetching 1.0 of 2.0 GiB at 102.4 MiB/s, 10 s left"
     )
     now[0] = 40.0
-    assert pace.at("fetching", GIB + (30 << 20), 2 * GIB).words.endswith("1024.0 KiB/s, 17 min left")
+    assert pace.at("fetching", GIB + (30 << 20), 2 * GIB).words.endswith("1.0 MiB/s, 17 min left")
     assert pace.at("loading", 0, GIB).words == "loading 0 of 1.0 GiB", "other work begins anew"
     now[0] = 4e9
     assert pace.at("loading", 1, GIB).words == "loading 1 B of 1.0 GiB", "nobody waits for a century"
