@@ -1,13 +1,13 @@
-"""Three machines from nothing to an answer on the third, by four commands: a recording.
+"""Records how three machines come to an answer on the third, by four commands.
 
     sudo .venv/bin/python examples/three_machines.py [MODEL [QUESTION]] > docs/three-machines.txt
 
-Each machine is a network namespace of this Linux machine, with a host name and a home folder of its own, on
-a switch that carries real multicast. On the first one `sealring up --model` is typed, on the others `sealring
-join` and the code that the first one shows, on the third `sealring connect --write`. Then Claude Code answers
-there; or curl, if no `claude` is in the PATH, and for the demo model, whose context is too short for agents.
-Every line is printed behind its machine and the seconds since the start. Nothing is left afterwards. It needs
-root, `ip` and `unshare`.
+Each machine is a network namespace of this Linux machine. It has a host name and a home folder of its own.
+The switch between them carries real multicast. On the first one `sealring up --model` is typed, on the others
+`sealring join` and the code that the first one shows, on the third `sealring connect --write`. Then Claude
+Code answers there; or curl, if no `claude` is in the PATH, and for the demo model, whose context is too short
+for agents. Every line is printed behind its machine and the seconds since the start. Nothing is left
+afterwards. It needs root, `ip` and `unshare`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models that exo has fetched to this machine, and links by which a node serves them without a copy.
+"""Models that exo has fetched to this machine. A node serves them through links, without a copy.
 
 exo keeps a model ORG/NAME in a folder ORG--NAME of its models folders, with the files that the hub has. A
 file that has not come whole ends in `.partial`. Folders and variables: exo's README ("Environment Variables")

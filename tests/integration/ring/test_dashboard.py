@@ -133,7 +133,7 @@ def ask_later(page, later):
             for one in started[:1]:
                 one.suspend()
             engines = started
-    page.wait(f"/starting its engine|loading/.test({LATER}.textContent)", LIMIT_SECONDS)
+    page.wait(f"/starting its engine/.test({LATER}.textContent)", LIMIT_SECONDS)
     engines[0].resume()
     page.wait("document.querySelectorAll('#talk > .small').length == 2", LIMIT_SECONDS)
     page.wait(f"{LATER}.textContent.includes('it is unloaded at')", LIMIT_SECONDS)
