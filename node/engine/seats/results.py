@@ -252,8 +252,8 @@ class Alike(Logits):
         raise NotImplementedError  # its source guesses no tokens
 
     def _launch(self, step: ResolvedStep, logits: mx.array) -> None:
+        self._source.launched(step, None)  # before: the tail may have its tokens here as soon as it computes
         launch(logits)
-        self._source.launched(step, None)
 
 
 class Sampling(Logits):
