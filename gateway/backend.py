@@ -10,12 +10,14 @@ import secrets
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
+from sealring.edge.access.quota import Quotas
 from sealring.edge.inference.answer import Answer
 from sealring.edge.inference.service import model_not_found
 from sealring.edge.metrics import Metrics
 from sealring.gateway.rings.receipts import RecentRosters
 from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
+from sealring.gateway.usage.bound import most_tokens
 from sealring.gateway.usage.store import Used
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.mesh.names import model_differs, served_name, split_pin
@@ -76,13 +78,16 @@ class RingBackend:
         rings: Router,
         metrics: Metrics,
         count: Callable[[str, str, Used], None] = lambda key_id, model, used: None,
+        quotas: Quotas | None = None,
         start_seconds: float = START_SECONDS,
         most_held: int = MAX_HELD,
     ) -> None:
-        """`count` gets what each request has used, with the id of its API key and its model."""
+        """`count` gets what each request has used, with the id of its API key and its model, before its claim
+        to the quota of that key ends."""
         self._rings = rings
         self._metrics = metrics
         self._count = count
+        self._quotas = quotas or Quotas(lambda key_id: 0, lambda key_id: 0)
         self._start_seconds = start_seconds
         self._routing_secret = os.urandom(SECRET_BYTES)
         self._running: set[str] = set()
@@ -120,27 +125,28 @@ class RingBackend:
         )
         work.progress.claimed = min(request.attempts, MAX_ATTEMPTS - 1)
         size = request.envelope.ByteSize()
-        self._held.take(tenant, size)
-        self._running.add(request_id)
-        try:
-            with self._metrics.request(model) as observed:
-                self._rings.submit(work, answer)
-                async for event in answer:
-                    observed.event(event, answer.timings.queued)
-                    if event.finished.receipts:
-                        self._rings.rosters.attach(event.finished.receipts)
-                    yield event
-        except SealringError as error:
-            late = self._rings.loading(model) if error.reason == "DEADLINE_PASSED" else None
-            raise late or _counted(error, work) from error.__cause__
-        finally:
-            self._running.discard(request_id)
-            self._held.give_back(tenant, size)
-            if not self._running:
-                self._idle.set()
-            self._rings.cancel(request_id)
-            if work.progress.begun or work.progress.answered:
-                self._count(tenant, model, _used(work, answer))
+        with self._quotas.claim(tenant, lambda: most_tokens(request, self._named(model))):
+            self._held.take(tenant, size)
+            self._running.add(request_id)
+            try:
+                with self._metrics.request(model) as observed:
+                    self._rings.submit(work, answer)
+                    async for event in answer:
+                        observed.event(event, answer.timings.queued)
+                        if event.finished.receipts:
+                            self._rings.rosters.attach(event.finished.receipts)
+                        yield event
+            except SealringError as error:
+                late = self._rings.loading(model) if error.reason == "DEADLINE_PASSED" else None
+                raise late or _counted(error, work) from error.__cause__
+            finally:
+                self._running.discard(request_id)
+                self._held.give_back(tenant, size)
+                if not self._running:
+                    self._idle.set()
+                self._rings.cancel(request_id)
+                if work.progress.begun or work.progress.answered:
+                    self._count(tenant, model, _used(work, answer))
 
     async def list_models(self) -> list[inference.Model]:
         models = self._rings.models()
@@ -231,6 +237,9 @@ class RingBackend:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._start_seconds):
                     await self._rings.complete.wait()
+
+    def _named(self, name: str) -> inference.Model:
+        return next((one for one in self._rings.models() if one.name == name), inference.Model())
 
     def _known(self, name: str) -> str | None:
         return served_name(name, self._rings.deployments(), self._rings.aliases())

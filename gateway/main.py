@@ -13,6 +13,7 @@ from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.access.gate import Gate, Limits
 from sealring.edge.access.interceptor import Admit, GateInterceptor, by_key
 from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.access.quota import Quotas
 from sealring.edge.http.app import create_app
 from sealring.edge.http.server import HttpServer
 from sealring.edge.inference.kept import KeptAnswers
@@ -80,7 +81,9 @@ async def serve(
         signed_roster=keeper.signed,
         here=settings.members_hosts,
     )
-    backend = RingBackend(rings, metrics, usage.add)
+    gate = _gate(settings, metrics)
+    quotas = Quotas(gate.quota, usage.spent, _counting(metrics), clock)
+    backend = RingBackend(rings, metrics, usage.add, quotas)
     find = partial(look_for_coordinator, state.root_sha256)
     coordinators = Coordinators(state.coordinator, store, lambda: keeper.coordinators, find)
     certificates = CertificateKeeper(
@@ -88,7 +91,6 @@ async def serve(
     )
     channel = coordinators.channel
     introduction = Introduction(Purpose.WATCH, identity, channel, lambda: keeper.root, certificates.renew)
-    gate = _gate(settings, metrics, usage)
     http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
     grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)
     door = MemberDoor(state.peer.cluster, lambda: keeper.valid, _limits(settings), _counting(metrics))
@@ -160,14 +162,9 @@ def _edges(
     return http(app, tls=http_tls), server(by_key(gate), INFERENCE), server(door.admit, MEMBERS)
 
 
-def _gate(settings: GatewaySettings, metrics: Metrics, usage: Usage) -> Gate:
+def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:
     """Raises ConfigError (NO_KEYS, KEYS_CORRUPT, SECRET_FILE_UNSAFE)."""
-    gate = Gate(
-        KeyFile(settings.state_dir),
-        _limits(settings),
-        spent=usage.spent,
-        on_refused=_counting(metrics),
-    )
+    gate = Gate(KeyFile(settings.state_dir), _limits(settings), on_refused=_counting(metrics))
     if settings.listens_beyond_loopback and not gate.usable_keys:
         raise ConfigError(
             "other machines can connect to this gateway and there is no API key yet",

@@ -75,24 +75,23 @@ class MemberChannels:
     async def find(self) -> Sequence[str]:
         """host:port at which gateways take this member's questions, one that answers first.
 
-        While the coordinator does not answer, or no gateway follows it yet, they are those of the last time.
-        Raises Unavailable (NO_GATEWAY).
+        While the coordinator does not answer they are those of the last time, and while no gateway follows it
+        yet those of them that are still enrolled. Raises Unavailable (NO_GATEWAY).
         """
         from sealring.cli.calls.operator import connect
         from sealring.mesh.rpc.reach import connected, first_of
         from sealring.mesh.rpc.tls import PeerChannel
 
         self._refresh()
-        try:
+        gateways = self._remembered()
+        with contextlib.suppress(SealringError):
             async with connect(self._folder, seconds=_SECONDS) as admin:
                 listed = (await admin.call("ListNodes")).gateways
-            found = [address for one in listed if one.watching for address in one.addresses]
-            if found:
-                with contextlib.suppress(OSError):  # a full disk keeps nobody from asking
-                    write_atomic(self._folder / _GATEWAYS, json.dumps(found).encode())
-        except SealringError:
-            found = []
-        found = found or self._remembered()
+            watching = {one.id: list(one.addresses) for one in listed if one.watching and one.addresses}
+            gateways = watching or {one.id: gateways[one.id] for one in listed if one.id in gateways}
+            with contextlib.suppress(OSError):  # a full disk keeps nobody from asking
+                write_atomic(self._folder / _GATEWAYS, json.dumps(gateways).encode())
+        found = [address for addresses in gateways.values() for address in addresses]
         answers = await first_of(
             found, lambda one: connected(one, self._store, self._name, seconds=_SECONDS), PeerChannel.close
         )
@@ -115,12 +114,13 @@ class MemberChannels:
         peer = self._peers.get(gateway)
         return peer is not None and peer.get().get_state() is ChannelConnectivity.TRANSIENT_FAILURE
 
-    def _remembered(self) -> list[str]:
+    def _remembered(self) -> dict[str, list[str]]:
+        """The addresses of gateways by id; none of those that an earlier release has written without it."""
         try:
             found = json.loads(read_bounded(self._folder / _GATEWAYS))
-        except (OSError, ValueError, SealringError):
-            return []
-        return [str(one) for one in found] if isinstance(found, list) else []
+            return {str(one): [str(address) for address in at] for one, at in found.items()}
+        except (OSError, ValueError, TypeError, AttributeError, SealringError):
+            return {}
 
     def _refresh(self) -> None:
         from sealring.mesh.member.state import load_machine_state

@@ -74,7 +74,7 @@ class NodeList:
                     watching=self._watchers.watches(gateway.id),
                     enrolled=gateway.enrolled_at,
                     trouble=self._watchers.trouble(gateway.id) or self._sessions.trouble(gateway.id),
-                    addresses=self._watchers.addresses(gateway.id),
+                    addresses=self._watchers.addresses(gateway.id, self._publisher.roster),
                 )
                 for gateway in sorted(self._store.members.all(Role.GATEWAY), key=lambda one: one.name)
             ],

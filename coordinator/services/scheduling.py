@@ -18,7 +18,9 @@ from sealring.mesh.errors import Internal, InvalidInput, SealringError
 from sealring.mesh.member.proof import PROOF_SECONDS, Purpose, no_proof
 from sealring.mesh.member.tenure import Tenure
 from sealring.mesh.pki.certificates import Role
+from sealring.mesh.rpc.limits import grpc_peer_host
 from sealring.mesh.rpc.problem import from_problem
+from sealring.mesh.system.networks import hosts_of
 from sealring.v1 import membership_pb2_grpc
 from sealring.v1.membership_pb2 import AllTold, FollowRequest, Heard, WatchResponse
 
@@ -57,7 +59,7 @@ class SchedulingService(membership_pb2_grpc.SchedulingServicer):
         if not finish.HasField("proof"):
             raise no_proof()
         tenure = self._proofs.check(proof, peer, finish.proof)
-        outbox = self._watchers.add(peer.id, offer.release)
+        outbox = self._watchers.add(peer.id, offer.release, hosts_of(grpc_peer_host(context.peer())))
         log.info("gateway_watching", gateway=peer.id)
         reading = asyncio.create_task(self._read(tenure, requests, outbox))
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.mesh.names import MAX_DEPLOYMENT_NAME
+from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.protocol import speaks
 from sealring.mesh.system.addresses import parse_address
 from sealring.v1.membership_pb2 import Demand, Door, RosterUpdate, WatchResponse
@@ -21,6 +24,7 @@ class Watchers:
 
     def __init__(self) -> None:
         self._open: dict[Outbox[WatchResponse], str] = {}
+        self._hosts: dict[Outbox[WatchResponse], Collection[str]] = {}
         self._troubles: dict[Outbox[WatchResponse], str] = {}
         self.releases: dict[str, Release] = {}
         self._spoken: dict[str, int] = {}
@@ -30,10 +34,11 @@ class Watchers:
         self.demands: dict[Outbox[WatchResponse], Demand] = {}
         """The last report of each stream on the models on demand; none of gateways that send no reports."""
 
-    def add(self, gateway: str, release: Release) -> Outbox[WatchResponse]:
-        """A new watch."""
+    def add(self, gateway: str, release: Release, hosts: Collection[str] = ()) -> Outbox[WatchResponse]:
+        """A new watch, from a machine with these `hosts`."""
         outbox: Outbox[WatchResponse] = Outbox()
         self._open[outbox] = gateway
+        self._hosts[outbox] = hosts
         self.releases[gateway] = release
         return outbox
 
@@ -41,6 +46,7 @@ class Watchers:
         """A watch has ended."""
         gateway = self._open.pop(outbox, "")
         self._troubles.pop(outbox, None)
+        self._hosts.pop(outbox, None)
         self.demands.pop(outbox, None)
         self.doors.pop(outbox, None)
         if not self.watches(gateway):
@@ -59,10 +65,15 @@ class Watchers:
         if outbox in self._open:
             self.doors[outbox] = door
 
-    def addresses(self, gateway: str) -> list[str]:
-        """The addresses (host:port) at which a connected gateway takes the questions of members."""
-        found = (door.addresses for outbox, door in self.doors.items() if self._open.get(outbox) == gateway)
-        return list(next(found, ()))
+    def addresses(self, gateway: str, roster: Roster | None) -> list[str]:
+        """The addresses (host:port) at which a connected gateway takes the questions of members: as it says,
+        but on its own machine or one of the roster."""
+        found = next((one for one in self.doors if self._open.get(one) == gateway), None)
+        if found is None:
+            return []
+        known = roster.hosts if roster is not None else frozenset()
+        hosts = known.union(self._hosts[found])
+        return [one for one in self.doors[found].addresses if parse_address(one)[0] in hosts]
 
     def demanded(self, outbox: Outbox[WatchResponse], demand: Demand) -> None:
         """Takes a gateway's report. Raises InvalidInput (BAD_MESSAGE) for one that is out of bounds."""

@@ -28,7 +28,6 @@ import structlog
 
 from sealring.edge.access.keyfile import KeyFile, KeyRecord
 from sealring.edge.access.keys import ApiKey, Scope, matches, parse_key
-from sealring.edge.access.quota import Spent, check_quota
 from sealring.edge.access.turns import Turns
 from sealring.mesh.clock import Clock, monotonic_clock, wall_clock
 from sealring.mesh.errors import (
@@ -84,8 +83,7 @@ class Caller:
     may not.
 
     `claim` counts a request, once it has been read, as one for each answer that it asks for: each is a row of
-    a ring. It raises ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE, DAILY_TOKENS_USED), InvalidInput
-    (TOO_MANY_ANSWERS).
+    a ring. It raises ResourceExhausted (RATE_LIMITED, TOO_MANY_AT_ONCE), InvalidInput (TOO_MANY_ANSWERS).
     """
 
     key_id: str = ""
@@ -158,12 +156,9 @@ class Shares:
         self,
         limits: Limits,
         on_refused: Callable[[str], None],
-        check: Callable[[str], None] = lambda name: None,
         clock: Clock = monotonic_clock,
     ) -> None:
-        """`check` raises for a name that may ask for no more answers now."""
         self._on_refused = on_refused
-        self._check = check
         self._rates = _buckets(limits.key_per_second, clock)
         self._under_way = UnderWay(limits.key_at_once)
 
@@ -177,7 +172,6 @@ class Shares:
 
     def _claim(self, name: str, under_way: contextlib.ExitStack, answers: int) -> None:
         try:
-            self._check(name)
             if answers > 1:
                 self._take(name, under_way, answers - 1)
         except SealringError as error:
@@ -200,7 +194,6 @@ class Gate:
         keys: KeyFile | None = None,
         limits: Limits | None = None,
         *,
-        spent: Spent = lambda key_id: 0,
         on_refused: Callable[[str], None] = lambda reason: None,
         clock: Clock = monotonic_clock,
         wall: Clock = wall_clock,
@@ -208,7 +201,6 @@ class Gate:
         """Raises ConfigError (KEYS_CORRUPT, SECRET_FILE_UNSAFE) when there are keys that cannot be read."""
         limits = limits or Limits()
         self.file = keys
-        self._spent = spent
         self._on_refused = on_refused
         self._clock = clock
         self._wall = wall
@@ -222,7 +214,7 @@ class Gate:
         self._hashes = UnderWay(HASHES_OF_ID)
         self.used: dict[str, int] = {}
         self._peers = _buckets(limits.peer_per_second, clock)
-        self._shares = Shares(limits, on_refused, self._check_quota, clock)
+        self._shares = Shares(limits, on_refused, clock)
         self._unknown, self._guesses = (
             Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE, clock=clock) for _ in range(2)
         )
@@ -265,10 +257,10 @@ class Gate:
         with under_way:
             yield caller
 
-    def _check_quota(self, key_id: str) -> None:
+    def quota(self, key_id: str) -> int:
+        """The tokens that a key may use a day; 0: any number."""
         record = self.records.get(key_id)
-        if record is not None:
-            check_quota(record.tokens_a_day, self._spent(key_id), self._wall())
+        return record.tokens_a_day if record is not None else 0
 
     async def run(self) -> None:
         """Writes down once a minute which keys were used, for ever."""

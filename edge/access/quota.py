@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 
+from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import ResourceExhausted
-
-Spent = Callable[[str], int]
-"""Tokens that a key, given by its id, has used today."""
 
 QUOTA_USED = "DAILY_TOKENS_USED"
 
@@ -24,16 +24,69 @@ def day_ends(now: float) -> datetime:
     return datetime(tomorrow.year, tomorrow.month, tomorrow.day).astimezone()
 
 
-def check_quota(tokens_a_day: int, spent: int, now: float) -> None:
-    """Raises ResourceExhausted (DAILY_TOKENS_USED) once a day's tokens are used; 0 means any number."""
-    if not tokens_a_day or spent < tokens_a_day:
-        return
-    anew = day_ends(now)
-    raise ResourceExhausted(
-        f"this API key has used its {tokens_a_day:,} tokens of today",
-        hint=f"it has as many again from {anew:%Y-%m-%d %H:%M %Z} on; the gateway's owner sets how many: "
-        "sealring key limit",
-        reason=QUOTA_USED,
-        retry_after=max(1, round(anew.timestamp() - now)),
-        limit=tokens_a_day,
+class Quotas:
+    """What keys may still use today. Requests under way count with the most that each may use, so a key
+    passes its quota by the last request that was let in alone."""
+
+    def __init__(
+        self,
+        quota: Callable[[str], int],
+        spent: Callable[[str], int],
+        on_refused: Callable[[str], None] = lambda reason: None,
+        clock: Clock = wall_clock,
+    ) -> None:
+        """`quota` gives the tokens a day of a key, by its id, and 0 for any number; `spent` those that it has
+        used today. `clock` tells Unix time."""
+        self._quota = quota
+        self._spent = spent
+        self._on_refused = on_refused
+        self._clock = clock
+        self.claimed = Counter[str]()
+        """The tokens that the requests under way of each key may use at most."""
+
+    @contextmanager
+    def claim(self, key_id: str, tokens: Callable[[], int]) -> Iterator[None]:
+        """Counts the block as a request of at most `tokens()` tokens, which may be many for nothing.
+
+        Raises ResourceExhausted: DAILY_TOKENS_USED, or TOO_MANY_AT_ONCE while what is left may be used by
+        requests under way.
+        """
+        quota = self._quota(key_id)
+        if not quota:
+            yield
+            return
+        left = quota - self._spent(key_id)
+        if left <= self.claimed[key_id]:
+            error = self._used_up(quota) if left <= 0 else _all_claimed(quota)
+            self._on_refused(error.reason)
+            raise error
+        most = tokens()
+        self.claimed[key_id] += most
+        try:
+            yield
+        finally:
+            self.claimed[key_id] -= most
+            if not self.claimed[key_id]:
+                del self.claimed[key_id]
+
+    def _used_up(self, quota: int) -> ResourceExhausted:
+        now = self._clock()
+        anew = day_ends(now)
+        return ResourceExhausted(
+            f"this API key has used its {quota:,} tokens of today",
+            hint=f"it has as many again from {anew:%Y-%m-%d %H:%M %Z} on; the gateway's owner sets how many: "
+            "sealring key limit",
+            reason=QUOTA_USED,
+            retry_after=max(1, round(anew.timestamp() - now)),
+            limit=quota,
+        )
+
+
+def _all_claimed(quota: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"the key's requests under way may use what is left of its {quota:,} tokens of today",
+        hint="wait until some have ended; a lower max_tokens leaves more to others",
+        reason="TOO_MANY_AT_ONCE",
+        retry_after=1,
+        limit=quota,
     )

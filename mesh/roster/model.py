@@ -13,6 +13,7 @@ from sealring.mesh.clock import SKEW_SECONDS
 from sealring.mesh.crypto.keys import KeyType
 from sealring.mesh.crypto.suites import Suite
 from sealring.mesh.errors import NotFound
+from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.trust.levels import TrustLevel
 
 MAX_LIFETIME_SECONDS = 15 * 60
@@ -137,6 +138,12 @@ class Roster:
     revoked: tuple[Revoked, ...] = ()
     coordinators: tuple[str, ...] = ()
     hash: bytes = b""
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Those of members, coordinator and standby."""
+        named = (*self.coordinators, *(address for one in self.members for address in one.addresses))
+        return frozenset(parse_address(one)[0] for one in named)
 
     def member(self, identifier: str) -> RosterMember:
         """The member with this id. Raises NotFound (NOT_IN_ROSTER)."""

@@ -84,5 +84,11 @@ def peer_name(address: str) -> str:
 
 def grpc_peer_name(peer: str) -> str:
     """`peer_name` of a gRPC peer string such as "ipv4:192.0.2.7:41234" or "ipv6:%5B::1%5D:41234"."""
+    return peer_name(grpc_peer_host(peer))
+
+
+def grpc_peer_host(peer: str) -> str:
+    """The host in a gRPC peer string; empty where there is none."""
     kind, _, address = urllib.parse.unquote(peer).partition(":")
-    return peer_name(address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else "")
+    host = address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
+    return host.removeprefix("::ffff:") if "." in host else host

@@ -55,6 +55,12 @@ def own_addresses() -> list[OwnAddress]:
     return [address for _, address in found]
 
 
+def hosts_of(peer: str) -> frozenset[str]:
+    """The hosts of a caller from `peer`, as far as they are known: where it is this machine, all of them."""
+    own = {one.host for one in own_addresses()}
+    return frozenset({peer, *own} if is_loopback(peer) or peer in own else {peer})
+
+
 def hosts_with(main: str, most: int) -> tuple[str, ...]:
     """At most `most` hosts at which others reach what listens on every interface: `main`, then the rest.
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
 from patience import until
 
+from sealring.edge.access.quota import Quotas
 from sealring.edge.inference.answer import Answer
 from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
 from sealring.gateway.scheduler import Request
 from sealring.gateway.usage.store import Used
-from sealring.mesh.errors import DeadlineExceeded, InvalidInput, SealringError, Unavailable
+from sealring.mesh.errors import DeadlineExceeded, InvalidInput, ResourceExhausted, SealringError, Unavailable
 from sealring.mesh.prompt.images import NOTE
 from sealring.v1 import inference_pb2 as inference
 
@@ -209,6 +211,46 @@ async def test_a_client_that_leaves_has_used_what_a_ring_has_begun(begun: bool) 
     await asyncio.wait([answering])
     await asked.aclose()
     assert counted == ([("laptop", "model", Used(1, 9, 4))] if begun else [])
+
+
+async def test_requests_at_once_share_a_quota_however_they_end() -> None:
+    """Also such as nobody reads any more, and such as are refused before a ring takes them."""
+    ring, spent = SlowRing(), Counter[str]()
+    quotas = Quotas(lambda key: 2000, spent.__getitem__)
+
+    def count(tenant: str, model: str, used: Used) -> None:
+        spent[tenant] += used.computed
+
+    backend = RingBackend(ring, Metrics(), count, quotas)
+
+    def ask_once(tokens: int = 1000) -> asyncio.Task[Any]:
+        asked = inference.GenerateRequest(envelope=CLEAR, max_tokens=tokens)
+        return asyncio.create_task(_all_of(backend.generate(asked, tenant="laptop")))
+
+    under_way = [ask_once(), ask_once()]
+    await until(lambda: len(ring.requests) == 2)
+    assert 3000 < quotas.claimed["laptop"] < 4000
+    with pytest.raises(ResourceExhausted, match="under way may use what is left"):
+        await ask_once(1)
+    under_way.pop().cancel()
+    third = ask_once()
+    await until(lambda: len(ring.requests) == 3)
+    ring.requests[0].progress.prompt_tokens = 990
+    ring.requests[0].progress.begin(0)
+    ring.answers[0].finished(inference.Finished())
+    ring.answers[2].fail(Unavailable("gone", reason="RING_GONE"))
+    with pytest.raises(Unavailable):
+        await third
+    await under_way.pop()
+    assert (spent["laptop"], quotas.claimed) == (990, {})
+    ring.submit = OneRing().submit  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await ask_once()
+    assert not quotas.claimed
+
+
+async def _all_of(events: Any) -> list[inference.GenerateResponse]:
+    return [event async for event in events]
 
 
 async def test_a_gateway_that_stops_takes_nothing_more_and_waits_for_what_it_took() -> None:

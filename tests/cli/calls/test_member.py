@@ -36,11 +36,16 @@ async def test_a_full_disk_keeps_nobody_from_finding_gateways(
     """A disk with room remembers the addresses for times without a coordinator, and for a coordinator that no
     gateway follows yet."""
     watching = True
+    enrolled = ["gate"]
 
     @asynccontextmanager
     async def connect(*asked: Any, **options: Any) -> Any:
         async def call(method: str) -> Any:
-            return SimpleNamespace(gateways=[SimpleNamespace(watching=watching, addresses=["127.0.0.1:2"])])
+            found = [
+                SimpleNamespace(id=one, watching=watching, addresses=["127.0.0.1:2"] if watching else [])
+                for one in enrolled
+            ]
+            return SimpleNamespace(gateways=found)
 
         yield SimpleNamespace(call=call)
 
@@ -63,6 +68,8 @@ async def test_a_full_disk_keeps_nobody_from_finding_gateways(
         watching = False
         assert await channels.find() == ["127.0.0.1:2"], "those of the last time"
 
+    written = (folder / "gateways.json").read_bytes()
+
     @asynccontextmanager
     async def away(*asked: Any, **options: Any) -> Any:
         raise Unavailable("away")
@@ -72,3 +79,21 @@ async def test_a_full_disk_keeps_nobody_from_finding_gateways(
     channels = MemberChannels(folder)
     async with aclosing(channels):
         assert await channels.find() == ["127.0.0.1:2"], "those of the last time"
+
+    enrolled = ["another"]
+    monkeypatch.setattr(operator, "connect", connect)
+    channels = MemberChannels(folder)
+    async with aclosing(channels):
+        with pytest.raises(Unavailable):  # it was evicted
+            await channels.find()
+    monkeypatch.setattr(operator, "connect", away)
+    channels = MemberChannels(folder)
+    async with aclosing(channels):
+        with pytest.raises(Unavailable):
+            await channels.find()
+        for unread in (b'["127.0.0.1:2"]', b'{"gate": 2}', b"2", b"{"):
+            (folder / "gateways.json").write_bytes(unread)
+            with pytest.raises(Unavailable):
+                await channels.find()
+        (folder / "gateways.json").write_bytes(written)
+        assert await channels.find() == ["127.0.0.1:2"]

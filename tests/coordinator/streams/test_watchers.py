@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.coordinator.streams.watchers import Watchers
+from sealring.mesh.crypto.suites import Suite
 from sealring.mesh.errors import Unavailable
+from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc import own_release
-from sealring.v1.membership_pb2 import RingGone, RingState, RosterUpdate, WatchResponse
+from sealring.mesh.system.networks import hosts_of, own_addresses
+from sealring.v1.membership_pb2 import Door, RingGone, RingState, RosterUpdate, WatchResponse
 
 RELEASE = own_release()
+HOSTS = ["192.0.2.7", "192.0.2.8", "evil.example"]
+
+
+def named_in(host: str) -> Roster:
+    return Roster(
+        "demo", 1, 1, bytes(32), 0, 60, (Suite.X25519_AES256GCM,), 0, 0, coordinators=(f"{host}:7700",)
+    )
 
 
 def ring(name: str, epoch: int) -> WatchResponse:
@@ -113,3 +125,21 @@ def test_a_gateway_without_a_rings_protocol_is_told_of() -> None:
     assert watchers.trouble("other") == ""
     watchers.tell(WatchResponse(gone=RingGone(ring="a-0")))
     assert watchers.trouble("gate") == ""
+
+
+@given(st.lists(st.sampled_from(HOSTS), max_size=4), st.sampled_from(["127.0.0.1", *HOSTS]))
+def test_a_gateway_names_addresses_of_its_own_machine_or_of_the_rosters(said: list[str], peer: str) -> None:
+    """And so sends the programs of members to no other. A gateway that calls over loopback is on the
+    coordinator's machine, all of whose addresses are its own."""
+    own = {one.host for one in own_addresses()}
+    watchers, roster = Watchers(), named_in(HOSTS[0])
+    outbox = watchers.add("gate", RELEASE, hosts_of(peer))
+    watchers.opened(outbox, Door(addresses=[f"{host}:7781" for host in [*said, *list(own)[:1]][:4]]))
+    named = watchers.addresses("gate", roster)
+    assert {one.rpartition(":")[0] for one in named} <= {HOSTS[0], peer} | own
+    assert all(f"{host}:7781" in named for host in said if host in (HOSTS[0], peer))
+    beside = peer == "127.0.0.1" or peer in own
+    assert (not own or len(said) == 4) or beside == (f"{next(iter(own))}:7781" in named)
+    assert watchers.addresses("other", roster) == []
+    watchers.remove(outbox)
+    assert watchers.addresses("gate", None) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -503,30 +502,10 @@ def test_under_way() -> None:
     assert not under_way.counts
 
 
-async def test_a_key_answers_as_many_tokens_a_day_as_it_may(keys: KeyFile, checks: Checks) -> None:
-    now = datetime.datetime(2026, 11, 30, 21, 30).timestamp()
+async def test_a_quota_is_the_one_that_stands_in_the_file(keys: KeyFile, checks: Checks) -> None:
     text, record = keys.create([Scope.INFERENCE], tokens_a_day=1000)
-    other, _ = keys.create([Scope.INFERENCE])
-    spent, refusals = {record.id: 999}, list[str]()
-    gate = Gate(keys, spent=lambda key: spent.get(key, 10**9), on_refused=refusals.append, wall=lambda: now)
-
-    async def claim(key: str) -> None:
-        async with gate.admit("192.0.2.1", f"Bearer {key}", USE) as caller:
-            caller.claim(1)
-
-    await claim(text)
-    spent[record.id] = 1000
-    with pytest.raises(ResourceExhausted) as caught:
-        await claim(text)
-    assert caught.value.reason == "DAILY_TOKENS_USED"
-    assert "has used its 1,000 tokens of today" in caught.value.message
-    assert "2026-12-01 00:00" in caught.value.hint
-    assert caught.value.metadata["retry_after"] == str(2 * 3600 + 1800)
-    assert refusals == ["DAILY_TOKENS_USED"]
-    await claim(other)
-    await enter(gate, text, LOOK)  # to look costs nothing
+    gate = Gate(keys)
+    assert (gate.quota(record.id), gate.quota("unknown")) == (1000, 0)
     keys.limit(record.id, 2000)
-    await claim(text)
-    keys.limit(record.id, 0)
-    spent[record.id] = 10**9
-    await claim(text)
+    await enter(gate, text)
+    assert gate.quota(record.id) == 2000
