@@ -88,9 +88,12 @@ async def _serve(ports: Connection) -> None:
     def exposition() -> bytes:
         return b"%d" % backend.running
 
+    async def usage(asked: inference.GetUsageRequest) -> inference.GetUsageResponse:
+        return inference.GetUsageResponse()
+
     edge = HttpServer(create_app(backend, exposition=exposition))
     add = inference_grpc.add_InferenceServicer_to_server
-    grpc_server = Server([(add, InferenceService(backend, exposition), SERVICE)], port=INFERENCE)
+    grpc_server = Server([(add, InferenceService(backend, exposition, usage), SERVICE)], port=INFERENCE)
     ports.send((edge.listen("127.0.0.1:0"), grpc_server.listen("127.0.0.1:0", None)))
     await edge.start()
     await grpc_server.start()

@@ -152,7 +152,7 @@ def _edges(
         backend, exposition=metrics.exposition, kept=kept, gate=gate, cors_origins=settings.cors_origins
     )
     service = InferenceService(
-        backend, metrics.exposition, kept, lambda asked: usage.tell(asked, gate.records.values())
+        backend, metrics.exposition, lambda asked: usage.tell(asked, gate.records.values()), kept
     )
 
     def server(admit: Admit, port: Port) -> Server:

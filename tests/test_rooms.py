@@ -241,13 +241,13 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_070,
+    "mesh": 14_090,
     "sealring/api": 4_925,
     "sealring/client": 2_450,
     "sealring/testing": 700,
-    "edge": 4_165,
-    "coordinator": 12_645,
-    "gateway": 1_020,
+    "edge": 4_205,
+    "coordinator": 12_680,
+    "gateway": 1_050,
     "gateway/rings": 3_465,
     "gateway/scheduler": 4_085,
     "node": 14_380,

@@ -40,7 +40,10 @@ class DeploymentCalls:
     async def PlanDeployment(  # noqa: N802
         self, request: admin_pb2.PlanDeploymentRequest, actor: str
     ) -> admin_pb2.PlanDeploymentResponse:
-        """Raises what `DeploymentService.plan` raises."""
+        """Raises what `DeploymentService.plan` raises, and for a member's program PermissionDenied
+        (PATH_NOT_DEPLOYED): nodes open the folders that are named here."""
+        if self.operators.is_member(actor):
+            self._deployments.check_paths(request.spec)
         return await self._deployments.plan(request.spec)
 
     @needs(OperatorRole.READ)

@@ -14,7 +14,7 @@ from sealring.coordinator.rings.views import RingViews, ring_names
 from sealring.coordinator.roster.publisher import RosterPublisher
 from sealring.coordinator.store import Store, StoredDeployment
 from sealring.mesh.clock import Clock
-from sealring.mesh.errors import AlreadyExists
+from sealring.mesh.errors import AlreadyExists, PermissionDenied
 from sealring.v1 import admin_pb2
 
 
@@ -48,6 +48,16 @@ class DeploymentService:
         made = await self._survey.plan(checked, answers, replacing=freed)
         shapes = await self._survey.shapes(checked, made, answers, replacing=freed)
         return admin_pb2.PlanDeploymentResponse(plan=made, shapes=shapes)
+
+    def check_paths(self, spec: admin_pb2.DeploymentSpec) -> None:
+        """Raises PermissionDenied (PATH_NOT_DEPLOYED) where it names a folder that no deployment does."""
+        deployed = {path for one in self._store.deployments.all() for path in _paths(one.asked)}
+        for path in _paths(spec) - deployed:
+            raise PermissionDenied(
+                f"a member may not have nodes open {path[:200]}, which is not deployed",
+                hint="name a model as `sealring model list` does, or plan it on the coordinator's machine",
+                reason="PATH_NOT_DEPLOYED",
+            )
 
     async def create(self, spec: admin_pb2.DeploymentSpec, actor: str) -> admin_pb2.DeploymentPlan:
         """Plan, store, sign; the rings form by themselves, and those of a deployment on demand when it is
@@ -120,3 +130,7 @@ class DeploymentService:
 
 def _taken(message: str, option: str) -> AlreadyExists:
     return AlreadyExists(message, hint=f"choose another with {option}", reason="NAME_TAKEN", param="name")
+
+
+def _paths(spec: admin_pb2.DeploymentSpec) -> set[str]:
+    return {one for one in (spec.model, spec.draft, spec.adapter) if one.startswith("/")}

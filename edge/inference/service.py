@@ -66,10 +66,10 @@ class InferenceService(inference_grpc.InferenceServicer):
         self,
         backend: InferenceBackend,
         exposition: Callable[[], bytes],
+        usage: Callable[[inference.GetUsageRequest], Awaitable[inference.GetUsageResponse]],
         kept: KeptAnswers | None = None,
-        usage: Callable[[inference.GetUsageRequest], Awaitable[inference.GetUsageResponse]] | None = None,
     ) -> None:
-        """`usage` tells what was used, where that is counted."""
+        """`usage` tells what was used."""
         self._backend = backend
         self._exposition = exposition
         self._usage = usage
@@ -126,8 +126,6 @@ class InferenceService(inference_grpc.InferenceServicer):
     async def GetUsage(  # noqa: N802
         self, request: inference.GetUsageRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference.GetUsageResponse:
-        if self._usage is None:
-            raise NotFound("no usage is counted here", hint="ask a gateway", reason="NO_USAGE")
         return await self._usage(request)
 
 

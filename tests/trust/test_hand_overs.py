@@ -23,6 +23,7 @@ from cheapkeys import Checks, checks
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from leaftest import material
 from patience import until
+from usagekit import nothing_used
 
 from sealring.edge.access import gate as gate_module
 from sealring.edge.access.gate import Gate, Limits
@@ -240,7 +241,7 @@ async def sent(stage: Stage) -> None:
 @walk("accepted by gRPC")
 async def accepted_by_grpc(stage: Stage) -> None:
     """By the same gate. A call without a key asks for liveness."""
-    service = InferenceService(stage.backend, lambda: b"")
+    service = InferenceService(stage.backend, lambda: b"", nothing_used)
     server = rpc.Server(
         [(inference_grpc.add_InferenceServicer_to_server, service, SERVICE)],
         port=rpc.Port(connections=40, ping=1000.0),

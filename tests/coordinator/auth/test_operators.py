@@ -33,8 +33,8 @@ from sealring.mesh.pki import (
     load_certificate,
 )
 from sealring.mesh.rpc import Buckets, from_rpc_error
-from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc
-from tests.coordinator.conftest import Cluster, channel_to
+from sealring.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, membership_pb2_grpc, trace_pb2
+from tests.coordinator.conftest import SERVING, Cluster, channel_to, deploy, ring_state
 
 READ = {
     "ListJoinTokens",
@@ -429,3 +429,68 @@ async def test_the_programs_of_one_member_keep_no_other_from_looking(cluster: Cl
     cluster.coordinator.operators.members = Buckets(1e-6, 2)
     assert [await call(cluster, greedy, "ListNodes") for _ in range(3)] == ["", "", "RATE_LIMITED"]
     assert await call(cluster, other, "ListNodes") == ""
+
+
+async def test_a_members_programs_name_no_folder_that_is_not_deployed(cluster: Cluster) -> None:
+    """A plan has nodes open what it names, and tells whether it is there."""
+    node = await cluster.node("one")
+    own = await client_of(cluster, "one")
+    asked: list[str] = []
+
+    async def tell_profile(request: membership_pb2.ProfileRequest) -> None:
+        asked.append(request.model)
+        await node.send(profile=membership_pb2.ProfileResult(id=request.id, profile=node.profile))
+
+    node.tell_profile = tell_profile  # type: ignore[method-assign]
+
+    async def plan(**named: str) -> str:
+        spec = admin_pb2.DeploymentSpec(name="new", **{"model": "demo", **named})
+        return await call(cluster, own, "PlanDeployment", admin_pb2.PlanDeploymentRequest(spec=spec))
+
+    refused = {await plan(**{field: "/etc"}) for field in ("model", "draft", "adapter")}
+    assert (refused, asked) == ({"PATH_NOT_DEPLOYED"}, [])
+    await deploy(cluster, name="served", model="/models/qwen", stages=1)
+    cluster.coordinator.operators.members = Buckets(1e-6, 1000)
+    assert await plan(model="/models/qwen") != "PATH_NOT_DEPLOYED"
+    assert await plan() != "PATH_NOT_DEPLOYED"
+
+
+async def test_a_members_programs_see_the_times_of_a_ring_and_nothing_else(cluster: Cluster) -> None:
+    """A ring that their machine has no part in shows who computes what when, in numbers. They name no other
+    question to its members."""
+    ring, beside = await cluster.node("one"), await cluster.node("beside")
+    await deploy(cluster, stages=1, members=[ring.id])
+    await ring_state(cluster, SERVING)
+    own = await client_of(cluster, "beside")
+
+    async def answer() -> None:
+        done: set[int] = set()
+        while True:
+            question = await ring.wait_for("trace", lambda one: one.id not in done, seconds=200)
+            done.add(question.id)
+            now = time.perf_counter_ns()
+            told = trace_pb2.ProcessTrace(
+                spans=[trace_pb2.Span(activity=trace_pb2.ACTIVITY_SEND, step=3, start=now)], since=1
+            )
+            spans = [told] if question.window else []
+            await ring.send(
+                trace=membership_pb2.TraceAnswer(id=question.id, asked=now, answered=now, processes=spans)
+            )
+
+    answering = asyncio.create_task(answer())
+    try:
+        async with channel_to(cluster.coordinator.main_address(), own) as channel:
+            trace = admin_pb2_grpc.AdminStub(channel).TraceRing
+            found = await trace(admin_pb2.TraceRingRequest(ring="demo-0", milliseconds=1), timeout=200)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await trace(admin_pb2.TraceRingRequest(ring="demo-0", milliseconds=1), timeout=200)
+    finally:
+        answering.cancel()
+    assert from_rpc_error(caught.value).reason == "RATE_LIMITED"
+    (member,) = found.members
+    assert (found.ring, member.member, [one.step for one in member.spans]) == ("demo-0", ring.id, [3])
+    texts = {
+        one.name for one in member.spans[0].DESCRIPTOR.fields if one.type in (one.TYPE_STRING, one.TYPE_BYTES)
+    }
+    assert not texts, "a span has numbers alone"
+    assert not any(message.HasField("trace") for message in beside.messages)

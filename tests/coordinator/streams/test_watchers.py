@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.coordinator.streams.watchers import Watchers
-from sealring.mesh.crypto.suites import Suite
+from sealring.mesh.crypto import Suite
 from sealring.mesh.errors import Unavailable
-from sealring.mesh.roster.model import Roster
+from sealring.mesh.roster import Roster
 from sealring.mesh.rpc import own_release
 from sealring.mesh.system.networks import hosts_of, own_addresses
 from sealring.v1.membership_pb2 import Door, RingGone, RingState, RosterUpdate, WatchResponse

@@ -14,6 +14,7 @@ import pytest
 from edgecert import write_edge_certificate
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from usagekit import nothing_used
 
 from sealring.edge.access import interceptor
 from sealring.edge.access.edge_tls import EdgeTls
@@ -47,7 +48,7 @@ async def serving(
 ) -> AsyncIterator[str]:
     add = inference_grpc.add_InferenceServicer_to_server
     server = Server(
-        [(add, InferenceService(backend, lambda: b""), SERVICE)],
+        [(add, InferenceService(backend, lambda: b"", nothing_used), SERVICE)],
         interceptors=[GateInterceptor(by_key(Gate(keys, limits)))],
     )
     port = server.listen("127.0.0.1:0", credentials)
@@ -96,7 +97,9 @@ async def test_a_caller_with_a_key_is_let_in_by_its_key_and_no_other(
     left: list[tuple[str, str]] = []
     interceptors = [ErrorInterceptor(let_in=let_in), GateInterceptor(by_key(Gate(keys)))]
     server = grpc.aio.server(interceptors=interceptors)
-    inference_grpc.add_InferenceServicer_to_server(InferenceService(backend, lambda: b""), server)
+    inference_grpc.add_InferenceServicer_to_server(
+        InferenceService(backend, lambda: b"", nothing_used), server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from usagekit import nothing_used
 
 from sealring.edge.access.gate import Gate
 from sealring.edge.access.keyfile import KeyFile
@@ -46,7 +47,7 @@ async def test_who_asks_again_is_told_the_same_answer_once_computed(
 
 async def test_who_asks_again_over_grpc_is_told_the_same_answer(backend: Any) -> None:
     """The metadata of its call has the key."""
-    service = InferenceService(backend, lambda: b"")
+    service = InferenceService(backend, lambda: b"", nothing_used)
     prompt = inference.Envelope(clear=inference.Prompt(text="x"))
     request = inference.GenerateRequest(model="demo", envelope=prompt)
 

@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from patience import until
+from usagekit import nothing_used
 
 from sealring.edge.inference import service as service_module
 from sealring.edge.inference import timers
@@ -34,7 +35,7 @@ async def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.Monke
                 yield event
 
     backend = Endless()
-    service = InferenceService(backend, lambda: b"")
+    service = InferenceService(backend, lambda: b"", nothing_used)
     add = inference_grpc.add_InferenceServicer_to_server
     server = Server([(add, service, SERVICE)], port=INFERENCE)
     address = f"127.0.0.1:{server.listen('127.0.0.1:0', None)}"
@@ -86,7 +87,7 @@ async def test_no_send_is_under_way_while_the_model_works(monkeypatch: pytest.Mo
                 yield event
 
     monkeypatch.setattr(service_module, "SendWatch", Watch)
-    service = InferenceService(Working(), lambda: b"")
+    service = InferenceService(Working(), lambda: b"", nothing_used)
     context: Any = SimpleNamespace(
         peer=lambda: "ipv4:127.0.0.1:1", invocation_metadata=lambda: (), set_trailing_metadata=lambda _: None
     )
