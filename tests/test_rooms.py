@@ -241,7 +241,7 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_090,
+    "mesh": 14_100,
     "sealring/api": 4_925,
     "sealring/client": 2_450,
     "sealring/testing": 700,
@@ -249,9 +249,9 @@ LINES = {
     "coordinator": 12_680,
     "gateway": 1_050,
     "gateway/rings": 3_465,
-    "gateway/scheduler": 4_085,
+    "gateway/scheduler": 4_110,
     "node": 14_380,
-    "node/engine": 19_245,
+    "node/engine": 19_390,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,

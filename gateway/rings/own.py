@@ -78,6 +78,8 @@ class OwnRequests:
         self._receipts.begin_epoch(len(serving.members))
         self._thinks = self._idle_prefill and THINKING in epoch.abilities.capabilities
         self.rows = Rows(epoch, self._receipts, self._idle, self._counters, self._shares, self._secret)
+        for attached in epoch.attached if serving.protocol == protocol12.PROTOCOL else ():
+            protocol12.rows_ahead_in_12(attached)
         facts = RingFacts.of(
             epoch.attached,
             epoch=serving.epoch,

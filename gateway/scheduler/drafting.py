@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from sealring.gateway.scheduler.board import Board
@@ -274,22 +275,26 @@ class LanesPolicy:
     def round(self, steps: Sequence[Step]) -> float:
         """Seconds from a row's tokens to its next ones, with these steps of all lanes."""
         stage = [_seconds(self._costs, step) for step in steps]
-        guessing = [
-            step.plan.drafts * self._sources[step.plan.source].guessing(step.rows)
-            if step.plan.drafts
-            else 0.0
-            for step in steps
-        ]
-        head = [_seconds(self._head, step) + more for step, more in zip(steps, guessing, strict=True)]
+        head = [_seconds(self._head, step) + self._guessing(step, ahead=False) for step in steps]
+        ahead = [self._guessing(step, ahead=True) for step in steps]
         longest = max(
-            first + (self._stages - 1) * other + self._stages * self._hop
-            for first, other in zip(head, stage, strict=True)
+            first + (self._stages - 1) * other + more + self._stages * self._hop
+            for first, other, more in zip(head, stage, ahead, strict=True)
         )
-        return max(sum(stage), sum(head), longest)
+        return max(sum(stage) + sum(ahead), sum(head), longest)
 
-    def best(self, rows: int, most: int, rates: Rates, others: Sequence[Step]) -> DraftPlan:
-        """The plan of a lane of `rows` rows that brings most tokens a second in all lanes together."""
-        plan, gain = self._best(rows, most, rates, others)
+    def _guessing(self, step: Step, *, ahead: bool) -> float:
+        """Seconds in which a step's guesses are made: at the tail where they are made ahead, else at the
+        head."""
+        facts = self._sources[step.plan.source]
+        return step.plan.drafts * facts.guessing(step.rows) if facts.ahead == ahead else 0.0
+
+    def best(
+        self, rows: int, most: int, rates: Rates, others: Sequence[Step], guessed: int = MAX_UNSETTLED
+    ) -> DraftPlan:
+        """The plan of a lane of `rows` rows that brings most tokens a second in all lanes together. Of each
+        row `guessed` tokens that were guessed ahead are there."""
+        plan, gain = self._best(rows, most, rates, others, guessed)
         return plan if gain > _WORTH * self._slower else DraftPlan()
 
     def pays(self, rows: int, others: Sequence[int]) -> bool:
@@ -297,28 +302,42 @@ class LanesPolicy:
         right."""
         key = (rows, tuple(sorted(others)))
         if key not in self._gains:
-            plain = [Step(size, DraftPlan(), 0.0) for size in others]
             good = dict.fromkeys(self._sources, _GOOD)
-            self._gains[key] = self._best(rows, BATCH_LENGTHS[-1], good, plain)[1]
+            plain = [Step(size, DraftPlan(), 0.0, good) for size in others]
+            self._gains[key] = self._best(rows, BATCH_LENGTHS[-1], good, plain, MAX_UNSETTLED)[1]
         return self._gains[key] > _WORTH * self._slower
 
-    def _best(self, rows: int, most: int, rates: Rates, others: Sequence[Step]) -> tuple[DraftPlan, float]:
-        """The best plan by the table, and times as fast as without drafts."""
-        plain = Step(rows, DraftPlan(), 0.0)
-        alone, without = self.round([plain, *others]), sum(one.tokens for one in (plain, *others))
-        best, gain = DraftPlan(), 1.0
-        all_rows = rows + sum(one.rows for one in others)
+    def _best(
+        self, rows: int, most: int, rates: Rates, others: Sequence[Step], guessed: int
+    ) -> tuple[DraftPlan, float]:
+        """The best plan by the table, and times as fast as without drafts.
+
+        Where guesses are made ahead the others may follow, as one lane with drafts would wait for the rest.
+        All lanes without drafts are what that is compared with.
+        """
+        none = DraftPlan()
+        now = [Step(rows, none, 0.0), *others]
+        best, gain = none, 1.0
         for source, facts in self._sources.items():
-            right = rates.get(source, 0.0) if facts.serves(all_rows) else 0.0
+            right = rates.get(source, 0.0) if facts.serves(sum(one.rows for one in now)) else 0.0
+            longest = min(most, MAX_DRAFTED // rows - 1, guessed if facts.ahead else most)
+            plain = self._rate([one.with_plan(none) for one in now]) if facts.ahead else self._rate(now)
+            least = max(gain, self._rate(now) / plain)
             for length in BATCH_LENGTHS if right else ():
-                if length > most or rows * (1 + length) > MAX_DRAFTED:
-                    continue
+                if length > longest:
+                    break
                 step = Step(rows, DraftPlan(length, 1, source), min(right, _SUREST))
-                more = sum(one.tokens for one in (step, *others)) / without
-                times = more * alone / self.round([step, *others])
-                if times > gain:
-                    best, gain = step.plan, times
+                times = self._rate([step, *others])
+                if facts.ahead:
+                    times = max(times, self._rate([step, *(one.with_plan(step.plan) for one in others)]))
+                if times / plain > least:
+                    best, gain = step.plan, times / plain
+                    least = gain
         return best, gain
+
+    def _rate(self, steps: Sequence[Step]) -> float:
+        """Tokens a second with these steps of all lanes."""
+        return sum(one.tokens for one in steps) / self.round(steps)
 
     def took(self, steps: Sequence[Step], seconds: float) -> None:
         """Records a round with these steps."""
@@ -336,11 +355,20 @@ class LanesPolicy:
 
 
 class Step(NamedTuple):
-    """A step of a lane: its rows, its plan, and the probability that a draft is right."""
+    """A step of a lane: its rows, its plan, the probability that a draft is right, and the probabilities of
+    further ones."""
 
     rows: int
     plan: DraftPlan
     right: float
+    rates: Rates = MappingProxyType({})
+
+    def with_plan(self, plan: DraftPlan) -> Step:
+        """A step of the same lane with another plan, if it can have that."""
+        if self.rows * (1 + plan.drafts) > MAX_DRAFTED:
+            return self
+        right = self.rates.get(plan.source, 0.0) if plan.drafts else 0.0
+        return Step(self.rows, plan, min(right, _SUREST), self.rates)
 
     @property
     def tokens(self) -> float:
@@ -403,7 +431,7 @@ class _Past:
     @property
     def step(self) -> Step:
         right = self.rates.get(self.plan.source, 0.0) if self.plan.drafts else 0.0
-        return Step(len(self.rows), self.plan, min(right, _SUREST))
+        return Step(len(self.rows), self.plan, min(right, _SUREST), self.rates)
 
 
 class Drafting:
@@ -413,6 +441,7 @@ class Drafting:
         self._board = board
         self._possible = ring.speculates
         self._together, self._most_runs = ring.drafts_together, ring.draft_runs
+        self._sources = ring.sources
         ahead = (source for source, facts in ring.sources.items() if facts.ahead)
         self.ahead = next(ahead, control.DRAFT_SOURCE_UNSPECIFIED)
         """The source that guesses ahead, if any."""
@@ -437,13 +466,10 @@ class Drafting:
             return DraftPlan()
         past = self._past(lane)
         most = _Chain(lane, tuple(lane.rows.values())).most(self._board)
-        if rows == 1:
-            plan = self._for_row.best(most, past.rates, guessed=past.guessed)
-        elif len(self._chains) >= self._most_runs:
+        if rows > 1 and len(self._chains) >= self._most_runs:
             plan = DraftPlan()
         else:
-            others = [self._past(other).step for other in lanes if other is not lane]
-            plan = self._for_lanes.best(len(lane.rows), most, past.rates, others)
+            plan = self._best(lane, lanes, rows, most, past.guessed)
         # The first run of a chain waits until no other step can bring a token of the rows. For that run the
         # head calls `Lookup.drafts` in its compute loop, for tokens that come `heard` and `right` in
         # its receiving thread: by this rule never at once, so node.engine.drafts.lookup has no lock.
@@ -468,19 +494,29 @@ class Drafting:
             )
         )
 
+    def _best(
+        self, lane: Lane, lanes: Sequence[Lane], rows: int, most: int, guessed: int = MAX_UNSETTLED
+    ) -> DraftPlan:
+        """The plan of a lane without a chain."""
+        past = self._past(lane)
+        if rows == 1:
+            return self._for_row.best(most, past.rates, guessed=guessed)
+        others = [self._past(other).step for other in lanes if other is not lane]
+        return self._for_lanes.best(len(lane.rows), most, past.rates, others, guessed)
+
     def guesses(self, lane: Lane, lanes: Sequence[Lane], rows: int, plan: DraftPlan) -> int:
-        """The number of tokens that are to be guessed ahead, behind the tokens of the lane's next step, which
-        has this plan; the other arguments are as in `wanted`. The tail cannot tell behind which token to
-        guess if the head's looked-up drafts may be wrong."""
-        able = self.ahead and rows == 1 and self._for_row.ready and self.asks(lane, lanes, rows)
-        if not able or (plan.drafts and plan.source != self.ahead):
+        """The number of tokens that are to be guessed ahead, behind the tokens of each row of the lane's next
+        step, which has this plan; the other arguments are as in `wanted`. The tail cannot tell behind which
+        token to guess if the head's looked-up drafts may be wrong."""
+        there = list(lane.rows.values())
+        able = self._ahead_of(rows) and self.asks(lane, lanes, rows)
+        if not able or (plan.drafts and plan.source != self.ahead) or any(row.closed for row in there):
             return 0
-        (row,) = lane.rows.values()
-        most = 0 if row.closed else min(row.drafts, self._board.left(row) - plan.drafts - 3)
+        most = min(min(row.drafts, self._board.left(row) - plan.drafts - 3) for row in there)
         if most <= 0:
             return 0
         past = self._past(lane)
-        best = self._for_row.best(most, past.rates)
+        best = self._best(lane, lanes, rows, most)
         if best.drafts and best.source == self.ahead:
             past.pause = 1
             return best.drafts
@@ -489,6 +525,12 @@ class Drafting:
             return 0
         past.pause, past.unguessed = min(2 * past.pause, _PROBE), 1
         return 1
+
+    def _ahead_of(self, rows: int) -> bool:
+        """Whether guesses can be made ahead, with as many rows on the ring."""
+        if not self.ahead:
+            return False
+        return self._for_row.ready if rows == 1 else self._sources[self.ahead].serves(rows)
 
     def announced(self, lane: Lane, plan: DraftPlan, guesses: int = 0) -> None:
         first = lane.number not in self._chains

@@ -189,8 +189,8 @@ class ResolvedStep:
     `rows` is non-empty. `sampled` are the rows that get a token, in the order of the token record on the
     closing edge (uint32 [len(sampled)]); a row with `drafts` appears once more for each, row by row. A step
     that `continues` computes a draft in place of its one row's last token. With `asks`, the gateway requests
-    the likelihood that each source guesses the rows' next tokens. Behind the tokens of a step's one row the
-    tail guesses as many as `guesses` says, which come round with them. `source` (`DraftSource`) made the
+    the likelihood that each source guesses the rows' next tokens. Behind each row's tokens the tail guesses
+    as many as `guesses` says, which come round with them, row by row. `source` (`DraftSource`) made the
     drafts, and makes these guesses; 0 where there are none. `digest` is 32 bytes over the composition after
     the changes and this step's work.
     """
@@ -344,7 +344,7 @@ class Composition:
         rows = self.lanes.of(lane)
         if not rows:
             raise bad_step(f"lane {lane} has no rows to decode")
-        if decode.guesses > (MAX_DRAFTS if len(rows) == 1 else 0):
+        if decode.guesses and len(rows) * (1 + decode.guesses) > MAX_DRAFTED:
             raise bad_step(f"{decode.guesses} guesses for {len(rows)} rows are too many")
         if (drafts or decode.guesses) and not decode.source:
             raise bad_step("drafts are of no source")

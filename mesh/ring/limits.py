@@ -28,6 +28,9 @@ DRAFT_ROWS = 4
 """Rows that a draft model guesses for at once. Policy: of more, a step of all takes as long as their guesses
 would save."""
 
+HEAD_ROWS = 8
+"""Rows for which an MTP head guesses, of all lanes. Policy: with more, stages are busy without drafts."""
+
 MAX_RUNS = 4
 """Runs of drafts of all rows together that are not settled, where caches cannot be cut, however many stages
 there are: what takes them back needs memory, a state for each run. A member that says more can cut its

@@ -34,6 +34,13 @@ def read_from_12(done: control_pb2.StepDone) -> None:
         read_singly(output, "delta")
 
 
+def rows_ahead_in_12(attached: control_pb2.Attached) -> None:
+    """Has a source guess ahead for one row, as members of this protocol take steps with such guesses."""
+    for source in attached.sources:
+        if source.ahead:
+            source.rows = 1
+
+
 def say_singly(message: Message, whole: str) -> None:
     """Repeats the fields of the message `whole` in the deprecated fields of their names."""
     _copy(getattr(message, whole), message, _single(message.DESCRIPTOR))

@@ -63,7 +63,7 @@ def params_record(step: ResolvedStep, chunk: Chunk) -> RecordHeader:
 def tokens_record(step: ResolvedStep, asking: Asking) -> RecordHeader:
     """Header of a word for each token, and for each that the tail guesses, then the words of
     log-probabilities (node.engine.logprobs)."""
-    count = len(step.sampled) + step.guesses + words_of(asking)
+    count = len(step.sampled) + step.guesses * len(step.rows) + words_of(asking)
     return RecordHeader(Kind.TOKENS, step.number, step.digest, "uint32", (count,), 4 * count)
 
 

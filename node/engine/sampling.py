@@ -132,14 +132,14 @@ class Sampler:
                 row.matcher.take_back(run.count - kept_of_row)
         self.go_on_behind(run, tokens)
 
-    def ahead(self, tokens: int) -> Sampler:
-        """A sampler of the only row that goes on behind the first `tokens` tokens of the runs, if there are
-        runs; this one is not changed. It knows nothing of a grammar."""
-        (row,) = self._rows
-        one = Sampler([dataclasses.replace(row, matcher=None)], [int(self._now()[0])])
-        one._history = self._history_of([0])
+    def ahead(self, tokens: Sequence[int]) -> Sampler:
+        """A sampler of the same rows that goes on behind the first `tokens` tokens of each row's runs, if
+        there are runs; this one is not changed. It knows nothing of grammars."""
+        rows = [dataclasses.replace(row, matcher=None) for row in self._rows]
+        one = Sampler(rows, [int(at) for at in self._now()])
+        one._history = self._history_of(range(len(rows)))
         if self._run is not None:
-            one.go_on_behind(self._run, [tokens])
+            one.go_on_behind(self._run, tokens)
         return one
 
     def go_on_behind(self, run: _Run, tokens: Sequence[int]) -> None:

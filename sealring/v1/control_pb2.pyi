@@ -1409,8 +1409,8 @@ class Decode(_message.Message):
     asks: _builtins.bool
     """StepDone is to say how likely the head could guess the rows' next tokens, in the mean"""
     guesses: _builtins.int
-    """The number of tokens that the tail guesses behind the last one that counts, in a lane of one row. They come round
-    with the sampled tokens. The next step with drafts of this source has the first of them.
+    """The number of tokens that the tail guesses behind each row's last one that counts. They come round with the sampled
+    tokens. The next step with drafts of this source has the first of them.
     """
     source: Global___DraftSource.ValueType
     """of the drafts and of these guesses, where there are any"""

@@ -21,6 +21,7 @@ from sealring.gateway.scheduler import (
 )
 from sealring.mesh.ring import (
     DRAFT_ROWS,
+    HEAD_ROWS,
     MAX_DRAFTS,
     MAX_UNSETTLED,
     Composition,
@@ -58,7 +59,7 @@ class Machine:
         return between(self.stairs, tokens) if self.stairs else 1 + (self.eight - 1) * (tokens - 1) / 7
 
     def guesses(self, rows: int) -> float:
-        """The time in which the draft model guesses a token for each of `rows` rows at once."""
+        """The time in which the source guesses a token for each of `rows` rows at once."""
         return self.draft * self.takes(rows)
 
     @property
@@ -78,8 +79,8 @@ class Machine:
         slowest = other if self.head <= 1 else one
         sources = dict(NO_MODEL)
         if self.draft:
-            several = (1, 0.0) if self.mtp else (DRAFT_ROWS, self.guesses(DRAFT_ROWS))
-            sources[self.source] = SourceFacts(self.draft, *several, ahead=self.mtp)
+            rows = HEAD_ROWS if self.mtp else DRAFT_ROWS
+            sources[self.source] = SourceFacts(self.draft, rows, self.guesses(rows), ahead=self.mtp)
         return ring_of(
             *[member_with()] * self.stages,
             rows=4,

@@ -1,4 +1,5 @@
-"""Several requests on a ring in virtual time, with drafts that are looked up or a draft model's."""
+"""Several requests on a ring in virtual time, with drafts that are looked up, or guesses of a draft model or
+an MTP head."""
 
 from __future__ import annotations
 
@@ -21,14 +22,18 @@ _RATE = 0.05
 
 
 class GuessingHead(Head):
-    """Its guesses are each right with probability `right`."""
+    """Its guesses are each right with probability `right`. Those of a source that guesses `ahead` come with
+    the tokens of a step, if it asks for some."""
 
-    def __init__(self, rows: int, right: float, source: control.DraftSource.ValueType) -> None:
+    def __init__(
+        self, rows: int, right: float, source: control.DraftSource.ValueType, *, ahead: bool = False
+    ) -> None:
         super().__init__()
         self._composition = Composition(epoch=1, max_rows=rows, prefill_chunk=4096)
         self._right, self._source, self._chance = right, source, random.Random(1)
         self._known = 0.0  # the share of right guesses, as it counts them
         self._owed: dict[int, int] = {}  # accepted tokens of open drafts
+        self._ahead = dict[int, int]() if ahead else None  # guesses behind a row's last tokens
         self._step: ResolvedStep
 
     def take(self, step: control.Step) -> None:
@@ -45,11 +50,15 @@ class GuessingHead(Head):
         del done.outputs[:]
         for output in first:
             count, row = 1, output.row
+            there = 1 if self._ahead is None else self._ahead.get(row, 0)
+            if self._ahead is not None:
+                assert self._step.drafts <= there
+                self._ahead[row] = self._step.guesses
             while count <= self._step.drafts and self._guess():
                 count += 1
             if self._step.drafts:
                 self._owed[row] = count
-            else:
+            elif there:
                 self._guess()
             for tokens in range(output.delta.tokens, output.delta.tokens + count):
                 done.outputs.append(row_output(row, text=output.delta.text, tokens=tokens))
@@ -65,9 +74,10 @@ class GuessingHead(Head):
 
 
 class SharedRing(VirtualRing):
-    """Rows whose drafts are guessed by the machine's draft model, or looked up if it has none. The head does
-    one thing at a time: its stage's steps in order, and before a step with drafts the guesses that it needs,
-    for all rows of a lane at once. It ends with the first answer."""
+    """Rows whose drafts are guessed by the machine's draft model or MTP head, or looked up if it has neither.
+    The head of the ring does one thing at a time: its stage's steps in order, and before a step with drafts
+    the guesses that it needs, for all rows of a lane at once. The tail does so with guesses of an MTP head,
+    behind the step that they come with. The ring ends with the first answer."""
 
     OPEN_SECONDS = 0.0
 
@@ -100,7 +110,7 @@ class SharedRing(VirtualRing):
         return self.tokens(begin, self.now) * SECONDS / (self.now - begin)
 
     def new_head(self) -> Head:
-        return GuessingHead(self._rows, self._right, self._machine.source)
+        return GuessingHead(self._rows, self._right, self._machine.source, ahead=self._machine.mtp)
 
     def opened(self, row: int) -> control.RowOpened:
         opened = super().opened(row)
@@ -114,6 +124,8 @@ class SharedRing(VirtualRing):
             took += machine.late
             if decode.source == control.DRAFT_SOURCE_MODEL:
                 took += machine.guesses(work.rows) * decode.drafts
+        if stage == machine.stages - 1:
+            took += machine.guesses(work.rows) * decode.guesses
         return took * SECONDS
 
 

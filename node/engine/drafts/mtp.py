@@ -2,12 +2,13 @@
 
 The head computes each token of a row along with the hidden state that it was sampled from, and guesses the
 next one. To guess further tokens it goes on with its own guesses and hidden states, which then leave its
-caches again. It follows rows that are alone: from the prompt on, or from the step on in which they are. While
-several rows are computed together it computes none of them, and goes on behind a gap.
+caches again. Rows of a lane are computed together, whatever number of their tokens counts (`mtp_rows.py`).
+The head follows rows from the prompt on while there are few, or from the step on in which guesses may be
+wanted. What it has not computed in between is a gap, behind which it goes on.
 
-What it holds of a row is kept with a prefix of the row, in the memory of one row of the whole context. A row
-that begins with a prefix of which nothing is kept, such as one from disk, is guessed for by what comes behind
-it.
+All that it holds has the memory of one row of the whole context: of rows, and of prefixes that are kept of
+them. Rows for which that is too little go on behind a gap. A row that begins with a prefix of which nothing
+is kept, such as one from disk, is guessed for by what comes behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TypeVar
 
@@ -33,8 +34,10 @@ from sealring.mesh.ring.composition import (
     Settling,
 )
 from sealring.mesh.ring.kept_prefixes import Origin
+from sealring.mesh.ring.limits import HEAD_ROWS
 from sealring.node.engine import caches
-from sealring.node.engine.caches import Cache, parts_of
+from sealring.node.engine.caches import Cache
+from sealring.node.engine.drafts.mtp_rows import Followed, HeadLane, evaluate
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.mtp_head import MtpHead
@@ -44,24 +47,11 @@ log = structlog.get_logger()
 
 _Made = TypeVar("_Made")
 
-_ROWS = 2
-"""Rows that are followed at once: one that may still be there, and one whose prompt is computed meanwhile."""
+_FOLLOWED = 2 * HEAD_ROWS
+"""Rows of which something is held: others may still be there while prompts of further ones are computed."""
 
 _TRIALS = 8
 """Guesses that are timed when the head is loaded."""
-
-
-@dataclass(slots=True, eq=False)
-class _Followed:
-    """What the head has of one row."""
-
-    cache: Cache
-    prompt: tuple[int, ...] = ()
-    computed: int = 0  # tokens in the cache
-    gaps: bool = False  # whether tokens are missing in it
-    unsettled: int = 0  # of them, since the row was settled
-    rest: mx.array | None = None  # the hidden state behind the prompt's last token, [1, 1, width]
-    guessed: mx.array | None = None  # by the last step
 
 
 class TailDrafter:
@@ -72,15 +62,18 @@ class TailDrafter:
         with the weights."""
         self.memory = memory
         self._head, self._stage, self._room = head, stage, room
-        self._rows: dict[int, _Followed] = {}  # the oldest first
-        self._together = False  # whether the last step was of several rows
+        self._rows: dict[int, Followed] = {}  # the oldest first
+        self._open: set[int] = set()  # rows of the ring
         self._kept: OrderedDict[Origin, Cache] = OrderedDict()
         self._lengths: dict[Origin, int] = {}
         self._prefixes: dict[int, Origin] = {}  # of this epoch
+        empty = caches.for_one_row(head.make_cache(), stage.batches)
+        self._most = HEAD_ROWS if caches.cuts_together(empty) else 1
         self.failed = False
         """Whether the model's own code has failed. It guesses nothing any more; answers go on without."""
-        self.seconds = self._try(self._timed) or 0.0
+        self.seconds = self._try(lambda: self._timed(1)) or 0.0
         """How long a guess takes; 0 if the head has failed at that."""
+        self._together = (self._try(lambda: self._timed(HEAD_ROWS)) or 0.0) if self._most > 1 else 0.0
 
     @property
     def facts(self) -> control.DraftFacts:
@@ -88,32 +81,39 @@ class TailDrafter:
         return control.DraftFacts(
             source=control.DRAFT_SOURCE_MTP_HEAD,
             microseconds=round(1e6 * self.seconds),
-            rows=1,
+            rows=self._most,
+            rows_microseconds=round(1e6 * self._together),
             ahead=True,
         )
 
     # Rows
 
     def begin(self, chunk: Chunk, prompt: tuple[int, ...]) -> None:
-        """A row begins with the first chunk of its prompt. It is followed if it may soon be alone."""
-        if self.failed or self._together:
+        """A row begins with the first chunk of its prompt. It is followed while there are few rows."""
+        self._open.add(chunk.row)
+        if self.failed or len(self._open) > self._most:
             return
         row = self._start(chunk.row)
         row.prompt = prompt
         if chunk.prefix:
             row.gaps = not self._begin_with(row, self._prefixes.get(chunk.prefix), chunk.start)
 
-    def _start(self, number: int) -> _Followed:
-        while len(self._rows) >= _ROWS:
-            del self._rows[next(iter(self._rows))]
-        row = self._rows[number] = _Followed(self._head.make_cache())
+    def _start(self, number: int, beside: Collection[int] = ()) -> Followed:
+        while len(self._rows) >= _FOLLOWED:
+            self._forget(next(other for other in self._rows if other not in beside))
+        row = self._rows[number] = Followed(self._head.make_cache())
         return row
 
-    def _begin_with(self, row: _Followed, origin: Origin | None, tokens: int) -> bool:
+    def _forget(self, number: int) -> None:
+        row = self._rows.pop(number, None)
+        if row is not None:
+            row.part()
+
+    def _begin_with(self, row: Followed, origin: Origin | None, tokens: int) -> bool:
         if origin is None or self._lengths.get(origin, 0) < tokens:
             return False
         self._kept.move_to_end(origin)
-        if not self._fits(row, tokens) or origin not in self._kept:
+        if not self._fits([row], tokens) or origin not in self._kept:
             return False
         row.cache, row.computed = caches.first_tokens(self._kept[origin], tokens), tokens
         return True
@@ -123,20 +123,20 @@ class TailDrafter:
         return row in self._rows
 
     def watch(self, rows: Sequence[int], *, asked: bool = True) -> bool:
-        """The stage is about to compute these rows. Whether it follows the only one; it begins to if it is
-        `asked` to."""
-        self._together = len(rows) > 1
-        if self.failed or self._together or not asked:
+        """The stage is about to compute these rows. Whether it follows them; it begins to if it is `asked`
+        to."""
+        if self.failed or not asked or len(rows) > self._most:
             for number in self._rows.keys() & set(rows):
                 self._rows[number].gaps = True
             return False
-        if rows[0] not in self._rows:
-            self._start(rows[0]).gaps = True
+        for number in rows:
+            if number not in self._rows:
+                self._start(number, rows).gaps = True
         self._stage.hidden = []
         return True
 
     def seen(self, tokens: int) -> mx.array | None:
-        """The hidden states [1, tokens, width] of the stage's calls since `watch`, of `tokens` tokens
+        """The hidden states [rows, tokens, width] of the stage's calls since `watch`, of `tokens` tokens
         together."""
         found, self._stage.hidden = self._stage.hidden, None
         if not found:
@@ -153,62 +153,68 @@ class TailDrafter:
         if chunk.last:
             row.rest, row.prompt = hidden[:, -1:], ()
         if following:
-            self._compute(row, hidden[:, : len(following)], mx.array([following], mx.uint32))
+            self.follow([chunk.row], hidden[:, : len(following)], mx.array([following], mx.uint32))
 
     def first(self, number: int, token: mx.array) -> None:
         """Computes the first token of an answer, uint32 [1]."""
         row = self._rows.get(number)
         if row is not None and row.rest is not None:
-            self._compute(row, row.rest, token[None])
-            row.rest = None
+            rest, row.rest = row.rest, None
+            self.follow([number], rest, token[None])
 
-    def follow(self, number: int, hidden: mx.array, tokens: mx.array, *, unsettled: bool = False) -> None:
-        """Computes sampled tokens, uint32 [tokens], without a guess. `unsettled`: some may not count."""
-        row = self._rows[number]
-        row.guessed = None
-        self._compute(row, hidden, tokens[None])
-        row.unsettled += tokens.shape[0] if unsettled else 0
+    def follow(
+        self, rows: Sequence[int], hidden: mx.array, tokens: mx.array, *, unsettled: bool = False
+    ) -> None:
+        """Computes sampled tokens of rows that it follows, uint32 [rows, tokens], behind hidden states [rows,
+        tokens, width], without a guess. `unsettled`: some may not count."""
+        lane = self._lane(rows, tokens.shape[1])
+        if lane is None:
+            return
+        lane.guessed = None
+        self._try(partial(lane.fill, self._head, hidden, tokens, unsettled=unsettled))
 
     def guess(
         self,
-        number: int,
+        rows: Sequence[int],
         hidden: mx.array,
         tokens: mx.array,
-        count: int,
+        counts: Sequence[int],
+        guesses: int,
         sampler: Sampler,
         *,
         unsettled: bool = False,
     ) -> mx.array:
-        """As `follow`; then guesses `count` tokens behind these, uint32 [count], with the row's `sampler`.
+        """As `follow`, of the first tokens of each row, as many as `counts` says; then guesses as many tokens
+        as `guesses` says behind these, uint32 [rows, guesses], with the rows' `sampler`.
 
         They are zeros where the head cannot compute.
         """
-        row, sampled = self._rows[number], tokens.shape[0]
-        row.guessed = None
-        if not self.failed and self._fits(row, sampled + count):
-            row.guessed = self._try(lambda: self._chain(row, hidden, tokens, count, sampler))
-        if row.guessed is None:
-            return mx.zeros((count,), mx.uint32)
-        row.computed += sampled
-        row.unsettled += sampled if unsettled else 0
-        return row.guessed
+        lane = self._lane(rows, tokens.shape[1] + guesses)
+        if lane is not None:
+            made = partial(lane.guess, self._head, hidden, tokens, counts, guesses, sampler)
+            lane.guessed = self._try(partial(made, unsettled=unsettled))
+        if lane is None or lane.guessed is None:
+            return mx.zeros((len(rows), guesses), mx.uint32)
+        return lane.guessed
 
-    def right(self, number: int, sampled: Sequence[int]) -> int:
-        """The number of tokens that count, of those sampled in a step that computed the row's last
+    def right(self, rows: Sequence[int], sampled: Sequence[Sequence[int]]) -> list[int]:
+        """The numbers of tokens that count, of those sampled in a step that computed the rows' last
         guesses."""
-        row = self._rows.get(number)
-        guessed = [] if row is None or row.guessed is None else np.array(row.guessed).tolist()
-        count = 1
-        while count < len(sampled) and guessed[count - 1 : count] == [sampled[count - 1]]:
-            count += 1
-        return count
+        row = self._rows.get(rows[0])
+        lane = None if row is None else row.lane
+        guessed = None if lane is None or lane.guessed is None else np.array(lane.guessed).tolist()
+        if guessed is None or len(guessed) != len(rows):
+            return [1] * len(rows)
+        return [_counted(*each) for each in zip(sampled, guessed, strict=True)]
 
     def change(self, change: Change) -> None:
         """Takes tokens back that do not count, and follows what becomes of rows and of kept prefixes."""
         if isinstance(change, Settling):
-            self._settle(change)
+            if change.row in self._rows:
+                self._rows[change.row].settle(change.accepted)
         elif isinstance(change, Eviction):
-            self._rows.pop(change.row, None)
+            self._open.discard(change.row)
+            self._forget(change.row)
         elif isinstance(change, Keeping):
             self._prefixes[change.prefix] = change.origin
             self._keep(change)
@@ -217,23 +223,20 @@ class TailDrafter:
         elif isinstance(change, Dropping) and (origin := self._prefixes.pop(change.prefix, None)) is not None:
             self._give_up(origin)
 
-    def _settle(self, change: Settling) -> None:
-        row = self._rows.get(change.row)
-        if row is not None:
-            surplus, row.unsettled = max(0, row.unsettled - change.accepted), 0
-            if surplus:
-                caches.trim(row.cache, surplus)
-                row.computed -= surplus
-
     # Prefixes
 
     def _keep(self, keeping: Keeping) -> None:
         """Keeps what it holds of a prefix of the row, if that is all of it."""
         row = self._rows.get(keeping.row)
-        if row is None or row.gaps or keeping.tokens > row.computed or not self._fits(row, keeping.tokens):
+        if row is None or row.gaps or keeping.tokens > row.computed - row.surplus:
             return
-        cache = caches.detached(caches.first_tokens(row.cache, keeping.tokens))
-        mx.async_eval(_states(cache))  # type: ignore[no-untyped-call]
+        while self._kept and self._held() + keeping.tokens > self._room:
+            self._give_up(next(iter(self._kept)))
+        if self._held() + keeping.tokens > self._room:
+            return
+        own = row.cache if row.lane is None else row.lane.cache_of(row)
+        cache = caches.detached(caches.first_tokens(own, keeping.tokens))
+        evaluate(cache)
         self._kept[keeping.origin], self._lengths[keeping.origin] = cache, keeping.tokens
 
     def _give_up(self, origin: Origin) -> None:
@@ -249,8 +252,9 @@ class TailDrafter:
     def end_epoch(self) -> None:
         """All rows are gone."""
         self._rows.clear()
+        self._open.clear()
         self._prefixes.clear()
-        self._together, self._stage.hidden = False, None
+        self._stage.hidden = None
 
     def distrust(self) -> None:
         """Computing has failed: forgets everything."""
@@ -260,43 +264,39 @@ class TailDrafter:
 
     # Computing
 
-    def _compute(self, row: _Followed, hidden: mx.array, tokens: mx.array) -> None:
-        count = tokens.shape[1]
-        if self.failed or not self._fits(row, count):
-            row.gaps = True
-            return
-        if self._try(lambda: self._head.fill(tokens, hidden, row.cache)) is not None:
-            row.computed += count
-            mx.async_eval(_states(row.cache))  # type: ignore[no-untyped-call]
+    def _lane(self, rows: Sequence[int], tokens: int) -> HeadLane | None:
+        """The caches of these rows, with memory for as many more tokens of each. Where that is not there, the
+        rows begin again."""
+        followed = [self._rows[number] for number in rows]
+        if self.failed:
+            return None
+        if not self._fits(followed, tokens):
+            for row in followed:
+                row.begin_again(self._head.make_cache())
+        lane = followed[0].lane
+        if lane is None or lane.rows != followed:
+            lane = HeadLane(followed)
+        lane.settle()
+        return lane
 
-    def _fits(self, row: _Followed, tokens: int) -> bool:
-        """Whether there is memory for more tokens of the row, beside those of others; gives up prefixes, the
-        oldest first, and then other rows for that."""
-        while self._held() + tokens > self._room:
-            others = [number for number, other in self._rows.items() if other is not row]
+    def _fits(self, rows: Sequence[Followed], tokens: int) -> bool:
+        """Whether there is memory for as many more tokens of each row, beside those of others; gives up
+        prefixes, the oldest first, and then other rows for that."""
+        while self._held(rows) + len(rows) * tokens > self._room:
+            others = [number for number, other in self._rows.items() if other not in rows]
             if self._kept:
                 self._give_up(next(iter(self._kept)))
             elif others:
-                del self._rows[others[0]]
+                self._forget(others[0])
             else:
                 return False
         return True
 
-    def _held(self) -> int:
-        """Tokens in all caches."""
-        return sum(self._lengths.values()) + sum(row.computed for row in self._rows.values())
-
-    def _chain(
-        self, row: _Followed, hidden: mx.array, tokens: mx.array, count: int, sampler: Sampler
-    ) -> mx.array:
-        guesses: list[mx.array] = []
-        given = tokens[None]
-        for _ in range(count):
-            logits, hidden = self._head(given, hidden, row.cache)
-            guesses.append(sampler(logits[:, -1]).astype(mx.uint32))
-            given, hidden = guesses[-1][None], hidden[:, -1:]
-        caches.trim(row.cache, count - 1)
-        return mx.concatenate(guesses)
+    def _held(self, together: Sequence[Followed] = ()) -> int:
+        """Tokens in all caches. Of rows that are computed `together`, each takes as many as the longest."""
+        apart = sum(row.room for row in self._rows.values() if row not in together)
+        longest = max((row.computed for row in together), default=0)
+        return sum(self._lengths.values()) + apart + len(together) * longest
 
     def _try(self, compute: Callable[[], _Made]) -> _Made | None:
         try:
@@ -307,17 +307,23 @@ class TailDrafter:
             self.distrust()
             return None
 
-    def _timed(self) -> float:
-        """Median seconds of a guess behind some others."""
+    def _timed(self, rows: int) -> float:
+        """Median seconds of a guess for each of some rows, behind some others."""
         cache, took = self._head.make_cache(), []
-        hidden = mx.zeros((1, 1, self._head.width), mx.float32)
-        token = mx.zeros((1, 1), mx.uint32)
+        if rows > 1:
+            cache = caches.merge([self._head.make_cache() for _ in range(rows)])
+        hidden = mx.zeros((rows, 1, self._head.width), mx.float32)
+        tokens = mx.zeros((rows, 1), mx.uint32)
         for _ in range(_TRIALS):
             begun = time.perf_counter()
-            mx.eval(mx.argmax(self._head(token, hidden, cache)[0]))
+            mx.eval(mx.argmax(self._head(tokens, hidden, cache)[0], axis=-1))
             took.append(time.perf_counter() - begun)
         return median(took)
 
 
-def _states(cache: Cache) -> list[object]:
-    return [part.state for entry in cache for part in parts_of(entry)]
+def _counted(sampled: Sequence[int], guessed: Sequence[int]) -> int:
+    """How many of a row's sampled tokens count: those before which all guesses equal them, and one more."""
+    count = 1
+    while count < len(sampled) and list(guessed[count - 1 : count]) == [sampled[count - 1]]:
+        count += 1
+    return count

@@ -334,7 +334,7 @@ class Sampling(Logits):
         if looks or (call.input.buffer is None and not sampler.greedy):
             launch(outputs)  # the device starts while masks and the sampler's many operations are made
         tokens, *report = self._sampled(sampler, outputs[0][:, -1, :])
-        self._deliver(call, sampler, sampler.asking, tokens, report)
+        self._deliver(call, lane, sampler, sampler.asking, tokens, report)
 
     def verify(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
         sampler = lane.sampler
@@ -342,39 +342,49 @@ class Sampling(Logits):
         if sampler.looks(outputs[0].shape[-1]):
             call.wait()
         tokens, report, asking = sampler.run(outputs[0])
-        self._deliver(call, sampler, asking, tokens, [] if report is None else [report])
+        self._deliver(call, lane, sampler, asking, tokens, [] if report is None else [report])
 
     def _deliver(
-        self, call: StageCall, sampler: Sampler, asking: Asking, tokens: mx.array, report: list[mx.array]
+        self,
+        call: StageCall,
+        lane: Lane,
+        sampler: Sampler,
+        asking: Asking,
+        tokens: mx.array,
+        report: list[mx.array],
     ) -> None:
-        """Sends tokens of a lane's rows, with guesses behind those of the only row if the step wants some."""
+        """Sends tokens of a lane's rows, with guesses behind those of each row if the step wants some."""
         step, drafter, watching = call.step, self._drafter, self._watching
-        hidden = drafter.seen(len(step.sampled)) if drafter is not None and watching else None
+        hidden = drafter.seen(1 + step.drafts) if drafter is not None and watching else None
+        if hidden is not None:
+            (hidden,) = lane.gathered([hidden])
         guesses = []
         if step.guesses:
             call.wait()  # a model's code may evaluate arrays
-            guesses = [self._guesses(step, sampler, tokens, hidden)]
+            guesses = [self._guesses(step, sampler, tokens, hidden).flatten()]
         results = self._transfer.send_buffer([tokens, *guesses, *report])
         call.built()
         self._hand_out(step, asking, tokens, results, call.times)
         if drafter is not None and hidden is not None and not step.guesses:
-            drafter.follow(step.rows[0], hidden, tokens, unsettled=step.drafts > 0)
+            by_row = tokens.reshape(len(step.rows), -1)
+            drafter.follow(step.rows, hidden, by_row, unsettled=step.drafts > 0)
 
     def _guesses(
         self, step: ResolvedStep, sampler: Sampler, tokens: mx.array, hidden: mx.array | None
     ) -> mx.array:
-        """What is guessed behind the last token that counts, uint32 [step.guesses].
+        """What is guessed behind each row's last token that counts, uint32 [rows, step.guesses].
 
         The tail knows which token that is: the drafts of such a step are its own.
         """
-        drafter, count = self._drafter, len(step.sampled)
+        drafter, rows = self._drafter, step.rows
         if drafter is None or hidden is None:
-            return mx.zeros((step.guesses,), mx.uint32)
+            return mx.zeros((len(rows), step.guesses), mx.uint32)
+        by_row, counts = tokens.reshape(len(rows), -1), [1] * len(rows)
         if step.drafts:
             self._wait_for(tokens)
-            count = drafter.right(step.rows[0], np.array(tokens).tolist())
-        given = hidden[:, :count], tokens[:count], step.guesses, sampler.ahead(count)
-        return drafter.guess(step.rows[0], *given, unsettled=step.drafts > 0)
+            counts = drafter.right(rows, np.array(by_row).tolist())
+        given = hidden, by_row, counts, step.guesses, sampler.ahead(counts)
+        return drafter.guess(rows, *given, unsettled=step.drafts > 0)
 
     @staticmethod
     def _sampled(

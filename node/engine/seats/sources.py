@@ -289,7 +289,8 @@ class Head(_Opened):
         """Passes a record of tokens on to the next step and to the prompts. The inbox's thread."""
         words = np.frombuffer(data, np.uint32)
         step, tokens = record.step, words[: record.rows].tolist()
-        guessed, report = words[record.rows :][: step.guesses], words[record.rows + step.guesses :]
+        behind = record.rows + step.guesses * len(step.rows)
+        guessed, report = words[record.rows : behind].reshape(len(step.rows), step.guesses), words[behind:]
         launched = self._launched.pop(step.number, None)
         if launched is not None:
             self._rounds.append(time.perf_counter() - launched)
@@ -301,10 +302,10 @@ class Head(_Opened):
             tokens = [tokens[at] for at in counted]
             logprobs = {place: logprobs[at] for place, at in enumerate(counted) if at in logprobs}
             step = dataclasses.replace(step, sampled=tuple(step.sampled[at] for at in counted))
-        if len(guessed):
-            guesses = self._prompts.source(step.rows[0], step.source)
+        for row, ahead in zip(step.rows, guessed.tolist(), strict=True) if step.guesses else ():
+            guesses = self._prompts.source(row, step.source)
             if isinstance(guesses, GuessesAhead):
-                guesses.offer(len(tokens), guessed.tolist())
+                guesses.offer(step.sampled.count(row), ahead)
         self._feedback.arrived(step, tokens)
         self._prompts.deliver(step, tokens, logprobs, refuted=refuted)
         for worker in self._workers:

@@ -494,6 +494,39 @@ def test_an_mtp_head_gains_on_a_simulated_ring_and_costs_next_to_nothing_where_i
     assert plain / DraftedRing(machine).answer(text[:44], text[44:]) > 0.985
 
 
+HEADS_TOGETHER = {
+    (2, 2, "stairs"): 1.5,
+    (2, 4, "stairs"): 1.2,
+    (3, 4, "stairs"): 1.3,
+    (2, 4, "flat"): 1.8,
+    (2, 8, "flat"): 1.8,
+    (3, 6, "flat"): 1.8,
+    (2, 4, "GPUs"): 1.35,
+}
+"""By stages, rows and machines, with guesses that are right with 0.8: gains."""
+
+
+@pytest.mark.parametrize(("stages", "rows", "name"), every_second(HEADS_TOGETHER))
+def test_an_mtp_head_gains_for_rows_at_once_and_costs_next_to_nothing_where_it_is_wrong(
+    stages: int, rows: int, name: str
+) -> None:
+    """Lanes with drafts wait for each other, so that one alone gains less than it costs by the staircase."""
+    machine = {
+        "stairs": Machine(stages, 1.8, stages=stages, draft=0.1, mtp=True, stairs=STAIRS),
+        "flat": Machine(stages, 1.05, stages=stages, draft=0.1, mtp=True),
+        "GPUs": replace(GPUS, draft=0.15, mtp=True),
+    }[name]
+    for right, least in ((0.8, HEADS_TOGETHER[stages, rows, name]), (0.0, 0.98)):
+        plain = SharedRing(machine, rows, 300, right, drafts=0).rate
+        assert SharedRing(machine, rows, 300, right).rate / plain > least
+
+
+def test_an_mtp_head_guesses_for_no_ring_of_more_rows_than_it_follows() -> None:
+    machine = Machine(2, 1.05, stages=2, draft=0.1, mtp=True)
+    plain = SharedRing(machine, 9, 60, 0.8, drafts=0).rate
+    assert SharedRing(machine, 9, 60, 0.8).rate == pytest.approx(plain)
+
+
 def test_a_head_tells_rates_of_few_sources() -> None:
     """Each step brings them, and the gateway goes through all."""
     told = [control.DraftRate(source=LOOKUP, right=250)]

@@ -741,6 +741,22 @@ def test_rows_together_have_one_run_and_few_tokens(drafts: int, again: int, why:
         composition.apply(decode(4, 0, drafts=again))
 
 
+@pytest.mark.parametrize(
+    ("rows", "guesses", "good"), [(1, 15, True), (1, 16, False), (2, 7, True), (2, 8, False)]
+)
+def test_as_many_tokens_are_guessed_ahead_as_the_next_step_may_compute(
+    rows: int, guesses: int, good: bool
+) -> None:
+    composition = make()
+    composition.apply(two_rows(1))
+    composition.apply(changed(2, *(admit(row, 0) for row in range(1, 1 + rows))))
+    if good:
+        assert composition.apply(decode(3, 0, guesses=guesses)).guesses == guesses
+    else:
+        with pytest.raises(InvalidInput, match=f"{guesses} guesses for {rows} rows are too many"):
+            composition.apply(decode(3, 0, guesses=guesses))
+
+
 def test_members_that_disagree_about_drafts_have_other_digests() -> None:
     drafted = [drafting(*drafts)[1][-1].digest for drafts in ((0,), (1,), (2,))]
     settled = [settling(drafting(3)[0], tokens).digest for tokens in (5, 6, 7)]

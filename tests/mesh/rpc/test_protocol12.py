@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rowoutput import row_output
 
-from sealring.mesh.rpc import read_from_12, read_singly, say_as_12, say_singly
+from sealring.mesh.rpc import read_from_12, read_singly, rows_ahead_in_12, say_as_12, say_singly
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
@@ -61,6 +61,17 @@ def test_a_head_of_protocol_12_says_nothing_in_two_forms() -> None:
 def test_other_events_pass_as_they_are() -> None:
     event = engine.EngineEvent(opened=control.RowOpened(row=1)).SerializeToString()
     assert say_as_12(event) is event
+
+
+def test_guesses_ahead_are_of_one_row_as_older_members_take_them() -> None:
+    attached = control.Attached(
+        sources=[
+            control.DraftFacts(source=control.DRAFT_SOURCE_MTP_HEAD, rows=8, ahead=True),
+            control.DraftFacts(source=control.DRAFT_SOURCE_MODEL, rows=4),
+        ]
+    )
+    rows_ahead_in_12(attached)
+    assert [source.rows for source in attached.sources] == [1, 4]
 
 
 CARD = model_pb2.ModelCard(parameters=9, precision="int4")

@@ -207,9 +207,6 @@ def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family:
             gateway.decode(drafts=3, guesses=3)
             gateway.decode(gateway.settle(row), guesses=3)
 
-    def evict(row: int) -> control.Change:
-        return control.Change(evict=control.Evict(row=row))
-
     keep = control.Change(keep=control.Keep(prefix=1, row=1, tokens=len(text)))
     try:
         gateway.prefill()
@@ -237,6 +234,66 @@ def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family:
     for row, answer in prompts.answers.items():
         assert answer == coming[row][: len(answer)]
     assert [len(prompts.answers[row]) > 8 for row in texts] == [True, False, True, True]
+
+
+def evict(row: int) -> control.Change:
+    return control.Change(evict=control.Evict(row=row))
+
+
+def answered_together(made: Made, rows: dict[int, RowParameters], *, mtp: bool) -> Prompts:
+    """Answers of the rows of a lane, by steps with and without guesses, and with and without drafts of them.
+    Row 2 leaves and the last row joins when the first has TOKENS."""
+    chance, last = random.Random(1), max(rows)
+    texts = {row: [chance.randrange(made.words) for _ in range(CHUNK + 3 * row)] for row in rows}
+    prompts = Prompts(
+        {
+            row: (texts[row], dataclasses.replace(one, prompt=tuple(texts[row])) if mtp else one)
+            for row, one in rows.items()
+        }
+    )
+    ring = Ring(made.stages, prompts, tail_drafter=made.drafter if mtp else None)
+    gateway, choices, there = Gateway(ring), random.Random(2), [row for row in rows if row != last]
+    try:
+        for row in there:
+            gateway.prefill(row)
+        changes, guessed = [admit(row) for row in there], 0
+        while min(len(prompts.answers[row]) for row in there) < 2 * TOKENS:
+            drafts = choices.choice([0, guessed, guessed]) if mtp else 0
+            guessed = choices.choice([0, 1, 2, 3, 3]) * mtp
+            gateway.decode(*changes, drafts=drafts, guesses=guessed)
+            changes = [gateway.settle(row) for row in there] if drafts else []
+            if last not in there and len(prompts.answers[1]) >= TOKENS:
+                gateway.prefill(last)
+                there = [row for row in there if row != 2] + [last]
+                changes = [*(one for one in changes if one.settle.row != 2), evict(2), admit(last)]
+                guessed = 0
+    finally:
+        ring.close()
+    assert not ring.faults
+    return prompts
+
+
+@pytest.mark.parametrize(("family", "size"), [("glm4_moe", 2), ("deepseek_v3", 3)])
+def test_answers_of_rows_in_one_lane_are_the_same(family: str, size: int) -> None:
+    """Guesses are right in one row and wrong in another; rows with penalties stand beside others, and one
+    leaves and one joins while the head holds them in one batch."""
+    rows = dict(enumerate([*PARAMETERS.values(), RowParameters(), RowParameters(logprobs=1)], 1))
+    rates = []
+    for kept in (None, 0.03):
+        made = made_of(family, size, kept)
+        plain, drafted = (answered_together(made, rows, mtp=mtp) for mtp in (False, True))
+        for row in rows:
+            few = min(len(plain.answers[row]), len(drafted.answers[row]))
+            assert few >= TOKENS
+            assert drafted.answers[row][:few] == plain.answers[row][:few]
+            for one, other in zip(drafted.logprobs[row], plain.logprobs[row], strict=False):
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+        assert not made.drafter.failed
+        assert made.drafter.facts.rows > 1
+        rates.append(min(drafted.modelled[row].right() for row in rows))
+        steps = len(plain.steps) - len(drafted.steps)
+    assert rates[1] > 0.3 > rates[0]
+    assert steps > 6
 
 
 class Raising(MtpHead):
