@@ -50,10 +50,6 @@ _HOSTED = frozenset(
 """Blocks of an assistant that its maker's servers made: nothing of them was said."""
 
 
-def _thinking(item: Any, param: str) -> _Object:
-    return thinking_of(as_object(item, param))
-
-
 def _no_thread(item: Any, param: str) -> _Object:
     """A thread is a conversation that the server keeps, and continues by its last messages alone.
 
@@ -73,6 +69,7 @@ def _format(item: Any, param: str) -> _Object:
 
 
 _FORMAT = taken_as("response_format", _format)
+_CHOICE = dict.fromkeys(("type", "name", "disable_parallel_tool_use"), own())
 
 _OWN: Rules = {
     "messages": own(type="array", minItems=1, items={"type": "object", "required": ["role", "content"]}),
@@ -80,7 +77,7 @@ _OWN: Rules = {
     "stop_sequences": taken_as("stop"),
     "tools": own(type=["array", "null"]),
     "tool_choice": own(type=["object", "null"]),
-    "thinking": Rule(spread=_thinking),
+    "thinking": Rule(spread=lambda item, param: thinking_of(as_object(item, param))),
     "output_config": Rule(
         parts={"effort": taken_as("reasoning_effort"), "format": _FORMAT, "task_budget": BOOKKEEPING}
     ),
@@ -137,6 +134,7 @@ def _chat(value: _Object) -> Translated:
 
 def _add_choice(chat: Translated, item: Any) -> None:
     choice = as_object({"type": "auto"} if item is None else item, "tool_choice")
+    translate(choice, _CHOICE, "tool_choice.")
     chosen = str(choice.get("type"))
     if chosen == "tool":
         called = {"type": "function", "function": {"name": choice.get("name")}}

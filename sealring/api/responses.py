@@ -53,6 +53,7 @@ def _likeliest(item: Any, param: str) -> _Object:
     return {"logprobs": True, "top_logprobs": item}
 
 
+_CHOICE = dict.fromkeys(("type", "name", "namespace"), own())
 _ALONE = "nothing is stored: send the whole conversation in input"
 
 _OWN: Rules = {
@@ -234,6 +235,8 @@ def ask_responses(
     """Raises InvalidInput with `param`, which names the field. Without `open_summary`, items of compaction
     are refused. `continued` is the id of the response whose conversation `input` begins with."""
     chat = translate(value, RESPONSES)
+    if chat.names.get("response_format") == "text.format":
+        chat.names["response_format.json_schema"] = "text.format"
     tools = _Tools(chat)
     tools.add(value.get("tools") or [], "tools")
     _add_choice(chat, value.get("tool_choice"), tools)
@@ -280,6 +283,7 @@ def _add_choice(chat: Translated, choice: Any, tools: _Tools) -> None:
     if isinstance(choice, dict):
         if choice.get("type") not in ("function", "custom"):
             raise unsupported("tool_choice")
+        translate(choice, _CHOICE, "tool_choice.")
         name = tools.known(choice.get("namespace"), choice.get("name"))
         choice = {"type": "function", "function": {"name": name}}
     chat.put("tool_choice", choice or "auto", "tool_choice")

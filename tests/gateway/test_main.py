@@ -23,13 +23,14 @@ from patience import PATIENCE_SECONDS, until
 from sealring.client import AsyncClient
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
+from sealring.edge.inference import timings
 from sealring.gateway.main import serve
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import SKEW_SECONDS, Clock, wall_clock
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.member import ROSTER, load_machine_state
-from sealring.mesh.pki import encode_chain
-from sealring.mesh.rpc import from_rpc_error
+from sealring.mesh.pki import Role, encode_chain, role_server_name
+from sealring.mesh.rpc import channel_options, from_rpc_error, secure_channel
 from sealring.mesh.system.addresses import free_port
 from sealring.mesh.system.files import write_atomic
 from sealring.v1 import inference_pb2 as inference
@@ -466,3 +467,45 @@ async def test_keys_come_and_go_in_a_running_gateway(cluster: Any, capfd: pytest
         for file in cluster.state_dir.iterdir()
         if file.is_file()
     )
+
+
+async def test_a_members_program_sees_how_far_its_own_prompt_is(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the port for members as at any other: if it asks for that, before any text, and never of another's
+    prompt."""
+    monkeypatch.setattr(timings, "PREFILL_SECONDS", 0.0)
+    port = free_port()
+    async with running(cluster, members_listen=f"127.0.0.1:{port}") as gateway:
+        await gateway.ready()
+        one, other = (
+            secure_channel(
+                f"127.0.0.1:{port}",
+                cluster.material(cluster.peer(signer, Role.CLIENT)),
+                channel_options(role_server_name(Role.GATEWAY)),
+            )
+            for signer in cluster.members[:2]
+        )
+
+        async def told(channel: Any, words: int, *, wanted: bool) -> list[inference.GenerateResponse]:
+            asked = ask("w " * words, tell_prefill=wanted)
+            call = inference_grpc.InferenceStub(channel).Generate(asked, timeout=PATIENCE_SECONDS)
+            return [event async for event in call]
+
+        async with one, other:
+            cluster.ring.hold = True
+            asking = [
+                asyncio.create_task(told(one, 100, wanted=True)),
+                asyncio.create_task(told(other, 60, wanted=True)),
+                asyncio.create_task(told(other, 80, wanted=False)),
+            ]
+            await until(lambda: len(cluster.ring.answers) == 3)
+            cluster.ring.hold = False
+            cluster.ring.release()
+            found = await asyncio.gather(*asking)
+    for events, words, wanted in zip(found, (100, 60, 80), (True, True, False), strict=True):
+        kinds = [event.WhichOneof("event") for event in events]
+        told_at = [at for at, kind in enumerate(kinds) if kind == "prefilling"]
+        assert bool(told_at) == wanted
+        assert all(at < kinds.index("delta") for at in told_at)
+        assert {events[at].prefilling.prompt_tokens for at in told_at} <= {words}
