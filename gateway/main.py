@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import structlog
+from starlette.types import ASGIApp
 
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.access.gate import Gate, Limits
 from sealring.edge.access.interceptor import Admit, GateInterceptor, by_key
-from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.access.keyfile import LAN_FOLDER, KeyFile
 from sealring.edge.access.quota import Quotas
 from sealring.edge.http.app import create_app
 from sealring.edge.http.server import HttpServer
@@ -22,6 +24,7 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
 from sealring.gateway.door import MEMBERS, MemberDoor
 from sealring.gateway.join import load_gateway
+from sealring.gateway.lan.door import LanDoor
 from sealring.gateway.rings.members import Members
 from sealring.gateway.rings.rings import Rings
 from sealring.gateway.rings.watch import Watch
@@ -38,7 +41,9 @@ from sealring.mesh.member.roster_keeper import RosterKeeper
 from sealring.mesh.rpc.server import INFERENCE, Port, Server
 from sealring.mesh.rpc.tls import TlsStore, server_credentials
 from sealring.mesh.system.processes import first_of, run_enrolled
+from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
+from sealring.v1 import membership_pb2 as membership
 
 log = structlog.get_logger()
 
@@ -81,8 +86,10 @@ async def serve(
         signed_roster=keeper.signed,
         here=settings.members_hosts,
     )
-    gate = _gate(settings, metrics)
-    quotas = Quotas(gate.quota, usage.spent, _counting(metrics), clock)
+    gate, lan_gate = _gates(settings, metrics)
+    quotas = Quotas(
+        lambda key: gate.quota(key) or lan_gate.quota(key), usage.spent, _counting(metrics), clock
+    )
     backend = RingBackend(rings, metrics, usage.add, quotas)
     find = partial(look_for_coordinator, state.root_sha256)
     coordinators = Coordinators(state.coordinator, store, lambda: keeper.coordinators, find)
@@ -94,7 +101,11 @@ async def serve(
     http_tls = _tls(settings.http_tls_certificate, settings.http_tls_key)
     grpc_tls = _tls(settings.grpc_tls_certificate, settings.grpc_tls_key)
     door = MemberDoor(state.peer.cluster, lambda: keeper.valid, _limits(settings), _counting(metrics))
-    edge, server, members = _edges(settings, backend, metrics, usage, gate, door, http_tls, http)
+    edge, server, members, serve_lan = _edges(
+        settings, backend, metrics, usage, gate, lan_gate, door, http_tls, http
+    )
+    folder, cluster = settings.state_dir / LAN_FOLDER, state.peer.cluster
+    lan = LanDoor(folder, settings.lan_listen, cluster, lan_gate, serve_lan)
     port = (
         members.listen(settings.members_listen, server_credentials(store)) if settings.members_listen else 0
     )
@@ -104,7 +115,7 @@ async def serve(
         keeper,
         rings,
         certificates.renew,
-        lambda: settings.members_addresses(port),
+        lambda: membership.Door(addresses=settings.members_addresses(port), lan=lan.addresses()),
     )
     try:
         grpc_port = server.listen(settings.grpc_listen, grpc_tls.grpc_credentials() if grpc_tls else None)
@@ -121,15 +132,15 @@ async def serve(
             keys_required=gate.required,
         )
         renewing = [tls.run() for tls in (http_tls, grpc_tls) if tls]
-        working = (watch, certificates, gate, usage, door)
+        working = (watch, certificates, gate, usage, door, lan)
         await first_of(stop.wait(), *(one.run() for one in working), *renewing)
         await server.set_serving(False)
         await backend.drain(settings.drain_timeout)
     finally:
         await rings.close()  # first, while the edges still run: clients of unfinished answers get the reason
-        await edge.stop()
+        await asyncio.gather(edge.stop(), lan.stop())
         await asyncio.gather(server.stop(1.0), *([members.stop(1.0)] if port else []))
-        await gate.flush()
+        await asyncio.gather(gate.flush(), lan_gate.flush())
         await usage.flush()
         await coordinators.close()
         log.info("gateway_stopped", gateway=state.peer.id)
@@ -141,37 +152,52 @@ def _edges(
     metrics: Metrics,
     usage: Usage,
     gate: Gate,
+    lan_gate: Gate,
     door: MemberDoor,
     http_tls: EdgeTls | None,
     http: Callable[..., HttpServer],
-) -> tuple[HttpServer, Server, Server]:
-    """The servers for clients, HTTP and gRPC, and that for members. They share the answers that are kept for
-    idempotency keys."""
+) -> tuple[HttpServer, Server, Server, Callable[..., HttpServer]]:
+    """The servers for clients, HTTP and gRPC, that for members, and what makes that of the LAN door. They
+    share the answers that are kept for idempotency keys."""
     kept = KeptAnswers()
-    app = create_app(
-        backend, exposition=metrics.exposition, kept=kept, gate=gate, cors_origins=settings.cors_origins
-    )
-    service = InferenceService(
-        backend, metrics.exposition, lambda asked: usage.tell(asked, gate.records.values()), kept
-    )
+
+    def app(gate: Gate) -> ASGIApp:
+        return create_app(
+            backend, exposition=metrics.exposition, kept=kept, gate=gate, cors_origins=settings.cors_origins
+        )
+
+    def tell(asked: inference.GetUsageRequest) -> Awaitable[inference.GetUsageResponse]:
+        return usage.tell(asked, chain(*(one.known.records.values() for one in (gate, lan_gate))))
+
+    service = InferenceService(backend, metrics.exposition, tell, kept)
 
     def server(admit: Admit, port: Port) -> Server:
         services = [(inference_grpc.add_InferenceServicer_to_server, service, SERVICE)]
         return Server(services, port=port, interceptors=[GateInterceptor(admit)])
 
-    return http(app, tls=http_tls), server(by_key(gate), INFERENCE), server(door.admit, MEMBERS)
+    return (
+        http(app(gate), tls=http_tls),
+        server(by_key(gate), INFERENCE),
+        server(door.admit, MEMBERS),
+        partial(http, app(lan_gate)),
+    )
 
 
-def _gate(settings: GatewaySettings, metrics: Metrics) -> Gate:
-    """Raises ConfigError (NO_KEYS, KEYS_CORRUPT, SECRET_FILE_UNSAFE)."""
-    gate = Gate(KeyFile(settings.state_dir), _limits(settings), on_refused=_counting(metrics))
+def _gates(settings: GatewaySettings, metrics: Metrics) -> tuple[Gate, Gate]:
+    """The gate of the edges, and the LAN door's, which never opens without a key.
+
+    Raises ConfigError (NO_KEYS, KEYS_CORRUPT, SECRET_FILE_UNSAFE).
+    """
+    limits, refused, folder = _limits(settings), _counting(metrics), settings.state_dir
+    gate = Gate(KeyFile(folder), limits, on_refused=refused)
+    lan_gate = Gate(KeyFile(folder / LAN_FOLDER), limits, required=True, on_refused=refused)
     if settings.listens_beyond_loopback and not gate.usable_keys:
         raise ConfigError(
             "other machines can connect to this gateway and there is no API key yet",
             hint="run sealring key create first, or listen on 127.0.0.1",
             reason="NO_KEYS",
         )
-    return gate
+    return gate, lan_gate
 
 
 def _counting(metrics: Metrics) -> Callable[[str], None]:

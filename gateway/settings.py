@@ -44,6 +44,10 @@ class GatewaySettings(BaseModel):
         default=None,
         description="where programs on members ask, by certificates of the cluster; none by default",
     )
+    lan_listen: Address | None = Field(
+        default=None,
+        description="where phones and laptops ask by HTTPS, with keys of its own; none by default",
+    )
     http_tls_certificate: Path | None = Field(
         default=None, description="PEM file with the HTTP edge's certificate and its chain; turns TLS on"
     )

@@ -179,6 +179,9 @@ def print_gateways(gateways: list[dict[str, Any]]) -> None:
         for one in gateways
     ]
     print_table(["gateway", "id", "state", "enrolled"], rows)
+    for one in gateways:
+        if at := ", ".join(f"https://{address}/v1" for address in one["lan"]):
+            print_data(f"{one['name']}: its LAN door is open at {at}")
     _print_trouble(gateways)
 
 

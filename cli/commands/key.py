@@ -11,6 +11,7 @@ from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, Seconds
 from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say, until
+from sealring.mesh.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sealring.edge.access.keyfile import KeyFile, KeyRecord
@@ -28,6 +29,7 @@ _TOKENS_A_DAY = typer.Option(
     metavar="N",
     help="tokens that it may use from midnight to midnight, but for those of cached prefixes; 0: any number",
 )
+_LAN = typer.Option("--lan", help="of the door for phones and laptops (`up --lan`)")
 
 
 class Scope(enum.StrEnum):
@@ -54,6 +56,7 @@ def create(
         Seconds.option("how long it is good for [default: until it is revoked]", least=1, most=3650 * _DAY),
     ] = None,
     tokens_a_day: Annotated[int, _TOKENS_A_DAY] = 0,
+    lan: Annotated[bool, _LAN] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print a new API key; it is shown this once.
@@ -63,8 +66,8 @@ def create(
     from sealring.edge.access.keys import Scope as KeyScope
 
     chosen = [KeyScope(one.value) for one in scope or [Scope.INFERENCE]]
-    keys = _keys(context)
-    first = not keys.read()
+    keys = _keys(context, lan=lan)
+    first = not lan and not keys.read()
     text, record = keys.create(chosen, label=label, seconds=int(lifetime or 0), tokens_a_day=tokens_a_day)
     if as_json:
         print_json({"key": text, **_plain(record)})
@@ -78,9 +81,9 @@ def create(
 
 
 @command(app, "list", example="sealring key list", section="gateway", fields=_STATE)
-def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
+def list_keys(context: typer.Context, lan: Annotated[bool, _LAN] = False, as_json: AsJson = False) -> None:
     """List the keys without their secrets."""
-    records = sorted(_keys(context).read().values(), key=lambda record: record.created)
+    records = sorted(_keys(context, lan=lan).read().values(), key=lambda record: record.created)
     if as_json:
         print_json([_plain(record) for record in records])
         return
@@ -98,32 +101,41 @@ def limit(
     context: typer.Context,
     key_id: Annotated[str, typer.Argument(metavar="ID", help="as `key list` shows it")],
     tokens_a_day: Annotated[int, _TOKENS_A_DAY],
+    lan: Annotated[bool, _LAN] = False,
 ) -> None:
     """Set how many tokens a day a key may use, from the next request on."""
-    record = _keys(context).limit(key_id, tokens_a_day)
+    record = _keys(context, lan=lan).limit(key_id, tokens_a_day)
     say(f"{record.id} may use {f'{tokens_a_day:,}' if tokens_a_day else 'any number of'} tokens a day")
 
 
 @command(app, example="sealring key revoke ID", section="gateway", fields=_STATE)
 def revoke(
     context: typer.Context,
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="as `key list` shows it")],
+    key_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="as `key list` shows it [required without --all]")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="all keys; with --lan that closes the door")] = False,
+    lan: Annotated[bool, _LAN] = False,
 ) -> None:
     """Refuse a key from now on, for good."""
-    keys = _keys(context)
-    say(f"revoked {keys.revoke(key_id).id}")
-    if not any(one.usable(host_of(context).now()) for one in keys.read().values()):
-        say("no key is usable now: the gateway answers no request until you create one")
+    if (key_id is None) != every:
+        raise InvalidInput("name the ID of one key, or --all", reason="BAD_OPTION")
+    keys, now = _keys(context, lan=lan), host_of(context).now()
+    for one in [one.id for one in keys.read().values() if one.usable(now)] if every else [str(key_id)]:
+        say(f"revoked {keys.revoke(one).id}")
+    if not any(one.usable(now) for one in keys.read().values()):
+        what = "the LAN door closes" if lan else "the gateway answers no request until you create one"
+        say(f"no key is usable now: {what}")
 
 
-def _keys(context: typer.Context) -> KeyFile:
-    from sealring.edge.access.keyfile import KeyFile
+def _keys(context: typer.Context, *, lan: bool) -> KeyFile:
+    from sealring.edge.access.keyfile import LAN_FOLDER, KeyFile
     from sealring.mesh.system.paths import is_enrolled
 
     folder = load_settings(context).settings.state_dir
     if not is_enrolled(folder):
         say(f"note: no gateway has been enrolled in {folder} yet")
-    return KeyFile(folder)
+    return KeyFile(folder / LAN_FOLDER if lan else folder)
 
 
 def _plain(record: KeyRecord) -> dict[str, object]:

@@ -77,6 +77,9 @@ def up(
     downloads: Downloads = None,
     software_identity_allowed: SoftwareIdentity = None,
     announce: Announce = None,
+    lan: Annotated[
+        bool, typer.Option("--lan", help="open a door for phones and laptops: HTTPS, with a key")
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="serve this as well: a folder, a hub id, or demo"),
@@ -93,7 +96,7 @@ def up(
     from sealring.cli.setup.choices import Wishes, choose_first
     from sealring.mesh.system.lock import lock_state
 
-    wishes = Wishes(address, name, models or (), downloads, software_identity_allowed, announce)
+    wishes = Wishes(address, name, models or (), downloads, software_identity_allowed, announce, lan)
     root, host = default_state_root(), host_of(context)
     signals_as_exceptions()
     os.umask(0o077)
@@ -112,9 +115,11 @@ def up(
             shown.close()
             if as_json:
                 token = await machine.token(uses=CODE_USES, seconds=CODE_SECONDS)
-                print_json(_report(machine, token, code))
+                print_json(_report(machine, token, code) | ({"lan": await machine.lan()} if lan else {}))
             else:
                 _tell(machine, code, host.now(), model=model, silent=_silent(host))
+                if lan:
+                    _tell_lan(await machine.lan())
 
         async def meanwhile(machine: FirstMachine) -> None:
             async with asyncio.TaskGroup() as group:
@@ -172,6 +177,15 @@ def _tell(machine: FirstMachine, code: Any, now: float, *, model: str | None, si
         say("Then here, in another terminal: sealring deploy MODEL, and sealring chat")
         say("(MODEL is a folder, a name on the Hugging Face hub, or demo, which is a small one to try it)")
     say("Another code: sealring token code. Ctrl-C stops what runs on this machine.\n")
+
+
+def _tell_lan(door: dict[str, Any]) -> None:
+    say("Phones and laptops of the house ask, as any OpenAI client, at:\n")
+    print_data("\n".join(f"  {url}" for url in door["urls"]))
+    say("\nwith a key (sealring key create --lan makes more; this one is shown this once):\n")
+    print_data(f"  {door['key'] or 'one of: sealring key list --lan'}")
+    say(f"\nThey have to trust {door['certificate']} (docs/lan.md says how), SHA-256")
+    say(f"{door['sha256']}\nTo close this door: sealring key revoke --lan --all\n")
 
 
 async def serve_model(machine: FirstMachine, model: str) -> None:

@@ -104,9 +104,10 @@ export function showJoin(found) {
   show("code", make("strong", found.code), told, copyButton("copy", "sealring join"));
 }
 
-export function showDoors(doors, models) {
+export function showDoors(doors, models, gateways) {
   const lines = doors.flatMap((one, at) => (at ? [["Another door", `${one}/v1`]] : [["OpenAI", `${one}/v1`], ["Anthropic, Ollama", one]]));
   if (!doors.length) lines.push(["No door is open on this machine; to open one", "sealring proxy"]);
+  lines.push(...gateways.flatMap((one) => one.lan.map((at) => ["The LAN door is open; phones and laptops, with its key", `https://${at}/v1`])));
   lines.push(...models.slice(0, 4).map((one) => ["Model", one]), ["Set up a tool", "sealring connect claude --write"]);
   show("doors", ...lines.map(([label, text]) => copyButton(label, text)));
 }

@@ -40,7 +40,7 @@ function showCluster(found) {
   showMachines(found, load.gateways);
   showModels(found);
   showState();
-  showDoors(doors, models());
+  showDoors(doors, models(), cluster?.gateways ?? []);
 }
 
 function showLoad(found) {
@@ -105,7 +105,7 @@ void refresh(5, "/data/rings", (found) => showChoice(found));
 void refresh(4, "", showTraces);
 void refresh(30, "/data/doors", (found) => {
   doors = found;
-  showDoors(doors, models());
+  showDoors(doors, models(), cluster?.gateways ?? []);
 });
 void refresh(10, "/data/join", showJoin);
 void refresh(30, "/data/usage", (found) => {

@@ -15,6 +15,9 @@ from sealring.cli.setup.finding import JOIN_PORT
 from sealring.cli.terminal.host import START_SECONDS, Host
 from sealring.coordinator.settings import MOST_ADDRESSES, CoordinatorSettings
 from sealring.doctor.system import listens_itself
+from sealring.edge.access.keyfile import LAN_FOLDER, KeyFile
+from sealring.edge.access.keys import Scope
+from sealring.gateway.lan.certificate import ROOT_FILE, fingerprint
 from sealring.mesh.errors import DeadlineExceeded, SealringError
 from sealring.mesh.member.state import ROSTER, load_machine_state
 from sealring.mesh.roster.model import Ring
@@ -29,6 +32,7 @@ NOTHING = "this node serves nothing now"
 _HOST = "127.0.0.1"
 _POLL_SECONDS = 0.1
 _AGAIN_SECONDS = 30.0
+_LAN_SECONDS = 30.0
 _OWN_NOTE = "sealring up"
 
 
@@ -102,6 +106,25 @@ class FirstMachine(Machine):
             "note": _OWN_NOTE,
         }
         return await self.admin.call("CreateJoinToken", **wanted)
+
+    async def lan(self) -> dict[str, Any]:
+        """Addresses and certificate of the LAN door, with a new key if none is good.
+
+        Raises DeadlineExceeded (LAN_CLOSED).
+        """
+        folder = self._state_dir("gateway") / LAN_FOLDER
+        keys, key = KeyFile(folder), ""
+        if not any(one.usable(self._host.now()) for one in keys.read().values()):
+            key, _ = keys.create([Scope.INFERENCE], label="house")
+        deadline = asyncio.get_running_loop().time() + _LAN_SECONDS
+        while not (found := [at for one in (await self.admin.call("ListNodes")).gateways for at in one.lan]):
+            if asyncio.get_running_loop().time() > deadline:
+                hint = f"see {self.logs['gateway']}"
+                raise DeadlineExceeded("the LAN door does not open", hint=hint, reason="LAN_CLOSED")
+            await asyncio.sleep(_POLL_SECONDS)
+        root = folder / ROOT_FILE
+        urls = [f"https://{one}/v1" for one in found]
+        return {"urls": urls, "key": key, "certificate": str(root), "sha256": fingerprint(root)}
 
 
 class OtherMachine(Machine):

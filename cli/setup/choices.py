@@ -36,6 +36,7 @@ _PORTS = {
     ("gateway", "http_listen"): 8080,
 }
 _MEMBERS = {("gateway", "members_listen"): 7781}
+_LAN = {("gateway", "lan_listen"): 8443}
 PROXY_PORT = 8080
 
 
@@ -57,6 +58,7 @@ class Wishes:
     downloads: bool | None = None
     software_identity_allowed: bool | None = None
     announce: bool | None = None
+    lan: bool = False
 
     def of_node(self) -> dict[str, Any]:
         """The given ones, as settings of a node."""
@@ -85,7 +87,8 @@ def choose_first(host: Host, root: Path, file: Path | None, wishes: Wishes) -> C
     found = host.own_addresses()
     address = named or (found[0].host if found else _LOOPBACK)
     gateway = _listening(host, "gateway", _LOOPBACK, given, before)
-    gateway |= _listening(host, "gateway", named or ANY_HOST, given, before, usual=_MEMBERS)
+    usual = {**_MEMBERS, **(_LAN if wishes.lan else {})}
+    gateway |= _listening(host, "gateway", named or ANY_HOST, given, before, usual=usual)
     node = _node(host, address, root, given, before, wishes, made)
     allowed = before["coordinator"].get("software_identity_allowed", False) is True
     coordinator["software_identity_allowed"] = allowed or node["software_identity_allowed"]

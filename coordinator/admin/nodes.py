@@ -75,6 +75,7 @@ class NodeList:
                     enrolled=gateway.enrolled_at,
                     trouble=self._watchers.trouble(gateway.id) or self._sessions.trouble(gateway.id),
                     addresses=self._watchers.addresses(gateway.id, self._publisher.roster),
+                    lan=self._watchers.lan(gateway.id),
                 )
                 for gateway in sorted(self._store.members.all(Role.GATEWAY), key=lambda one: one.name)
             ],

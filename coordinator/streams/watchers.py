@@ -30,7 +30,7 @@ class Watchers:
         self._spoken: dict[str, int] = {}
         """The protocol of each ring's epoch."""
         self.doors: dict[Outbox[WatchResponse], Door] = {}
-        """The addresses at which the gateway of each stream takes the questions of members."""
+        """The addresses at which the gateway of each stream takes questions."""
         self.demands: dict[Outbox[WatchResponse], Demand] = {}
         """The last report of each stream on the models on demand; none of gateways that send no reports."""
 
@@ -58,10 +58,11 @@ class Watchers:
 
     def opened(self, outbox: Outbox[WatchResponse], door: Door) -> None:
         """Takes a gateway's addresses. Raises InvalidInput (BAD_MESSAGE, BAD_ADDRESS)."""
-        if len(door.addresses) > MAX_DOOR_ADDRESSES:
-            raise InvalidInput("a gateway has too many addresses", reason="BAD_MESSAGE")
-        for address in door.addresses:
-            parse_address(address)
+        for addresses in (door.addresses, door.lan):
+            if len(addresses) > MAX_DOOR_ADDRESSES:
+                raise InvalidInput("a gateway has too many addresses", reason="BAD_MESSAGE")
+            for address in addresses:
+                parse_address(address)
         if outbox in self._open:
             self.doors[outbox] = door
 
@@ -74,6 +75,11 @@ class Watchers:
         known = roster.hosts if roster is not None else frozenset()
         hosts = known.union(self._hosts[found])
         return [one for one in self.doors[found].addresses if parse_address(one)[0] in hosts]
+
+    def lan(self, gateway: str) -> list[str]:
+        """The addresses of a connected gateway's LAN door, as it says, for people to read."""
+        found = (door.lan for outbox, door in self.doors.items() if self._open.get(outbox) == gateway)
+        return list(next(found, ()))
 
     def demanded(self, outbox: Outbox[WatchResponse], demand: Demand) -> None:
         """Takes a gateway's report. Raises InvalidInput (BAD_MESSAGE) for one that is out of bounds."""

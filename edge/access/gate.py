@@ -28,6 +28,7 @@ import structlog
 
 from sealring.edge.access.keyfile import KeyFile, KeyRecord
 from sealring.edge.access.keys import ApiKey, Scope, matches, parse_key
+from sealring.edge.access.known import KnownKeys
 from sealring.edge.access.turns import Turns
 from sealring.mesh.clock import Clock, monotonic_clock, wall_clock
 from sealring.mesh.errors import (
@@ -184,7 +185,7 @@ class Shares:
 
 
 class Gate:
-    """The one way into both edges. Use it from one event loop only; one of these serves all listeners.
+    """The way into HTTP and gRPC edges. Use it from one event loop only.
 
     Without a key file (`keys` None, as in a process on the user's own machine) only the limits hold.
     """
@@ -194,19 +195,17 @@ class Gate:
         keys: KeyFile | None = None,
         limits: Limits | None = None,
         *,
+        required: bool = False,
         on_refused: Callable[[str], None] = lambda reason: None,
         clock: Clock = monotonic_clock,
         wall: Clock = wall_clock,
     ) -> None:
-        """Raises ConfigError (KEYS_CORRUPT, SECRET_FILE_UNSAFE) when there are keys that cannot be read."""
+        """With `required` every call needs a key, whatever the file holds. Raises as KnownKeys."""
         limits = limits or Limits()
-        self.file = keys
+        self.known = KnownKeys(keys, always=required)
         self._on_refused = on_refused
         self._clock = clock
         self._wall = wall
-        self._stamp: tuple[int, int, int] | None = None
-        self.records: dict[str, KeyRecord] = {}
-        self._required = self._unreadable = False
         self._mac_key = secrets.token_bytes(32)
         self.remembered: OrderedDict[bytes, _Remembered] = OrderedDict()
         self.checks: dict[bytes, asyncio.Task[None]] = {}
@@ -219,20 +218,16 @@ class Gate:
             Buckets(ATTEMPTS_PER_SECOND, ATTEMPTS_AT_ONCE, clock=clock) for _ in range(2)
         )
         self._strangers = UnderWay(STRANGERS_AT_ONCE)
-        self._read()
 
     @property
     def required(self) -> bool:
         """Whether a key is needed."""
-        self._refresh()
-        return self._required
+        return self.known.required
 
     @property
     def usable_keys(self) -> int:
         """How many keys would be let in now."""
-        self._refresh()
-        now = self._wall()
-        return sum(record.usable(now) for record in self.records.values())
+        return self.known.usable(self._wall())
 
     @contextlib.asynccontextmanager
     async def admit(
@@ -259,7 +254,7 @@ class Gate:
 
     def quota(self, key_id: str) -> int:
         """The tokens that a key may use a day; 0: any number."""
-        record = self.records.get(key_id)
+        record = self.known.records.get(key_id)
         return record.tokens_a_day if record is not None else 0
 
     async def run(self) -> None:
@@ -271,22 +266,22 @@ class Gate:
     async def flush(self) -> None:
         """Writes down which keys were used since the last time."""
         used, self.used = self.used, {}
-        if used and self.file is not None:
+        if used and self.known.file is not None:
             try:
-                await asyncio.to_thread(self.file.note_use, used)
+                await asyncio.to_thread(self.known.file.note_use, used)
             except (OSError, ConfigError) as error:
                 log.warning("key_use_not_recorded", error=error)
 
     async def _caller(self, peer: str, authorization: str | None, scopes: Collection[Scope] | None) -> Caller:
-        self._refresh()
-        if scopes is None or not self._required:
+        required = self.known.required
+        if not required or (scopes is None and not self.known.always):
             self._peers.check(peer)
-            return Caller(known=not self._required)
+            return Caller(known=not required)
         record = await self._authenticate(peer, authorization or "")
-        if not record.allows(scopes):
+        if not record.allows(ANY if scopes is None else scopes):
             raise PermissionDenied(
                 "this API key may not do that",
-                hint=f"use one with scope {' or '.join(sorted(scopes))}",
+                hint=f"use one with scope {' or '.join(sorted(scopes or ANY))}",
                 reason="SCOPE_DENIED",
             )
         self.used[record.id] = int(self._wall())
@@ -301,7 +296,11 @@ class Gate:
         check = self.checks.get(tag)
         if check is None:
             key = parse_key(_bearer(authorization))
-            if key is None or (record := self.records.get(key.id)) is None or not record.usable(self._wall()):
+            if (
+                key is None
+                or (record := self.known.records.get(key.id)) is None
+                or not record.usable(self._wall())
+            ):
                 self._unknown.check(peer)
                 raise self._refuse(peer, several="," in authorization)
             # Before it is hashed, which is slow on purpose: guesses must not make the gateway do it without
@@ -318,7 +317,7 @@ class Gate:
         # the others.
         await asyncio.shield(check)
         # The key may have been revoked while its hash was made.
-        self._refresh()
+        self.known.refresh()
         record = self._recall(tag)
         if record is None:
             raise self._refuse(peer)
@@ -339,7 +338,7 @@ class Gate:
         known = self.remembered.get(tag)
         if known is None:
             return None
-        record = self.records.get(known.key_id)
+        record = self.known.records.get(known.key_id)
         if (
             record is None
             or not record.usable(self._wall())
@@ -368,31 +367,6 @@ class Gate:
             "the gateway's owner makes keys: sealring key create",
             reason="INVALID_API_KEY",
         )
-
-    def _refresh(self) -> None:
-        """Takes up a changed file. One that cannot be read leaves no key valid, and a key needed."""
-        if self.file is None:
-            return
-        try:
-            if self.file.stamp() != self._stamp:
-                self._read()
-            self._unreadable = False
-        except (OSError, ConfigError) as error:
-            self.records, self._required = {}, True
-            if isinstance(error, OSError):  # the file may come back as it was
-                self._stamp = None
-            if not self._unreadable:
-                log.error("api_keys_unreadable", error=error)
-            self._unreadable = True
-
-    def _read(self) -> None:
-        if self.file is not None:
-            # The stamp before the content: a change between the two is then read again, and not missed.
-            self._stamp = self.file.stamp()
-            # Never back to open: if the file disappears, no key is valid, rather than no key being needed.
-            self._required = self._required or self._stamp is not None
-            self.records = self.file.read()
-            log.debug("api_keys_read", count=len(self.records))
 
 
 def _buckets(rate: float, clock: Clock) -> Buckets:

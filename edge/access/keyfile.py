@@ -21,6 +21,9 @@ from sealring.mesh.system.files import read_secret, write_atomic
 
 KEYS_FILE = "keys.json"
 LOCK_FILE = "keys.lock"
+LAN_FOLDER = "lan"
+"""The folder in a gateway's state with the keys and certificates of its LAN door."""
+
 MAX_KEYS = 1000
 MAX_LABEL = 64
 USE_SECONDS = 3600

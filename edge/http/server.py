@@ -45,6 +45,9 @@ class Listener(socket.socket):
     def __init__(self, family: int, most: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)
         self._most = most
+        self.open_at: Callable[[str], bool] = lambda host: True
+        """Whether connections to one of this machine's addresses are served."""
+
         self.waiting: dict[str, deque[_Accepted]] = {}
         """Connections that nobody serves yet, by their addresses, whose turns are in this order."""
 
@@ -63,6 +66,9 @@ class Listener(socket.socket):
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             connection, name = _Accepted(accepted), peer_name(address[0])
+            if not self.open_at(connection.own_host()):
+                connection.close()
+                continue
             place = self.places[address] = self.crowd.enter(name, connection.end)
             connection.closed = partial(self._release, address, place)
             self.waiting.setdefault(name, deque()).append(connection)
@@ -97,6 +103,12 @@ class _Accepted(socket.socket):
 
     def __init__(self, accepted: socket.socket) -> None:
         super().__init__(fileno=accepted.detach())
+
+    def own_host(self) -> str:
+        """The address of this machine that was called; empty where macOS forgets it with the client."""
+        with contextlib.suppress(OSError):
+            return str(self.getsockname()[0])
+        return ""
 
     def end(self) -> None:
         """Has the event loop close it, as if its client had."""
@@ -235,8 +247,11 @@ class HttpServer:
         self.bound: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def listen(self, address: str) -> int:
-        """Binds and returns the port. Raises ConfigError (LOOPBACK_ONLY, CANNOT_LISTEN)."""
+    def listen(self, address: str, open_at: Callable[[str], bool] = lambda host: True) -> int:
+        """Binds and returns the port; `open_at` is as Listener's.
+
+        Raises ConfigError (LOOPBACK_ONLY, CANNOT_LISTEN).
+        """
         if self._tls is None:
             require_loopback(address)
         host, port = parse_address(address)
@@ -249,6 +264,7 @@ class HttpServer:
         except OSError:
             bound.close()
             raise listen_error(address) from None
+        bound.open_at = open_at
         self.bound = bound
         return int(bound.getsockname()[1])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -47,27 +47,27 @@ _DOOR_SECONDS = 5.0
 
 
 class Door:
-    """The addresses at which members may ask, and those that the coordinator of the stream knows."""
+    """The addresses at which others may ask, and those that the coordinator of the stream knows."""
 
-    def __init__(self, addresses: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, addresses: Callable[[], membership.Door]) -> None:
         self._addresses = addresses
-        self._told: Sequence[str] | None = None  # None where the coordinator does not ask
+        self._told: membership.Door | None = None  # None where the coordinator does not ask
         self._looked = -math.inf
 
     def asked(self, asked: bool) -> None:
         """Whether the coordinator of this stream, which knows nothing yet, asks for it."""
-        self._told, self._looked = () if asked else None, -math.inf
+        self._told, self._looked = membership.Door() if asked else None, -math.inf
 
     def news(self) -> membership.Door | None:
         """The addresses, if this coordinator asks for them and does not know them; looks seldom."""
         now = asyncio.get_running_loop().time()
         if self._told is None or now < self._looked + _DOOR_SECONDS:
             return None
-        self._looked, found = now, tuple(self._addresses())
+        self._looked, found = now, self._addresses()
         if found == self._told:
             return None
         self._told = found
-        return membership.Door(addresses=found)
+        return found
 
 
 class Watch:
@@ -80,9 +80,9 @@ class Watch:
         keeper: RosterKeeper,
         rings: Rings,
         newer_root: Callable[[], Awaitable[None]],
-        door: Callable[[], Sequence[str]] = tuple,
+        door: Callable[[], membership.Door] = membership.Door,
     ) -> None:
-        """`door` says at which addresses (host:port) this gateway takes the questions of members now."""
+        """`door` says at which addresses this gateway takes questions of others now."""
         self._coordinators = coordinators
         self._introduction = introduction
         self._keeper = keeper

@@ -4,7 +4,7 @@ from sealring.mesh.system.faces import face
 
 __all__, __getattr__ = face(
     __name__,
-    authority="ClusterCA MAX_CSR_BYTES",
+    authority="ClusterCA MAX_CSR_BYTES unsigned",
     certificates=(
         "LeafKey MAX_CERTIFICATE_BYTES PeerIdentity ROLES ROOT_EXTENSION Role "
         "TlsMaterial certificate_peer check_issued_by expires_at is_due key_hash load_certificate "

@@ -9,7 +9,7 @@ import datetime
 import ipaddress
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -33,6 +33,10 @@ from sealring.mesh.system.files import create_exclusive, read_bounded, read_secr
 MAX_CSR_BYTES = 4096
 _MAX_LIFETIME_SECONDS = 30 * 24 * 3600
 _CA_LIFETIME_SECONDS = 10 * 365 * 24 * 3600
+_OTHER_USES = (
+    *("content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "encipher_only", "decipher_only"),
+)
 
 
 class ClusterCA:
@@ -109,24 +113,13 @@ class ClusterCA:
         """
         if not 1 <= lifetime <= _MAX_LIFETIME_SECONDS:
             raise InvalidInput("certificate lifetime is out of bounds", reason="BAD_LIFETIME")
+        own = self._certificate
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        lasts = _time(now - SKEW_SECONDS), _time(now + lifetime)
         builder = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([]))
-            .issuer_name(self._certificate.subject)
-            .public_key(_csr_key(csr))
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(_time(now - SKEW_SECONDS))
-            .not_valid_after(_time(now + lifetime))
+            unsigned(x509.Name([]), _csr_key(csr), own.subject, own.public_key(), lasts)
             .add_extension(x509.SubjectAlternativeName(_alternative_names(peer, addresses)), critical=True)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(sign_certificates=False), critical=True)
-            .add_extension(
-                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-                critical=False,
-            )
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
-            )
+            .add_extension(usage, critical=False)
         )
         if root_chain is not None:
             builder = builder.add_extension(
@@ -178,17 +171,30 @@ def _outside_name(name: str) -> str:
     return name
 
 
-def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign_certificates,
-        crl_sign=sign_certificates,
-        encipher_only=False,
-        decipher_only=False,
+def unsigned(
+    subject: x509.Name,
+    key: Any,
+    issuer: x509.Name,
+    issuer_key: Any,
+    lasts: tuple[datetime.datetime, datetime.datetime],
+    signs: int | None = None,
+) -> x509.CertificateBuilder:
+    """A certificate of a public key, to be signed by the issuer's. `signs` is how many certificates deep it
+    signs others; None: none."""
+    signing = signs is not None
+    usage = dict.fromkeys(_OTHER_USES, False) | dict.fromkeys(("key_cert_sign", "crl_sign"), signing)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(lasts[0])
+        .not_valid_after(lasts[1])
+        .add_extension(x509.BasicConstraints(ca=signing, path_length=signs), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=not signing, **usage), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False)
     )
 
 
@@ -205,20 +211,8 @@ def _name(key: ec.EllipticCurvePrivateKey, cluster: str) -> x509.Name:
 def _self_signed(
     key: ec.EllipticCurvePrivateKey, name: x509.Name, start: datetime.datetime, now: float
 ) -> x509.Certificate:
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(_time(now + _CA_LIFETIME_SECONDS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(sign_certificates=True), critical=True)
-        .add_extension(identifier, critical=False)
-        .sign(key, hashes.SHA256())
-    )
+    public, lasts = key.public_key(), (start, _time(now + _CA_LIFETIME_SECONDS))
+    return unsigned(name, public, name, public, lasts, 0).sign(key, hashes.SHA256())
 
 
 def _time(seconds: float) -> datetime.datetime:

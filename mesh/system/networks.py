@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,17 @@ ANY_HOST = "0.0.0.0"  # noqa: S104 - a listener there answers only callers that 
 _HOST_BITS = 32
 _ELSEWHERE = ("192.0.2.1", 9)
 """An address for documentation (RFC 5737), which the default route leads to. Nothing is sent to it."""
+
+TAILSCALE = IPv4Network("100.64.0.0/10")
+"""Tailscale's on a tunnel; elsewhere an internet provider's."""
+
+_PRIVATE = ("192.168.0.0/16", "10.0.0.0/8", "172.16.0.0/12", "169.254.0.0/16", "127.0.0.0/8")
+HOUSE = (*map(IPv4Network, _PRIVATE), TAILSCALE)
+"""Networks that nobody on the internet is in."""
+
+_TUNNEL = re.compile(r"(utun|tun|tap|ppp|ipsec|wg|tailscale)\d")
+_VIRTUAL = re.compile(r"(bridge|vmenet|vmnet|vboxnet|docker|virbr|veth|podman|br-)")
+"""Interfaces of virtual machines and containers, of Internet Sharing and of cables between two Macs."""
 
 LOCAL_NETWORK_DENIED = errno.EHOSTUNREACH
 """The error of macOS, at once and with nothing sent, where Local Network access is denied (errno 65)."""
@@ -59,6 +71,20 @@ def hosts_of(peer: str) -> frozenset[str]:
     """The hosts of a caller from `peer`, as far as they are known: where it is this machine, all of them."""
     own = {one.host for one in own_addresses()}
     return frozenset({peer, *own} if is_loopback(peer) or peer in own else {peer})
+
+
+def house_addresses() -> list[OwnAddress]:
+    """Those at which phones and laptops of a house reach this machine, the likeliest first: of Ethernet and
+    Wi-Fi, then of other interfaces, link-local ones, Tailscale's. Not of a VPN, and none that is public."""
+    states = psutil.net_if_stats()
+    found: list[tuple[int, OwnAddress]] = []
+    for one in own_addresses():
+        address = IPv4Address(one.host)
+        tunnel = _TUNNEL.match(one.interface) or "pointopoint" in states[one.interface].flags
+        if address in TAILSCALE if tunnel else any(address in network for network in HOUSE[:-1]):
+            other = _VIRTUAL.match(one.interface) is not None
+            found.append((3 if tunnel else 2 if address.is_link_local else int(other), one))
+    return [one for _, one in sorted(found, key=lambda each: each[0])]
 
 
 def hosts_with(main: str, most: int) -> tuple[str, ...]:

@@ -812,6 +812,7 @@ class Gateway(_message.Message):
     ENROLLED_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    LAN_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     name: _builtins.str
     watching: _builtins.bool
@@ -824,6 +825,10 @@ class Gateway(_message.Message):
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """host:port where it takes the questions of members; none by releases that take none"""
 
+    @_builtins.property
+    def lan(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """host:port of its LAN door, while that is open"""
+
     def __init__(
         self,
         *,
@@ -833,10 +838,11 @@ class Gateway(_message.Message):
         enrolled: _builtins.int = ...,
         trouble: _builtins.str = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        lan: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "enrolled", b"enrolled", "id", b"id", "name", b"name", "trouble", b"trouble", "watching", b"watching"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "enrolled", b"enrolled", "id", b"id", "lan", b"lan", "name", b"name", "trouble", b"trouble", "watching", b"watching"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1963,18 +1963,24 @@ class Door(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADDRESSES_FIELD_NUMBER: _builtins.int
+    LAN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """host:port, at most 4"""
+
+    @_builtins.property
+    def lan(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """likewise, of its LAN door while that is open"""
 
     def __init__(
         self,
         *,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
+        lan: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "lan", b"lan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

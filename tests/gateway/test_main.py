@@ -21,10 +21,12 @@ from guarded import modules
 from patience import PATIENCE_SECONDS, until
 
 from sealring.client import AsyncClient
-from sealring.edge.access.keyfile import KeyFile
+from sealring.edge.access.keyfile import LAN_FOLDER, KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.edge.inference import timings
+from sealring.gateway.lan.certificate import ROOT_FILE
 from sealring.gateway.main import serve
+from sealring.gateway.rings import watch
 from sealring.gateway.settings import GatewaySettings
 from sealring.mesh.clock import SKEW_SECONDS, Clock, wall_clock
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
@@ -509,3 +511,33 @@ async def test_a_members_program_sees_how_far_its_own_prompt_is(
         assert bool(told_at) == wanted
         assert all(at < kinds.index("delta") for at in told_at)
         assert {events[at].prefilling.prompt_tokens for at in told_at} <= {words}
+
+
+async def test_the_lan_door_needs_a_key_and_leaves_loopback_as_it_is(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator knows of it while it is open. Usage has the labels of its keys."""
+    monkeypatch.setattr(watch, "_DOOR_SECONDS", 0.0)
+    takes = membership.WatchResponse(all_told=membership.AllTold(doors=True))
+    folder, port = cluster.state_dir / LAN_FOLDER, free_port()
+    key, record = KeyFile(folder).create([Scope.INFERENCE], label="phone")
+    async with running(cluster, lan_listen=f"127.0.0.1:{port}") as gateway:
+        await gateway.ready()
+        cluster.coordinator.tell(takes)
+        while (await cluster.coordinator.told.get()).door.lan != [f"127.0.0.1:{port}"]:
+            pass
+        asked = {"model": "echo", "prompt": "a b c d"}
+        url = f"https://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, verify=str(folder / ROOT_FILE), timeout=60) as phone:
+            assert (await phone.post("/v1/completions", json=asked)).status_code == 401
+            phone.headers["authorization"] = f"Bearer {key}"
+            answer = (await phone.post("/v1/completions", json=asked)).json()
+            assert answer["choices"][0]["text"] == "a b c d "
+        assert (await gateway.http.post("/v1/completions", json=asked)).status_code == 200
+        told = await gateway.stub.GetUsage(inference.GetUsageRequest())
+        assert {one.key: one.label for one in told.keys} == {record.id: "phone"}
+        assert {one.key for one in told.usage} == {record.id, ""}
+        KeyFile(folder).revoke(record.id)
+        while (await cluster.coordinator.told.get()).door.lan:
+            pass
+        assert (await gateway.http.post("/v1/completions", json=asked)).status_code == 200

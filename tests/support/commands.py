@@ -254,6 +254,10 @@ class Machine:
         assert wanted == self.asked[0]
         return admin_pb2.CreateJoinTokenResponse(token="sr1.x", token_id="t", expires=EXPIRES)
 
+    async def lan(self) -> Any:
+        urls = ["https://attic.local:8443/v1", "https://10.0.0.1:8443/v1"]
+        return {"urls": urls, "key": "srk_x", "certificate": "/lan/sealring-lan.crt", "sha256": "AB CD"}
+
     async def wait_for_end(self) -> None:
         while len(self.admin.calls("ListNodes")) < 6:
             await asyncio.sleep(1)

@@ -111,3 +111,26 @@ def test_root_writes_nothing_into_a_services_folder(here: Any, home: Path, line:
     assert (refused.status, "[OTHERS_STATE]" in refused.err, refused.out) == (6, True, "")
     assert f"sudo -H -u nobody sealring {line}" in refused.err
     assert [file.name for file in state.iterdir()] == ["member.json"]
+
+
+def test_the_lan_door_has_keys_of_its_own_and_loses_all_by_one_command(here: Any, home: Path) -> None:
+    """They ask nothing of programs on loopback."""
+    at = ("--state-dir", str(home / "gw"))
+    first, second = (here("key", "create", "--lan", *at, "--label", name) for name in ("anna", "ben"))
+    assert "from now on" not in first.err
+    assert here("key", "list", *at, "--json").data == []
+    listed = here("key", "list", "--lan", *at, "--json").data
+    assert [one["label"] for one in listed] == ["anna", "ben"]
+    ids = [one["id"] for one in listed]
+    assert second.out.split("_")[1] == ids[1]
+    assert here("key", "limit", "--lan", ids[0], *at, "--tokens-a-day", "5").status == 0
+    for words in ((), (ids[0], "--all")):
+        assert "name the ID of one key, or --all" in here("key", "revoke", "--lan", *words, *at).err
+    done = here("key", "revoke", "--lan", "--all", *at)
+    assert [line for line in done.err.splitlines() if "note" not in line] == [
+        f"revoked {ids[0]}",
+        f"revoked {ids[1]}",
+        "no key is usable now: the LAN door closes",
+    ]
+    again = here("key", "revoke", "--lan", "--all", *at)
+    assert (again.status, "revoked" in again.err) == (0, False)

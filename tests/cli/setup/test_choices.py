@@ -303,3 +303,22 @@ def test_a_members_port_for_programs_is_kept(host: FakeHost, root: Path) -> None
     assert port == 8123
     assert "8123" in taken
     assert choose_proxy(host, root, 9000, f"{LOOPBACK}:7710") == (9000, "")
+
+
+def test_the_lan_door_is_set_only_by_its_option_and_at_each_start(host: FakeHost, root: Path) -> None:
+    everywhere = Wishes(lan=True)
+    for wishes, listen in (
+        (Wishes(), None),
+        (everywhere, "0.0.0.0:8443"),
+        (Wishes(), None),
+        (Wishes(LOOPBACK, lan=True), f"{LOOPBACK}:8443"),
+    ):
+        made = first(host, root, wishes).settings["gateway"]
+        assert made.get("lan_listen") == listen
+        assert GatewaySettings(**made).lan_listen == listen
+        assert made["http_listen"] == f"{LOOPBACK}:8080", "loopback stays as it is"
+    host.ports.add(8443)
+    taken = first(host, root, Wishes(LOOPBACK, lan=True)).settings["gateway"]["lan_listen"]
+    assert taken == f"{LOOPBACK}:8443", "the port of the last time is kept"
+    first(host, root, Wishes(LOOPBACK))
+    assert first(host, root, Wishes(LOOPBACK, lan=True)).settings["gateway"]["lan_listen"] != taken

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.crypto import Suite
-from sealring.mesh.errors import Unavailable
+from sealring.mesh.errors import InvalidInput, Unavailable
 from sealring.mesh.roster import Roster
 from sealring.mesh.rpc import own_release
 from sealring.mesh.system.networks import hosts_of, own_addresses
@@ -143,3 +143,16 @@ def test_a_gateway_names_addresses_of_its_own_machine_or_of_the_rosters(said: li
     assert watchers.addresses("other", roster) == []
     watchers.remove(outbox)
     assert watchers.addresses("gate", None) == []
+
+
+def test_where_a_lan_door_is_open_is_bounded_and_goes_with_its_gateways_watch() -> None:
+    watchers = Watchers()
+    outbox = watchers.add("gate", RELEASE, frozenset())
+    watchers.opened(outbox, Door(lan=["attic.local:8443", "10.0.0.1:8443"]))
+    assert watchers.lan("gate") == ["attic.local:8443", "10.0.0.1:8443"]
+    for bad in (["10.0.0.1:1"] * 5, ["nowhere"], ["10.0.0.1:99999"]):
+        for field in ("addresses", "lan"):
+            with pytest.raises(InvalidInput):
+                watchers.opened(outbox, Door(**{field: bad}))
+    watchers.remove(outbox)
+    assert watchers.lan("gate") == []

@@ -405,14 +405,14 @@ async def test_a_remembered_key_counts_for_nothing_once_it_stands_otherwise(
     async with gate.admit("peer", f"Bearer {text}", USE):
         pass
     for changed in ({"hash": f"{HASH}{'b' * 22}${'b' * 43}"}, None):
-        known = gate.records.pop(record.id)
+        known = gate.known.records.pop(record.id)
         if changed is not None:
-            gate.records[record.id] = known.model_copy(update=changed)
+            gate.known.records[record.id] = known.model_copy(update=changed)
         with pytest.raises(Unauthenticated):
             async with gate.admit("peer", f"Bearer {text}", USE):
                 pass
         assert not gate.remembered
-        gate.records[record.id] = known
+        gate.known.records[record.id] = known
         async with gate.admit("peer", f"Bearer {text}", USE):
             pass
 
@@ -449,7 +449,7 @@ async def test_uses_are_written_down_once_and_where_there_are_any(fails: Excepti
     gate: Any = Gate(None)
     gate.used = {"key": 7}
     await gate.flush()  # without a file there is nowhere to
-    gate.file = SimpleNamespace(note_use=note_use)
+    gate.known.file = SimpleNamespace(note_use=note_use)
     await gate.flush()
     assert noted == []
     gate.used = {"key": 9}
@@ -509,3 +509,16 @@ async def test_a_quota_is_the_one_that_stands_in_the_file(keys: KeyFile, checks:
     keys.limit(record.id, 2000)
     await enter(gate, text)
     assert gate.quota(record.id) == 2000
+
+
+async def test_a_gate_that_always_needs_a_key_needs_it_before_there_is_one(keys: KeyFile) -> None:
+    """Also for calls that are open to everybody elsewhere, for which any scope does."""
+    gate = Gate(keys, required=True)
+    for scopes in (None, USE, LOOK):
+        assert (await refused(gate, None, scopes)).reason == "INVALID_API_KEY"
+    text, record = keys.create([Scope.READ])
+    assert await enter(gate, text, None) == record.id
+    keys.file.unlink()
+    for scopes in (None, LOOK):
+        assert (await refused(gate, text, scopes)).reason == "INVALID_API_KEY"
+    assert gate.required

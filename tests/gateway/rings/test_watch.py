@@ -149,7 +149,7 @@ class Watching:
         self.coordinator, self.rings, self.channel, self.task = coordinator, rings, channel, task
         self.keeper = Keeper()
         self.introduction = Introduction()
-        self.door = ("10.0.0.1:7781",)
+        self.door = membership.Door(addresses=["10.0.0.1:7781"])
 
 
 @pytest.fixture
@@ -369,16 +369,22 @@ async def test_wishes_are_reported_when_they_change_and_models_are_passed_on(wat
     assert [await watching.rings.states.get() for _ in range(2)] == ["big", "without big"]
 
 
-async def test_a_coordinator_that_takes_it_is_told_where_members_ask(
+async def test_a_coordinator_that_takes_it_is_told_where_others_ask(
     watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_module, "_DOOR_SECONDS", 0.0)
     await serving(watching)
     assert watching.coordinator.told.empty(), "an earlier one would end the stream"
     watching.coordinator.tell(membership.WatchResponse(all_told=membership.AllTold(doors=True)))
-    for addresses in (("10.0.0.1:7781",), ("10.0.0.2:7781", "10.0.0.3:7781"), ()):
-        watching.door = addresses
-        assert tuple((await watching.coordinator.told.get()).door.addresses) == addresses
+    one, two, three = (f"10.0.0.{number}:7781" for number in range(3))
+    for door in (
+        membership.Door(addresses=[one]),
+        membership.Door(addresses=[two, three]),
+        membership.Door(lan=[one]),
+        membership.Door(),
+    ):
+        watching.door = door
+        assert (await watching.coordinator.told.get()).door == door
 
 
 async def test_a_coordinator_is_asked_whether_it_is_there_only_while_clients_wait(

@@ -12,6 +12,7 @@ from sealring.mesh.system import networks
 from sealring.mesh.system.networks import (
     address_towards,
     hosts_with,
+    house_addresses,
     network_of,
     own_addresses,
     sources_towards,
@@ -94,3 +95,38 @@ def test_a_neighbour_is_called_from_each_own_address_in_its_network() -> None:
     assert sources_towards("203.0.113.9", own) == []
     assert sources_towards("127.0.0.9", own) == ["127.0.0.9"]
     assert sources_towards("192.168.1.20", own) == ["192.168.1.20"]
+
+
+MAC = {
+    "lo0": ("127.0.0.1", "255.0.0.0", ""),
+    "bridge0": ("169.254.9.9", "255.255.0.0", "broadcast"),
+    "bridge100": ("192.168.64.1", "255.255.255.0", "broadcast"),
+    "en0": ("192.168.1.20", "255.255.255.0", "broadcast"),
+    "en7": ("10.0.0.5", "255.255.255.0", "broadcast"),
+    "en8": ("203.0.113.9", "255.255.255.0", "broadcast"),
+    "en9": ("100.70.0.1", "255.255.255.0", "broadcast"),
+    "ppp0": ("10.9.0.2", "255.255.255.0", "pointopoint"),
+    "utun4": ("10.8.0.2", "255.255.255.0", "pointopoint"),
+    "utun5": ("100.101.102.103", "255.255.255.255", "pointopoint"),
+    "vmnet8": ("172.16.8.1", "255.255.255.0", "broadcast"),
+}
+"""Wi-Fi and Ethernet, a Thunderbolt bridge, Internet Sharing, two VPNs, Tailscale, virtual machines, a public
+address, and one of a provider's own network."""
+
+
+@pytest.mark.parametrize("route", ["192.168.1.20", "10.0.0.5", "10.8.0.2", "100.101.102.103", None])
+def test_a_house_reaches_a_mac_by_wifi_and_ethernet_whichever_way_the_internet_goes(
+    route: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a VPN that takes all, and without internet, too. Never at a VPN's address or a public one."""
+    system = SimpleNamespace(
+        net_if_addrs=lambda: {name: [address(host, mask)] for name, (host, mask, _) in MAC.items()},
+        net_if_stats=lambda: {
+            name: SimpleNamespace(isup=True, flags=f"up,{flags},running") for name, (*_, flags) in MAC.items()
+        },
+    )
+    monkeypatch.setattr(networks, "psutil", system)
+    monkeypatch.setattr(networks, "address_towards", lambda host, port: route)
+    shown = [one.host for one in house_addresses()]
+    nearest = ["10.0.0.5", "192.168.1.20"] if route == "10.0.0.5" else ["192.168.1.20", "10.0.0.5"]
+    assert shown == [*nearest, "192.168.64.1", "172.16.8.1", "169.254.9.9", "100.101.102.103"]
