@@ -48,16 +48,19 @@ async def run(
     scale: float,
     seed: int,
     seconds: float,
+    programs: Sequence[int] = PROGRAMS,
     restart: Callable[[], Awaitable[None]] | None = None,
 ) -> list[list[Reply]]:
-    """The replies of `count` agents at a time, of each turn. `restart` is called once, between two turns in
-    the middle. Raises Unavailable (BENCH_FAILED)."""
+    """The replies of `count` agents at a time, of each turn. `programs` are as PROGRAMS; no two begin alike.
+    `restart` is called once, between two turns in the middle. Raises Unavailable (BENCH_FAILED)."""
     each = await _words_of_a_token(url, model)
 
     def text(generator: random.Random, tokens: float) -> str:
         return prompt(generator, max(1, round(tokens * each / scale)))
 
-    beginnings = [text(random.Random(f"program {seed} {tokens}"), tokens) for tokens in PROGRAMS]
+    beginnings = [
+        text(random.Random(f"program {seed} {place}"), tokens) for place, tokens in enumerate(programs)
+    ]
     agents = []
     for number in range(count):
         generator = random.Random(f"agent {seed} {number}")

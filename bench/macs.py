@@ -20,7 +20,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from statistics import mean
 
@@ -29,7 +29,7 @@ from bench.clusters import restarted
 from bench.frame import Result, Table, numbers, progress
 from bench.mixed import figures as figures_of
 from bench.mixed import rates
-from bench.models import SHAPES
+from bench.models import SHAPES, random_model
 from bench.openai_client import Reply
 from bench.paced import check, loads, restart
 from bench.paced.alone import Alone, alone, together
@@ -126,6 +126,11 @@ async def _run(text: str, model: str, options: argparse.Namespace) -> Result:
         spec["prefill_chunk"] = options.prefill_chunk
     found: Result = {"cluster": text, "model": model, "macs": len(cluster(text)), "loads": []}
     computed = None
+    if len(options.split) == found["macs"] > 1:
+        spec["split"] = found["split"] = options.split
+        if options.prompt_split:
+            spec["prompt_split"] = found["prompt_split"] = options.prompt_split
+        computed = random_model(dataclasses.replace(TINY, layers=sum(options.split)))
     if options.list == "drafts":
         large = dataclasses.replace(TINY, layers=_DRAFTED_LAYERS)
         spec = {"speculate": True, "max_rows": _DRAFTED_ROWS}
@@ -177,7 +182,7 @@ async def _static(text: str, model: str, rows: int, options: argparse.Namespace,
     return {
         "load": f"{rows} rows",
         "tokens_per_second": await _steady(rows, options, ring),
-        "arithmetic": round(arithmetic(text, model, options.link, rows), 2),
+        "arithmetic": round(arithmetic(text, model, options.link, rows, options.split), 2),
     }
 
 
@@ -213,11 +218,7 @@ def spread_evenly(layers: int, count: int) -> list[int]:
 def _reachable(text: str, model: str, options: argparse.Namespace, rows: int) -> float:
     """The gain of drafts by figures alone, with the layers that the Macs have."""
     known, names = figures(), cluster(text)
-    split = layers_beside(text, model, options.draft)
-    stages = [
-        StageTime(known.machines[name], known.models[model], layers / sum(split), place == len(names) - 1)
-        for place, (name, layers) in enumerate(zip(names, split, strict=True))
-    ]
+    stages = _stage_times(text, model, layers_beside(text, model, options.draft))
     draft = StageTime(known.machines[names[0]], known.models[options.draft], 1.0, True)
     return round(drafted.reachable(stages, draft, rows, options.right, _way(options.link)), 2)
 
@@ -263,12 +264,13 @@ async def _agents(text: str, model: str, count: int, options: argparse.Namespace
         scale=options.scale,
         seed=count,
         slower=options.slower,
+        programs=options.programs,
         restart=partial(restarted, ring.made, NAME) if options.restart else None,
     )
     replies = [reply for session in sessions for reply in session]
     middle = options.turns // 2 if options.restart else 0
     good = [(turn, one) for each in sessions for turn, one in enumerate(each) if one.ok]
-    by_figures = [new_alone(text, model, options.link, one) for _, one in good]
+    by_figures = [new_alone(text, model, options.link, one, options.split) for _, one in good]
     least = together((one.begun, taken) for (_, one), taken in zip(good, by_figures, strict=True))
     later = [place for place, (turn, _) in enumerate(good) if turn and turn != middle]
     return {
@@ -280,9 +282,9 @@ async def _agents(text: str, model: str, count: int, options: argparse.Namespace
     }
 
 
-def new_alone(text: str, model: str, link: str, reply: Reply) -> Alone:
+def new_alone(text: str, model: str, link: str, reply: Reply, split: Sequence[int] = ()) -> Alone:
     """What the new tokens of a prompt take a ring that does nothing else, by figures."""
-    stages = _stage_times(text, model)
+    stages = _stage_times(text, model, split)
     hops = len(stages) * _way(link) if len(stages) > 1 else 0.0
     return alone(stages, hops, reply.prompt_tokens - reply.cached_tokens, reply.cached_tokens)
 
@@ -332,11 +334,13 @@ def honest(cost: Callable[[], Cost], before: Cost) -> Result:
     }
 
 
-def _stage_times(text: str, model: str) -> list[StageTime]:
+def _stage_times(text: str, model: str, split: Sequence[int] = ()) -> list[StageTime]:
+    """The stages of a ring with these shares of the layers, or equal ones where their number differs."""
     known, names = figures(), cluster(text)
+    shares = split if len(split) == len(names) else [1] * len(names)
     return [
-        StageTime(known.machines[name], known.models[model], 1 / len(names), place == len(names) - 1)
-        for place, name in enumerate(names)
+        StageTime(known.machines[name], known.models[model], share / sum(shares), place == len(names) - 1)
+        for place, (name, share) in enumerate(zip(names, shares, strict=True))
     ]
 
 
@@ -346,10 +350,10 @@ def _way(link: str) -> float:
     return known.links[link].seconds + known.links[link].wakeups + known.completion
 
 
-def arithmetic(text: str, model: str, link: str, rows: int) -> float:
+def arithmetic(text: str, model: str, link: str, rows: int, split: Sequence[int] = ()) -> float:
     """Tokens per second by figures alone: no wait but for the hops, and a ring's best number of equal
     lanes."""
-    stages = _stage_times(text, model)
+    stages = _stage_times(text, model, split)
     hops = len(stages) * _way(link) if len(stages) > 1 else 0.0
     best = 0.0
     for lanes in range(1, min(rows, len(stages) + 2) + 1):
@@ -531,6 +535,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--cluster", type=clusters, default=["2xm4max"], help="2xm4max, m3ultra+m5max, several between commas"
     )
     parser.add_argument("--model", choices=list(known.models), default="llama-70b-4bit")
+    parser.add_argument(
+        "--split", type=numbers, default=[], help="shares of the layers, of rings of as many Macs"
+    )
+    parser.add_argument(
+        "--prompt-split", type=numbers, default=[], help="as --split, with which prompts are computed"
+    )
     parser.add_argument("--link", choices=list(known.links), default="tb5")
     parser.add_argument("--list", choices=[*loads.NAMES, RESTART], default="static")
     parser.add_argument("--rows", type=numbers, default=[1, 8, 16, 32, 64], help="of static, that all decode")
@@ -553,6 +563,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of drafts")
     parser.add_argument("--prompt-tokens", type=int, default=8192, help="of the list prompt")
     parser.add_argument("--turns", type=int, default=agents.TURNS, help="of each agent")
+    parser.add_argument(
+        "--programs", type=numbers, default=list(agents.PROGRAMS), help="tokens of the agents' programs"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="agents' tokens are divided by this")
     parser.add_argument("--restart", action="store_true", help="every process, between two turns of agents")
     parser.add_argument("--all", action="store_true", help="the targets in macs.toml, one after the other")

@@ -161,7 +161,7 @@ def _printable(vocabulary: int) -> list[int]:
     ]
 
 
-_NEXT_TO_NOTHING = 2.0**-20
+_NEXT_TO_NOTHING = 1e-4
 """Weights of the output head for tokens that never win. They are not zero: a file with a long run of zeros
 is taken for an unfinished download."""
 

@@ -241,21 +241,21 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_120,
+    "mesh": 14_165,
     "sealring/api": 4_925,
     "sealring/client": 2_450,
     "sealring/testing": 700,
     "edge": 4_260,
-    "coordinator": 12_685,
+    "coordinator": 12_750,
     "gateway": 1_325,
     "gateway/rings": 3_465,
-    "gateway/scheduler": 4_110,
-    "node": 14_380,
-    "node/engine": 19_390,
+    "gateway/scheduler": 4_130,
+    "node": 14_390,
+    "node/engine": 19_800,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,
-    "cli": 13_360,
+    "cli": 13_370,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

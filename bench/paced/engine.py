@@ -152,6 +152,7 @@ class PacedEngine(Hooked):
             BusyDevice() if self._tables else None
         )  # the device from the first step that is served on
         self._native = self._step = 0.0
+        self._layers = 1
         self._hop = self._paced(known.links[pace.link]) if self._model else None
         self._on_its_way = (0.0, 0.0)
         self._cost = Cost()
@@ -176,6 +177,7 @@ class PacedEngine(Hooked):
 
     def built(self, spec: StageSpec, rows: int, tokens: int, context: int) -> None:
         seconds = self._times(spec).step(rows, tokens, context) * self.pace.slower
+        self._layers = spec.layers
         if self._device is self._core:  # the tiny computation is a part of the step
             spent = native_seconds()
             seconds, self._native = seconds - (spent - (self._native or spent)), spent
@@ -234,6 +236,9 @@ class PacedEngine(Hooked):
     def size_of(self, arrays: Sequence[mx.array]) -> float:
         """Bytes of a record that the real model would send instead of `arrays`."""
         shape = arrays[0].shape
+        if self._model is not None and arrays[0].dtype == mx.uint8:  # caches of doubled layers: keys, values
+            doubled = len(arrays) / 2 / self._layers * self._model.layers
+            return doubled * (self._model.kv_bytes * shape[2] + self._model.state_bytes)
         if len(shape) < 3 or self._model is None:  # tokens
             return float(_TOKEN_BYTES * arrays[0].size)
         return float(_NUMBER_BYTES * self._model.hidden * shape[0] * shape[1])

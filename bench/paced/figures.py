@@ -79,6 +79,8 @@ class Model:
     experts: int = 0
     chosen: int = 0
     expert_share: float = 0.0
+    state_bytes: float = 0.0
+    """A row's states, in the mean of all layers."""
 
     def bytes_of(self, billions: float) -> float:
         return billions * 1e9 * self.bits / 8

@@ -110,6 +110,14 @@ Stages = Annotated[
 Split = Annotated[
     str, typer.Option(metavar="A,B,...", help="layers of each node, by hand", rich_help_panel=_NODES)
 ]
+PromptSplit = Annotated[
+    str,
+    typer.Option(
+        metavar="A,B,...",
+        help="layers with which each node computes prompts, with --split; a node may hold more for them",
+        rich_help_panel=_NODES,
+    ),
+]
 Members = Annotated[
     list[str] | None,
     typer.Option(
@@ -252,6 +260,7 @@ def make_spec(
     max_rows: MaxRows = 0,
     stages: Stages = 0,
     split: Split = "",
+    prompt_split: PromptSplit = "",
     member: Members = None,
     prefill_chunk: PrefillChunk = 0,
     kv_bits: KvBits = 0,
@@ -285,6 +294,7 @@ def make_spec(
         max_rows=max_rows,
         stages=stages,
         split=parse_split(split),
+        prompt_split=parse_split(prompt_split),
         members=member or [],
         prefill_chunk=prefill_chunk,
         kv_bits=kv_bits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, permutations
+from itertools import accumulate, islice, permutations
 
 from sealring.coordinator.planning.apportion import apportion
 from sealring.coordinator.planning.demand import Demand, capacity
@@ -166,7 +166,15 @@ def _orders(group: list[Candidate], network: Network) -> Iterator[list[Candidate
                 yield [head, *[member for member in group if member not in (head, tail)], tail]
 
 
-def match(demand: Demand, split: Sequence[int], group: list[Candidate]) -> list[Candidate]:
+def doubled_layers(spec: admin_pb2.DeploymentSpec) -> list[int]:
+    """The layers that each rank holds beside its own, for prompts alone; none without `prompt_split`."""
+    ends = zip(accumulate(spec.prompt_split), accumulate(spec.split), strict=False)
+    return [prompts - answers for prompts, answers in ends]
+
+
+def match(
+    demand: Demand, split: Sequence[int], doubled: Sequence[int], group: list[Candidate]
+) -> list[Candidate]:
     """The members as given where that fits, else the strongest to the heaviest stage. If the first of them
     cannot be the head, the strongest that can changes places with it."""
     first = max(
@@ -176,26 +184,28 @@ def match(demand: Demand, split: Sequence[int], group: list[Candidate]) -> list[
         place = group.index(first)
         group[0], group[place] = first, group[0]
         return group
-    if shortfall(demand, list(zip(group, split, strict=True))) is None:
+    if shortfall(demand, list(zip(group, split, strict=True)), doubled) is None:
         return group
     group = sorted(group, key=lambda member: -member.room)
-    needs = _needs(demand, split)
+    needs = _needs(demand, split, doubled)
     ranks = sorted(range(len(split)), key=lambda rank: (-needs[rank], rank))
     placed = dict(zip(ranks, group, strict=True))
     return [placed[rank] for rank in range(len(split))]
 
 
-def _needs(demand: Demand, split: Sequence[int]) -> list[int]:
+def _needs(demand: Demand, split: Sequence[int], doubled: Sequence[int]) -> list[int]:
     needs, first = [], 0
-    for extra, layers in zip(demand.extras(len(split)), split, strict=True):
-        needs.append(extra + sum(demand.per_layer[first : first + layers]))
+    for extra, layers, more in zip(
+        demand.extras(len(split)), split, doubled or [0] * len(split), strict=True
+    ):
+        needs.append(extra + sum(demand.per_layer[first : first + layers + more]))
         first += layers
     return needs
 
 
-def shortfall(demand: Demand, ring: PlannedRing) -> tuple[Candidate, int, int] | None:
+def shortfall(demand: Demand, ring: PlannedRing, doubled: Sequence[int]) -> tuple[Candidate, int, int] | None:
     """The first member that cannot hold its stage, its rank, and the bytes that the stage takes."""
-    needs = _needs(demand, [layers for _, layers in ring])
+    needs = _needs(demand, [layers for _, layers in ring], doubled)
     for rank, ((member, _), need) in enumerate(zip(ring, needs, strict=True)):
         if need > member.room:
             return member, rank, need

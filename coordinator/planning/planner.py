@@ -25,6 +25,7 @@ from sealring.coordinator.planning.arrangement import (
     Candidate,
     PlannedRing,
     deal,
+    doubled_layers,
     match,
     may_lead,
     preferred_places,
@@ -276,13 +277,18 @@ def _by_hand(
             groups = [order[index * count :][:count] for index in range(spec.replicas)]
         else:
             groups = [
-                match(demand, spec.split, sorted(group, key=lambda member: places[member.id]))
+                match(
+                    demand,
+                    spec.split,
+                    doubled_layers(spec),
+                    sorted(group, key=lambda member: places[member.id]),
+                )
                 for group in snake(pool, count, spec.replicas)
             ]
         return [list(zip(group, spec.split, strict=True)) for group in groups]
 
     def holds(demand: Demand, rings: list[PlannedRing]) -> bool:
-        return all(shortfall(demand, ring) is None for ring in rings)
+        return all(shortfall(demand, ring, doubled_layers(spec)) is None for ring in rings)
 
     def rings_at(context: int) -> list[PlannedRing]:
         demand = _demand(spec, profile, context)
@@ -295,7 +301,10 @@ def _by_hand(
     context = wanted if fits(wanted) else _largest_context(wanted, fits)
     if not context or (spec.context and context != wanted):
         demand = _demand(spec, profile, wanted)
-        missing = next(found for ring in rings_at(wanted) if (found := shortfall(demand, ring)) is not None)
+        doubled = doubled_layers(spec)
+        missing = next(
+            found for ring in rings_at(wanted) if (found := shortfall(demand, ring, doubled)) is not None
+        )
         raise split_does_not_fit(*missing, wanted, context)
     return context, rings_at(context)
 
@@ -350,9 +359,13 @@ def _finish(
 ) -> admin_pb2.DeploymentPlan:
     demand = _demand(spec, profile, spec.context)
     whole = spec.strategy == TENSOR
-    planned = [_ring_plan(ring_id(spec.name, index), demand, ring, whole) for index, ring in enumerate(rings)]
+    doubled = doubled_layers(spec)
+    planned = [
+        _ring_plan(ring_id(spec.name, index), demand, ring, whole, doubled)
+        for index, ring in enumerate(rings)
+    ]
     rows = (
-        (stage.kv_budget - demand.draft_bytes(stage.first_layer, stage.end_layer))
+        (stage.kv_budget - demand.draft_bytes(stage.first_layer, end_held(stage)))
         // max(1, stage.kv_bytes + stage.logits_bytes)
         for ring in planned
         for stage in ring.stages
@@ -361,7 +374,7 @@ def _finish(
     longest = _demand(spec, profile, spec.context, _ROW_SLACK)
     for planned_ring in planned:
         for stage in planned_ring.stages:
-            layers = stage.first_layer, stage.end_layer
+            layers = stage.first_layer, end_held(stage)
             row = longest.row_bytes(*layers) + longest.marks_bytes(*layers)
             most = max(1, spec.max_rows * row) + longest.draft_bytes(*layers)
             stage.logits_bytes *= spec.max_rows
@@ -372,12 +385,21 @@ def _finish(
     )
 
 
-def _ring_plan(name: str, demand: Demand, ring: PlannedRing, whole: bool) -> admin_pb2.RingPlan:
+def end_held(stage: admin_pb2.StagePlan) -> int:
+    """The end of the layers that a planned stage holds from its first on."""
+    return stage.prompt_end_layer or stage.end_layer
+
+
+def _ring_plan(
+    name: str, demand: Demand, ring: PlannedRing, whole: bool, doubled: Sequence[int]
+) -> admin_pb2.RingPlan:
     """A ring whose stages have as `kv_budget` their member's memory besides weights, and `logits_bytes` of
-    one row. `whole`: each of its members has all layers, as far as `demand` goes."""
+    one row. `whole`: each of its members has all layers, as far as `demand` goes. `doubled` are the layers
+    that each holds beside its own, for prompts alone."""
     stages, first = [], 0
     for rank, (member, layers) in enumerate(ring):
         end = first + layers
+        held = end + (doubled[rank] if doubled else 0)
         place = (0, 1) if whole else (rank, len(ring))
         stages.append(
             admin_pb2.StagePlan(
@@ -386,14 +408,17 @@ def _ring_plan(name: str, demand: Demand, ring: PlannedRing, whole: bool) -> adm
                 rank=rank,
                 first_layer=first,
                 end_layer=end,
-                weight_bytes=demand.weight_bytes(first, end, *place),
-                kv_bytes=demand.row_bytes(first, end),
+                weight_bytes=demand.weight_bytes(first, held, *place),
+                kv_bytes=demand.row_bytes(first, held),
                 logits_bytes=demand.row_logits(*place),
                 residents=demand.residents_at(*place),
                 memory_usable=member.memory_usable,
                 trust=member.trust,
             )
         )
+        if doubled:
+            before = doubled[rank - 1] if rank else 0
+            stages[-1].prompt_first_layer, stages[-1].prompt_end_layer = first + before, held
         stages[-1].kv_budget = member.room - memory_of(stages[-1]) + stages[-1].logits_bytes
         first = 0 if whole else end
     return admin_pb2.RingPlan(ring=name, stages=stages, min_trust=min(stage.trust for stage in stages))
@@ -411,6 +436,12 @@ def with_ring(
             place.ring = name
     changed.plan_hash = plan_hash(changed.spec, changed.profile, changed.rings)
     return changed
+
+
+def _layers_in(stage: admin_pb2.StagePlan) -> list[int]:
+    """A stage's layers, and those of its prompts where they are others."""
+    own = [stage.first_layer, stage.end_layer]
+    return [*own, stage.prompt_first_layer, stage.prompt_end_layer] if stage.prompt_end_layer else own
 
 
 def plan_hash(
@@ -431,7 +462,7 @@ def plan_hash(
         "rings": [
             {
                 "ring": ring.ring,
-                "stages": [[stage.member, stage.first_layer, stage.end_layer] for stage in ring.stages],
+                "stages": [[stage.member, *_layers_in(stage)] for stage in ring.stages],
             }
             for ring in rings
         ],

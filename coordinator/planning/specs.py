@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from sealring.mesh.crypto.identity import check_member_id
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.names import check_deployment_name, is_alias
@@ -108,12 +110,27 @@ def _check_draft(spec: admin_pb2.DeploymentSpec) -> None:
 
 
 def _check_split(spec: admin_pb2.DeploymentSpec) -> None:
+    if spec.prompt_split and len(spec.prompt_split) != len(spec.split):
+        raise bad("prompt_split", "prompt_split and split have different numbers of stages", "give both")
     if not spec.split:
         return
     if spec.stages:
         raise bad("split", "split and stages exclude each other", "leave stages out")
     if len(spec.split) > MAX_STAGES or any(not 1 <= layers <= MAX_LAYERS for layers in spec.split):
         raise bad("split", f"split is not 1 to {MAX_STAGES} numbers of layers, each at least 1")
+    if spec.prompt_split:
+        _check_prompt_split(spec)
+
+
+def _check_prompt_split(spec: admin_pb2.DeploymentSpec) -> None:
+    prompts, answers = (list(accumulate(each)) for each in (spec.prompt_split, spec.split))
+    if min(spec.prompt_split) < 1 or prompts[-1] != answers[-1]:
+        raise bad("prompt_split", "prompt_split has not as many layers as split, or a stage without any")
+    if any(one < other for one, other in zip(prompts, answers, strict=True)):
+        hint = "put machines that compute prompts faster first: --member"
+        raise bad("prompt_split", "prompts would go back to a member before the one that computed them", hint)
+    if any(one > behind for one, behind in zip(prompts, answers[1:], strict=False)):
+        raise bad("prompt_split", "a layer would be held by three members", "move fewer layers forward")
 
 
 def _check_members(spec: admin_pb2.DeploymentSpec) -> None:

@@ -243,7 +243,12 @@ def _ring(plan: admin_pb2.DeploymentPlan, ring: admin_pb2.RingPlan) -> Ring:
         trust_floor=plan.spec.trust_floor,
         min_trust=0,
         members=tuple(
-            RingMember(stage.member, stage.rank, (stage.first_layer, stage.end_layer))
+            RingMember(
+                stage.member,
+                stage.rank,
+                (stage.first_layer, stage.end_layer),
+                (stage.prompt_first_layer, stage.prompt_end_layer) if stage.prompt_end_layer else None,
+            )
             for stage in ring.stages
         ),
     )

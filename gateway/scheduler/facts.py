@@ -164,7 +164,7 @@ class RingFacts:
     names in this epoch. `recalls`: all members store prefixes on disk. `sharing`: the number of stages that
     compute on one GPU, at most. `sources` are what guesses tokens, by `DraftSource`. `head`: the head's own
     cost table. `draft_runs`: the number of runs of drafts that every member can take back. `epoch`: the
-    epoch's number.
+    epoch's number. `prompts_alone`: prefixes are kept of prompts, without answers.
     """
 
     members: tuple[MemberMemory, ...]
@@ -181,6 +181,7 @@ class RingFacts:
     head: StepCosts | None = None
     draft_runs: int = 0
     epoch: int = 1
+    prompts_alone: bool = False
 
     @classmethod
     def of(
@@ -217,6 +218,7 @@ class RingFacts:
             head=StepCosts.of(timed[:1]),
             draft_runs=min(each.draft_runs for each in attached),
             epoch=epoch,
+            prompts_alone=any(each.prompts_alone for each in attached),
         )
 
     @property

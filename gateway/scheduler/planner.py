@@ -71,7 +71,13 @@ class StepPlanner:
         self._ring = ring
         self._lanes: OrderedDict[int, Lane] = OrderedDict()  # by turns; one that is empty may get rows again
         self.prefixes = PrefixCache(
-            self.ledger, self.board, ring.prefixes, ring.kept, ring.mark_every, stores=ring.recalls
+            self.ledger,
+            self.board,
+            ring.prefixes,
+            ring.kept,
+            ring.mark_every,
+            stores=ring.recalls,
+            prompts_alone=ring.prompts_alone,
         )
         self.recalls = Recalls(ring, self.prefixes)
         self._line = PrefillLine(self.prefixes.prepare, ring.prefill_chunk, ring.costs.chunk, self.board.held)

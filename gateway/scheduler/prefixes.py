@@ -88,14 +88,17 @@ class PrefixCache:
         mark_every: int = 0,
         *,
         stores: bool = False,
+        prompts_alone: bool = False,
     ) -> None:
-        """`earlier` and `mark_every` as in RingFacts. `stores`: members store prefixes on disk."""
+        """`earlier`, `mark_every` and `prompts_alone` as in RingFacts. `stores`: members store prefixes on
+        disk."""
         self._ledger = ledger
         self._board = board
         self._any = support == control.PREFIX_SUPPORT_ANY
         self._exact = support == control.PREFIX_SUPPORT_EXACT
         self._mark_every = mark_every
         self._stores = stores
+        self._prompts_alone = prompts_alone
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # least recently used first
         self._expected: dict[int, dict[int, int]] = {}
         """Prefixes that rows will begin with: which rows, and the tokens that they share. Their reservations
@@ -255,6 +258,8 @@ class PrefixCache:
         Raises InvalidInput (BAD_PREFIXES).
         """
         more = split(last.prefixes, row.prompt_tokens + tokens, row.prompt_tokens, last.ends)
+        if self._prompts_alone:
+            return
         names = row.names + tuple(pair for pair in more if pair[0] <= held)
         if self._any and len(names) > len(row.names):
             self._keep(row, names)

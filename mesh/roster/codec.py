@@ -128,6 +128,9 @@ def parse_roster(payload: bytes, *, ever: bool = False) -> Roster:
 def encode_roster(roster: Roster) -> bytes:
     """The canonical payload of a roster. Raises RosterError (ROSTER_TOO_LARGE)."""
     content = {name: getattr(roster, name) for name in _FIELDS}
+    content["rings"] = [
+        _written(ring) | {"members": list(map(_written, ring.members))} for ring in roster.rings
+    ]
     payload = canonical_json({"type": "roster", "spec_version": SPEC_VERSION, **content})
     most = size_cap(len(roster.members))
     if len(payload) > most or len(roster.rings) > MAX_RINGS:
@@ -140,6 +143,12 @@ def encode_roster(roster: Roster) -> bytes:
             limit=most,
         )
     return payload
+
+
+def _written(value: Ring | RingMember) -> dict[str, object]:
+    """The fields that are written: releases that know no `prompts` read what has none."""
+    names = field_names(Ring if isinstance(value, Ring) else RingMember)
+    return {name: one for name in names if (one := getattr(value, name)) is not None}
 
 
 def fits(roster: Roster) -> bool:
@@ -213,10 +222,18 @@ def _ring(item: Json) -> Ring:
 
 
 def _ring_member(item: Json) -> RingMember:
-    fields = Fields(item, field_names(RingMember))
-    edges = fields.each("layers", min_items=2, max_items=2)
-    low, high = (edge.integer("item", high=_MAX_LAYERS) for edge in edges)
-    return RingMember(fields.text("id"), fields.integer("rank", high=MAX_MEMBERS), (low, high))
+    cut = isinstance(item, dict) and "prompts" in item
+    fields = Fields(item, field_names(RingMember) if cut else ("id", "rank", "layers"))
+    layers = _range(fields, "layers")
+    prompts = _range(fields, "prompts") if cut else None
+    return RingMember(fields.text("id"), fields.integer("rank", high=MAX_MEMBERS), layers, prompts)
+
+
+def _range(fields: Fields, name: str) -> tuple[int, int]:
+    low, high = (
+        edge.integer("item", high=_MAX_LAYERS) for edge in fields.each(name, min_items=2, max_items=2)
+    )
+    return low, high
 
 
 def _gateway(item: Json) -> Gateway:

@@ -51,11 +51,21 @@ class RosterMember:
 
 @dataclass(frozen=True)
 class RingMember:
-    """A member's place in a ring: its rank, and its layers as [first, end)."""
+    """A member's place in a ring: its rank, and its layers as [first, end).
+
+    `prompts` are those with which it computes prompts, where they are others. It holds all that it has in
+    either.
+    """
 
     id: str
     rank: int
     layers: tuple[int, int]
+    prompts: tuple[int, int] | None = None
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The layers that it holds."""
+        return self.layers if self.prompts is None else (self.layers[0], self.prompts[1])
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,22 @@ def _check_ring(ring: Ring, roster: Roster) -> None:
             member.layers == (low, high) and low < high
             for member, (low, high) in zip(ring.members, ranges, strict=True)
         )
+        if any(member.prompts is not None for member in ring.members):
+            covered = covered and _cut_for_prompts(ring)
     if not covered:
         raise RosterError(
             "layers are not contiguous, disjoint and complete", reason="ROSTER_RINGS", ring=ring.id
         )
+
+
+def _cut_for_prompts(ring: Ring) -> bool:
+    """Whether the layers of prompts are contiguous and complete, too, and each layer is held by two members
+    at most, of which the first computes prompts with it."""
+    edges = [0, *((member.prompts or member.layers)[1] for member in ring.members)]
+    return edges[-1] == ring.total_layers and all(
+        member.prompts == (low, high) and low < high and member.layers[0] <= low <= member.layers[1] <= high
+        for member, (low, high) in zip(ring.members, itertools.pairwise(edges), strict=True)
+    )
 
 
 def _check_places(roster: Roster) -> None:

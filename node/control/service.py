@@ -601,6 +601,7 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         kv_bytes_per_row=loaded.kv_bytes_per_row,
         kv_budget=max(0, plan.kv_budget - epoch.draft_bytes),
         prefixes=loaded.prefixes,
+        prompts_alone=loaded.prompts_alone,
         mark_bytes=loaded.mark_bytes,
         times=loaded.times,
         capabilities=loaded.capabilities,

@@ -73,6 +73,9 @@ class StageKey:
     """Whether it is a head with memory for the model's vision tower."""
     adapter: str = ""
     """The folder of an adapter by which the model is tuned."""
+    prompt_lo: int = 0
+    prompt_hi: int = 0
+    """With others than [lo, hi), the layers that compute prompts."""
 
 
 @dataclass(frozen=True)

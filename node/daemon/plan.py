@@ -52,6 +52,8 @@ class EpochPlan:
     rank: int
     size: int
     layers: tuple[int, int]
+    prompts: tuple[int, int]
+    """The layers that compute prompts; (0, 0) where `layers` do."""
     members: tuple[RingMember, ...]
     model: str
     model_digest: str
@@ -106,6 +108,7 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         rank=own.rank,
         size=len(ring.members),
         layers=own.layers,
+        prompts=own.prompts if own.prompts and own.prompts != own.layers else (0, 0),
         members=ring.members,
         model=ring.model,
         model_digest=prepare.model_digest,

@@ -165,13 +165,16 @@ class Seat:
 
     async def engine(self, plan: EpochPlan, progress: Callable[[Reached], None]) -> EngineProcess:
         """The engine with the epoch's stage loaded."""
-        some = plan.layers if plan.size > 1 and not plan.backend else None
+        held = plan.layers[0], max(plan.layers[1], plan.prompts[1])
+        some = held if plan.size > 1 and not plan.backend else None
         path = await self._around.engines.for_stage(plan.model, some, plan.commit, plan.hub_files, progress)
         most = plan.prefill_chunk, plan.max_rows
         stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, *most)
         if plan.adapter:
             adapter = await self._around.engines.for_stage(plan.adapter, None, progress=progress)
             stage = dataclasses.replace(stage, adapter=str(adapter))
+        if plan.prompts[1]:
+            stage = dataclasses.replace(stage, prompt_lo=plan.prompts[0], prompt_hi=plan.prompts[1])
         if plan.mtp:
             stage = dataclasses.replace(stage, mtp=True)
         if plan.vision:

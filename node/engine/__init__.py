@@ -12,6 +12,7 @@ __all__, __getattr__ = face(
     __name__,
     allowance="Account Allowance",
     apart="ask_apart",
+    borders="Borders borders_of",
     check="ranges_of",
     check_images="Prompt WholeVisionModel check_family prompts random_whole save",
     device="CHUNK Accelerator compute_in_batches",

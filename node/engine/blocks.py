@@ -170,6 +170,39 @@ class BlockLayout:
             arrays = islice(leaves if kind.cuts else held, kind.stored(part))
             kind.restore(part, Snapshot(list(arrays), tokens))
 
+    def extend(self, cache: Cache, wanted: Sequence[bool], content: memoryview, start: int, end: int) -> None:
+        """Puts the tokens [start, end) behind the first `start` of one row's cache, of those entries that are
+        `wanted`, and makes the others what they are at `end`. `content` is a block, then a snapshot. Lazy;
+        compute thread."""
+        size = self.bytes(end - start)
+        block = iter(self.arrays(content[:size], end - start))
+        held = iter(self.snapshot_arrays(content[size:], end))
+        leaves, states = iter(self.leaves), iter(self.held)
+        for entry, wants in zip(cache, wanted, strict=True):
+            for part, kind in kinds([entry]):
+                count = kind.stored(part)
+                if not kind.cuts:
+                    arrays = [
+                        _typed(one, each.dtype)
+                        for one, each in zip(islice(held, count), islice(states, count), strict=True)
+                    ]
+                else:
+                    more = [
+                        _typed(one, each.dtype)
+                        for one, each in zip(islice(block, count), islice(leaves, count), strict=True)
+                    ]
+                    before = _arrays(kind.snapshot(part)) if start else []
+                    arrays = (
+                        [
+                            mx.concatenate([first[..., :start, :], then], axis=2)
+                            for first, then in zip(before, more, strict=True)
+                        ]
+                        if before
+                        else more
+                    )
+                if wants:
+                    kind.restore(part, Snapshot(arrays, end))
+
     def _joined(self, index: int, blocks: Sequence[list[mx.array]], tokens: int) -> mx.array:
         leaf = self.leaves[index]
         if not leaf.bytes(1):
@@ -188,19 +221,20 @@ def provenance(path: Path, adapter: Path | None = None) -> str:
     return repr((versions(), files))
 
 
-def layout_of(stage: Stage, computed_by: str) -> BlockLayout | None:
-    """The layout of a stage's caches; None for caches that are not stored. For the compute thread.
-    `computed_by` is its `provenance`.
+def layout_of(stage: Stage, computed_by: str, places: Sequence[int] | None = None) -> BlockLayout | None:
+    """The layout of a stage's caches, or of those in `places`; None for caches that are not stored. For the
+    compute thread. `computed_by` is its `provenance`.
 
     Those of a tensor ring are not: a rank cannot compute alone, and its caches are parts of every layer.
     """
     if isinstance(stage.spec, ShardSpec):
         return None
-    cache = stage.make_cache()
+    whole = stage.make_cache()
+    cache = whole if places is None else [whole[place] for place in places]
     if not all(kind.stored(part) for part, kind in kinds(cache)):
         return None
     token = [mx.zeros((1, 1, *each.tail), getattr(mx, each.dtype)) for each in stage.spec.receives]
-    stage(token, cache)
+    stage(token, whole)
     leaves: list[Leaf] = []
     for array in _leaves(cache):
         if array.ndim != 4 or array.shape[0] != 1:
@@ -224,7 +258,7 @@ def layout_of(stage: Stage, computed_by: str) -> BlockLayout | None:
     layout = BlockLayout(tuple(leaves), tuple(held), described)
     if not layout.bytes(1) and not layout.snapshot_bytes(1):
         return None
-    stage(token, cache)  # some states grow with the first tokens: LongCat's of its last ones
+    stage(token, whole)  # some states grow with the first tokens: LongCat's of its last ones
     return None if layout.snapshot(cache, 2) is None else layout
 
 

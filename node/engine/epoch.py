@@ -41,6 +41,7 @@ from sealring.mesh.ring.composition import (
 )
 from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.mesh.system.logging import name_with_mlx_message
+from sealring.node.engine import caches
 from sealring.node.engine.allowance import Account, Allowance
 from sealring.node.engine.caches import Cache
 from sealring.node.engine.caches.undo import UndoLog
@@ -52,6 +53,7 @@ from sealring.node.engine.seats import Seat
 from sealring.node.engine.seats.results import StageCall, behind, launch, states
 from sealring.node.engine.seats.sources import Input, no_drafts
 from sealring.node.engine.staging import ShardSpec, Stage
+from sealring.node.engine.staging.doubled import Prefill
 from sealring.node.engine.staging.mrope import Positions
 from sealring.node.engine.threads import LAUNCHES, StepTimes, step_us
 from sealring.node.engine.trace import engine_trace
@@ -124,6 +126,8 @@ class StageEpoch:
         by_rows = tuple(sorted((one.rows, one.microseconds) for one in decoding))
         self._lanes = Lanes(by_rows, lambda: self._account.spare)
         self._prefixes = prefixes
+        self._behind: dict[int, tuple[int, Cache]] = {}
+        """With doubled layers, of rows in lanes: tokens of the prompt, and the caches that decode nothing."""
         self._failed = False
         self._over = False
         self._over_lock = threading.Lock()
@@ -305,6 +309,7 @@ class StageEpoch:
     def drop(self) -> None:
         """Frees all rows. Kept prefixes stay, unless computing has failed."""
         self._lanes.clear()
+        self._behind.clear()
         if self._sources is not None:
             self._sources.drop(failed=self._failed)
         if self._failed:
@@ -366,31 +371,51 @@ class StageEpoch:
             if again := self._lanes.settle(changes, self._stage):
                 launch(behind(states(again)))  # while the step's input is on its way
         kept = self._keep_and_drop(step)
+        for change in step.changes:
+            if isinstance(change, Admission) and isinstance(prefill := self._stage.prefill, Prefill):
+                row = self._lanes.prefilling(change.row)
+                row.cache, rest = prefill.parted(row.cache)
+                self._behind[change.row] = row.tokens, rest
         self._lanes.apply(change for change in step.changes if isinstance(change, Admission | Eviction))
         for cache in kept:  # now: an evicted row's arrays go as they are copied, layer by layer
             launch(states(cache))
         for change in step.changes:
             if isinstance(change, Eviction):
                 self._prefixes.forget(change.row)
+                self._behind.pop(change.row, None)
 
     def _keep_and_drop(self, step: ResolvedStep) -> list[Cache]:
         """Returns copies that are still to be made."""
         kept = []
         for change in step.changes:
             if isinstance(change, Keeping):
-                kept.append(self._prefixes.keep(change, self._lanes.cache_of(change)))
+                kept.append(self._prefixes.keep(change, self._cache_of(change)))
             elif isinstance(change, Marking):
                 row = self._lanes.prefilling(change.row).cache
                 launch(self._prefixes.mark(change, row))
             elif isinstance(change, Unmarking):
                 self._prefixes.unmark(change)
             elif isinstance(change, Restoring):
-                launch(states(self._prefixes.restore(change, self._stage.make_cache)))
+                launch(states(self._prefixes.restore(change, self._stage.prefill.make_cache)))
             elif isinstance(change, Adopting):
                 self._prefixes.adopt(change)
             elif isinstance(change, Dropping):
                 self._prefixes.drop(change.prefix)
         return kept
+
+    def _cache_of(self, keeping: Keeping) -> Cache:
+        """Raises InvalidInput (BAD_STEP) for tokens that doubled layers before a border have not computed."""
+        cache, prefill = self._lanes.cache_of(keeping), self._stage.prefill
+        if keeping.lane is None or not isinstance(prefill, Prefill):
+            return cache
+        tokens, rest = self._behind[keeping.row]
+        if keeping.tokens > tokens:
+            raise InvalidInput(
+                f"prefix {keeping.prefix} has an answer, and prompts are computed with other layers",
+                reason="BAD_STEP",
+                hint="a gateway that is not ours may be asking; this member said so when it attached",
+            )
+        return prefill.joined(cache, rest)
 
     def _decode(self, step: ResolvedStep) -> None:
         times = StepTimes(step.number, time.perf_counter(), decode=True)
@@ -428,33 +453,44 @@ class StageEpoch:
     def _begun(self, step: ResolvedStep, given: Input, times: StepTimes) -> StageCall:
         """A call whose graph can be built: while its input is on the way, unless the stage evaluates arrays
         then."""
-        call = StageCall(step, self._stage, given, times)
-        if self._stage.awaits_input:
+        stage = self._stage.prefill if step.chunks else self._stage
+        call = StageCall(step, stage, given, times)
+        if stage.awaits_input:
             call.wait()
         return call
 
     def _prefill(self, step: ResolvedStep) -> None:
         prompts: list[tuple[Row, mx.array]] = []
+        computed: list[tuple[Chunk, list[Row]]] = []
         for chunk in step.chunks:
             times = StepTimes(step.number, time.perf_counter())
             row = self._begin(step, chunk)
             call = self._begun(step, self._source.chunk(step, chunk), times)
             logits = self._results.chunk(call, row, chunk)
-            self._prefixes.computed(chunk, row.cache)
-            copies = [row.copy(number, chunk.end) for number in chunk.sampled[1:]]
-            for copy in copies:
-                self._lanes.start(copy)
+            row.tokens = chunk.end
+            rows = [row, *(row.copy(number) for number in chunk.sampled[1:])]
+            computed.append((chunk, rows))
             if logits is not None:
-                prompts += [(each, logits) for each in (row, *copies)]
+                prompts += [(each, logits) for each in rows]
         if prompts:
             self._results.first_tokens(step, prompts, call.times)
+        for chunk, (row, *_) in computed:
+            self._results.hand_over(step, chunk, row)
+        for chunk, (row, *copies) in computed:
+            self._source.take_over(chunk, row.cache)
+            self._prefixes.computed(chunk, row.cache)
+            for copy in copies:
+                copy.cache = caches.first_tokens(row.cache, chunk.end)
+                self._lanes.start(copy)
 
     def _begin(self, step: ResolvedStep, chunk: Chunk) -> Row:
         """The chunk's row; its first chunk brings its parameters."""
         if not chunk.first:
             return self._lanes.prefilling(chunk.row)
         record = self._source.begin(chunk)
-        row = Row(chunk.row, self._prefixes.start(chunk) if chunk.prefix else self._stage.make_cache())
+        row = Row(
+            chunk.row, self._prefixes.start(chunk) if chunk.prefix else self._stage.prefill.make_cache()
+        )
         if chunk.takes:
             self._prefixes.drop(chunk.prefix)
         self._lanes.start(row)

@@ -19,6 +19,7 @@ from sealring.mesh.rpc.protocol12 import say_singly
 from sealring.mesh.system.pace import LOADING, WARMING
 from sealring.node.engine import device, sampling_kinds
 from sealring.node.engine.blocks import BlockLayout, layout_of, provenance
+from sealring.node.engine.borders import Borders, borders_of
 from sealring.node.engine.cache_bytes import draft_bytes, kv_bytes, mark_bytes, with_kv_bits
 from sealring.node.engine.caches.undo import can_go_back
 from sealring.node.engine.canary import check_stage
@@ -30,6 +31,7 @@ from sealring.node.engine.profile import measure, profile
 from sealring.node.engine.ranges import check_here, check_whole, needed
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect, full_cache, not_runnable
+from sealring.node.engine.staging.doubled import Prefill, share
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.text.alike import cannot_go_back, check_alike
 from sealring.node.engine.text.front import Front
@@ -78,16 +80,19 @@ class Loaded:
     sources: Sources = field(default_factory=Sources)
     tower: Tower | None = None
     prefixes: Prefixes = field(init=False)
+    borders: Borders = field(init=False)
     stored_at: engine.PrefixDisk | None = None
 
     def __post_init__(self) -> None:
-        self.prefixes = Prefixes(support(self.stage.make_cache()))
+        self.prefixes = Prefixes(support(self.stage.prefill.make_cache()))
+        self.borders = borders_of(self.stage)
 
     def serves(self, command: engine.LoadStage) -> bool:
         """Whether `command` asks for what is loaded; chunks of another size change no weight."""
         mine, theirs = (
             (
                 *(one.path, one.adapter, one.digest, one.lo, one.hi, one.context, one.kv_bits),
+                *(one.prompt_lo, one.prompt_hi),
                 *(one.rank, one.ranks, one.draft, one.mtp, one.vision),
             )
             for one in (self.command, command)
@@ -103,7 +108,7 @@ class Loaded:
     def kv_bytes(self) -> tuple[int, int]:
         """Bytes of cache per token of a row, and per row whatever its length."""
         asked = self.command
-        return kv_bytes(self.measured, asked.lo, asked.hi, asked.context, asked.prefill_chunk)
+        return kv_bytes(self.measured, asked.lo, _end(asked), asked.context, asked.prefill_chunk)
 
     @property
     def mark_bytes(self) -> int:
@@ -111,7 +116,13 @@ class Loaded:
         asked = self.command
         if self.prefixes.cuts:
             return 0
-        return mark_bytes(self.measured, asked.lo, asked.hi, asked.context)
+        return mark_bytes(self.measured, asked.lo, _end(asked), asked.context)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters, each once."""
+        kept = {id(array): array for stage in (self.stage, self.stage.prefill) for array in stage.kept}
+        return sum(array.nbytes for array in kept.values())
 
     def draft_runs(self, stages: int) -> int:
         """As `Stage.draft_runs`."""
@@ -126,10 +137,11 @@ class Loaded:
         per_token, per_row = self.kv_bytes
         return engine.StageLoaded(
             id=number,
-            weight_bytes=self.stage.weight_bytes,
+            weight_bytes=self.weight_bytes,
             kv_bytes_per_token=per_token,
             kv_bytes_per_row=per_row,
-            prefixes=support(self.stage.make_cache()),
+            prefixes=support(self.stage.prefill.make_cache()),
+            prompts_alone=self.stage.prefill is not self.stage,
             mark_bytes=self.mark_bytes,
             times=self.times,
             metal=device.metal(),
@@ -192,7 +204,7 @@ def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambd
         measured = with_kv_bits(profile(path, command.ranks), command.kv_bits)
         is_tail = command.rank == command.ranks - 1
     else:
-        measured, stage = _cut(path, adapter, command.lo, command.hi, command.kv_bits)
+        measured, stage = _cut(path, adapter, command)
         is_tail = stage.spec.is_tail
     words = measured["vocab_size"]
     if stage is not None and stage.pools:  # of which plans know the vector's length alone
@@ -203,10 +215,8 @@ def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambd
         emit(engine.EngineEvent(progress=engine.LoadProgress(id=command.id, what=WARMING)))
         try:
             longest = max(1, command.prefill_chunk)
-            check_stage(stage, path.name)
-            warm_up(stage, longest)
+            times = _tried(stage, path.name, longest, max(_LEAST_ROWS, command.max_rows))
             sampling_kinds.warm_up(stage)
-            times = timed(stage, longest, max(_LEAST_ROWS, command.max_rows))
             sources = load_sources(path, command, stage, words, wake)
             tower = _tower(path, stage) if _sees(command) else None
         except (RuntimeError, ValueError) as error:
@@ -216,8 +226,30 @@ def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambd
             front.inputs.blind()
         undo.pop_all()
     log.info("stage_loaded", lo=command.lo, hi=command.hi, weight_bytes=stage.weight_bytes)
-    layout = _layout(stage, path, adapter)
+    layout = _layout(stage, path, adapter) if stage.prefill is stage else None
     return Loaded(stage, front, command, measured, grammars, times, layout, sources, tower)
+
+
+def _end(command: engine.LoadStage) -> int:
+    """The end of the layers that are held from `lo` on."""
+    return max(command.hi, command.prompt_hi)
+
+
+def _tried(stage: Stage, name: str, longest: int, rows: int) -> list[control.StepTime]:
+    """The times of a stage's steps, once it and what computes its prompts are checked and warm."""
+    times: list[control.StepTime] = []
+    prefill = stage.prefill
+    for each in (stage, prefill) if isinstance(prefill, Prefill) else (stage,):
+        check_stage(each, name)
+        warm_up(each, longest)
+        found = timed(each, longest, rows)
+        times = [
+            *(one for one in times if one.tokens == 1),
+            *(one for one in found if each is stage or one.tokens > 1),
+        ]
+    if isinstance(prefill, Prefill):
+        prefill.pair(stage)
+    return times
 
 
 def _sees(command: engine.LoadStage) -> bool:
@@ -253,7 +285,7 @@ def _with_weights(
         check_whole(path)
         place = command.rank, command.ranks
         return load_shard(path, *place, kv_bits=command.kv_bits, progress=progress)
-    check_here(path, command.lo, command.hi)
+    check_here(path, command.lo, _end(command))
     read_weights(stage, path, progress)
     return stage
 
@@ -267,7 +299,7 @@ def _tower(path: Path, stage: Stage) -> Tower | None:
     try:
         tower = load_tower(path, *embedded(stage.model)) if can_see(read_config(path)) else None
         if tower is not None:
-            stage.take_images(tower.residuals)
+            stage.prefill.take_images(tower.residuals)
     except SealringError as error:
         log.warning("vision_tower_unusable", model=path.name, reason=error.reason, error=error.message)
         return None
@@ -287,12 +319,21 @@ def _layout(stage: Stage, path: Path, adapter: Path | None) -> BlockLayout | Non
         return None
 
 
-def _cut(path: Path, adapter: Path | None, lo: int, hi: int, kv_bits: int) -> tuple[dict[str, Any], Stage]:
-    """The profile and the stage of a model that is mapped and looked into once for both."""
+def _cut(path: Path, adapter: Path | None, command: engine.LoadStage) -> tuple[dict[str, Any], Stage]:
+    """The profile and the stage of a model that is mapped and looked into once for both; a second time for
+    other layers that compute prompts."""
+    bits = command.kv_bits
     model, config = load_lazily(path, parts=True, adapter=adapter)
     anatomy = dissect(model, config["model_type"])
-    measured = with_kv_bits(measure(path, model, config, anatomy, adapter), kv_bits)
-    return measured, cut_stage(model, anatomy, lo, hi, kv_bits)
+    measured = with_kv_bits(measure(path, model, config, anatomy, adapter), bits)
+    stage = cut_stage(model, anatomy, command.lo, command.hi, bits)
+    if command.prompt_hi:
+        again, _ = load_lazily(path, parts=True, adapter=adapter)
+        layers = command.prompt_lo, command.prompt_hi
+        prefill = cut_stage(again, dissect(again, config["model_type"]), *layers, bits, Prefill)
+        share(prefill, stage)
+        stage.prefill = prefill
+    return measured, stage
 
 
 def profile_message(path: str, ranks: int = 1, adapter: str = "") -> model.ModelProfile:

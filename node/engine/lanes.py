@@ -51,6 +51,8 @@ class Row:
 
     number: int
     cache: Cache
+    tokens: int = 0
+    """The number of its prompt's tokens that are computed."""
     parameters: RowParameters | None = None
     sampler: Sampler | None = None
     scores: list[mx.array] = field(default_factory=list)
@@ -58,15 +60,14 @@ class Row:
     positions: Positions | None = None
     """Those of its tokens, where they have three dimensions and it has images."""
 
-    def copy(self, number: int, tokens: int) -> Row:
-        """Another row with the same prompt; its seed differs by as much as its number."""
+    def copy(self, number: int) -> Row:
+        """Another row with the same prompt, without its cache; its seed differs by as much as its number."""
         parameters = self.parameters
         if parameters is not None:
             seed = (parameters.seed + number - self.number) % (1 << 64)
             matcher = parameters.matcher and parameters.matcher.copy()
             parameters = dataclasses.replace(parameters, seed=seed, matcher=matcher)
-        cache = caches.first_tokens(self.cache, tokens)
-        return Row(number, cache, parameters, positions=self.positions)
+        return Row(number, [], self.tokens, parameters, positions=self.positions)
 
 
 @dataclass(slots=True)

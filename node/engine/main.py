@@ -275,7 +275,7 @@ class Engine:
     def _open_epoch(self, command: engine.OpenEngineEpoch) -> None:
         loaded = self._stage_for(command)
         besides = loaded.sources.memory + (loaded.tower.weight_bytes if loaded.tower is not None else 0)
-        device.wire(loaded.stage.weight_bytes + command.kv_budget + besides)
+        device.wire(loaded.weight_bytes + command.kv_budget + besides)
         channel = EngineChannel(*self._receive_channel(command.epoch)) if command.size > 1 else None
         origins = loaded.prefixes.turn_over(command.ring)
         sources = loaded.sources if command.speculate else None
@@ -304,6 +304,7 @@ class Engine:
                 grammars=loaded.grammars,
                 sources=sources,
                 tower=loaded.tower,
+                borders=loaded.borders,
             ),
             allowance=Allowance(*loaded.kv_bytes, max(0, command.kv_budget - draft_bytes), loaded.mark_bytes),
             prefixes=loaded.prefixes,

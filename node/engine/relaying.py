@@ -28,24 +28,28 @@ class RelaidLinear(nn.Linear):  # type: ignore[misc]
         return x + self["bias"] if "bias" in self else x
 
 
-def relay(stage: Stage) -> None:
-    """Has a loaded stage's linear layers keep their weights, shape and all, in memory the other way round.
+def relay(*stages: Stage) -> None:
+    """Has the linear layers of loaded stages of one model keep their weights, shape and all, in memory the
+    other way round. What stages share they share afterwards.
 
     Layers are changed one after another, so that only one has its weights twice. Only float32: for other
     types MLX has loops of its own, to which the order makes no difference.
     """
     gc.collect()  # the runs in which `dissect` watched the model still refer to its weights
-    kept = {id(array): place for place, array in enumerate(stage.kept)}
-    for module in stage.model.modules():
-        if type(module) is not nn.Linear:
-            continue
-        place = kept.get(id(module["weight"]))
-        if place is None or module["weight"].dtype != mx.float32:
-            continue
-        relaid = mx.contiguous(module["weight"].T).T
-        mx.eval(relaid)
-        module["weight"] = stage.kept[place] = relaid
-        module.__class__ = RelaidLinear
+    kept = [{id(array): place for place, array in enumerate(stage.kept)} for stage in stages]
+    for alike in zip(*(stage.model.modules() for stage in stages), strict=True):
+        made: dict[int, mx.array] = {}
+        for stage, places, module in zip(stages, kept, alike, strict=True):
+            if type(module) is not nn.Linear:
+                continue
+            weight = module["weight"]
+            place = places.get(id(weight))
+            if place is None or weight.dtype != mx.float32:
+                continue
+            relaid = made.setdefault(id(weight), mx.contiguous(weight.T).T)
+            mx.eval(relaid)
+            module["weight"] = stage.kept[place] = relaid
+            module.__class__ = RelaidLinear
     mx.clear_cache()
 
 

@@ -69,23 +69,33 @@ def load_stage(
     return stage
 
 
-def cut_stage(model: nn.Module, anatomy: Anatomy, lo: int, hi: int, kv_bits: int = 0) -> Stage:
+def cut_stage(
+    model: nn.Module,
+    anatomy: Anatomy,
+    lo: int,
+    hi: int,
+    kv_bits: int = 0,
+    cut: type[Stage] = Stage,
+) -> Stage:
     """The stage of a model that is mapped lazily and that it takes over, before `read_weights`.
 
     Raises ModelError (KV_BITS_UNSUPPORTED, ARCHITECTURE_NOT_STAGEABLE), InvalidInput.
     """
     quantization = cache_quantization(model, anatomy.model_type, kv_bits) if kv_bits else None
-    return Stage(model, anatomy, lo, hi, quantization=quantization)
+    return cut(model, anatomy, lo, hi, quantization=quantization)
 
 
 def read_weights(stage: Stage, path: Path, progress: Callable[[int, int], None]) -> None:
-    """Reads and converts what a stage keeps, and lays it out as the device wants it.
+    """Reads and converts what a stage keeps, with what computes its prompts, and lays it out as the device
+    wants it.
 
     Raises ModelError (WEIGHTS_CORRUPT).
     """
-    _fill(stage, path, progress)
+    stages = [stage] if stage.prefill is stage else [stage.prefill, stage]
+    for one in stages:
+        _fill(one, path, progress)
     if relaying.pays():
-        relaying.relay(stage)
+        relaying.relay(*stages)
 
 
 def load_shard(

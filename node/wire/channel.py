@@ -35,6 +35,8 @@ class Kind(enum.IntEnum):
     TOKENS = 3
     SAMPLING = 4
     CONTROL = 5
+    CACHES = 6
+    """Keys, values and states of layers that are doubled at a border."""
 
     __hash__ = int.__hash__
 

@@ -1000,6 +1000,7 @@ class DeploymentSpec(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     SPLIT_FIELD_NUMBER: _builtins.int
+    PROMPT_SPLIT_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     PREFILL_CHUNK_FIELD_NUMBER: _builtins.int
     SHARE_PREFIXES_FIELD_NUMBER: _builtins.int
@@ -1061,6 +1062,12 @@ class DeploymentSpec(_message.Message):
         """layers per rank, by hand; excludes stages"""
 
     @_builtins.property
+    def prompt_split(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With `split`: layers per rank that compute prompts, where others compute answers. A rank's range may begin and end
+        later than by `split`, but no later than that of the next one ends; layers in between are held twice.
+        """
+
+    @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """use only these, in this order when split is given"""
 
@@ -1080,6 +1087,7 @@ class DeploymentSpec(_message.Message):
         max_rows: _builtins.int = ...,
         stages: _builtins.int = ...,
         split: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_split: _abc.Iterable[_builtins.int] | None = ...,
         members: _abc.Iterable[_builtins.str] | None = ...,
         prefill_chunk: _builtins.int = ...,
         share_prefixes: _builtins.bool = ...,
@@ -1097,7 +1105,7 @@ class DeploymentSpec(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "keep_alive", b"keep_alive"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "adapter", b"adapter", "aliases", b"aliases", "backend", b"backend", "clear_links", b"clear_links", "context", b"context", "draft", b"draft", "keep_alive", b"keep_alive", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "on_demand", b"on_demand", "or_pipeline", b"or_pipeline", "pinned", b"pinned", "prefill_chunk", b"prefill_chunk", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive", "adapter", b"adapter", "aliases", b"aliases", "backend", b"backend", "clear_links", b"clear_links", "context", b"context", "draft", b"draft", "keep_alive", b"keep_alive", "kv_bits", b"kv_bits", "max_rows", b"max_rows", "members", b"members", "model", b"model", "name", b"name", "on_demand", b"on_demand", "or_pipeline", b"or_pipeline", "pinned", b"pinned", "prefill_chunk", b"prefill_chunk", "prompt_split", b"prompt_split", "replicas", b"replicas", "share_prefixes", b"share_prefixes", "speculate", b"speculate", "split", b"split", "stages", b"stages", "strategy", b"strategy", "trust_floor", b"trust_floor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_alive: _TypeAlias = _typing.Literal["keep_alive"]  # noqa: Y015
     _WhichOneofArgType__keep_alive: _TypeAlias = _typing.Literal["_keep_alive", b"_keep_alive"]  # noqa: Y015
@@ -1121,6 +1129,8 @@ class StagePlan(_message.Message):
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     LOGITS_BYTES_FIELD_NUMBER: _builtins.int
     RESIDENTS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    PROMPT_END_LAYER_FIELD_NUMBER: _builtins.int
     DRAFT_BYTES_FIELD_NUMBER: _builtins.int
     VISION_BYTES_FIELD_NUMBER: _builtins.int
     member: _builtins.str
@@ -1138,6 +1148,10 @@ class StagePlan(_message.Message):
     """bytes that it may spend on KV caches: of max_rows rows at the deployment's context"""
     logits_bytes: _builtins.int
     """at the tail: logits of max_rows rows, and the copies that sampling makes of them"""
+    prompt_first_layer: _builtins.int
+    """of the layers that compute prompts, where they are others; else 0, as its end"""
+    prompt_end_layer: _builtins.int
+    """what it holds reaches from first_layer to here"""
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def draft_bytes(self) -> _builtins.int:
@@ -1173,12 +1187,14 @@ class StagePlan(_message.Message):
         kv_budget: _builtins.int = ...,
         logits_bytes: _builtins.int = ...,
         residents: _abc.Iterable[_model_pb2.Resident] | None = ...,
+        prompt_first_layer: _builtins.int = ...,
+        prompt_end_layer: _builtins.int = ...,
         draft_bytes: _builtins.int = ...,
         vision_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "logits_bytes", b"logits_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "rank", b"rank", "residents", b"residents", "trust", b"trust", "vision_bytes", b"vision_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "kv_budget", b"kv_budget", "kv_bytes", b"kv_bytes", "logits_bytes", b"logits_bytes", "member", b"member", "member_name", b"member_name", "memory_usable", b"memory_usable", "prompt_end_layer", b"prompt_end_layer", "prompt_first_layer", b"prompt_first_layer", "rank", b"rank", "residents", b"residents", "trust", b"trust", "vision_bytes", b"vision_bytes", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -329,6 +329,7 @@ class Attached(_message.Message):
     KV_BYTES_PER_ROW_FIELD_NUMBER: _builtins.int
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    PROMPTS_ALONE_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
@@ -350,6 +351,8 @@ class Attached(_message.Message):
     """bytes, without what drafts take"""
     prefixes: Global___PrefixSupport.ValueType
     """what this member's caches allow"""
+    prompts_alone: _builtins.bool
+    """of prompts alone, without answers: these are computed with other layers here"""
     vision_not_installed: _builtins.bool
     """head only: the model would see if sealring[vision] were installed there"""
     recalls: _builtins.bool
@@ -388,6 +391,7 @@ class Attached(_message.Message):
         kv_bytes_per_row: _builtins.int = ...,
         kv_budget: _builtins.int = ...,
         prefixes: Global___PrefixSupport.ValueType = ...,
+        prompts_alone: _builtins.bool = ...,
         kept: _abc.Iterable[Global___KeptPrefix] | None = ...,
         times: _abc.Iterable[Global___StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
@@ -401,7 +405,7 @@ class Attached(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_runs", b"draft_runs", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_runs", b"draft_runs", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "prompts_alone", b"prompts_alone", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -341,6 +341,8 @@ class LoadStage(_message.Message):
     MTP_FIELD_NUMBER: _builtins.int
     VISION_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    PROMPT_LO_FIELD_NUMBER: _builtins.int
+    PROMPT_HI_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     path: _builtins.str
     lo: _builtins.int
@@ -364,6 +366,9 @@ class LoadStage(_message.Message):
     """of a head: the model's vision tower, for which there is memory"""
     adapter: _builtins.str
     """a folder, by whose adapter the model is tuned"""
+    prompt_lo: _builtins.int
+    """of the layers that compute prompts, where they are others than [lo, hi)"""
+    prompt_hi: _builtins.int
     @_builtins.property
     def draft(self) -> Global___DraftModel:
         """at a head that is to guess by a draft model"""
@@ -386,10 +391,12 @@ class LoadStage(_message.Message):
         mtp: _builtins.bool = ...,
         vision: _builtins.bool = ...,
         adapter: _builtins.str = ...,
+        prompt_lo: _builtins.int = ...,
+        prompt_hi: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "mtp", b"mtp", "path", b"path", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ranks", b"ranks", "vision", b"vision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "mtp", b"mtp", "path", b"path", "prefill_chunk", b"prefill_chunk", "prompt_hi", b"prompt_hi", "prompt_lo", b"prompt_lo", "rank", b"rank", "ranks", b"ranks", "vision", b"vision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -467,6 +474,7 @@ class StageLoaded(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_ROW_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    PROMPTS_ALONE_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     VISION_NOT_INSTALLED_FIELD_NUMBER: _builtins.int
@@ -480,6 +488,8 @@ class StageLoaded(_message.Message):
     kv_bytes_per_token: _builtins.int
     kv_bytes_per_row: _builtins.int
     prefixes: _control_pb2.PrefixSupport.ValueType
+    prompts_alone: _builtins.bool
+    """as in Attached"""
     vision_not_installed: _builtins.bool
     """head only: the model would see if sealring[vision] were installed there"""
     metal: _builtins.bool
@@ -508,6 +518,7 @@ class StageLoaded(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         kv_bytes_per_row: _builtins.int = ...,
         prefixes: _control_pb2.PrefixSupport.ValueType = ...,
+        prompts_alone: _builtins.bool = ...,
         times: _abc.Iterable[_control_pb2.StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         vision_not_installed: _builtins.bool = ...,
@@ -519,7 +530,7 @@ class StageLoaded(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "capabilities", b"capabilities", "device", b"device", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "capabilities", b"capabilities", "device", b"device", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "prompts_alone", b"prompts_alone", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

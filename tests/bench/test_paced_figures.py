@@ -38,6 +38,7 @@ def rate(machine: str, model: str, bits: float | None = None) -> float:
         ("m3ultra", "qwen38-27b-4bit", None, 30.3, 0.03),
         ("m3ultra", "llama-8b-4bit", None, 119.4, 0.03),
         ("m5max", "gpt-oss-120b", None, 89.0, 0.03),
+        ("m5ultra", "qwen38-27b-4bit", None, 33.0, 0.03),
     ],
 )
 def test_one_request_on_one_mac_is_as_published(machine, model, bits, published, error):

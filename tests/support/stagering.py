@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -34,13 +35,14 @@ from sealring.node.engine import (
     TokenLogprobs,
     Transfer,
     asking_of,
+    borders_of,
     compute_in_batches,
     params,
     seat_of,
     support,
 )
 from sealring.node.engine.drafts import Drafter, GuessesAhead, ModelAtHead, Proposed, Sources, TailDrafter
-from sealring.node.engine.staging import Stage, random_model, random_stage
+from sealring.node.engine.staging import Prefill, Stage, random_model, random_stage, share
 from sealring.node.engine.text import Picture
 from sealring.node.engine.vision.tower import Tower
 from sealring.node.engine.warm_up import warm_up
@@ -199,7 +201,7 @@ class MemoryChannel:
 
 
 def prefixes_of(stage: Stage) -> Prefixes:
-    return Prefixes(support(stage.make_cache()))
+    return Prefixes(support(stage.prefill.make_cache()))
 
 
 def runs_in(stage: Stage, size: int) -> int:
@@ -355,6 +357,7 @@ class Ring:
                     grammars=grammars,
                     sources=sources[rank],
                     tower=tower if rank == 0 else None,
+                    borders=compute_thread(rank).submit(borders_of, stage).result(PATIENCE_SECONDS),
                     deadline=deadline,
                 ),
                 allowance=allowance,
@@ -404,6 +407,7 @@ class Ring:
 def free() -> None:
     """In the threads that made it: else mlx aborts when the interpreter ends."""
     stages_of.cache_clear()
+    doubled_stages_of.cache_clear()
     gc.collect()
     for rank in range(3):
         compute_thread(rank).submit(mx.synchronize).result(PATIENCE_SECONDS)
@@ -453,6 +457,27 @@ def made_stages(
         return stage
 
     made = [compute_thread(rank).submit(make, *edges[rank : rank + 2]) for rank in range(size)]
+    return [stage.result(PATIENCE_SECONDS) for stage in made]
+
+
+@cache
+def doubled_stages_of(family: str, prompts: tuple[int, ...], answers: tuple[int, ...]) -> list[Stage]:
+    """The stages of a ring that cuts a model there for prompts, and there for answers."""
+    config, (_, bits) = config_of(family), kv_bits_of(family)
+    layers = setting(family, "num_hidden_layers")
+    ranges = zip(pairwise([0, *prompts, layers]), pairwise([0, *answers, layers]), strict=True)
+
+    def make(computes: tuple[int, int], decodes: tuple[int, int]) -> Stage:
+        stage = random_stage(config, *decodes, seed=SEED, kv_bits=bits)
+        prefill = random_stage(config, *computes, seed=SEED, kv_bits=bits, cut=Prefill)
+        assert isinstance(prefill, Prefill)
+        share(prefill, stage)
+        for each in (prefill, stage):
+            warm_up(each, 512)
+        prefill.pair(stage)
+        return stage
+
+    made = [compute_thread(rank).submit(make, *both) for rank, both in enumerate(ranges)]
     return [stage.result(PATIENCE_SECONDS) for stage in made]
 
 

@@ -132,13 +132,14 @@ class TailDrafter:
         for number in rows:
             if number not in self._rows:
                 self._start(number, rows).gaps = True
-        self._stage.hidden = []
+        self._stage.hidden = self._stage.prefill.hidden = []
         return True
 
     def seen(self, tokens: int) -> mx.array | None:
         """The hidden states [rows, tokens, width] of the stage's calls since `watch`, of `tokens` tokens
         together."""
-        found, self._stage.hidden = self._stage.hidden, None
+        found = self._stage.hidden
+        self._stage.hidden = self._stage.prefill.hidden = None
         if not found:
             return None
         joined = found[0] if len(found) == 1 else mx.concatenate(found, axis=1)
@@ -254,7 +255,7 @@ class TailDrafter:
         self._rows.clear()
         self._open.clear()
         self._prefixes.clear()
-        self._stage.hidden = None
+        self._stage.hidden = self._stage.prefill.hidden = None
 
     def distrust(self) -> None:
         """Computing has failed: forgets everything."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sealring.node.engine.borders import Borders
 from sealring.node.engine.drafts.sources import Sources
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.receipts import Sampled
@@ -60,13 +61,14 @@ def seat_of(
     grammars: Grammars | None = None,
     sources: Sources | None = None,
     tower: Tower | None = None,
+    borders: Borders = Borders(),
     deadline: float = RECORD_DEADLINE,
 ) -> Seat:
     """The seat of the member that has this stage.
 
     `channel` is None in a ring of one. `prompts` is given at the head only, `grammars` at the tail, `tower`
-    at a head that takes images, `sources` where drafts may be made. `fail` is called when the epoch cannot go
-    on.
+    at a head that takes images, `sources` where drafts may be made, `borders` where layers are doubled.
+    `fail` is called when the epoch cannot go on.
     """
     sampled = Sampled()
     spec, moves = stage.spec, transfer()
@@ -94,7 +96,7 @@ def seat_of(
         assert prompts is not None
         source = Head(spec, prompts, channel, moves, deadline, fail, sources, images)
     else:
-        source = Neighbour(spec, channel, moves, deadline)
+        source = Neighbour(spec, channel, moves, deadline, stage.prefill.spec, borders.before)
     if spec.is_tail and stage.pools:
         results = Pooled(stage, source, link, moves, sampled)
     elif spec.is_tail:
@@ -103,5 +105,5 @@ def seat_of(
     elif isinstance(spec, ShardSpec):
         results = Alike(stage, source, link, moves)
     else:
-        results = HandingOn(stage, source, link, moves)
+        results = HandingOn(stage, source, link, moves, borders.after)
     return Seat(source, link, results, moves, sampled, channel, prompts)

@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from sealring.mesh.errors import Internal
 from sealring.mesh.ring.composition import Chunk, ResolvedStep
 from sealring.node.engine import params, records
+from sealring.node.engine.borders import Border
 from sealring.node.engine.caches import Cache
 from sealring.node.engine.drafts.mtp import TailDrafter
 from sealring.node.engine.grammar import Grammars
@@ -73,7 +74,7 @@ class Results(ABC):
     """One member's use of its stage's outputs. Used by the compute thread."""
 
     def __init__(self, stage: Stage, source: Source, way_out: Exit, transfer: Transfer) -> None:
-        self._stage = stage
+        self._stage, self._prefill = stage, stage.prefill
         self._source = source
         self._exit = way_out
         self._transfer = transfer
@@ -107,6 +108,9 @@ class Results(ABC):
     ) -> None:
         """Takes the rows whose prompts end in this step, with their logits."""
 
+    def hand_over(self, step: ResolvedStep, chunk: Chunk, row: Row) -> None:  # noqa: B027
+        """Hands on what doubled layers have computed of a chunk, once the step's chunks are launched."""
+
     @abstractmethod
     def decode(self, call: StageCall, lane: Lane, outputs: list[mx.array]) -> None:
         """Takes the outputs of a decode step; their input may still have to arrive."""
@@ -119,19 +123,38 @@ class Results(ABC):
 class HandingOn(Results):
     """Outputs that are the next member's input."""
 
-    def __init__(self, stage: Stage, source: Source, link: LinkExit, transfer: Transfer) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        source: Source,
+        link: LinkExit,
+        transfer: Transfer,
+        border: Border | None = None,
+    ) -> None:
+        """`border`: that with the next member."""
         super().__init__(stage, source, link, transfer)
         self._link = link
+        self._border = border
 
     def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
         if record:
             self._link.pass_on(records.params_record(step, chunk), record)
 
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> None:
-        results = self._transfer.send_buffer(self._stage(call.input.arrays, row.cache, row.positions))
+        results = self._transfer.send_buffer(self._prefill(call.input.arrays, row.cache, row.positions))
+        header = records.state_record(call.step, self._prefill.spec.hands_on, 1, chunk.tokens)
         call.built()
         self._next_chunk(call.times)
-        self._launch(call, self._header(call.step, 1, chunk.tokens), results, row.cache)
+        self._launch(call, header, results, row.cache)
+
+    def hand_over(self, step: ResolvedStep, chunk: Chunk, row: Row) -> None:
+        if self._border is None:
+            return
+        times = StepTimes(step.number, time.perf_counter())
+        results = self._transfer.send_buffer(self._border.content(row.cache, chunk))
+        launch(results.pending)
+        times.built = times.fed = times.launched = time.perf_counter()
+        self._link.send(self._border.record(step, chunk), results, times)
 
     def first_tokens(
         self, step: ResolvedStep, prompts: Sequence[tuple[Row, mx.array]], times: StepTimes
@@ -171,10 +194,10 @@ class Logits(Results):
         """Logits of the last token only: the output head's product over the others takes time and memory."""
         inputs = call.input.arrays
         scored = row.parameters is not None and row.parameters.scored
-        if inputs[0].shape[1] > 1 and (scored or not self._stage.cuts):
+        if inputs[0].shape[1] > 1 and (scored or not self._prefill.cuts):
             self._fill(call, [array[:, :-1] for array in inputs], row, chunk)
             inputs = [array[:, -1:] for array in inputs]
-        logits = self._stage.last_logits(inputs, row.cache, row.positions)
+        logits = self._prefill.last_logits(inputs, row.cache, row.positions)
         call.built()
         return logits
 
@@ -187,7 +210,7 @@ class Logits(Results):
             call.wait()
             self._score(inputs, row, row.parameters, chunk)
         else:
-            self._stage(inputs, row.cache, row.positions)
+            self._prefill(inputs, row.cache, row.positions)
         filled = self._transfer.send_buffer([behind(states(row.cache))])
         call.built()
         self._next_chunk(call.times)
@@ -213,7 +236,7 @@ class Logits(Results):
         """Adds the log-probabilities of the prompt's tokens to the row, a few tokens at a time."""
         for at in range(0, inputs[0].shape[1], SCORED_AT_ONCE):
             part = [array[:, at : at + SCORED_AT_ONCE] for array in inputs]
-            logits = self._stage(part, row.cache, row.positions)[0][0]
+            logits = self._prefill(part, row.cache, row.positions)[0][0]
             following = chunk.start + at + 1
             tokens = parameters.scored[following : following + len(logits)]
             if len(tokens) != len(logits):

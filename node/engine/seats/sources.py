@@ -23,6 +23,8 @@ from sealring.mesh.ring.composition import (
     Settling,
 )
 from sealring.node.engine import records
+from sealring.node.engine.borders import Border
+from sealring.node.engine.caches import Cache
 from sealring.node.engine.drafts.guesses import GuessesAhead
 from sealring.node.engine.drafts.runs import Runs
 from sealring.node.engine.drafts.source import Proposed
@@ -89,6 +91,10 @@ class Source(ABC):
     def verify(self, step: ResolvedStep) -> Input:
         """Each row's last token and the drafts behind it, or further drafts, or the stage state for them."""
         raise no_drafts()
+
+    def take_over(self, chunk: Chunk, row: Cache) -> None:  # noqa: B027
+        """Takes what the member before has computed of a row's chunk with doubled layers, once the chunks of
+        the step are launched."""
 
     def launched(self, step: ResolvedStep, tokens: mx.array | None) -> None:  # noqa: B027
         """Notes a launched step; `tokens` are the sampled ones if this member samples."""
@@ -317,29 +323,49 @@ class Neighbour(Source):
 
     guesses = True
 
-    def __init__(self, spec: StageSpec, channel: EngineChannel, moves: Transfer, deadline: float) -> None:
+    def __init__(
+        self,
+        spec: StageSpec,
+        channel: EngineChannel,
+        moves: Transfer,
+        deadline: float,
+        prompts: StageSpec | None = None,
+        border: Border | None = None,
+    ) -> None:
+        """`prompts` are the layers that compute prompts, if others, and `border` that with the member
+        before."""
         self._spec = spec
+        self._prompts = prompts or spec
+        self._border = border
         self._transfer = moves
         self._intake = Intake(channel, deadline)
         self.copied = self._intake.copied
 
     def announce(self, step: ResolvedStep) -> None:
-        self._intake.announce(records.incoming(step, self._spec))
+        found = records.incoming(step, self._prompts if step.chunks else self._spec)
+        if self._border is not None:
+            for chunk in step.chunks:
+                found.append(records.Incoming(self._border.record(step, chunk), step, 1, chunk.tokens))
+        self._intake.announce(found)
+
+    def take_over(self, chunk: Chunk, row: Cache) -> None:
+        if (border := self._border) is not None:
+            self._intake.take(Kind.CACHES, lambda data: border.fill(row, chunk, data))
 
     def begin(self, chunk: Chunk) -> bytes:
         return self._intake.take(Kind.SAMPLING, bytes) if chunk.params_bytes else b""
 
     def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
-        return self._state(1, chunk.tokens)
+        return self._state(self._prompts, 1, chunk.tokens)
 
     def decode(self, step: ResolvedStep) -> Input:
-        return self._state(len(step.rows), 1)
+        return self._state(self._spec, len(step.rows), 1)
 
     def verify(self, step: ResolvedStep) -> Input:
-        return self._state(len(step.rows), 1 + step.drafts)
+        return self._state(self._spec, len(step.rows), 1 + step.drafts)
 
-    def _state(self, rows: int, tokens: int) -> Input:
-        buffer = self._transfer.receive_buffer(self._spec.receives, rows, tokens)
+    def _state(self, spec: StageSpec, rows: int, tokens: int) -> Input:
+        buffer = self._transfer.receive_buffer(spec.receives, rows, tokens)
         return Input(buffer.arrays, buffer, partial(self._intake.take, Kind.ACTIVATIONS, buffer.fill))
 
 

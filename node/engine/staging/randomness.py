@@ -70,12 +70,13 @@ def random_stage(
     seed: int,
     dtype: mx.Dtype = mx.float32,
     kv_bits: int = 0,
+    cut: type[Stage] = Stage,
 ) -> Stage:
     """A stage with random weights; a layer has the same parameters whatever the split."""
     model = random_model(config, seed=seed, dtype=dtype)
     anatomy = dissect(model, config["model_type"])
     quantization = cache_quantization(model, anatomy.model_type, kv_bits) if kv_bits else None
-    stage = Stage(model, anatomy, lo, hi, quantization=quantization)
+    stage = cut(model, anatomy, lo, hi, quantization=quantization)
     for array in stage.kept:
         mx.eval(array)
     return stage

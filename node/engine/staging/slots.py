@@ -28,37 +28,35 @@ class Slots:
 
         `idle` are those that no layer ever fills.
         """
-        self._present = [
-            index
-            for index, layers in enumerate(owners)
-            if index not in idle and (any(lo <= layer < hi for layer in layers) or (not layers and lo == 0))
-        ]
+        self._owners = [() if index in idle else layers for index, layers in enumerate(owners)]
+        heads = {index for index, layers in enumerate(owners) if not layers and lo == 0} - idle
+        self.present = sorted(heads.union(self.used(lo, hi)))
         self._shadows: list[int] = []
         self._empty = {
             index: templates[index] for index, layers in enumerate(owners) if not layers and lo > 0
         }
-        kinds = {_kind(templates[index]): place for place, index in reversed(list(enumerate(self._present)))}
+        kinds = {_kind(templates[index]): place for place, index in reversed(list(enumerate(self.present)))}
         self._where: list[int | None] = []
         for index, template in enumerate(templates):
             kind = _kind(template)
-            if index in self._present:
-                self._where.append(self._present.index(index))
+            if index in self.present:
+                self._where.append(self.present.index(index))
             elif index in self._empty or (kind not in kinds and not any(map(_counts, parts_of(template)))):
                 self._empty[index] = template
                 self._where.append(None)
             else:
                 if kind not in kinds:
-                    kinds[kind] = len(self._present) + len(self._shadows)
+                    kinds[kind] = len(self.present) + len(self._shadows)
                     self._shadows.append(index)
                 self._where.append(kinds[kind])
 
     def select(self, full: Cache) -> Cache:
         """The stage's own caches out of a full list of the model's."""
-        return [full[index] for index in (*self._present, *self._shadows)]
+        return [full[index] for index in (*self.present, *self._shadows)]
 
     def is_present(self, place: int) -> bool:
         """Whether the cache at this place of the stage's own is one of keys and values, not a shadow."""
-        return place < len(self._present)
+        return place < len(self.present)
 
     def spread(self, cache: Cache) -> Cache:
         """The list that the model's `__call__` expects."""
@@ -67,10 +65,21 @@ class Slots:
             for index, where in enumerate(self._where)
         ]
 
+    def used(self, lo: int, hi: int) -> list[int]:
+        """Indices of the caches that the layers [lo, hi) use."""
+        return [
+            index for index, layers in enumerate(self._owners) if any(lo <= layer < hi for layer in layers)
+        ]
+
     def count(self, cache: Cache, rows: int, tokens: int) -> None:
         """Lets the shadows count the tokens of a step that was just run."""
+        self.count_in(cache[len(self.present) :], rows, tokens)
+
+    @staticmethod
+    def count_in(shadows: Cache, rows: int, tokens: int) -> None:
+        """As `count`, of the shadows alone."""
         nothing, state = mx.zeros((rows, 1, tokens, 0)), mx.zeros((rows, 1))
-        for shadow in cache[len(self._present) :]:
+        for shadow in shadows:
             for part in parts_of(shadow):
                 if hasattr(part, "cache"):  # else it could not be merged with others
                     part.cache = [state for _ in part.cache]

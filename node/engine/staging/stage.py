@@ -62,6 +62,8 @@ class Stage:
             anatomy.adapter.together(model)
         self.model = model
         self.spec = _spec(anatomy, lo, hi)
+        self.prefill: Stage = self
+        """The stage that computes prompts; another one where layers are doubled (`doubled`)."""
         self.kept = _prune(model, anatomy, lo, hi)
         self._anatomy = anatomy
         self._step = _Step()
@@ -220,6 +222,19 @@ class Stage:
                 for place, cache in enumerate(own)
             ]
         return for_one_row(own, self.batches)
+
+    @property
+    def cache_places(self) -> list[int]:
+        """Which of the model's caches those of `make_cache` are, the shadows behind them left out."""
+        return self._slots.present
+
+    def caches_of(self, lo: int, hi: int) -> list[int]:
+        """Which of the model's caches the layers [lo, hi) use."""
+        return self._slots.used(lo, hi)
+
+    def count_shadows(self, shadows: Cache, rows: int, tokens: int) -> None:
+        """Lets shadows of this stage, which was not called, count a step's tokens."""
+        self._slots.count_in(shadows, rows, tokens)
 
     def __call__(
         self, inputs: list[mx.array], cache: Batch, positions: Positions | None = None

@@ -94,12 +94,13 @@ def test_members_stand_by_name_with_numbers_as_numbers_or_as_they_were_named() -
 
 def test_a_split_by_hand_is_held_as_it_stands_or_by_the_strongest_where_it_is_heaviest() -> None:
     made = demand([10, 20, 30, 40], 5, 3)
-    assert shortfall(made, list(zip(machines(15, 50, 43), (1, 2, 1), strict=True))) is None
+    assert shortfall(made, list(zip(machines(15, 50, 43), (1, 2, 1), strict=True)), []) is None
     weak = machines(15, 49, 42)
-    assert shortfall(made, list(zip(weak, (1, 2, 1), strict=True))) == (weak[1], 1, 50)
+    assert shortfall(made, list(zip(weak, (1, 2, 1), strict=True)), []) == (weak[1], 1, 50)
+    assert shortfall(made, list(zip(weak, (1, 1, 2), strict=True)), [1, 1, 0]) == (weak[0], 0, 35)
 
     def matched(*rooms: int) -> str:
-        return "".join(member.id for member in match(made, [1, 2, 1], machines(*rooms)))
+        return "".join(member.id for member in match(made, [1, 2, 1], [], machines(*rooms)))
 
     assert matched(15, 50, 43) == "abc"
     assert matched(60, 43, 50) == "bac"

@@ -203,6 +203,25 @@ def test_split_without_members_gives_the_heaviest_stage_to_the_strongest() -> No
     assert names(plan(spec(split=[2, 7]), profile(layer=125 * MIB), members)) == ["node-2", "node-1"]
 
 
+def test_layers_at_a_border_are_held_twice_where_prompts_are_cut_otherwise() -> None:
+    members = [member(number, 4 * GIB) for number in (1, 2)]
+    one, two = (plan(spec(split=[3, 6], prompt_split=cut), profile(), members) for cut in ([], [7, 2]))
+    plain, both = one.rings[0].stages, two.rings[0].stages
+    assert [(each.prompt_first_layer, each.prompt_end_layer) for each in plain] == [(0, 0), (0, 0)]
+    assert [(each.prompt_first_layer, each.prompt_end_layer) for each in both] == [(0, 7), (7, 9)]
+    assert ranges(two) == ranges(one) == [(0, 3), (3, 9)]
+    more = 4 * profile().layer_bytes[0]
+    assert [each.weight_bytes for each in both] == [plain[0].weight_bytes + more, plain[1].weight_bytes]
+    assert 3 * both[0].kv_bytes == 7 * plain[0].kv_bytes
+    assert both[1].kv_bytes == plain[1].kv_bytes
+    assert one.plan_hash != two.plan_hash
+    small = [member(1, 700 * MIB), member(2, 4 * GIB)]
+    assert plan(spec(split=[3, 6]), profile(), small).rings
+    with pytest.raises(ResourceExhausted) as caught:
+        plan(spec(split=[3, 6], prompt_split=[8, 1], members=[one.id for one in small]), profile(), small)
+    assert caught.value.metadata["rank"] == "0"
+
+
 def test_replicas_are_disjoint_and_alike() -> None:
     members = [member(number, number * GIB) for number in (1, 2, 3, 4)]
     made = plan(spec(stages=2, replicas=2), profile(), members)

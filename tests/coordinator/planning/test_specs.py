@@ -72,6 +72,16 @@ def test_splits_name_layers_and_are_instead_of_stages() -> None:
     refused("split", split=[1, 2], stages=2)
 
 
+def test_prompts_are_split_by_as_many_stages_and_layers_move_forward_by_one() -> None:
+    for prompts in ([3, 2, 1], [2, 2, 2], [4, 1, 1]):
+        assert list(check_spec(spec(split=[2, 2, 2], prompt_split=prompts)).prompt_split) == prompts
+    for prompts in ([3, 3], [1, 3, 2], [5, 1, 0], [5, 0, 1], [3, 2, 2], [2, 1, 3]):
+        refused("prompt_split", split=[2, 2, 2], prompt_split=prompts)
+    refused("prompt_split", split=[2, 1, 1, 2], prompt_split=[4, 1, 0, 1])
+    refused("prompt_split", split=[1, 1, 4], prompt_split=[3, 1, 2])
+    refused("prompt_split", prompt_split=[3, 2, 1])
+
+
 def test_members_are_named_once_and_as_many_as_a_split_needs() -> None:
     assert list(check_spec(spec(members=IDS)).members) == IDS
     assert check_spec(spec(split=[1, 2, 3], replicas=2, members=IDS)).replicas == 2

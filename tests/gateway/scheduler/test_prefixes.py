@@ -31,6 +31,7 @@ class Desk:
         marks: int = 0,
         *,
         stores: bool = False,
+        prompts_alone: bool = False,
     ) -> None:
         self.ring = ring_of(
             member_with(tokens, mark=marks),
@@ -39,6 +40,7 @@ class Desk:
             prefixes=support,
             recalls=stores,
             epoch=2,
+            prompts_alone=prompts_alone,
         )
         self.ledger = Ledger(self.ring)
         self.adopt(())
@@ -50,7 +52,13 @@ class Desk:
         """Begins with what an earlier epoch has kept."""
         ring, self.board, self.told = self.ring, Board(self.ring), list[str]()
         self.cache = PrefixCache(
-            self.ledger, self.board, ring.prefixes, earlier, ring.mark_every, stores=ring.recalls
+            self.ledger,
+            self.board,
+            ring.prefixes,
+            earlier,
+            ring.mark_every,
+            stores=ring.recalls,
+            prompts_alone=ring.prompts_alone,
         )
 
     def row(self, text: str, stored: int = 0, role: str = "") -> Row:
@@ -198,6 +206,17 @@ def test_of_a_turn_nothing_is_computed_again(length: int) -> None:
     assert desk.row("a" * length + "<think>" + "b" * 100 + "c" * 500).reused == length + 107
     assert desk.row("a" * length + "<think>" + "c" * 500).reused == length + 7
     assert desk.row("a" * length + "c" * 500).reused == length + 7 - OPENING
+
+
+@pytest.mark.parametrize("support", [ANY, EXACT])
+def test_of_two_cuts_of_a_model_a_prompt_is_kept_without_its_answer(
+    support: control.PrefixSupport.ValueType,
+) -> None:
+    desk = Desk(support, prompts_alone=True)
+    row, _ = desk.prefill("a" * 300)
+    assert desk.finish(row, "b" * 100 + ".") == []
+    assert not desk.cache.has_pending
+    assert 300 - OPENING <= desk.row("a" * 300 + "b" * 100 + "c" * 50).reused <= 300
 
 
 def test_an_answer_of_one_token_changes_nothing() -> None:

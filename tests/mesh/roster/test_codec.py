@@ -28,6 +28,7 @@ from sealring.mesh.roster import (
     PAYLOAD_TYPE,
     Gateway,
     Revoked,
+    Ring,
     RingMember,
     Roster,
     check_roster,
@@ -174,6 +175,41 @@ def test_layers_are_contiguous_disjoint_and_complete(cluster: Any, ranges: list[
     )
     rings = (dataclasses.replace(ring, members=members),)
     assert refused_alike(cluster, rings=rings) == "ROSTER_RINGS"
+
+
+def cut_for_prompts(cluster: Any, ranges: list[tuple[int, int] | None]) -> Ring:
+    ring = complete_roster(cluster.draft).rings[0]
+    members = tuple(
+        dataclasses.replace(member, prompts=layers)
+        for member, layers in zip(ring.members, ranges, strict=True)
+    )
+    return dataclasses.replace(ring, members=members)
+
+
+def test_prompts_may_be_cut_otherwise_and_layers_are_held_twice(cluster: Any) -> None:
+    ring = cut_for_prompts(cluster, [(0, 5), (5, 7), (7, 9)])
+    (found,) = cluster.verified(rings=(ring,)).rings
+    assert found == ring
+    assert [member.held for member in found.members] == [(0, 5), (3, 7), (6, 9)]
+    plain = complete_roster(cluster.draft)
+    assert b"prompts" not in encode_roster(plain), "releases that know no such cut read it"
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [(0, 5), (5, 7), None],
+        [(0, 5), (5, 7), (7, 8)],
+        [(0, 5), (4, 7), (7, 9)],
+        [(0, 2), (2, 7), (7, 9)],
+        [(0, 7), (7, 8), (8, 9)],
+        [(0, 5), (5, 5), (5, 9)],
+    ],
+)
+def test_a_cut_for_prompts_is_complete_and_goes_one_member_forward(
+    cluster: Any, ranges: list[tuple[int, int] | None]
+) -> None:
+    assert refused_alike(cluster, rings=(cut_for_prompts(cluster, ranges),)) == "ROSTER_RINGS"
 
 
 def test_tensor_members_all_hold_all_layers(cluster: Any) -> None:

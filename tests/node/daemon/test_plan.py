@@ -45,6 +45,18 @@ def test_a_place_in_a_ring(cluster, size: int) -> None:
         assert len(plan.releases) == 1
 
 
+def test_layers_that_compute_prompts_are_those_of_the_roster(cluster) -> None:
+    parties = [cluster.party() for _ in range(3)]
+    _, roster = cluster.roster(parties, layers=9)
+    (ring,) = roster.rings
+    cut = [(0, 5), (5, 6), (6, 9)]
+    places = [dataclasses.replace(one, prompts=each) for one, each in zip(ring.members, cut, strict=True)]
+    changed = dataclasses.replace(roster, rings=(dataclasses.replace(ring, members=tuple(places)),))
+    plans = [plan_epoch(prepare(changed), changed, party.id) for party in parties]
+    assert [plan.layers for plan in plans] == [(0, 3), (3, 6), (6, 9)]
+    assert [plan.prompts for plan in plans] == [(0, 5), (5, 6), (0, 0)], "the last has no others"
+
+
 def test_members_that_run_other_software_are_seen(cluster) -> None:
     parties = [cluster.party() for _ in range(3)]
     _, roster = cluster.roster(parties)

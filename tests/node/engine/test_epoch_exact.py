@@ -28,6 +28,7 @@ from stagering import (
     Ring,
     compute_thread,
     config_of,
+    doubled_stages_of,
     kv_bits_of,
     prompt_of,
     setting,
@@ -162,10 +163,13 @@ picks = st.integers(0, 1 << 16).map(random.Random)
 class Gateway(RuleBasedStateMachine):
     """Announces steps as a gateway may, in an order that hypothesis chooses."""
 
-    def __init__(self, family: str) -> None:
+    def __init__(self, family: str, doubled: bool = False) -> None:
+        """`doubled`: prompts are computed by another cut than answers."""
         super().__init__()
-        self.family, self.stages = family, stages_of(family, SIZE)
-        allowed = compute_thread(0).submit(lambda: support(self.stages[0].make_cache()))
+        self.family, self.doubled = family, doubled
+        layers = setting(family, "num_hidden_layers")
+        self.stages = doubled_stages_of(family, (layers - 1,), (1,)) if doubled else stages_of(family, SIZE)
+        allowed = compute_thread(0).submit(lambda: support(self.stages[0].prefill.make_cache()))
         self.cuts = allowed.result(PATIENCE_SECONDS) == control.PREFIX_SUPPORT_ANY
         self.epoch, self.rows_made, self.prefixes_made = 0, 0, 0
         self.waiting: list[tuple[str, int, list[int]]] = []
@@ -507,6 +511,10 @@ class Gateway(RuleBasedStateMachine):
         self.settle(row)
         text = self.text(row)
         held = row.done if row.lane is None else len(text) - 1
+        if self.doubled and row.lane is not None:  # of an answer nothing is kept
+            held = len(row.prompt)
+            if not self.cuts and held not in row.marks:
+                return
         tokens = pick.randint(1, held) if self.cuts else held
         marks = [mark for mark in row.marks if mark < tokens and pick.random() < 0.5][-6:]
         self.prefixes_made += 1
@@ -522,12 +530,13 @@ QUICK = ["llama", "gemma3_text", "mamba2"]
 """Caches that are cut, those that slide, and those that can only be kept as they were."""
 
 
+@pytest.mark.parametrize("doubled", [False, True])
 @pytest.mark.parametrize(
     "family", [*QUICK, *(pytest.param(one, marks=pytest.mark.sweep) for one in FAMILIES if one not in QUICK)]
 )
-def test_every_answer_is_that_of_the_row_alone_without_drafts(family: str) -> None:
+def test_every_answer_is_that_of_the_row_alone_without_drafts(family: str, doubled: bool) -> None:
     run_state_machine_as_test(
-        lambda: Gateway(family),
+        lambda: Gateway(family, doubled),
         settings=settings(
             max_examples=5,
             stateful_step_count=20,

@@ -45,6 +45,23 @@ def test_a_stage_is_loaded_and_described(llama: dict[str, Any], model_folder: Wr
     assert not loaded.serves(command(path, 0, 5, digest=digest(path)))
 
 
+def test_layers_that_compute_prompts_alone_are_loaded_beside_and_shared(
+    llama: dict[str, Any], model_folder: Write
+) -> None:
+    path = model_folder(llama)
+    both = load(command(path, 1, 4, prompt_lo=2, prompt_hi=5))
+    message, held = both.message(1), load(command(path, 1, 5)).message(2)
+    assert message.prompts_alone
+    assert message.weight_bytes == held.weight_bytes == both.weight_bytes, "each array once"
+    assert message.kv_bytes_per_token == held.kv_bytes_per_token
+    assert not held.prompts_alone
+    assert both.stage.prefill.spec.lo == 2
+    assert both.borders.before is not None
+    assert both.borders.after is not None
+    assert not both.serves(command(path, 1, 4))
+    assert both.serves(command(path, 1, 4, prompt_lo=2, prompt_hi=5))
+
+
 def test_a_load_says_how_far_it_is(
     llama: dict[str, Any], model_folder: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
