@@ -19,7 +19,7 @@ from sealring.cli.local.output import PICTURE_QUESTION, QUESTION, print_ring, pr
 from sealring.cli.terminal.command import command
 from sealring.cli.terminal.host import Host, host_of
 from sealring.cli.terminal.options import AsJson
-from sealring.cli.terminal.output import Progress, print_json, say
+from sealring.cli.terminal.output import Progress, print_json, progress, say
 from sealring.mesh.errors import ConfigError, InvalidInput, ModelError
 from sealring.mesh.system.extras import vision_installed
 
@@ -80,7 +80,8 @@ def demo(
             return
         if sees:
             seeing = bundled_model(VISION)
-            await cluster.deploy(stages=nodes, name=VISION, model=str(seeing))
+            with progress(f"planning {VISION}") as again:
+                await cluster.deploy(again.update, stages=nodes, name=VISION, model=str(seeing))
             picture = seeing / "shapes.png"
             say(f"\n> {PICTURE_QUESTION} ({picture})")
             await _ask(host, cluster, VISION, (picture.read_bytes(), PICTURE_QUESTION), quiet=False)

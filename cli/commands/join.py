@@ -133,8 +133,9 @@ def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
     say(f"joined cluster {joined['cluster']} as {joined['name']}, trust level {described(joined['level'])}")
 
 
-async def _offer(host: Host, root: Path) -> None:
-    """Returns once the second machine of a cluster has become its standby, if the user names a backup."""
+async def _offer(host: Host, root: Path, answered: asyncio.Event) -> None:
+    """Returns once the second machine of a cluster has become its standby, if the user names a backup.
+    `answered` is set once nothing is asked any more."""
     say("\nThis second machine can be the standby, which takes over when the first one is lost. It gets all")
     say("keys of the cluster. On the first machine: sealring coordinator backup FILE. Bring FILE here.")
     if host.can_ask:
@@ -148,6 +149,7 @@ async def _offer(host: Host, root: Path) -> None:
                 return
     else:
         say("Then: sealring join --standby FILE\n")
+    answered.set()
     await asyncio.Event().wait()
 
 
@@ -273,8 +275,11 @@ def _run(
         say(f"the node runs until Ctrl-C; its log: {machine.logs['node']}")
 
     async def meanwhile(machine: OtherMachine) -> None:
-        offer = [_offer(host, root)] if second and not stands_by else []
-        await first_of(_watch(machine), machine.keep_door(), _tell_door(machine), *offer)
+        answered, offered = asyncio.Event(), second and not stands_by
+        if not offered:
+            answered.set()
+        offer = [_offer(host, root, answered)] if offered else []
+        await first_of(_watch(machine, answered), machine.keep_door(), _tell_door(machine), *offer)
 
     run_cluster(host, make, work, what="starting the node", meanwhile=meanwhile)
     return not stands_by and is_enrolled(root / "coordinator" / "operator")
@@ -288,15 +293,26 @@ async def _tell_door(machine: OtherMachine) -> None:
     await asyncio.Event().wait()
 
 
-async def _watch(machine: OtherMachine) -> None:
-    """Says what this node serves and whether the coordinator answers, when that changes."""
+async def _watch(machine: OtherMachine, answered: asyncio.Event) -> None:
+    """Says what this node serves and whether the coordinator answers, when that changes; on a terminal where
+    nothing is asked, also how far it is with what it prepares."""
     from sealring.cli.local.machines import NOTHING
 
-    before = "", NOTHING
-    while True:
-        now = await asyncio.to_thread(machine.look)
-        for line in now:
-            if line and line not in before:
-                say(line)
-        before = now
-        await asyncio.sleep(_LOOK_SECONDS)
+    before, shown = ["", NOTHING], None
+    try:
+        while True:
+            *now, work = await asyncio.to_thread(machine.look)
+            for line in now:
+                if line and line not in before:
+                    say(line)
+            before = now
+            if shown is not None and not work:
+                shown.close()
+                shown = None
+            elif work and answered.is_set():
+                shown = shown or Progress(work, quiet=True)
+                shown.update(work)
+            await asyncio.sleep(_LOOK_SECONDS)
+    finally:
+        if shown is not None:
+            shown.close()

@@ -318,23 +318,25 @@ class LocalCluster(Cluster):
         self.ports: dict[str, int] = {}
         """Ports by component, set by `choose_ports`; `join` and `gateway-http` are ports of their own."""
 
-    async def deploy(self, **spec: Any) -> Any:
+    async def deploy(self, say: Callable[[str], None] | None = None, **spec: Any) -> Any:
         """Deploys the model and waits until the gateway offers it; the deployment as Admin describes it.
 
-        `spec` are further fields of DeploymentSpec; with `name` and `model` it is another model.
+        `spec` are further fields of DeploymentSpec; with `name` and `model` it is another model. `say` gets
+        what is waited for, in the place of the cluster's own.
         """
+        say = say or self._say
         wanted: dict[str, Any] = {"name": self.name, "model": self.model, "strategy": "pipeline"}
         name = spec.get("name", self.name)
         found = await self.children.or_failure(self._deployment(name))
         if found is None:
-            self._say(f"planning {name} over {self._count_nodes()}")
+            say(f"planning {name} over {self._count_nodes()}")
             await self.children.or_failure(
                 self.admin.call("CreateDeployment", spec=wanted | spec, seconds=_PLAN_SECONDS)
             )
         serving = await self.children.or_failure(
-            wait_until_serving(self.admin, name, seconds=_LOAD_SECONDS, say=self._say)
+            wait_until_serving(self.admin, name, seconds=_LOAD_SECONDS, say=say)
         )
-        self._say("waiting for the gateway")
+        say("waiting for the gateway")
         await self.children.or_failure(self.wait_for_gateway(name))
         return serving
 

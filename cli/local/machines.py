@@ -175,24 +175,25 @@ class OtherMachine(Machine):
         await self.start_one("node")
         await self.begun(self.wait_until_it_listens())
 
-    def look(self) -> tuple[str, str]:
-        """Words on whether the coordinator answers (empty at first), and on what the node serves. Blocks."""
+    def look(self) -> tuple[str, str, str]:
+        """Words on whether the coordinator answers (empty at first), on what the node serves, and on how far
+        it is with what it prepares. Blocks."""
         folder = self._state_dir("node")
         doing = read_doing(folder)
         try:
             state = load_machine_state(folder)
             roster = check_roster(read_bounded(folder / ROSTER), state.root, now=self._host.now())
         except (OSError, SealringError):
-            return "", NOTHING
+            return "", NOTHING, ""
         if doing is None:
-            return "", NOTHING
+            return "", NOTHING, ""
         answers = "answers" if doing.coordinator else "does not answer; this node goes on, and looks for it"
         places = [
             describe_place(ring, state.peer.id, doing.phases.get(ring.id, ""))
             for ring in roster.rings_of(state.peer.id)
         ]
         coordinator = (*roster.coordinators, state.coordinator)[0]
-        return f"the coordinator at {coordinator} {answers}", "; ".join(places) or NOTHING
+        return f"the coordinator at {coordinator} {answers}", "; ".join(places) or NOTHING, doing.work
 
     async def wait_until_it_listens(self) -> None:
         """Raises DeadlineExceeded (NODE_NOT_STARTED)."""
@@ -245,6 +246,6 @@ def describe_place(ring: Ring, own_id: str, phase: str) -> str:
     place = f"layers {first} to {end - 1} of {ring.total_layers}, {own.rank + 1} of {len(ring.members)} nodes"
     if phase == "up":
         return f"serves {ring.deployment}: {place}"
-    if phase in ("", "ended"):
+    if phase == "ended":
         return f"{ring.deployment} is not served now: {place} (`sealring status` says why)"
     return f"{ring.deployment} is about to be served: {place}"

@@ -164,7 +164,8 @@ class Progress:
                 return
         words, share = printable(self._telling.words), self._telling.share
         total = None if share is None else 100
-        self._bars.update(self._task, description=words, total=total, completed=share or 0)
+        # at 100 the clock would stop, though the wait goes on
+        self._bars.update(self._task, description=words, total=total, completed=min(share or 0, 99))
 
     def _break_silences(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):

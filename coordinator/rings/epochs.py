@@ -140,6 +140,8 @@ class RingEpochs:
         self._last_number = 0
         self._not_before = 0.0
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF, steady=STEADY_SECONDS, spread=0.0)
+        self._share = 0.0
+        """Told of the last epoch, if that did not come to serve."""
         self.failures = 0
         """Epochs in a row that ended before they served."""
 
@@ -362,7 +364,8 @@ class RingEpochs:
             text = f"the coordinator cannot begin an epoch: {error.message}"
             known, self._cause = self._cause, _Cause(self._last_number, text, root=True)
             return [Changed()] if self._cause != known else []
-        self._epoch = _EpochProgress(number, now + self._timeouts.prepare, Forming(self._weights))
+        forming = Forming(self._weights, self._share)
+        self._epoch = _EpochProgress(number, now + self._timeouts.prepare, forming)
         self._last_number = self._epoch.number
         self.phase = Phase.PREPARING
         return [Prepare(self._epoch.number), Changed()]
@@ -401,6 +404,7 @@ class RingEpochs:
             self._online.discard(member)
         self._missing.clear()
         served = now - current.serving_since if self.phase is Phase.SERVING else 0.0
+        self._share = 0.0 if self.phase is Phase.SERVING else current.forming.share(current.prepared)
         self.failures += self.phase is not Phase.SERVING
         self._not_before = now + self._backoff.after(served)
         self.phase, self._cause = Phase.WAITING, _Cause(current.number, reason, root)

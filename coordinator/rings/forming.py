@@ -17,11 +17,12 @@ class Forming:
     they fetch, as else it would fall.
     """
 
-    def __init__(self, weights: Mapping[str, int]) -> None:
-        """`weights` are the bytes of each member's stage."""
+    def __init__(self, weights: Mapping[str, int], share: float = 0.0) -> None:
+        """`weights` are the bytes of each member's stage, and `share` is that of an earlier epoch which did
+        not come to serve."""
         self._weights = weights
         self._fetched: dict[str, Reached] = {}
-        self._share = 0.0
+        self._share = share
         self.reached: dict[str, Reached] = {}
 
     def take(self, member: str, reached: Reached) -> None:

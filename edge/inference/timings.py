@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sealring.mesh.system.pace import Pace
 from sealring.v1 import inference_pb2 as inference
 
 PREFILL_SECONDS = 2.0
@@ -38,19 +39,15 @@ class Prefill:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._told = self._began = 0.0
-        self._first = -1
-        self._most = 0
+        self._pace = Pace(clock)
+        self._told = math.inf
 
     def at(self, done: int, prompt_tokens: int) -> inference.Prefilling | None:
         """What to tell now that `done` tokens of the prompt are computed; they never become less."""
-        now = self._clock()
-        if self._first < 0:
-            self._first, self._began, self._told = done, now, now
-        self._most = max(self._most, min(done, prompt_tokens))
+        now, reached = self._clock(), self._pace.at("", min(done, prompt_tokens), prompt_tokens)
+        self._told = min(self._told, now)
         if now < self._told + PREFILL_SECONDS:
             return None
         self._told = now
-        new, left = self._most - self._first, prompt_tokens - self._most
-        seconds = math.ceil(left * (now - self._began) / new) if new > 0 else 0
-        return inference.Prefilling(done=self._most, prompt_tokens=prompt_tokens, seconds_left=seconds)
+        left = reached.seconds_left
+        return inference.Prefilling(done=reached.done, prompt_tokens=prompt_tokens, seconds_left=left)

@@ -164,6 +164,8 @@ class ForwardedRequests:
         match forwarded.WhichOneof("what"), event.WhichOneof("event"):
             case "problem", _:
                 self._answers.pop(request.id).fail(from_problem(forwarded.problem))
+            case "event", "prefilling":
+                answer.prefilled(event.prefilling.done, event.prefilling.prompt_tokens)
             case "event", "started" if not request.progress.started:
                 request.progress.started, event.started.request_id = True, request.id
                 request.progress.prompt_tokens = event.started.prompt_tokens

@@ -132,7 +132,8 @@ class GuestAnswer:
         self._say()
 
     def prefilled(self, done: int, prompt_tokens: int) -> None:
-        pass  # the other gateway's clients are not told
+        told = inference.Prefilling(done=done, prompt_tokens=prompt_tokens)
+        self._say(event=inference.GenerateResponse(prefilling=told))
 
     def started(self, event: inference.Started) -> None:
         self._say(event=inference.GenerateResponse(started=event))

@@ -40,14 +40,14 @@ class Reached:
 
     @property
     def words(self) -> str:
-        """For example "fetching 1.2 of 2.0 GiB at 85.0 MiB/s, 15 s left"; `what` alone without a total."""
+        """For example "fetching 1.2 of 2.0 GiB at 85.0 MiB/s, 15 s left"; `what` alone without bytes."""
         return f"{self.what} {self.figures}".strip()
 
     @property
     def figures(self) -> str:
-        """The words for its bytes; "" without a total."""
+        """The words for its bytes; "" before there are any."""
         if not self.total:
-            return ""
+            return size(self.done) if self.done else ""
         done, total = size(min(self.done, self.total)), size(self.total)
         number, _, unit = done.partition(" ")
         alike = not self.done or total.endswith(f" {unit}")
@@ -60,14 +60,15 @@ class Reached:
 def together(parts: Sequence[Reached]) -> Reached:
     """Parts that are worked on side by side, as one: it has a total once all have, and as long as the slowest
     to go."""
-    if not parts or not all(one.total for one in parts):
-        return Reached("")
     done, total = sum(one.done for one in parts), sum(one.total for one in parts)
+    if not parts or not all(one.total for one in parts):
+        return Reached("", done)
     return Reached("", done, total, sum(one.rate for one in parts), max(one.seconds_left for one in parts))
 
 
 class Pace:
-    """Bytes that come, one kind of work after the other. Within one of the same total they never fall."""
+    """Bytes that come, or tokens of a prompt, one kind of work after the other. Within one of the same total
+    they never fall."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -79,15 +80,15 @@ class Pace:
         now = self._clock()
         if (self._last.what, self._last.total) != (what, total):
             self._seen.clear()
-        elif total:
+        else:
             done = max(done, self._last.done)
         self._seen.append((now, done))
         while self._seen[0][0] < now - _WINDOW_SECONDS and len(self._seen) > 2:
             self._seen.popleft()
         began, before = self._seen[0]
         rate = 0.0 if now - began < _LEAST_SECONDS else (done - before) / (now - began)
-        left = (total - done) / rate if rate >= 1 else 0.0
-        told = total > 0 and rate >= 1 and left < MOST_LEFT
+        left = (total - done) / rate if rate > 0 else math.inf
+        told = total > 0 and left < MOST_LEFT
         figures = (round(rate), max(0, math.ceil(left))) if told else (0, 0)
         self._last = Reached(what, done, total, *figures)
         return self._last

@@ -232,6 +232,7 @@ class MemberEpoch:
         self.plan = plan
         self._after = after
         self.phase = Phase.PREPARING
+        self.reached = Reached(STARTING)
         self.gate = StepGate()
         self.signed_once = SignedOnce()
         self.gateway: AttachedGateway | None = None
@@ -537,6 +538,7 @@ class MemberEpoch:
             self._carrier.give(secrets.start())
 
     def _progress(self, reached: Reached) -> None:
+        self.reached = reached
         if self.phase is Phase.PREPARING:
             progress = membership_pb2.EpochProgress(
                 ring=self.plan.ring, epoch=self.plan.epoch, fraction=reached.share, **vars(reached)

@@ -102,7 +102,7 @@ class Pull:
         return membership_pb2.HeldModel(
             name=self.name,
             size=self.size,
-            done=min(now.done, self.size),
+            done=min(now.done, self.size or now.done),
             problem=self.problem,
             coming=not self.problem,
             rate=0 if self.problem else now.rate,
@@ -401,7 +401,7 @@ class Fetcher:
             event = engine_pb2.HubEvent.FromString(body)
             if event.HasField("problem"):
                 problems.append(from_problem(event.problem))
-            if event.size:
+            if event.size or event.done:
                 pull.done, pull.size = event.done, event.size
 
         child = await Child.spawn(

@@ -101,6 +101,13 @@ class Seat:
         return self.epoch.phase if self.epoch is not None else Phase.ENDED
 
     @property
+    def work(self) -> str:
+        """Words on how far it is with an epoch that it prepares, for example "demo-0: loading 1.0 of 2.0
+        GiB"; "" otherwise."""
+        epoch = self.epoch
+        return f"{self.ring}: {epoch.reached.words}" if epoch and epoch.phase is Phase.PREPARING else ""
+
+    @property
     def stage(self) -> StageKey | None:
         """The stage that the engine has loaded, or loads."""
         return self._engine.stage

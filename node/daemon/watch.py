@@ -25,10 +25,12 @@ _MAX_BYTES = 1024
 
 @dataclass(frozen=True)
 class Doing:
-    """`coordinator` says whether it answers. `phases` are those of epochs, by the names of their rings."""
+    """`coordinator` says whether it answers. `phases` are those of epochs, by the names of their rings, and
+    `work` are words on how far the node is with one that it prepares."""
 
     coordinator: bool
     phases: dict[str, str]
+    work: str = ""
 
 
 def note_doing(state_dir: Path, doing: Doing) -> None:
@@ -82,7 +84,8 @@ class Watch:
         """
         await self._intake.retry()
         await self._awake.look()
-        doing = Doing(self._connected(), {seat.ring: seat.phase.value for seat in self._seats})
+        work = next(filter(None, (seat.work for seat in self._seats)), "")
+        doing = Doing(self._connected(), {seat.ring: seat.phase.value for seat in self._seats}, work)
         if doing != self._noted:
             self._noted = doing
             await asyncio.to_thread(note_doing, self._state_dir, doing)

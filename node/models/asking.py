@@ -283,7 +283,7 @@ async def _copy(giver: _Giver, index: int, parts: range, partial: PartialModel, 
     request = models_pb2.ReadModelRequest(
         manifest=giver.manifest.digest, file=index, first=parts.start, parts=len(parts)
     )
-    call = giver.read(request)
+    call, came = giver.read(request), partial.done
     adding: asyncio.Task[None] | None = None
     try:
         for part in parts:
@@ -298,10 +298,10 @@ async def _copy(giver: _Giver, index: int, parts: range, partial: PartialModel, 
                 # Pieces of one byte would delay the fetch for years, and take all of the memory.
                 if not min(LEAST_PIECE, left) <= len(pieces[-1]) <= left:
                     raise ModelError(f"{file.name} comes in other pieces", reason="MODEL_PART_DAMAGED")
-                left -= len(pieces[-1])
+                left, came = left - len(pieces[-1]), came + len(pieces[-1])
+                progress(came, partial.size)
             if adding is not None:
                 await adding
-                progress(partial.done, partial.size)
             adding = asyncio.create_task(asyncio.to_thread(partial.add, index, part, pieces))
         if adding is not None:
             await adding

@@ -70,6 +70,7 @@ _RUN = 128
 """Parts of one request: the hub's download addresses expire."""
 
 _BEAT_SECONDS = 5.0
+_TELL_SECONDS = 0.5
 KEEP_SECONDS = 2.0
 """Interval of notes. Parts after the last note are fetched again after a crash."""
 
@@ -161,7 +162,7 @@ class HubFetch:
         self._repository = repository
         self._partial = partial
         self._send = send
-        self._kept = time.monotonic()
+        self._kept = self._told = time.monotonic()
         self._checked: set[int] = set()
         self._known = True
 
@@ -214,6 +215,8 @@ class HubFetch:
             while left:
                 piece = left[: min(PART, size - part * PART) - length]
                 pieces.append(piece)
+                if time.monotonic() >= self._told + _TELL_SECONDS:
+                    self._tell(length)
                 length, left = length + len(piece), left[len(piece) :]
                 if length == min(PART, size - part * PART):
                     self._add(index, part, pieces)
@@ -228,9 +231,11 @@ class HubFetch:
             self._partial.keep()
             self._kept = time.monotonic()
 
-    def _tell(self) -> None:
+    def _tell(self, coming: int = 0) -> None:
+        """Says how many bytes are here, with those of a part that is `coming`."""
         size = self._partial.size if self._known else 0
-        self._send(engine_pb2.HubEvent(size=size, done=self._partial.done))
+        self._send(engine_pb2.HubEvent(size=size, done=self._partial.done + coming))
+        self._told = time.monotonic()
 
 
 def _shape(manifest: Manifest) -> list[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable
 
@@ -30,7 +31,7 @@ class SealingBackend:
     async def generate(
         self, request: inference.GenerateRequest, *, key: str = "", tenant: str = ""
     ) -> AsyncGenerator[inference.GenerateResponse, None]:
-        """Started, deltas, Finished. `key`, `tenant` and the request's cache key stay here.
+        """Prefilling where it is wanted, Started, deltas, Finished. `key`, `tenant` and cache key stay here.
 
         Raises what `AsyncClient.chat` lists.
         """
@@ -45,9 +46,13 @@ class SealingBackend:
             **numbers_of(request),
         )
         begun = False
-        async with contextlib.aclosing(reply):
+        async with contextlib.aclosing(reply), contextlib.aclosing(_with_prefill(reply)) as pieces:
             with self._metrics.request(label) as observed:
-                async for delta in reply:
+                async for delta in pieces:
+                    if isinstance(delta, inference.Prefilling):
+                        if request.tell_prefill:
+                            yield inference.GenerateResponse(prefilling=delta)
+                        continue
                     if not begun:
                         begun = True
                         yield _started(request, reply)
@@ -117,6 +122,25 @@ class SealingBackend:
     async def get_roster(self) -> inference.GetRosterResponse:
         """The roster that was verified."""
         return await self._client.signed_roster()
+
+
+async def _with_prefill(reply: AsyncReply) -> AsyncGenerator[Delta | inference.Prefilling, None]:
+    """The pieces of an answer, and before the first how far its prompt is."""
+    heard = asyncio.Queue[inference.Prefilling | None]()
+    reply.on_prefill(heard.put_nowait)
+    pieces = aiter(reply)
+    first = asyncio.ensure_future(anext(pieces, None))
+    first.add_done_callback(lambda _: heard.put_nowait(None))
+    try:
+        while (told := await heard.get()) is not None:
+            yield told
+        if (piece := await first) is not None:
+            yield piece
+    finally:
+        first.cancel()
+        await asyncio.wait((first,))
+    async for piece in pieces:
+        yield piece
 
 
 def aliases_of(models: Iterable[Model | inference.Model]) -> dict[str, str]:

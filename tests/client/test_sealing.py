@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -80,11 +81,17 @@ class Reply:
 
     def __init__(self, deltas: Sequence[Delta], choices: int) -> None:
         self._deltas = deltas
+        self.hear: Callable[[inference.Prefilling], None] = lambda told: None
         both = (Choice("ab", "stop", 3, ()), Choice("c", "length", 1, ()))[:choices]
         usage = Usage(self.prompt_tokens, 4, 3, drafted_tokens=2, accepted_tokens=1)
         self.completion = Completion("ab", "stop", usage, "demo", "id", RING, choices=both)
 
+    def on_prefill(self, hear: Callable[[inference.Prefilling], None]) -> None:
+        self.hear = hear
+
     async def __aiter__(self) -> AsyncIterator[Delta]:
+        for done in range(2):
+            self.hear(inference.Prefilling(done=done, prompt_tokens=5))
         for delta in self._deltas:
             yield delta
 
@@ -106,9 +113,11 @@ class Answering(Client):
         return Reply(self._deltas, self._choices)
 
 
-async def answered(client: Any, metrics: Metrics, model: str = "demo") -> list[inference.GenerateResponse]:
+async def answered(
+    client: Any, metrics: Metrics, model: str = "demo", **asked: Any
+) -> list[inference.GenerateResponse]:
     clear = inference.Envelope(clear=inference.Prompt(text="x"))
-    request = inference.GenerateRequest(model=model, request_id="r", envelope=clear)
+    request = inference.GenerateRequest(model=model, request_id="r", envelope=clear, **asked)
     return [event async for event in SealingBackend(client, metrics).generate(request)]
 
 
@@ -149,6 +158,40 @@ async def test_an_answer_is_passed_on_and_counted(shown: int, choices: int) -> N
     assert counted(metrics, "prompt_tokens_total") == 5
     assert counted(metrics, "generation_tokens_total") == 4
     assert counted(metrics, "request_success_total", finished_reason="stop") == 1
+
+
+@pytest.mark.parametrize("shown", [0, 2])
+async def test_how_far_a_long_prompt_is_is_passed_on_to_those_who_ask(shown: int) -> None:
+    deltas = [Delta("a", 1), Delta("b", 3)][:shown]
+    events = await answered(Answering(*deltas), Metrics(), tell_prefill=True)
+    told, rest = events[:2], events[2:]
+    assert [event.prefilling.done for event in told] == [0, 1]
+    assert [event.WhichOneof("event") for event in rest] == ["started", *["delta"] * shown, "finished"]
+
+
+async def test_a_program_that_leaves_while_its_prompt_is_computed_ends_the_question() -> None:
+    left = asyncio.Event()
+
+    class Waiting(Reply):
+        async def __aiter__(self) -> AsyncIterator[Delta]:
+            self.hear(inference.Prefilling(done=1, prompt_tokens=5))
+            try:
+                await asyncio.Event().wait()
+                yield Delta("a", 1)
+            finally:
+                left.set()
+
+    class Slow(Answering):
+        def ask(self, prompt: Any, **asked: Any) -> Any:
+            return Waiting([], 1)
+
+    clear = inference.Envelope(clear=inference.Prompt(text="x"))
+    request = inference.GenerateRequest(model="demo", envelope=clear, tell_prefill=True)
+    stand_in: Any = Slow()
+    events = SealingBackend(stand_in, Metrics()).generate(request)
+    assert (await anext(events)).prefilling.done == 1
+    await events.aclose()
+    assert left.is_set()
 
 
 async def test_a_question_waits_for_its_gateway_though_no_roster_can_be_fetched() -> None:

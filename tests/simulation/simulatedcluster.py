@@ -410,6 +410,17 @@ class Cluster:
             if one.phase in (RingPhase.PREPARING, RingPhase.COMMITTING) and one._epoch is not None  # noqa: SLF001
         }
 
+    def shares(self) -> dict[str, tuple[object, float]]:
+        """By ring that forms: its life, from one time that it serves to the next, and the share of its load as
+        operators and clients see it."""
+        assert self.coordinator is not None
+        rings = self.coordinator.cluster.state.running
+        return {
+            name: ((ring.machine, ring.served), ring.status().slowest.fraction)
+            for name, ring in rings.items()
+            if ring.machine.phase is RingPhase.PREPARING
+        }
+
     async def held(self, gateway: str) -> list[str]:
         """What a gateway's scheduler holds, as its metrics tell: requests and reserved memory."""
         key = next(key for (name, _), key in self.keys.items() if name == gateway)

@@ -183,6 +183,7 @@ class Story:
         self._late: dict[str, float] = {}
         """What was due at each ring when it was last looked at."""
         self._forming: dict[str, tuple[float, Any]] = {}
+        self._shares: dict[str, tuple[object, float]] = {}
         """The time from which on a ring's epoch has not come on, and `Cluster.forming` of it."""
         self._wrong_clocks: set[str] = set()
         """Machines whose clock was wrong at some time."""
@@ -764,6 +765,7 @@ class Story:
             self._forming.clear()
         else:
             self._phases_end()
+            self._shares_rise()
             late = self.cluster.overdue()
             for ring, due in late.items():
                 if due == self._late.get(ring):
@@ -786,6 +788,14 @@ class Story:
             if now > since + PHASE_SECONDS[phase] + 2 * PUNCTUAL_SECONDS:
                 self.wrong.append(f"{ring} is {phase.value} since {now - since:.0f} s")
                 self._forming[ring] = math.inf, forming[ring]
+
+    def _shares_rise(self) -> None:
+        """The share of a load never falls, over all epochs until one serves."""
+        for ring, (life, share) in self.cluster.shares().items():
+            before = self._shares.get(ring, (life, 0.0))
+            if before[0] == life and share < before[1]:
+                self.wrong.append(f"{ring} is told to have loaded {before[1]:.2f}, and then {share:.2f}")
+            self._shares[ring] = life, share
 
     async def _at_rest(self) -> list[Asked]:
         """An operator's work without a fault: no answer is lost by it. Returns the requests meanwhile."""

@@ -82,8 +82,11 @@ class Machine:
 
     door = 0
 
-    def look(self) -> tuple[str, str]:
-        return self.looks.pop(0) if self.looks else ("", NOTHING)
+    works: list[str] = []
+
+    def look(self) -> tuple[str, str, str]:
+        work = self.works.pop(0) if self.works else ""
+        return (*(self.looks.pop(0) if self.looks else ("", NOTHING)), work)
 
 
 def test_who_has_joined_runs_and_says_what_changes_and_nothing_twice(
@@ -111,6 +114,29 @@ def test_who_has_joined_runs_and_says_what_changes_and_nothing_twice(
     assert said == [reached, "starting the node", log, answers, "serves", away, NOTHING, "stopping"]
     Machine.looks = [("", NOTHING)]
     assert reached not in here("join", "--begun").err, "what was chosen has just been told"
+
+
+def test_who_watches_sees_how_far_the_node_is_with_what_it_prepares(
+    here: Any, host: Any, coordinator: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    class Shown:
+        def __init__(self, what: str, *, quiet: bool) -> None:
+            assert quiet, "no file gets a line every few seconds for hours"
+
+        update = shown.append
+
+        def close(self) -> None:
+            shown.append("(closed)")
+
+    monkeypatch.setattr("sealring.cli.commands.join.Progress", Shown)
+    SigningCluster(home).save(state_root_of(home) / "node", Role.MEMBER)
+    host.machine = Machine
+    half = "demo-0: fetching 1.0 of 2.0 GiB"
+    Machine.looks, Machine.works = [("", NOTHING)] * 4, ["", half, half, ""]
+    here("join")
+    assert shown == [half, half, "(closed)"]
 
 
 @pytest.fixture

@@ -184,3 +184,11 @@ def test_at_a_terminal_what_is_waited_for_is_one_line_that_steers_nothing(
     shown.close()
     assert terminal.getvalue() == text
     assert sys.modules.get("rich", ...) is not None, "what is needed is hidden no more"
+
+
+def test_the_clock_of_a_wait_goes_on_though_its_share_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress("one") as shown:
+        shown.update("demo: 100 %, compiling its steps")
+        (task,) = shown._bars.tasks  # noqa: SLF001
+        assert (task.completed, task.finished_time) == (99, None)

@@ -33,10 +33,11 @@ HALF = Reached(LOADING, 1, 2)
 LINKS = [membership_pb2.LinkInfo(from_rank=0, to_rank=1, suite="x")]
 
 
-def machine(*, first: int = 1, undecided: bool = False) -> RingEpochs:
+def machine(*, first: int = 1, undecided: bool = False, weights: int = 0) -> RingEpochs:
     counter = itertools.count(first)
     timeouts = Timeouts(prepare=120, commit=60, grace=6)
-    return RingEpochs(NAMES, lambda: next(counter), timeouts, undecided=undecided)
+    bytes_of = dict.fromkeys(MEMBERS, weights)
+    return RingEpochs(NAMES, lambda: next(counter), timeouts, undecided=undecided, weights=bytes_of)
 
 
 def bring_online(ring: RingEpochs, now: float = 0.0) -> list[Action]:
@@ -252,6 +253,23 @@ def test_deadlines_end_what_takes_too_long_and_progress_moves_them() -> None:
         End(2, f"committing took too long: {nobody}"),
         Changed(),
     ]
+
+
+def test_what_is_told_of_a_load_goes_on_in_the_next_epoch_until_one_serves() -> None:
+    ring = machine(weights=100)
+    bring_online(ring)
+    for member in MEMBERS:
+        ring.advanced(member, 1, HALF, 0)
+    told = ring.slowest[2]
+    assert told > 0
+    ring.fault("a", 1, "its engine ended", 1)
+    ring.tick(2)
+    ring.advanced("a", 2, Reached(STARTING), 2)
+    assert (ring.epoch, ring.slowest) == (2, ("a", Reached(STARTING), told))
+    serve(ring, 2)
+    ring.fault("a", 2, "its engine ended", 500)
+    ring.tick(502)
+    assert (ring.epoch, ring.slowest[2]) == (3, 0.0)
 
 
 def test_the_culprits_own_word_replaces_what_its_neighbours_said() -> None:

@@ -4,13 +4,17 @@ import math
 import sys
 from array import array
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from requestkit import with_progress
 
-from sealring.gateway.rings.forwarded import Sent
+from sealring.edge.inference.timings import Timings
+from sealring.gateway.rings.forwarded import ForwardedRequests, Sent
+from sealring.gateway.rings.requests import Answers
 from sealring.gateway.rings.served import GuestAnswer, Refused
 from sealring.gateway.scheduler import MAX_ATTEMPTS, TOKEN_BYTES, ChoiceProgress, Fail, Request, Scheduler
 from sealring.mesh.errors import InvalidInput, ResourceExhausted, StageFailed
@@ -180,6 +184,24 @@ def test_an_answer_that_has_ended_or_was_cancelled_leaves_nothing() -> None:
             sent.cancel(asked.id)
         assert (asked.id in sent, len(sent)) == (False, 0)
     assert sent.clear() == ([], [])
+
+
+def test_how_far_a_long_prompt_is_reaches_the_client_of_the_other_gateway() -> None:
+    told, heard = Told(), list[tuple[int, int]]()
+    answer = SimpleNamespace(timings=Timings(), prefilled=lambda *at: heard.append(at))
+    epoch = SimpleNamespace(
+        serving=SimpleNamespace(context=CONTEXT),
+        streams=SimpleNamespace(send_prompt=lambda *_, **__: None, stir=lambda: None),
+    )
+    own: Any = SimpleNamespace(scheduler=SimpleNamespace(drain=lambda: []))
+    guest = ForwardedRequests(own, Answers("demo-0"), lambda: 0.0)
+    guest.begin(cast(Any, epoch))
+    guest.submit(ask(), cast(Any, answer))
+    for done in (0, 64):
+        GuestAnswer(told, 1, 1, Refused()).prefilled(done, 90)
+    for one in told:
+        guest.hear(control.ScheduleResponse(forwarded=one))
+    assert heard == [(0, 90), (64, 90)]
 
 
 def test_a_request_that_was_never_tried_says_so() -> None:

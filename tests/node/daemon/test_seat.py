@@ -10,6 +10,7 @@ import pytest
 
 from sealring.mesh.errors import ConfigError, Conflict
 from sealring.mesh.system.networks import own_addresses
+from sealring.mesh.system.pace import Reached
 from sealring.node.daemon.engine_process import EngineFigures
 from sealring.node.daemon.epoch import Phase
 from sealring.node.daemon.rotation import StepGate
@@ -69,6 +70,14 @@ def test_an_epoch_takes_the_place_of_an_older_one_and_of_no_newer(seat: Any) -> 
     prepare(seat, 4)
     assert (first.done, seat.epoch.after, seat.epoch.done) == (["prepare", "superseded"], first, ["prepare"])
     assert seat.named(3) is None
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_how_far_an_epoch_is_that_is_prepared_is_told_in_words(seat: Any, phase: Phase) -> None:
+    assert seat.work == ""
+    prepare(seat, 3)
+    seat.epoch.reached, seat.epoch.phase = Reached("loading", 1 << 20, 2 << 20), phase
+    assert seat.work == ("r: loading 1.0 of 2.0 MiB" if phase is Phase.PREPARING else "")
 
 
 @pytest.mark.parametrize("phase", list(Phase))

@@ -54,9 +54,11 @@ async def test_the_terminal_reads_what_the_daemon_does(world: World, tmp_path: P
     assert read_doing(tmp_path) == Doing(coordinator=False, phases={})
     assert world.looks == 1, "whether the machine may sleep changes without a message"
     world.connected = True
-    world.seats[:] = [SimpleNamespace(ring="a", phase=Phase.UP), SimpleNamespace(ring="b", phase=Phase.ENDED)]
+    up, ended = (SimpleNamespace(ring="a", phase=Phase.UP), SimpleNamespace(ring="b", phase=Phase.ENDED))
+    up.work, ended.work = "", "b: loading 1 of 2 GiB"
+    world.seats[:] = [up, ended]
     await world.watch.check()
-    assert read_doing(tmp_path) == Doing(coordinator=True, phases={"a": "up", "b": "ended"})
+    assert read_doing(tmp_path) == Doing(True, {"a": "up", "b": "ended"}, "b: loading 1 of 2 GiB")
 
 
 async def test_epochs_end_with_an_expired_roster_also_without_a_coordinator(world: World) -> None:
