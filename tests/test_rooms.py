@@ -248,14 +248,14 @@ LINES = {
     "edge": 4_260,
     "coordinator": 12_750,
     "gateway": 1_325,
-    "gateway/rings": 3_465,
+    "gateway/rings": 3_470,
     "gateway/scheduler": 4_130,
-    "node": 14_390,
+    "node": 14_405,
     "node/engine": 19_800,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,
-    "cli": 13_370,
+    "cli": 13_460,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

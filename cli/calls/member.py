@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sealring.cli.calls.gateway import NO_ACCESS, GatewayAccess, gateway_access
-from sealring.cli.here.found import cluster_here
+from sealring.cli.here.found import cluster_here, require_account
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.system.files import read_bounded, write_atomic
 
@@ -41,7 +41,8 @@ async def gateways_of(loaded: Loaded[CliSettings]) -> AsyncIterator[tuple[Sequen
 class MemberChannels:
     """Connections to gateways with the certificate in `folder`, which its node renews. For one event loop.
 
-    Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE).
+    Raises ConfigError (NOT_ENROLLED, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), PermissionDenied
+    (OTHERS_STATE).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,6 +50,7 @@ class MemberChannels:
         from sealring.mesh.pki.certificates import Role, role_server_name
         from sealring.mesh.rpc.tls import TlsStore
 
+        require_account(folder)
         self._folder, self._name = folder, role_server_name(Role.GATEWAY)
         self._stamp = self._read_stamp()
         self.state = load_machine_state(folder)

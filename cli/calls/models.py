@@ -24,7 +24,7 @@ SMALL = "small"
 """The name or alias of the model that programs get for titles, subagents and the like."""
 
 _SECONDS = 10.0
-_MOST = 1 << 20
+_MOST, _MOST_SAID = 1 << 20, 200
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
@@ -80,6 +80,12 @@ def served(url: str, key: str | None, model: str = "") -> tuple[Served, Served]:
                 f"{url} refuses the API key, or wants one",
                 hint="name the file of one: --api-key-file",
                 reason="KEY_REFUSED",
+            )
+        if status >= 400:  # such as a member's proxy while the first machine is off
+            raise Unavailable(
+                f"{url} does not list its models: {json.loads(text)['error']['message'][:_MOST_SAID]}",
+                hint="`sealring` alone says what this machine waits for",
+                reason="NO_EDGE",
             )
         listed = json.loads(text)["data"]
         named = [one for one in listed if _NAME.fullmatch(one["id"])]

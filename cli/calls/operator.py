@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sealring.cli.calls.gateway import named
+from sealring.cli.here.found import require_account
 from sealring.cli.terminal.host import host_of
 from sealring.mesh.errors import ConfigError, SealringError
 
@@ -118,12 +119,14 @@ async def _coordinator(bundle: Path, state: MachineState) -> str:
 def read_bundle(folder: Path) -> MachineState:
     """The operator bundle in `folder`, its root metadata verified against its pin.
 
-    Raises ConfigError (NO_OPERATOR_BUNDLE, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), RosterError (ROOT_*).
+    Raises ConfigError (NO_OPERATOR_BUNDLE, MEMBER_STATE_CORRUPT, SECRET_FILE_UNSAFE), PermissionDenied
+    (OTHERS_STATE), RosterError (ROOT_*).
     """
     from sealring.mesh.member.state import load_machine_state
     from sealring.mesh.pki.certificates import Role, valid_at
     from sealring.mesh.pki.root import check_root_times
 
+    require_account(folder)
     try:
         state = load_machine_state(folder)
     except PermissionError:

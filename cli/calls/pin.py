@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sealring.cli.calls.operator import read_bundle
-from sealring.cli.here.found import cluster_here
+from sealring.cli.here.found import cluster_here, require_account
 
 if TYPE_CHECKING:
     from sealring.cli.settings import CliSettings
@@ -29,7 +29,9 @@ def root_pin(named: str | None, loaded: Loaded[CliSettings]) -> bytes:
         return read_bundle(loaded.settings.operator).root_sha256
     from sealring.client.trust import own_root_sha256
 
-    return own_root_sha256(cluster_here(loaded.settings.gateway).root)
+    here = cluster_here(loaded.settings.gateway)
+    require_account(here.operator)
+    return own_root_sha256(here.root)
 
 
 def roster_file(pin: bytes, gateways: Sequence[str]) -> Path | None:

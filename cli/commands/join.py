@@ -92,6 +92,14 @@ def join(
     said, host = settings_given("node", file), host_of(context)
     signals_as_exceptions()
     if service:
+        if standby is not None:
+            raise InvalidInput(
+                "a machine whose node is a service does not become the standby by `join`",
+                hint="join it without --standby, or without --service, which runs until Ctrl-C; for a "
+                "standby that launchd runs: docs/operators.md, A standby",
+                reason="BAD_OPTION",
+                param="standby",
+            )
         _serve(host, token, said, wishes, user, prefix, port, dry_run=dry_run, as_json=as_json)
         return
     root = default_state_root()
@@ -302,14 +310,14 @@ async def _watch(machine: OtherMachine, answered: asyncio.Event) -> None:
     try:
         while True:
             *now, work = await asyncio.to_thread(machine.look)
+            if shown is not None and not work:
+                shown.close()
+                shown = None
             for line in now:
                 if line and line not in before:
                     say(line)
             before = now
-            if shown is not None and not work:
-                shown.close()
-                shown = None
-            elif work and answered.is_set():
+            if work and answered.is_set():
                 shown = shown or Progress(work, quiet=True)
                 shown.update(work)
             await asyncio.sleep(_LOOK_SECONDS)

@@ -20,7 +20,7 @@ from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import plain, print_json, print_table, progress, say
-from sealring.mesh.errors import ConfigError, InvalidInput, ModelError, Unavailable
+from sealring.mesh.errors import ConfigError, InvalidInput, ModelError, PermissionDenied, Unavailable
 from sealring.mesh.ring.limits import MAX_CONTEXT
 from sealring.mesh.units import size
 
@@ -201,8 +201,8 @@ def _machines(context: typer.Context) -> tuple[str, list[Any]]:
         online = [one for one in nodes if one.state == admin_pb2.NODE_STATE_ONLINE]
         if usable := [mac_of(one) for one in online if one.heartbeat.memory_usable]:
             return "the cluster's nodes", usable
-    except ConfigError as error:
-        if error.reason != "NO_OPERATOR_BUNDLE":
+    except (ConfigError, PermissionDenied) as error:
+        if error.reason not in ("NO_OPERATOR_BUNDLE", "OTHERS_STATE"):
             raise
     except Unavailable as error:
         say(f"the cluster does not answer ({error.message}); this machine alone:")

@@ -156,6 +156,13 @@ def install(draft: Draft, chain: Chain) -> None:
 def _make_key(file: Path) -> str:
     from sealring.mesh.crypto.dsse import Ed25519Signer
 
+    if not file.parent.is_dir():  # a mistyped volume would be a folder of this disk
+        raise InvalidInput(
+            f"there is no folder {file.parent}",
+            hint="make it, or name another",
+            reason="BAD_FILE",
+            param="key",
+        )
     try:
         return Ed25519Signer.create(file).public_key.hex()
     except OSError as error:

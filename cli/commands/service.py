@@ -75,10 +75,9 @@ def uninstall(context: typer.Context, component: Which, root: Root = Path("/")) 
     """Stop a service and remove it; its state and logs stay. The node's takes the proxy's along."""
     from sealring.cli.setup.door import forget_door
 
-    control, door = _launchd(context), Service(Component.PROXY.value)
-    had_door = under(root, LAUNCH_DAEMONS / door.file_name).exists()
-    with_door = component is Component.NODE and had_door
-    for service in (*([door] if with_door else []), Service(component.value)):
+    control = _launchd(context)
+    had_door = _plist(Service(Component.PROXY.value), root).exists()
+    for service in reversed(_with_door(component, root)):
         control.bootout(service.label)
         for file in (LAUNCH_DAEMONS / service.file_name, NEWSYSLOG_FOLDER / service.rules_name):
             file = under(root, file)
@@ -93,32 +92,34 @@ def uninstall(context: typer.Context, component: Which, root: Root = Path("/")) 
 
 @command(app, example="sealring service start node")
 def start(context: typer.Context, component: Which, root: Root = Path("/")) -> None:
-    """Load an installed service and start it."""
-    service = Service(component.value)
+    """Load an installed service and start it; the node's takes the proxy's along."""
     control = _launchd(context)
-    control.bootstrap(service.label, _installed(service, root))
-    control.kickstart(service.label)
-    say(f"started {service.label}")
+    for service in _with_door(component, root):
+        control.bootstrap(service.label, _installed(service, root))
+        control.kickstart(service.label)
+        say(f"started {service.label}")
 
 
 @command(app, example="sealring service stop node")
-def stop(context: typer.Context, component: Which) -> None:
-    """Stop a service until `start` or the next boot."""
-    service = Service(component.value)
-    _launchd(context).bootout(service.label)
-    say(f"stopped {service.label}")
+def stop(context: typer.Context, component: Which, root: Root = Path("/")) -> None:
+    """Stop a service until `start` or the next boot; the node's takes the proxy's along."""
+    control = _launchd(context)
+    for service in reversed(_with_door(component, root)):
+        control.bootout(service.label)
+        say(f"stopped {service.label}")
 
 
 @command(app, example="sealring service restart node")
 def restart(context: typer.Context, component: Which, root: Root = Path("/")) -> None:
-    """Stop a service and start it again, with its property list read anew."""
-    service = Service(component.value)
+    """Stop a service and start it again, with its property list read anew; the node's takes the proxy's
+    along."""
     control = _launchd(context)
-    plist = _installed(service, root)
-    control.bootout(service.label)
-    control.bootstrap(service.label, plist)
-    control.kickstart(service.label)
-    say(f"restarted {service.label}")
+    for service in _with_door(component, root):
+        plist = _installed(service, root)
+        control.bootout(service.label)
+        control.bootstrap(service.label, plist)
+        control.kickstart(service.label)
+        say(f"restarted {service.label}")
 
 
 @command(app, example="sealring service status")
@@ -160,8 +161,18 @@ def program() -> str:
     return str(path)
 
 
+def _with_door(component: Component, root: Path) -> list[Service]:
+    """A component's service; behind the node's that of the proxy, where it is installed."""
+    found, door = [Service(component.value)], Service(Component.PROXY.value)
+    return [*found, door] if component is Component.NODE and _plist(door, root).exists() else found
+
+
+def _plist(service: Service, root: Path) -> Path:
+    return under(root, LAUNCH_DAEMONS / service.file_name)
+
+
 def _installed(service: Service, root: Path) -> Path:
-    plist = under(root, LAUNCH_DAEMONS / service.file_name)
+    plist = _plist(service, root)
     if not plist.exists():
         raise NotFound(
             f"{service.label} is not installed",

@@ -117,7 +117,8 @@ def up(
                 token = await machine.token(uses=CODE_USES, seconds=CODE_SECONDS)
                 print_json(_report(machine, token, code) | ({"lan": await machine.lan()} if lan else {}))
             else:
-                _tell(machine, code, host.now(), model=model, silent=_silent(host))
+                served = model or (await machine.admin.call("ListDeployments")).deployments
+                _tell(machine, code, host.now(), served=bool(served), silent=_silent(host))
                 if lan:
                     _tell_lan(await machine.lan())
 
@@ -158,7 +159,7 @@ def _silent(host: Host) -> str:
     return ""
 
 
-def _tell(machine: FirstMachine, code: Any, now: float, *, model: str | None, silent: str) -> None:
+def _tell(machine: FirstMachine, code: Any, now: float, *, served: bool, silent: str) -> None:
     from sealring.mesh.member.joincode import show_code
 
     say(f"coordinator at {', '.join(machine.coordinator_addresses)}; gateway at {machine.http_url}")
@@ -173,7 +174,7 @@ def _tell(machine: FirstMachine, code: Any, now: float, *, model: str | None, si
         say(f"\nIt finds this cluster, {machine.cluster}, and asks for this code:\n")
     print_data(f"  {show_code(code.code)}")
     say(f"\nIt would find nothing: {silent}" if silent else f"\nIf it finds nothing: {' or '.join(joins)}")
-    if model is None:
+    if not served:
         say("Then here, in another terminal: sealring deploy MODEL, and sealring chat")
         say("(MODEL is a folder, a name on the Hugging Face hub, or demo, which is a small one to try it)")
     say("Another code: sealring token code. Ctrl-C stops what runs on this machine.\n")

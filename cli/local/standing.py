@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sealring.cli.terminal.host import Host
-from sealring.mesh.errors import SealringError
+from sealring.mesh.errors import PermissionDenied, SealringError
 
 _SECONDS = 5.0
 Line = tuple[str, str]
@@ -19,7 +19,7 @@ def standing(host: Host, file: Path | None) -> Iterator[Line]:
 
     Raises nothing: what cannot be found out is said.
     """
-    from sealring.cli.here.found import cluster_here
+    from sealring.cli.here.found import cluster_here, require_account
     from sealring.cli.settings import CliSettings
     from sealring.cli.setup.choices import settings_given
     from sealring.mesh.settings.config import load
@@ -30,6 +30,10 @@ def standing(host: Host, file: Path | None) -> Iterator[Line]:
     try:
         bundle = load(CliSettings, "cli", file=file).settings.operator
         node = Path(settings_given("node", file).get("state_dir", root / "node"))
+        require_account(bundle)
+    except PermissionDenied as error:
+        yield f"launchd runs sealring here: {error}", ""
+        return
     except SealringError as error:
         yield f"the settings cannot be used: {error}", ""
         yield "sealring config show", "where each setting comes from"

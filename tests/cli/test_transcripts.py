@@ -183,7 +183,9 @@ class Played:
 
     async def start(self) -> None: ...
 
-    async def deploy(self, *, stages: int, name: str = "demo", model: str = "") -> admin_pb2.Deployment:
+    async def deploy(
+        self, say: Any = None, *, stages: int, name: str = "demo", model: str = ""
+    ) -> admin_pb2.Deployment:
         self._note(f"deploys {name} in {stages} stages")
         plans = [
             admin_pb2.StagePlan(rank=0, member_name="node-0", first_layer=0, end_layer=3, trust=10),

@@ -411,8 +411,8 @@ class Cluster:
         }
 
     def shares(self) -> dict[str, tuple[object, float]]:
-        """By ring that forms: its life, from one time that it serves to the next, and the share of its load as
-        operators and clients see it."""
+        """By ring that forms: its life, from one time that it serves to the next, and the share of its
+        load as operators and clients see it."""
         assert self.coordinator is not None
         rings = self.coordinator.cluster.state.running
         return {

@@ -107,6 +107,18 @@ def test_who_wants_a_key_is_told_from_who_is_not_there(edge: Any, status: int) -
     assert "--api-key-file" in raised.value.hint
 
 
+def test_an_edge_that_cannot_reach_its_gateway_is_not_taken_for_none(edge: Any) -> None:
+    edge.answer = (503, '{"error": {"message": "no gateway answers"}}')
+    with pytest.raises(Unavailable) as raised:
+        served(edge.url, None)
+    assert "no gateway answers" in str(raised.value)
+    assert "sealring proxy" not in raised.value.hint
+    edge.answer = (502, "<html>")
+    with pytest.raises(Unavailable) as raised:
+        served(edge.url, None)
+    assert "sealring proxy" in raised.value.hint
+
+
 NO_LISTS = (
     *("", "{", "[]", "7", '{"data": 7}', '{"data": [7]}', '{"data": [{"id": 7}]}', "[" * 20_000),
     '{"data": [{"id": "m"}]}',

@@ -192,6 +192,12 @@ def test_a_dry_run_joins_nothing(serve: Any, host: Any, tmp_path: Path) -> None:
     assert (host.services.did, list((tmp_path / "root").iterdir())) == ([], [])
 
 
+def test_a_service_is_not_made_the_standby_silently_otherwise(serve: Any, host: Any, tmp_path: Path) -> None:
+    done = serve(TOKEN, "--standby", "backup")
+    assert (done.status, "[BAD_OPTION]" in done.err, "docs/operators.md" in done.err) == (2, True, True)
+    assert (host.services.did, list((tmp_path / "root").iterdir())) == ([], [])
+
+
 def test_a_service_that_ran_before_goes_on_where_joining_fails(serve: Any, host: Any, tmp_path: Path) -> None:
     """The account's own process asks a coordinator that is not there."""
     done = serve(TOKEN)

@@ -47,3 +47,13 @@ def test_files_of_no_end_are_not_read(here: Sealring, home: Path) -> None:
     for size, reason in ((128 << 10, "ENVELOPE_TOO_LARGE"), ((128 << 10) + 1, "FILE_TOO_LARGE")):
         (home / "file").write_bytes(bytes(size))
         assert f"[{reason}]" in here("root", "show", "file").err
+
+
+@pytest.mark.parametrize("command", ["init", "roster-key"])
+def test_no_folder_is_made_for_a_key(here: Sealring, home: Path, command: str) -> None:
+    """A volume that is not there would be a folder of this disk."""
+    done = here("root", command, "--key", "volume/root.key")
+    assert (done.status, "there is no folder volume" in done.err) == (2, True), done.err
+    assert not (home / "volume").exists()
+    (home / "volume").mkdir()
+    assert here("root", command, "--key", "volume/root.key").status == 0

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from pathlib import Path
 
 import pytest
 from bundles import SigningCluster
 
+from sealring.cli.calls.member import MemberChannels
+from sealring.cli.calls.operator import read_bundle
+from sealring.cli.here import found
 from sealring.cli.here.found import Here, cluster_here
 from sealring.cli.here.leftovers import temporary_folder
+from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.pki import Role
 from sealring.mesh.system.lock import lock_state
 from sealring.mesh.system.paths import default_state_root
@@ -64,6 +70,40 @@ def test_a_member_looks_with_its_certificate_and_asks_over_gateways_elsewhere(
     assert here.member is None, "it has a gateway of its own"
     cluster.save(own / "coordinator" / "operator", Role.OPERATOR)
     assert here.operator == own / "coordinator" / "operator"
+
+
+def test_the_services_of_this_machine_are_meant_where_the_user_has_no_cluster(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They belong to another account, as which one has to look."""
+    services = tmp_path / "services"
+    monkeypatch.setattr(found, "SERVICES", services)
+    (own / "ports.json").write_text(json.dumps({"proxy": 8085}))  # as `join --service` leaves it
+    assert cluster_here().root == own
+    client = services / "node" / "client"
+    SigningCluster(tmp_path).save(client, Role.CLIENT)
+    here = cluster_here()
+    assert (here.root, here.own, here.operator, here.member) == (services, True, client, client)
+    assert here.edges[0] == "http://127.0.0.1:8085"
+    found.require_account(client)
+    if os.geteuid() == 0:
+        os.chown(client, pwd.getpwnam("nobody").pw_uid, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 1 << 20)
+    with pytest.raises(PermissionDenied) as refused:
+        read_bundle(here.operator)
+    assert (refused.value.reason, "sudo -H -u" in refused.value.hint) == ("OTHERS_STATE", True)
+
+    def closed(folder: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(found, "is_enrolled", closed)
+    assert cluster_here().root == services
+    assert cluster_here().member is None, "it may have a gateway of its own"
+    with pytest.raises(PermissionDenied):
+        MemberChannels(client)
+    (own / "node").mkdir()
+    assert cluster_here().root == own
 
 
 def test_programs_are_answered_by_what_seals_first(own: Path) -> None:

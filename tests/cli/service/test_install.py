@@ -55,7 +55,7 @@ def plist(root: Path) -> Path:
 @pytest.fixture
 def service(here: Any, launchd: Launchd, root: Path) -> Any:
     def run(verb: str, *arguments: str) -> Any:
-        rooted = [] if verb in ("stop", "status") else ["--prefix", str(root)]
+        rooted = [] if verb == "status" else ["--prefix", str(root)]
         return here("service", verb, *arguments, *rooted)
 
     return run
@@ -128,6 +128,16 @@ def test_the_proxy_is_a_service_with_the_digest_of_a_key_that_is_the_callers(
         *("--log-file", "/var/log/sealring/proxy.log", "--member", "/var/db/sealring/node/client"),
     ]
     assert list((root / "var" / "db" / "sealring" / "proxy").iterdir()) == []
+    proxy = "org.sealring.proxy"
+    for verb, asked, said in (
+        ("stop", ["bootout"] * 2, f"stopped {proxy}\nstopped {LABEL}\n"),
+        ("start", ["bootstrap", "kickstart"] * 2, f"started {LABEL}\nstarted {proxy}\n"),
+        ("restart", ["bootout", "bootstrap", "kickstart"] * 2, f"restarted {LABEL}\nrestarted {proxy}\n"),
+    ):
+        launchd.did.clear()
+        assert (service(verb, "node").err, launchd.did) == (said, asked)
+    launchd.did.clear()
+    assert (service("restart", "proxy").err, len(launchd.did)) == (f"restarted {proxy}\n", 3)
     assert key.encode() not in plist.read_bytes()
     done = service("uninstall", "node")
     assert done.err == "removed org.sealring.proxy\nremoved org.sealring.node\n"
