@@ -66,8 +66,7 @@ class Answer:
 
     text: str
     rate: float
-    drafted: int
-    accepted: int
+    drafts: tuple[int, int]
 
 
 def reachable(stages: Sequence[StageTime], draft: StageTime, rows: int, right: float, hop: float) -> float:
@@ -116,4 +115,4 @@ async def answer(stub: Any, asked: inference_pb2.GenerateRequest) -> Answer:
                 first, counted = time.perf_counter(), event.delta.tokens
         elif event.HasField("finished"):
             drafts = event.finished.drafted_tokens, event.finished.accepted_tokens
-    return Answer(text, (asked.max_tokens - counted) / (time.perf_counter() - first), *drafts)
+    return Answer(text, (asked.max_tokens - counted) / (time.perf_counter() - first), drafts)

@@ -240,7 +240,7 @@ async def _drafts(
                 texts.add(got[0].text)
                 if number:
                     rates[drafts].append(sum(one.rate for one in got) * options.slower)
-                    counts = [counts[0] + got[0].drafted, counts[1] + got[0].accepted]
+                    counts = [counts[0] + got[0].drafts[0], counts[1] + got[0].drafts[1]]
             same = same and len(texts) == 1
     gains = [round(one / other, 3) for one, other in zip(rates[True], rates[False], strict=True)]
     return {

@@ -72,6 +72,7 @@ async def run(options: argparse.Namespace) -> Result:
     """Tokens a second of each round, by kind, with and without; tokens guessed and right; whether the answers
     were the same."""
     kinds = ("held",) if options.held else DRAFTED if options.draft else KINDS
+    kinds = tuple(kind for kind in kinds if options.kind in ("", kind))
     spec: dict[str, Any] = {"speculate": True, "max_rows": ROWS}
     if options.draft:
         if options.draft == MTP:
@@ -92,16 +93,20 @@ async def run(options: argparse.Namespace) -> Result:
             for kind in kinds:
                 answers = {}
                 for way in ("with", "without") if number % 2 else ("without", "with"):
-                    request = _request(kind, options, number, drafts=way == "with")
                     rows = ROWS if kind == "full" else 1
-                    got = await asyncio.gather(*(drafted.answer(client.stub, request) for _ in range(rows)))
-                    one, rate = got[0], sum(each.rate for each in got)
-                    answers[way] = one.text
+                    requests = [
+                        _request(kind, options, number * rows + row, drafts=way == "with")
+                        for row in range(rows)
+                    ]
+                    got = await asyncio.gather(*(drafted.answer(client.stub, each) for each in requests))
+                    rate = sum(each.rate for each in got)
+                    guessed, right = (sum(each) for each in zip(*(one.drafts for one in got), strict=True))
+                    answers[way] = [each.text for each in got]
                     if number:
                         found[kind][way].append(rate)
-                        progress(f"{kind}, {way} drafts: {rate:.1f}/s, {one.accepted} of {one.drafted} right")
+                        progress(f"{kind}, {way} drafts: {rate:.1f}/s, {right} of {guessed} right")
                     if number and way == "with":
-                        counted[kind].append([one.drafted, one.accepted])
+                        counted[kind].append([guessed, right])
                 same = same and answers["with"] == answers["without"]
     return {
         "model": options.model,
@@ -180,6 +185,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--held", action="store_true", help="the demo model in a schema's form")
     parser.add_argument("--right", type=float, default=0.7, help="probability that its guesses are right")
+    parser.add_argument("--kind", default="", choices=["", *SHOWN, "drafted"], help="of answers, alone")
     parser.add_argument("--stages", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="of each answer")
