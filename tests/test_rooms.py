@@ -251,7 +251,7 @@ LINES = {
     "gateway/rings": 3_470,
     "gateway/scheduler": 4_130,
     "node": 14_405,
-    "node/engine": 19_800,
+    "node/engine": 19_910,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,

@@ -266,6 +266,7 @@ class LanesPolicy:
 
     def __init__(self, ring: RingFacts) -> None:
         self._stages, self._hop, self._sources = ring.stages, ring.hop, ring.sources
+        self._most_rows = ring.draft_runs
         self._costs, self._head = ring.costs, ring.head or ring.costs
         self._plains = deque([1.0] * _DOUBT, maxlen=_SEEN)
         self._drafted = deque([1.0] * _DOUBT, maxlen=_SEEN)
@@ -317,18 +318,20 @@ class LanesPolicy:
         """
         none = DraftPlan()
         now = [Step(rows, none, 0.0), *others]
+        all_rows = sum(one.rows for one in now)
         best, gain = none, 1.0
         for source, facts in self._sources.items():
-            right = rates.get(source, 0.0) if facts.serves(sum(one.rows for one in now)) else 0.0
+            right = rates.get(source, 0.0) if facts.serves(all_rows) else 0.0
+            follow = facts.ahead and all_rows <= self._most_rows
             longest = min(most, MAX_DRAFTED // rows - 1, guessed if facts.ahead else most)
-            plain = self._rate([one.with_plan(none) for one in now]) if facts.ahead else self._rate(now)
+            plain = self._rate([one.with_plan(none) for one in now]) if follow else self._rate(now)
             least = max(gain, self._rate(now) / plain)
             for length in BATCH_LENGTHS if right else ():
                 if length > longest:
                     break
                 step = Step(rows, DraftPlan(length, 1, source), min(right, _SUREST))
                 times = self._rate([step, *others])
-                if facts.ahead:
+                if follow:
                     times = max(times, self._rate([step, *(one.with_plan(step.plan) for one in others)]))
                 if times / plain > least:
                     best, gain = step.plan, times / plain
@@ -466,7 +469,8 @@ class Drafting:
             return DraftPlan()
         past = self._past(lane)
         most = _Chain(lane, tuple(lane.rows.values())).most(self._board)
-        if rows > 1 and len(self._chains) >= self._most_runs:
+        others = sum(len(chain.rows) for chain in self._chains.values())
+        if rows > 1 and others + len(lane.rows) > self._most_runs:
             plan = DraftPlan()
         else:
             plan = self._best(lane, lanes, rows, most, past.guessed)

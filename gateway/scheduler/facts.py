@@ -163,8 +163,9 @@ class RingFacts:
     `costs`: the cost table. `kept` are the prefixes of earlier epochs that every member still has, with their
     names in this epoch. `recalls`: all members store prefixes on disk. `sharing`: the number of stages that
     compute on one GPU, at most. `sources` are what guesses tokens, by `DraftSource`. `head`: the head's own
-    cost table. `draft_runs`: the number of runs of drafts that every member can take back. `epoch`: the
-    epoch's number. `prompts_alone`: prefixes are kept of prompts, without answers.
+    cost table. `draft_runs`: the number of runs of drafts that every member can take back; `together`: also
+    of rows of one lane, which count as a run each. `epoch`: the epoch's number. `prompts_alone`: prefixes are
+    kept of prompts, without answers.
     """
 
     members: tuple[MemberMemory, ...]
@@ -180,6 +181,7 @@ class RingFacts:
     sources: Mapping[Source, SourceFacts] = field(default_factory=lambda: NO_MODEL)
     head: StepCosts | None = None
     draft_runs: int = 0
+    together: bool = False
     epoch: int = 1
     prompts_alone: bool = False
 
@@ -217,6 +219,7 @@ class RingFacts:
             sources={**NO_MODEL, **{each.source: SourceFacts.of(each) for each in sources[:MAX_SOURCES]}},
             head=StepCosts.of(timed[:1]),
             draft_runs=min(each.draft_runs for each in attached),
+            together=all(each.drafts_together or each.draft_runs > MAX_RUNS for each in attached),
             epoch=epoch,
             prompts_alone=any(each.prompts_alone for each in attached),
         )
@@ -237,8 +240,8 @@ class RingFacts:
 
     @property
     def drafts_together(self) -> bool:
-        """Whether rows of one lane can have drafts together: where all members can cut their caches."""
-        return self.draft_runs > MAX_RUNS
+        """Whether rows of one lane can have drafts together: where all members take these back."""
+        return self.together or self.draft_runs > MAX_RUNS
 
     @property
     def mark_every(self) -> int:

@@ -610,6 +610,7 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         kept=epoch.kept,
         recalls=epoch.recalls,
         draft_runs=epoch.draft_runs,
+        drafts_together=epoch.drafts_together,
         device=_device(loaded.device, plan.ring, plan.epoch),
     )
 

@@ -242,6 +242,7 @@ class MemberEpoch:
         self.kept: Sequence[control_pb2.KeptPrefix] = ()
         self.recalls = False
         self.draft_runs = self.draft_bytes = 0
+        self.drafts_together = False
         self.links: list[membership_pb2.LinkInfo] = []
         self._devices: Sequence[str] = ()
         self._group_address = ""
@@ -517,6 +518,7 @@ class MemberEpoch:
         opened = await self.engine.open_epoch(command, descriptors, self)
         self.kept = opened.kept
         self.draft_runs, self.draft_bytes = opened.draft_runs, opened.draft_bytes
+        self.drafts_together = opened.drafts_together
         self._close_channel()
 
     def _give_keys(self, secrets: LinkSecrets) -> list[membership_pb2.LinkInfo]:

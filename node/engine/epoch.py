@@ -39,7 +39,6 @@ from sealring.mesh.ring.composition import (
     Settling,
     Unmarking,
 )
-from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.mesh.system.logging import name_with_mlx_message
 from sealring.node.engine import caches
 from sealring.node.engine.allowance import Account, Allowance
@@ -224,7 +223,7 @@ class StageEpoch:
         if step.guesses and step.source != self._sources.ahead:
             raise InvalidInput("the deployment has no such source that guesses ahead", reason="BAD_STEP")
         together = step.drafts and len(step.rows) > 1
-        if not self._runs or (together and self._runs <= MAX_RUNS):
+        if not self._runs or (together and not self._stage.drafts_together):
             several = "several rows" if together else "rows"
             raise InvalidInput(
                 f"the gateway wants drafts, and caches of {several} of {self._stage.spec.model_type} cannot "
@@ -430,13 +429,10 @@ class StageEpoch:
     def _verify(self, step: ResolvedStep) -> None:
         times = StepTimes(step.number, time.perf_counter(), decode=True)
         lane, given = self._lane(step), self._source.verify(step)
-        if lane.undo is None and len(lane.rows) == 1:
-            lane.undo = UndoLog(lane.cache, self._runs)
-        if lane.undo is not None:
-            lane.undo.begin(given.arrays)
+        lane.note(self._runs, lane.spread(given.arrays))
         self._results.watch(step)
         call, outputs = self._call(step, lane, given, times)
-        if lane.undo is not None:
+        if isinstance(lane.undo, UndoLog):
             lane.undo.end()
         self._results.verify(call, lane, outputs)
 

@@ -17,10 +17,11 @@ import mlx.core as mx
 
 from sealring.mesh.errors import Internal
 from sealring.mesh.ring.composition import Admission, Eviction, Keeping, Settling
+from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.mesh.ring.spread import Times, between
 from sealring.node.engine import caches
 from sealring.node.engine.caches import Cache
-from sealring.node.engine.caches.undo import UndoLog
+from sealring.node.engine.caches.undo import RowsUndo, UndoLog
 from sealring.node.engine.params import RowParameters
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging import Stage
@@ -78,8 +79,8 @@ class Lane:
     cache: Cache = field(default_factory=list)
     sampler: Sampler | None = None
     age: int = 0
-    undo: UndoLog | None = None
-    """The log that takes back drafts, while the only row has some that are not settled."""
+    undo: UndoLog | RowsUndo | None = None
+    """The log that takes back drafts, while rows have some that are not settled."""
     places: list[int] = field(default_factory=list)
     """Each row's place in the lane's caches, if there are several rows."""
     width: int = 0
@@ -142,12 +143,22 @@ class Lane:
             return caches.extract(self.cache, keep[0])
         return caches.recompose(self.cache, keep, arriving)
 
-    def take_back(self, surplus: Mapping[int, int]) -> None:
-        """Takes the last `surplus` tokens of each row out of the caches."""
+    def note(self, runs: int, inputs: Sequence[mx.array]) -> None:
+        """Notes a run of drafts that is about to be computed on these inputs, [places, tokens, ...] each.
+        `runs`: as in `UndoLog`."""
+        if self.undo is None and self.width == 1:
+            self.undo = UndoLog(self.cache, runs)
+        elif self.undo is None and runs <= MAX_RUNS:  # else caches can be cut
+            self.undo = RowsUndo(self.cache)
+        if self.undo is not None:
+            self.undo.begin(inputs)
+
+    def by_place(self, surplus: Mapping[int, int]) -> list[int]:
+        """Tokens of each row that do not count, as those of each place."""
         counts = [min(surplus.values())] * self.width
         for row, place in zip(self.rows, self.places, strict=True):
             counts[place] = surplus.get(row, 0)
-        caches.take_back(self.cache, counts)
+        return counts
 
     def spread(self, arrays: list[mx.array]) -> list[mx.array]:
         """Arrays [rows, ...] as [places, ...]. In an empty place is what the first row has."""
@@ -191,12 +202,18 @@ class Lanes:
         """
         lane = self._lanes[changes[0].lane]
         undo, lane.undo = lane.undo, None
-        if undo is not None:
-            (change,) = changes
-            again = undo.settle(change.surplus, lambda inputs: stage(inputs, lane.cache, lane.positions))
+        surplus = {change.row: change.surplus for change in changes}
+
+        def compute(inputs: list[mx.array]) -> object:
+            return stage(inputs, lane.cache, lane.positions)
+
+        again = False
+        if isinstance(undo, UndoLog):
+            again = undo.settle(changes[0].surplus, compute)
+        elif undo is not None:
+            again = undo.settle(lane.by_place(surplus), compute)
         else:
-            lane.take_back({change.row: change.surplus for change in changes})
-            again = False
+            caches.take_back(lane.cache, lane.by_place(surplus))
         if lane.sampler is not None:
             accepted = {change.row: change.accepted for change in changes}
             lane.sampler.settle([accepted.get(row, 1) for row in lane.rows])

@@ -318,6 +318,7 @@ class Engine:
             regular, ends = names.get(origin, (b"", b""))
             kept.append(control.KeptPrefix(**origin._asdict(), names=regular, ends=ends, marks=marks))
         opened = engine.EpochOpened(id=command.id, kept=kept, draft_runs=runs, draft_bytes=draft_bytes)
+        opened.drafts_together = loaded.stage.drafts_together
         self._emit(engine.EngineEvent(epoch_opened=opened))
 
     def _use_disk(self, command: engine.UseDisk) -> None:

@@ -338,6 +338,7 @@ class Attached(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     MARK_BYTES_FIELD_NUMBER: _builtins.int
     DRAFT_RUNS_FIELD_NUMBER: _builtins.int
+    DRAFTS_TOGETHER_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     GUEST_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
@@ -361,6 +362,8 @@ class Attached(_message.Message):
     """A mark of a kept prefix, bytes: what members keep to cut it at one more length; 0: they keep none, or can cut."""
     draft_runs: _builtins.int
     """runs of drafts, of all rows, that its caches can take back; 0: none, so it takes no drafts"""
+    drafts_together: _builtins.bool
+    """also where rows of one lane have them, which count as a run each"""
     device: _builtins.bytes
     """names the GPU that computes this stage, for this epoch: stages on one GPU take turns"""
     guest: _builtins.bool
@@ -400,12 +403,13 @@ class Attached(_message.Message):
         sources: _abc.Iterable[Global___DraftFacts] | None = ...,
         mark_bytes: _builtins.int = ...,
         draft_runs: _builtins.int = ...,
+        drafts_together: _builtins.bool = ...,
         device: _builtins.bytes = ...,
         guest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_runs", b"draft_runs", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "prompts_alone", b"prompts_alone", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_runs", b"draft_runs", "drafts_together", b"drafts_together", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "prompts_alone", b"prompts_alone", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -669,9 +669,12 @@ class EpochOpened(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     DRAFT_RUNS_FIELD_NUMBER: _builtins.int
+    DRAFTS_TOGETHER_FIELD_NUMBER: _builtins.int
     DRAFT_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     draft_runs: _builtins.int
+    """as in Attached"""
+    drafts_together: _builtins.bool
     """as in Attached"""
     draft_bytes: _builtins.int
     """of the budget, for what takes the drafts of a row back"""
@@ -683,11 +686,12 @@ class EpochOpened(_message.Message):
         id: _builtins.int = ...,
         kept: _abc.Iterable[_control_pb2.KeptPrefix] | None = ...,
         draft_runs: _builtins.int = ...,
+        drafts_together: _builtins.bool = ...,
         draft_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "draft_runs", b"draft_runs", "id", b"id", "kept", b"kept"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_bytes", b"draft_bytes", "draft_runs", b"draft_runs", "drafts_together", b"drafts_together", "id", b"id", "kept", b"kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

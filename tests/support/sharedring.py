@@ -35,6 +35,8 @@ class GuessingHead(Head):
         self._owed: dict[int, int] = {}  # accepted tokens of open drafts
         self._ahead = dict[int, int]() if ahead else None  # guesses behind a row's last tokens
         self._step: ResolvedStep
+        self.most_open = 0
+        """Rows with drafts that were not settled, at most."""
 
     def take(self, step: control.Step) -> None:
         super().take(step)
@@ -43,6 +45,7 @@ class GuessingHead(Head):
             if isinstance(change, Settling):
                 assert self._owed.pop(change.row) == change.accepted
         assert len(self._step.sampled) <= MAX_DRAFTED
+        self.most_open = max(self.most_open, len(self._composition.lanes.drafted))
 
     def done(self) -> tuple[control.StepDone, bool]:
         done, decoded = super().done()
@@ -81,7 +84,10 @@ class SharedRing(VirtualRing):
 
     OPEN_SECONDS = 0.0
 
-    def __init__(self, machine: Machine, rows: int, tokens: int, right: float, drafts: int = 15) -> None:
+    def __init__(
+        self, machine: Machine, rows: int, tokens: int, right: float, drafts: int = 15, runs: int = 64
+    ) -> None:
+        """`runs`: rows that members can take drafts of back."""
         self._machine, self._drafts = machine, drafts
         self._rows, self._right = rows, right
         self.ANNOUNCE_SECONDS = machine.message * SECONDS
@@ -95,7 +101,8 @@ class SharedRing(VirtualRing):
                 source: replace(one, seconds=one.seconds * SECONDS, together=one.together * SECONDS)
                 for source, one in facts.sources.items()
             },
-            draft_runs=64,
+            draft_runs=runs,
+            together=True,
         )
         super().__init__(timed, machine.stages, hop=0.0)
         for number in range(rows):

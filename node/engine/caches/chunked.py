@@ -20,6 +20,8 @@ _SPARE = 64
 class ChunkedRowsCache(RowsCache):
     """Rows that attend within chunks of `chunk_size` tokens; tokens before all their chunks are dropped."""
 
+    repeats = False
+
     def __init__(self, left_padding: Sequence[int], chunk_size: int) -> None:
         super().__init__(left_padding)
         self.chunk_size = chunk_size

@@ -76,6 +76,23 @@ class Several:
         """Takes the last of these numbers of tokens off each place. Raises Internal where that cannot be."""
         cannot_be_cut()
 
+    repeats = False
+    """Whether a run of drafts can be computed again, of each place other first tokens, by the three methods
+    below in turn. A model's code has to mask the states of places where fewer tokens count."""
+
+    def note(self) -> Sequence[Any]:
+        """What is kept of the places before a run."""
+        return ()
+
+    def before(self, note: Sequence[Any], tokens: int, kept: Sequence[int]) -> None:
+        """Goes back to where a run of `tokens` tokens began, so that it can be computed again. Of each place
+        the first `kept` tokens count."""
+        self.take_back([tokens] * len(kept))
+
+    def repeated(self, surplus: Sequence[int]) -> None:
+        """A run was computed again, of which the last `surplus` tokens of each place do not count."""
+        self.take_back(surplus)
+
 
 class Kind:
     """A class of caches, each of one row.

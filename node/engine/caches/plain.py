@@ -55,6 +55,7 @@ class RowsCache(Several, BatchKVCache):  # type: ignore[misc]
     left_padding: mx.array
     offset: mx.array
     _idx: int  # the common end of the rows: mlx-lm's own methods read and move it by this name
+    repeats = True
 
     def __init__(self, left_padding: Sequence[int]) -> None:
         super().__init__(list(left_padding))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +13,19 @@ from .kind import Kind, Several, Snapshot
 
 
 class StateRows(Several, ArraysCache):  # type: ignore[misc]
-    """mlx-lm's own."""
+    """mlx-lm's own. Its `lengths` are the first tokens of each place that count in the next pass."""
+
+    lengths: mx.array | None
+    repeats = True
+
+    def note(self) -> Sequence[Any]:
+        return list(self.cache)
+
+    def before(self, note: Sequence[Any], tokens: int, kept: Sequence[int]) -> None:
+        self.cache, self.lengths = list(note), mx.array(list(kept))
+
+    def repeated(self, surplus: Sequence[int]) -> None:
+        self.lengths = None
 
 
 class State(Kind):
@@ -48,7 +60,9 @@ class States(ArraysCache):  # type: ignore[misc]
 
 
 class RowsOfStates(StateRows, States):
-    """Rows of `States`."""
+    """Rows of `States`. mlx-vlm's code masks no states."""
+
+    repeats = False
 
     def extract(self, idx: int) -> States:
         row = States(len(self.cache))

@@ -35,3 +35,14 @@ class ListRows(Several, CacheList):  # type: ignore[misc]
     def take_back(self, tokens: Sequence[int]) -> None:
         for part in self.caches:
             part.take_back(tokens)
+
+    def note(self) -> Sequence[Any]:
+        return [part.note() for part in self.caches]
+
+    def before(self, note: Sequence[Any], tokens: int, kept: Sequence[int]) -> None:
+        for part, own in zip(self.caches, note, strict=True):
+            part.before(own, tokens, kept)
+
+    def repeated(self, surplus: Sequence[int]) -> None:
+        for part in self.caches:
+            part.repeated(surplus)

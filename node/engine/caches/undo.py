@@ -20,7 +20,7 @@ from sealring.mesh.ring.limits import MAX_RUNS
 
 from .kind import Snapshot
 from .known import kinds
-from .rows import Cache, copied, trimmable
+from .rows import Batch, Cache, OneRow, copied, trimmable
 
 
 def runs_of(cache: Cache, stages: int, steps_alike: bool) -> int:
@@ -37,6 +37,13 @@ def runs_of(cache: Cache, stages: int, steps_alike: bool) -> int:
 def can_go_back(cache: Cache) -> bool:
     """Whether a row's last tokens can be taken out of caches of this kind; `cache` is an empty one."""
     return all(kind.goes_back for _, kind in kinds(cache))
+
+
+def repeats(cache: Cache) -> bool:
+    """Whether a run of several rows can be taken back by computing it again; `cache` is an empty one of a
+    row, of a model whose code masks states."""
+    several = [kind.several for _, kind in kinds(cache)]
+    return not isinstance(cache, OneRow) and all(each is not None and each.repeats for each in several)
 
 
 Mark: TypeAlias = Mapping[int, Snapshot]
@@ -130,3 +137,31 @@ class UndoLog:
         if again:
             compute([array[:, :again] for array in undone[0].inputs])
         return again > 0
+
+
+class RowsUndo:
+    """The log of one run of a lane's rows, of each of which another number of tokens may count."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._inputs: Sequence[mx.array] = ()
+
+    def begin(self, inputs: Sequence[mx.array]) -> None:
+        """Notes a run that is about to be computed on these inputs, [places, tokens, ...] each."""
+        self._notes = [part.note() for part in self._batch]
+        self._inputs = list(inputs)
+
+    def settle(self, surplus: Sequence[int], compute: Callable[[list[mx.array]], object]) -> bool:
+        """Takes the last `surplus` tokens of each place back; returns whether tokens were computed again,
+        lazily. `compute` runs the stage."""
+        if not any(surplus):
+            return False
+        tokens = self._inputs[0].shape[1]
+        kept = [tokens - count for count in surplus]
+        for part, note in zip(self._batch, self._notes, strict=True):
+            part.before(note, tokens, kept)
+        most = max(kept)
+        compute([array[:, :most] for array in self._inputs])
+        for part in self._batch:
+            part.repeated([most - count for count in kept])
+        return True

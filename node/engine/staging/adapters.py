@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -56,6 +56,9 @@ class Adapter:
     steps_alike: bool = True
     """Whether a pass of several tokens behind a full window computes what as many single steps do. Otherwise
     tokens would change with drafts."""
+
+    masks_states: bool = False
+    """Whether recurrent states and convolutions heed `lengths`: the first tokens of each row that count."""
 
     together: Callable[[nn.Module], None] | None = None
     """A change of the model that makes it batch; None if mlx-lm's code does."""
@@ -331,6 +334,8 @@ ADAPTERS = {
     "rwkv7": _Rwkv7(state=((0,), (1,)), gpu_code=True),
     "talkie": Adapter(state=((1,), (0,)), every_layer=((0,),)),  # every layer adds the embeddings, its first
 }
+_MASKS_STATES = "bailing_hybrid qwen3_5 qwen3_next"
+ADAPTERS |= {name: replace(ADAPTERS[name], masks_states=True) for name in _MASKS_STATES.split()}
 """By the module that defines the layers, by `name_of`. `make sweep` has shown of each whether
 rows are computed in a batch as they are alone."""
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.node.engine import device
 from sealring.node.engine.caches import Batch, Cache, OneRow, RowByRow, for_one_row, parts_of, trimmable
-from sealring.node.engine.caches.undo import runs_of
+from sealring.node.engine.caches.undo import repeats, runs_of
 from sealring.node.engine.staging.grid import attends_both_ways, has_three
 
 from .adapters import Followed
@@ -200,8 +202,17 @@ class Stage:
         return call
 
     def draft_runs(self, stages: int) -> int:
-        """The number of runs of drafts that can be taken back, as `runs_of`."""
-        return runs_of(self.make_cache(), stages, self._anatomy.adapter.steps_alike)
+        """The number of runs of drafts that can be taken back, as `runs_of`; of a lane there is one for each
+        of its rows."""
+        runs = runs_of(self.make_cache(), stages, self._anatomy.adapter.steps_alike)
+        return max(runs, MAX_RUNS) if runs and self.drafts_together else runs
+
+    @cached_property
+    def drafts_together(self) -> bool:
+        """Whether drafts of several rows of a lane can be taken back: where caches are cut, or where the run
+        is computed again with states that know how many tokens of each row count."""
+        empty = self.make_cache()
+        return trimmable(empty) or (self._anatomy.adapter.masks_states and repeats(empty))
 
     @property
     def pools(self) -> bool:

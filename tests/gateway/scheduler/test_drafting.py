@@ -11,7 +11,7 @@ import pytest
 from draftedring import GPUS, SHARED_GPU, DraftedRing, Machine
 from requestkit import request_of
 from ringfacts import member_with, ring_of
-from sharedring import SharedRing
+from sharedring import GuessingHead, SharedRing
 
 from sealring.gateway.scheduler import (
     LOOKUP,
@@ -519,6 +519,16 @@ def test_an_mtp_head_gains_for_rows_at_once_and_costs_next_to_nothing_where_it_i
     for right, least in ((0.8, HEADS_TOGETHER[stages, rows, name]), (0.0, 0.98)):
         plain = SharedRing(machine, rows, 300, right, drafts=0).rate
         assert SharedRing(machine, rows, 300, right).rate / plain > least
+
+
+@pytest.mark.parametrize(("rows", "gains"), [(4, 1.5), (6, 0.98)])
+def test_no_more_rows_have_drafts_than_members_keep_states_for(rows: int, gains: float) -> None:
+    machine = Machine(2, 1.05, stages=2, draft=0.1, mtp=True)
+    plain = SharedRing(machine, rows, 300, 0.8, drafts=0, runs=4).rate
+    drafted = SharedRing(machine, rows, 300, 0.8, runs=4)
+    assert drafted.rate / plain > gains
+    assert isinstance(drafted.head, GuessingHead)
+    assert 0 < drafted.head.most_open <= 4
 
 
 def test_an_mtp_head_guesses_for_no_ring_of_more_rows_than_it_follows() -> None:

@@ -19,6 +19,7 @@ from sealring.gateway.scheduler import (
     Timed,
 )
 from sealring.gateway.scheduler.facts import MAX_TIMES
+from sealring.mesh.ring import MAX_RUNS
 from sealring.v1 import control_pb2 as control
 
 
@@ -124,6 +125,15 @@ def test_a_ring_has_the_sources_of_drafts_that_its_members_tell_and_no_more_than
     nameless = [control.Attached(kv_budget=4096, sources=[control.DraftFacts(ahead=True)])]
     assert list(facts_of(nameless).sources) == [LOOKUP], "a step with drafts names their source"
     assert len(facts_of([control.Attached(kv_budget=4096, sources=many)]).sources) == 1 + MAX_SOURCES
+
+
+def test_rows_of_a_lane_have_drafts_together_where_every_member_takes_them_back() -> None:
+    """Those that cut their caches take back more runs than others keep states for."""
+    cuts, repeats = {"draft_runs": 64}, {"draft_runs": MAX_RUNS, "drafts_together": True}
+    states = {"draft_runs": 2}
+    for members, together in (([cuts, cuts], True), ([cuts, repeats], True), ([repeats, states], False)):
+        facts = facts_of([control.Attached(kv_budget=4096, **one) for one in members])  # type: ignore[arg-type]
+        assert facts.drafts_together == together
 
 
 @pytest.mark.parametrize(

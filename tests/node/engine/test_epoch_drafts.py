@@ -374,9 +374,17 @@ def together(
     return prompts
 
 
-@pytest.mark.parametrize(("family", "size"), [("llama", 2), ("qwen3:8", 2)])
+MASKED = combinations(
+    ["bailing_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"],
+    [2, 3],
+    always=[("qwen3_next", 2), ("bailing_hybrid", 3)],
+)
+
+
+@pytest.mark.parametrize(("family", "size"), [("llama", 2), ("qwen3:8", 2), *MASKED])
 def test_rows_in_one_lane_have_drafts_together(family: str, size: int) -> None:
-    """Some are right in one row and wrong in another; rows with penalties stand beside others."""
+    """Some are right in one row and wrong in another; rows with penalties stand beside others. Where there
+    are states, the run is computed again, of each row as many tokens as count."""
     rows = {
         1: PARAMETERS["drawn"],
         2: PARAMETERS["penalties"],
