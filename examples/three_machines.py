@@ -54,6 +54,7 @@ class Typed:
     def __init__(self, machine: Machine, words: Sequence[str]) -> None:
         self._machine = machine
         self.lines: list[str] = []
+        self._asks = ""
         self._said = threading.Condition()
         self._terminal, its = os.openpty()
         self.process = subprocess.Popen(
@@ -72,10 +73,11 @@ class Typed:
         os.write(self._terminal, f"{text}\n".encode())
 
     def wait_for(self, wanted: Callable[[str], object]) -> str:
-        """The first line of which this is true, said or to come. Exits where none comes."""
+        """The first line of which this is true, said or to come, or a question behind which it waits. Exits
+        where none comes."""
 
         def found() -> str | None:
-            return next((line for line in self.lines if wanted(line)), None)
+            return next((line for line in (*self.lines, self._asks) if wanted(line)), None)
 
         with self._said:
             self._said.wait_for(lambda: found() is not None or not self._reader.is_alive(), _PATIENCE)
@@ -102,6 +104,9 @@ class Typed:
                 *whole, left = (left + part).replace(b"\r", b"\n").split(b"\n")
                 for line in whole:
                     self._take(line)
+                with self._said:
+                    self._asks = _ESCAPES.sub("", left.decode(errors="replace"))
+                    self._said.notify_all()
         self._take(left)
         os.close(self._terminal)
 
@@ -207,7 +212,7 @@ def main(model: str = "demo", question: str = "What is the capital of France?") 
         code = up.wait_for(lambda line: _CODE.match(line.strip())).strip()
         for machine in (mini, book):
             join = stack.enter_context(machine.typed("sealring", "join"))
-            join.wait_for(lambda line: line.startswith("cluster "))
+            join.wait_for(lambda line: line.startswith("The code that"))
             join.type(f"{code}\n")  # and no standby
             up.wait_for(lambda line, name=machine.name: f"{name} is online" in line)
             join.wait_for(lambda line: "programs ask at" in line)

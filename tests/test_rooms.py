@@ -246,7 +246,7 @@ LINES = {
     "sealring/client": 2_475,
     "sealring/testing": 700,
     "edge": 4_260,
-    "coordinator": 12_750,
+    "coordinator": 12_755,
     "gateway": 1_325,
     "gateway/rings": 3_470,
     "gateway/scheduler": 4_130,

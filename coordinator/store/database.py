@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -16,6 +17,7 @@ from google.protobuf.message import DecodeError
 from sealring.coordinator.store.schema import FIRST, SCHEMA, SCHEMA_VERSION, checksum_of, make_messages
 from sealring.mesh.errors import AlreadyExists, ConfigError, Unavailable
 from sealring.mesh.system.files import UNWRITABLE_HINT, unwritable, write_atomic
+from sealring.mesh.units import size
 
 RESTORE_HINT = "move the folder aside, then: sealring coordinator restore FILE (a backup)"
 log = structlog.get_logger()
@@ -197,8 +199,11 @@ def _open_checked(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:  # the disk: what is on it may be as good as ever
         if connection is not None:
             connection.close()
+        free = size(shutil.disk_usage(path.parent).free)  # a full disk is "disk I/O error" to SQLite
         raise ConfigError(
-            f"the database {path} cannot be opened: {error}", hint=UNWRITABLE_HINT, reason="STATE_UNWRITABLE"
+            f"the database {path} cannot be opened: {error}; its disk has {free} left",
+            hint=UNWRITABLE_HINT,
+            reason="STATE_UNWRITABLE",
         ) from None
     except sqlite3.DatabaseError:
         healthy, application, version = False, 0, 0

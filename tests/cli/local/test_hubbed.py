@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +53,39 @@ def test_a_model_is_fetched_and_written_in_fewer_bits(hub: LocalHub, sealring: S
     again = sealring("model", "get", "org/Tiny-1B", "--bits", "8", "--keep", HF_ENDPOINT=hub.url)
     assert again.status == 0, again.err
     assert list((home / "models" / ".fetched").rglob("*.safetensors"))
+
+
+def test_on_a_terminal_shares_never_fall_and_a_hub_that_stalls_stops_no_clock(
+    tmp_path: Path, home: Path
+) -> None:
+    wide = {"hidden_size": 512, "intermediate_size": 1536}
+    write_model(tmp_path / "wide", CONFIG | wide)
+    terminal, its = os.openpty()
+    with local_hub(
+        "org/Wide", {file.name: file.read_bytes() for file in (tmp_path / "wide").iterdir()}
+    ) as hub:
+        hub.breaks_after, hub.stalls = 12 << 20, threading.Event()
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "sealring.cli", "model", "get", "org/Wide"],
+            env={**os.environ, "HOME": str(home), "HF_ENDPOINT": hub.url, "TERM": "xterm", "COLUMNS": "120"},
+            stdin=its,
+            stdout=its,
+            stderr=its,
+        )
+        os.close(its)
+        shown, while_stalled = "", set[str]()
+        with suppress(OSError):  # its other end is closed
+            while part := os.read(terminal, 1 << 16):
+                shown += part.decode(errors="replace")
+                if hub.stalled.is_set():
+                    while_stalled |= set(re.findall(r"0:00:[0-9]{2}", part.decode(errors="replace")))
+                if len(while_stalled) > 2:
+                    hub.stalls.set()
+    os.close(terminal)
+    assert child.wait(200) == 0, shown
+    shares = [int(share) for share in re.findall(r"org/Wide: ([0-9]+) %", shown)]
+    assert shares == sorted(shares)
+    assert {0, 50, 100} <= set(shares)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,20 @@ def test_a_database_that_a_full_disk_has_no_room_for_is_refused(tmp_path: Path) 
     os.close(take_lock(tmp_path / "coordinator.db"))
 
 
+def test_how_much_a_disk_has_left_is_said_of_a_database_that_it_does_not_open(tmp_path: Path) -> None:
+    """SQLite calls a full disk an I/O error."""
+    path = tmp_path / "coordinator.db"
+    Database.create(path).close()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"cannot be opened: .*; its disk has [0-9].* left") as caught:
+            Database.open(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.reason == "STATE_UNWRITABLE"
+
+
 def test_what_is_committed_reaches_the_disk_itself(tmp_path: Path) -> None:
     """On macOS fsync alone stops at the drive's cache, and a roster's version would be given out again."""
     Database.create(tmp_path / "state.db").close()
