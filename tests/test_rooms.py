@@ -255,7 +255,7 @@ LINES = {
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,
-    "cli": 13_460,
+    "cli": 13_465,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

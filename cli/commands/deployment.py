@@ -621,7 +621,11 @@ def _rate(rate: float) -> str:
 def layers_of(ring: Any, stage: Any) -> str:
     """The layers that a planned stage holds, and its share of each in a tensor ring."""
     whole = len(ring.stages) > 1 and all(one.first_layer == 0 for one in ring.stages)
-    return f"{stage.first_layer}-{stage.end_layer - 1}" + (f", 1/{len(ring.stages)} of each" if whole else "")
+    prompts = f", prompts {stage.prompt_first_layer}-{stage.prompt_end_layer - 1}" * bool(
+        stage.prompt_end_layer
+    )
+    shares = f", 1/{len(ring.stages)} of each" if whole else prompts
+    return f"{stage.first_layer}-{stage.end_layer - 1}{shares}"
 
 
 def print_change(plan: Any, nodes: list[dict[str, Any]]) -> None:

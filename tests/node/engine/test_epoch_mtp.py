@@ -18,14 +18,15 @@ from patience import PATIENCE_SECONDS
 from small_models import tiny
 from stagering import CHUNK, Prompts, Ring, compute_thread, config_of
 
-from sealring.node.engine import RowParameters, load_stage
+from sealring.node.engine import RowParameters, load_lazily, load_stage
 from sealring.node.engine.caches import Cache
 from sealring.node.engine.drafts import TailDrafter
-from sealring.node.engine.staging import Stage
+from sealring.node.engine.staging import Prefill, Stage
+from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.mtp_head import FORMATS, MtpHead
 from sealring.node.engine.staging.skeleton import build_skeleton
 from sealring.node.engine.warm_up import warm_up
-from sealring.node.engine.weights import load_mtp_head
+from sealring.node.engine.weights import cut_stage, load_mtp_head
 from sealring.v1 import control_pb2 as control
 
 TOKENS = 16
@@ -86,13 +87,20 @@ def admit(row: int = 1) -> control.Change:
 
 
 class Made:
-    def __init__(self, folder: Path, config: dict[str, Any], size: int) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], size: int, doubled: bool = False) -> None:
+        """`doubled`: prompts are cut as late as they can be, answers as early."""
         layers = len(build_skeleton(config).layers)
-        edges = [layers * rank // size for rank in range(size + 1)]
+        edges = [0, 1, layers] if doubled else [layers * rank // size for rank in range(size + 1)]
 
         def make(lo: int, hi: int) -> Stage:
             stage = load_stage(folder, lo, hi)
             warm_up(stage, 512)
+            if doubled:
+                model, read = load_lazily(folder)
+                cut = (layers - 1, layers) if lo else (0, layers - 1)
+                prefill = cut_stage(model, dissect(model, read["model_type"]), *cut, cut=Prefill)
+                assert isinstance(prefill, Prefill)
+                prefill.pair(stage)
             return stage
 
         def head() -> TailDrafter:
@@ -108,12 +116,12 @@ class Made:
 
 
 @cache
-def made_of(family: str, size: int, kept: float | None = None) -> Made:
+def made_of(family: str, size: int, kept: float | None = None, doubled: bool = False) -> Made:
     """A ring of a small model with a head, as `save` makes it with `kept`, for all tests."""
     config = tiny(config_of(family), family)
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder), config, kept=kept)
-        return Made(Path(folder), config, size)
+        return Made(Path(folder), config, size, doubled)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -169,6 +177,16 @@ def test_answers_are_the_same(family: str, size: int, name: str) -> None:
         steps = len(plain.steps) - len(drafted.steps)
     assert rates[1] > 0.3 > rates[0]
     assert steps > 3
+
+
+def test_a_head_has_seen_prompts_that_the_tail_computes_with_fewer_layers() -> None:
+    plain = answered(made_of("qwen3_next", 2, 0.03), RowParameters(), mtp=False)
+    made = made_of("qwen3_next", 2, 0.03, doubled=True)
+    assert isinstance(made.stages[1].prefill, Prefill)
+    drafted = answered(made, RowParameters(), mtp=True)
+    assert drafted.answers[1][:TOKENS] == plain.answers[1][:TOKENS]
+    assert not made.drafter.failed
+    assert drafted.modelled[1].right() > 0.3
 
 
 def said(made: Made, prompts: dict[int, list[int]]) -> dict[int, list[int]]:
