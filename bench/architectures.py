@@ -71,7 +71,10 @@ them.
 - **drafts**: whether `deploy --speculate` guesses tokens ahead ([how](sampling.md#drafts)) on rings of two
   or more. Wrong guesses are taken back out of every kind of cache here ([decision
   59](decisions/0059-drafts-taken-back.md)). *MTP* if a head for multi-token prediction that the model ships
-  guesses too ([decision 57](decisions/0057-an-mtp-head-is-one-layer-of-its-model.md)).
+  guesses too ([decision 57](decisions/0057-an-mtp-head-is-one-layer-of-its-model.md)). For gpt_oss, llama,
+  mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe and qwen3_next a drafter that reads hidden states
+  may guess: DFlash, DFlash2, DSpark or EAGLE-3, made for that model
+  ([decision 116](decisions/0116-taps-ride-with-the-state.md)).
 - **images**: whether prompts may have images, which mlx-vlm's vision tower computes at the head ([decision
   62](decisions/0062-towers-at-the-head.md)). *exact* if logits in three stages are those of mlx-vlm 0.7.10's
   whole model, bit for bit; *rounding* if its language model differs as much from mlx-lm's without images. A

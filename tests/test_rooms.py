@@ -241,17 +241,17 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_165,
+    "mesh": 14_185,
     "sealring/api": 4_925,
     "sealring/client": 2_475,
     "sealring/testing": 700,
     "edge": 4_260,
-    "coordinator": 12_755,
+    "coordinator": 12_795,
     "gateway": 1_325,
     "gateway/rings": 3_470,
-    "gateway/scheduler": 4_130,
-    "node": 14_405,
-    "node/engine": 19_910,
+    "gateway/scheduler": 4_150,
+    "node": 14_435,
+    "node/engine": 20_720,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,

@@ -159,7 +159,8 @@ Draft = Annotated[
     str,
     typer.Option(
         metavar="MODEL",
-        help="guess tokens also by this small model of the same tokenizer, at each ring's first node",
+        help="guess tokens also by this small model of the same tokenizer, at each ring's first node, or by "
+        "this drafter that reads hidden states (DFlash, DFlash2, DSpark, EAGLE-3), at its last",
         rich_help_panel=_SHAPE,
     ),
 ]

@@ -303,7 +303,7 @@ def _known(report: dict[str, Any]) -> list[list[str]]:
         ["rows", "together" if report["rows_together"] else "in turn"],
         ["KV bits", ", ".join(map(str, report["kv_bits"])) or "its own"],
         ["kept prefixes", "cut anywhere" if report["prefixes"] == "any" else "whole, or up to a mark"],
-        ["drafts", ("yes" if report["drafts"] else "no") + ", MTP" * report["mtp"]],
+        ["drafts", ", ".join([_yes(report["drafts"]), *["MTP"] * report["mtp"], *report["drafters"]])],
     ]
     if (template := report["template"]) is not None:
         rows += [

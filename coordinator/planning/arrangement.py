@@ -145,8 +145,12 @@ def _promising(
 
 
 def may_lead(demand: Demand, order: Sequence[Candidate]) -> bool:
-    """Whether the first member can be the head: it lacks nothing that a head holds."""
-    return not any(one.model in order[0].lacks for one in demand.residents_at(0, len(order)))
+    """Whether the first member can be the head, and the last one the tail: they lack nothing that these
+    hold."""
+    ends = ((rank, order[rank]) for rank in {0, len(order) - 1})
+    return not any(
+        one.model in end.lacks for rank, end in ends for one in demand.residents_at(rank, len(order))
+    )
 
 
 def _orders(group: list[Candidate], network: Network) -> Iterator[list[Candidate]]:
@@ -176,14 +180,11 @@ def match(
     demand: Demand, split: Sequence[int], doubled: Sequence[int], group: list[Candidate]
 ) -> list[Candidate]:
     """The members as given where that fits, else the strongest to the heaviest stage. If the first of them
-    cannot be the head, the strongest that can changes places with it."""
-    first = max(
-        group, key=lambda member: (may_lead(demand, [member, *group[1:]]), member is group[0], member.room)
-    )
+    cannot be the head, or the last the tail, the strongest that can changes places with it."""
     if not may_lead(demand, group):
-        place = group.index(first)
-        group[0], group[place] = first, group[0]
-        return group
+        end = 0 if any(one.model for one in demand.residents_at(0, len(group))) else -1
+        orders = [_swapped(group, end, member) for member in group]
+        return max(orders, key=lambda one: (may_lead(demand, one), one[end] is group[end], one[end].room))
     if shortfall(demand, list(zip(group, split, strict=True)), doubled) is None:
         return group
     group = sorted(group, key=lambda member: -member.room)
@@ -191,6 +192,12 @@ def match(
     ranks = sorted(range(len(split)), key=lambda rank: (-needs[rank], rank))
     placed = dict(zip(ranks, group, strict=True))
     return [placed[rank] for rank in range(len(split))]
+
+
+def _swapped(group: Sequence[Candidate], end: int, member: Candidate) -> list[Candidate]:
+    order = list(group)
+    order[group.index(member)], order[end] = order[end], member
+    return order
 
 
 def _needs(demand: Demand, split: Sequence[int], doubled: Sequence[int]) -> list[int]:

@@ -7,12 +7,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from sealring.mesh.errors import ModelError
 from sealring.mesh.names import is_card, is_commit, is_sha256
 from sealring.mesh.ring.composition import MAX_DRAFTS
-from sealring.mesh.ring.limits import DRAFT_MARKS, MAX_CONTEXT, MAX_LAYERS, MAX_PREFILL_CHUNK, MAX_RUNS
+from sealring.mesh.ring.limits import (
+    DRAFT_MARKS,
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    MAX_PREFILL_CHUNK,
+    MAX_RUNS,
+    MAX_TAPS,
+)
 from sealring.v1 import model_pb2
 
 HEADROOM_PERCENT = 10
@@ -47,6 +54,9 @@ LONG_CACHE, CACHE_PART = 8192, 16
 
 MARKS = 2
 """Marks for which a budget has room beside each row: the end of its answer, and the user's last question."""
+
+DRAFTER = "drafter"
+"""The resident of a tail that reads hidden states."""
 
 DRAFTED = MAX_RUNS * (1 + MAX_DRAFTS)
 """Tokens of a row that may have to be taken back where caches cannot be cut (`node/engine/folder.py`)."""
@@ -226,15 +236,18 @@ def _sized(
     made.CopyFrom(one)
     made.bytes += one.bytes_per_token * context
     made.bytes_per_token = 0
-    if one.model:
+    if one.model and not profile.draft.taps:
         made.bytes = draft_bytes(profile, context, kv_bits, chunk)
     return made
 
 
 def with_draft(profile: model_pb2.ModelProfile, name: str, draft: model_pb2.ModelProfile) -> None:
-    """Adds a draft model in the place of what would guess else."""
-    made = model_pb2.Resident(name="draft", guesses=True, model=name, does=f"{name} guesses")
+    """Adds a draft model, or a drafter of hidden states, in the place of what would guess else."""
+    made = model_pb2.Resident(name="draft", guesses=True)
     made.at = model_pb2.RING_END_HEAD
+    if draft.taps:
+        made.CopyFrom(draft.residents[0])
+    made.model, made.does = name, f"{name} guesses"
     profile.draft.CopyFrom(draft)
     held = [*(one for one in profile.residents if not one.guesses), made]
     del profile.residents[:]
@@ -303,17 +316,33 @@ def kv_bytes_per_token(profile: model_pb2.ModelProfile, kv_bits: int) -> Sequenc
     )
 
 
+def _bad_profile(what: str) -> ModelError:
+    return ModelError(
+        f"a node's profile of the model has a bad {what}",
+        hint="run the same release on every node",
+        reason="BAD_PROFILE",
+    )
+
+
 def check_profile(profile: model_pb2.ModelProfile) -> None:
     """Bound every number that a node reported. Raises ModelError (BAD_PROFILE)."""
     for what, bad in _faults(profile):
         if bad:
-            raise ModelError(
-                f"a node's profile of the model has a bad {what}",
-                hint="run the same release on every node",
-                reason="BAD_PROFILE",
-            )
-    if profile.HasField("draft"):
+            raise _bad_profile(what)
+    if profile.draft.taps:
+        _check_drafter(profile.draft, profile.layers)
+    elif profile.HasField("draft"):
         check_profile(profile.draft)
+
+
+def _check_drafter(drafter: model_pb2.ModelProfile, layers: int) -> None:
+    """As `check_profile`, of a drafter that reads hidden states of a model with `layers` layers."""
+    taps, held = drafter.taps, drafter.residents
+    bad = len(taps) > MAX_TAPS or any(one >= other for one, other in pairwise([*taps, layers]))
+    one = held[0] if len(held) == 1 else model_pb2.Resident()
+    bad |= one.name != DRAFTER or one.at != model_pb2.RING_END_TAIL or not is_sha256(drafter.digest)
+    if bad or max(one.bytes, one.bytes_per_token * MAX_CONTEXT) > _MAX_BYTES:
+        raise _bad_profile("drafter")
 
 
 def _faults(profile: model_pb2.ModelProfile) -> Iterator[tuple[str, bool]]:

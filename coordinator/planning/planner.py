@@ -83,9 +83,9 @@ def plan(
     """
     asked, spec = spec, check_spec(spec)
     check_profile(profile)
-    members = usable(spec, candidates)
+    members, end = usable(spec, candidates), "tail" if profile.draft.taps else "head"
     if sum(not member.lacks for member in members) < min(len(members), spec.replicas):
-        raise no_heads(spec.draft, members)
+        raise no_heads(spec.draft, members, end)
     _check_shape(spec, profile)
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
     chunk = asked.prefill_chunk or max(longest_chunk(spec, profile, wanted, one) for one in members)
@@ -99,7 +99,7 @@ def plan(
         spec.context, spec.stages = asked.context, asked.stages
         rings = _arranged(spec, profile, wanted, members, candidates, network)
     if not all(may_lead(_demand(spec, profile, spec.context), [one for one, _ in ring]) for ring in rings):
-        raise no_heads(spec.draft, [ring[0][0] for ring in rings])
+        raise no_heads(spec.draft, [ring[-1 if profile.draft.taps else 0][0] for ring in rings], end)
     made = _finish(spec, profile, rings)
     demand = _demand(made.spec, profile, made.spec.context)
     if spec.strategy == TENSOR:

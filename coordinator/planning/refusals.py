@@ -91,11 +91,12 @@ def too_few_nodes(
     )
 
 
-def no_heads(model: str, members: Sequence[Candidate]) -> FailedPrecondition:
-    """Members of which each ring's head would be one, and of which too few have a model that it needs too."""
+def no_heads(model: str, members: Sequence[Candidate], end: str) -> FailedPrecondition:
+    """Members of which each ring's `end`, head or tail, would be one: too few have a model that it needs
+    too."""
     names = ", ".join(member.name for member in members[:_SHOWN])
     return FailedPrecondition(
-        f"the head of each ring needs the draft model {model}, and not enough of {names} have it",
+        f"the {end} of each ring needs the draft model {model}, and not enough of {names} have it",
         hint=f"fetch it there: sealring model pull {model} --node NODE",
         reason="NO_DRAFT_MODEL",
         param="draft",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from sealring.coordinator.planning.demand import draft_context, draft_kv_bits
+from sealring.coordinator.planning.demand import DRAFTER, draft_context, draft_kv_bits
 from sealring.coordinator.rings.epochs import Phase, RingEpochs
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.system.addresses import parse_address
@@ -170,7 +170,8 @@ class RunningRing:
             backend=self.backend,
             commit=profile.commit,
             hub_files=profile.hub_files,
-            draft=draft_plan(self.deployment) if _holds(stage, "draft") else None,
+            draft=draft_plan(self.deployment) if _holds(stage, "draft", DRAFTER) else None,
+            taps=profile.draft.taps if _holds(self.plan.stages[-1], DRAFTER) else (),
             mtp=_holds(self.plan.stages[-1], "mtp"),
             vision=_holds(stage, "vision"),
             adapter=self.spec.adapter,
@@ -185,12 +186,12 @@ class RunningRing:
         return next(stage for stage in self.plan.stages if stage.member == member)
 
 
-def _holds(stage: admin_pb2.StagePlan, resident: str) -> bool:
-    return any(one.name == resident for one in stage.residents)
+def _holds(stage: admin_pb2.StagePlan, *residents: str) -> bool:
+    return any(one.name in residents for one in stage.residents)
 
 
 def draft_plan(plan: admin_pb2.DeploymentPlan) -> membership_pb2.DraftPlan:
-    """The draft model of a deployment's heads, as these are to load it."""
+    """The draft model of a deployment's heads, or the drafter of its tails, as these are to load it."""
     draft, spec = plan.profile.draft, plan.spec
     return membership_pb2.DraftPlan(
         model=spec.draft,

@@ -168,7 +168,7 @@ class RowPolicy:
             if not right or own not in (None, source):
                 continue
             for length in LENGTHS:
-                if length > (min(most, guessed) if facts.ahead else most):
+                if length > min(most, guessed if facts.ahead else most, facts.block or most):
                     break
                 for runs in range(1, 2 if facts.ahead else 1 + self._most_runs):
                     plan = DraftPlan(length, runs, source)
@@ -232,7 +232,7 @@ class RowPolicy:
 
     def _first(self, plan: DraftPlan) -> float:
         """Seconds of a chain's first run, or of a step without drafts."""
-        return self._pass(plan) + plan.drafts * self._sources[plan.source].seconds
+        return self._pass(plan) + self._sources[plan.source].run(plan.drafts)
 
     def _pass(self, plan: DraftPlan) -> float:
         """Seconds of a lone step through all stages; a step without drafts is announced ahead."""
@@ -242,7 +242,7 @@ class RowPolicy:
 
     def _next(self, plan: DraftPlan) -> float:
         """Seconds from a run of a chain to the next one."""
-        head = self._at_head[plan.drafts] + (1 + plan.drafts) * self._sources[plan.source].seconds
+        head = self._at_head[plan.drafts] + self._sources[plan.source].run(1 + plan.drafts)
         return max(self._pass(plan) / max(1, plan.runs), head, self._chunks[plan.drafts])
 
     def _vain(self, plan: DraftPlan) -> float:
@@ -448,6 +448,9 @@ class Drafting:
         ahead = (source for source, facts in ring.sources.items() if facts.ahead)
         self.ahead = next(ahead, control.DRAFT_SOURCE_UNSPECIFIED)
         """The source that guesses ahead, if any."""
+        self.taps = self._possible and any(facts.taps for facts in ring.sources.values())
+        """Whether steps of rows that draft bring hidden states."""
+        self._block = max(facts.block for facts in ring.sources.values())
         self._for_row = RowPolicy(ring)
         self._for_lanes = LanesPolicy(ring)
         self._pasts: dict[int, _Past] = {}
@@ -528,7 +531,7 @@ class Drafting:
             past.unguessed += 1
             return 0
         past.pause, past.unguessed = min(2 * past.pause, _PROBE), 1
-        return 1
+        return max(1, min(most, self._block))
 
     def _ahead_of(self, rows: int) -> bool:
         """Whether guesses can be made ahead, with as many rows on the ring."""

@@ -127,18 +127,27 @@ class SourceFacts:
 
     `seconds` in which it guesses a token, and those in which it guesses a token for each of `rows` rows at
     once (`together`); 0: for one row after another. It guesses for `rows` rows at most; 0: for any number.
-    Guesses that are made `ahead` come with the tokens of a step, and are the drafts of the next one.
+    Guesses that are made `ahead` come with the tokens of a step, and are the drafts of the next one. A
+    `block` of tokens at most is guessed in those seconds; 0: one token after another. With `taps`, steps of
+    its rows have to bring hidden states.
     """
 
     seconds: float = 0.0
     rows: int = 0
     together: float = 0.0
     ahead: bool = False
+    block: int = 0
+    taps: bool = False
 
     @classmethod
     def of(cls, told: control.DraftFacts) -> SourceFacts:
         """What a member says of it."""
-        return cls(told.microseconds / 1e6, told.rows, told.rows_microseconds / 1e6, told.ahead)
+        times = told.microseconds / 1e6, told.rows, told.rows_microseconds / 1e6
+        return cls(*times, told.ahead, told.block, told.taps)
+
+    def run(self, drafts: int) -> float:
+        """Seconds in which a run of drafts is guessed for one row."""
+        return min(drafts, 1) * self.seconds if self.block else drafts * self.seconds
 
     def serves(self, rows: int) -> bool:
         """Whether it guesses for as many rows."""

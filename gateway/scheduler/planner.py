@@ -239,6 +239,7 @@ class StepPlanner:
         if chunk.start == row.reused:
             row.request.progress.begin(row.reused)
             chunk.takes = self.prefixes.begin(row)
+        chunk.taps = self._drafting.taps and row.drafts > 0 and self.ledger.rows + waiting == 1
         step.prefill.chunks.append(chunk)
         self._announce(step)
         self.prefixes.cut(row)
@@ -305,6 +306,7 @@ class StepPlanner:
         step = self._step(leaving, joining)
         step.decode.lane, step.decode.drafts = lane.number, plan.drafts
         step.decode.asks = self._drafting.asks(lane, running, rows)
+        step.decode.taps = self._drafting.taps and rows == 1 and step.decode.asks
         step.decode.guesses = guesses = self._drafting.guesses(lane, running, rows, plan)
         if plan.drafts or guesses:
             step.decode.source = plan.source if plan.drafts else self._drafting.ahead

@@ -12,7 +12,7 @@ __all__, __getattr__ = face(
     kept_prefixes="MAX_PREFIXES Origin",
     limits=(
         "DRAFT_MARKS DRAFT_ROWS HEAD_ROWS MAX_ALIASES MAX_CONTEXT MAX_KEEP_ALIVE MAX_LAYERS "
-        "MAX_PREFILL_CHUNK MAX_REPLICAS MAX_ROWS MAX_RUNS MAX_SPANS MAX_STAGES"
+        "MAX_PREFILL_CHUNK MAX_REPLICAS MAX_ROWS MAX_RUNS MAX_SPANS MAX_STAGES MAX_TAPS"
     ),
     prefix_ends="Ends",
     prefix_marks="thinned",

@@ -43,7 +43,7 @@ class Chunk:
     """Tokens [start, end) of a row's prompt; `last` when they end it and a token is sampled.
 
     A row's first chunk that starts above 0 has the first `start` tokens of the kept `prefix`. If it `takes`
-    that, nothing else can begin with it any more.
+    that, nothing else can begin with it any more. With `taps`, hidden states travel as in a ResolvedStep.
     """
 
     row: int
@@ -54,6 +54,7 @@ class Chunk:
     prefix: int = 0
     choices: int = 1
     takes: bool = False
+    taps: bool = False
 
     @property
     def sampled(self) -> range:
@@ -191,8 +192,9 @@ class ResolvedStep:
     that `continues` computes a draft in place of its one row's last token. With `asks`, the gateway requests
     the likelihood that each source guesses the rows' next tokens. Behind each row's tokens the tail guesses
     as many as `guesses` says, which come round with them, row by row. `source` (`DraftSource`) made the
-    drafts, and makes these guesses; 0 where there are none. `digest` is 32 bytes over the composition after
-    the changes and this step's work.
+    drafts, and makes these guesses; 0 where there are none. With `taps`, what the layers return that a
+    drafter at the tail reads travels there with the state of the one row. `digest` is 32 bytes over the
+    composition after the changes and this step's work.
     """
 
     number: int
@@ -207,6 +209,7 @@ class ResolvedStep:
     asks: bool = False
     source: control.DraftSource.ValueType = control.DRAFT_SOURCE_UNSPECIFIED
     guesses: int = 0
+    taps: bool = False
 
 
 _Work: TypeAlias = tuple[tuple[Chunk, ...], tuple[int, ...], tuple[int, ...], bool]
@@ -305,7 +308,7 @@ class Composition:
         lane, decode = step.decode.lane if rows else None, step.decode
         return ResolvedStep(
             step.number,
-            self._digest(lane, chunks, decode.drafts, changes),
+            self._digest(lane, chunks, decode, changes),
             changes,
             chunks,
             lane,
@@ -316,6 +319,7 @@ class Composition:
             decode.asks,
             decode.source,
             decode.guesses,
+            decode.taps,
         )
 
     def work(self, step: control.Step, *, changed: bool) -> _Work:
@@ -346,6 +350,8 @@ class Composition:
             raise bad_step(f"lane {lane} has no rows to decode")
         if decode.guesses and len(rows) * (1 + decode.guesses) > MAX_DRAFTED:
             raise bad_step(f"{decode.guesses} guesses for {len(rows)} rows are too many")
+        if decode.taps and len(rows) > 1:
+            raise bad_step(f"hidden states of {len(rows)} rows do not travel")
         if (drafts or decode.guesses) and not decode.source:
             raise bad_step("drafts are of no source")
         if drafts and len(rows) * (1 + drafts) > MAX_DRAFTED:
@@ -457,7 +463,9 @@ class Composition:
         if last:
             self._copy(chunk.row, total)
         return Chunk(
-            chunk.row, chunk.start, chunk.end, last, chunk.params_bytes, chunk.prefix, choices, chunk.takes
+            *(chunk.row, chunk.start, chunk.end, last, chunk.params_bytes, chunk.prefix, choices),
+            chunk.takes,
+            chunk.taps,
         )
 
     def _copy(self, row: int, total: int) -> None:
@@ -485,19 +493,26 @@ class Composition:
         self._prefilling[chunk.row] = (chunk.start, chunk.prompt_tokens)
 
     def _digest(
-        self, lane: int | None, chunks: tuple[Chunk, ...], drafts: int, changes: tuple[Change, ...]
+        self,
+        lane: int | None,
+        chunks: tuple[Chunk, ...],
+        decode: control.Decode,
+        changes: tuple[Change, ...],
     ) -> bytes:
         digest = hashlib.sha256(b"sealring composition v6")
         settled = [change for change in changes if isinstance(change, Settling)]
-        head = (self._epoch, self._last_step, -1 if lane is None else lane, drafts, len(settled), len(chunks))
+        place = -1 if lane is None else lane
+        head = self._epoch, self._last_step, place, decode.drafts, len(settled), len(chunks)
         digest.update(struct.pack(">QQiIII", *head))
+        if decode.taps:
+            digest.update(b"taps")
         for change in settled:
             digest.update(struct.pack(">QI", change.row, change.surplus))
         for chunk in chunks:
             digest.update(
                 struct.pack(">QIIIQ", chunk.row, chunk.start, chunk.end, chunk.params_bytes, chunk.prefix)
             )
-            digest.update(struct.pack(">I", chunk.choices))
+            digest.update(struct.pack(">I", chunk.choices) + b"taps" * chunk.taps)
         digest.update(self._rows_digest())
         digest.update(self.kept.digest())
         return digest.digest()

@@ -24,6 +24,9 @@ DRAFT_MARKS = 16
 """Marks that a draft model keeps of its rows where its caches cannot be cut. Policy: 8 of the row that it
 guesses for, and 2 or 3 of each of the last rows before."""
 
+MAX_TAPS = 16
+"""Layers of which a drafter at a tail reads hidden states. Policy: published ones read 3 to 6."""
+
 DRAFT_ROWS = 4
 """Rows that a draft model guesses for at once. Policy: of more, a step of all takes as long as their guesses
 would save."""

@@ -43,7 +43,8 @@ _ROW_EVENTS = frozenset({0x32, 0x3A, 0x42, 0x7A})
 
 @dataclass(frozen=True)
 class DraftKey:
-    """A draft model that the head's engine has loaded, or will load, beside its stage."""
+    """A draft model that the head's engine has loaded, or will load, beside its stage; with `taps`, the
+    drafter at the tail."""
 
     path: str
     digest: str
@@ -69,6 +70,8 @@ class StageKey:
     draft: DraftKey | None = None
     mtp: bool = False
     """Whether the ring's tail guesses by the model's MTP head."""
+    taps: tuple[int, ...] = ()
+    """The layers of the model whose hidden states a drafter at the ring's tail reads."""
     vision: bool = False
     """Whether it is a head with memory for the model's vision tower."""
     adapter: str = ""

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, InvalidInput
 from sealring.mesh.names import is_commit, is_sha256
-from sealring.mesh.ring.limits import BACKENDS, MAX_CONTEXT, MAX_PREFILL_CHUNK, MAX_ROWS
+from sealring.mesh.ring.limits import (
+    BACKENDS,
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    MAX_PREFILL_CHUNK,
+    MAX_ROWS,
+    MAX_TAPS,
+)
 from sealring.mesh.roster.model import Ring, RingMember, Roster
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, check_speaks
 from sealring.node.link.params import LinkParams
@@ -73,6 +81,8 @@ class EpochPlan:
     """Whether steps may have drafts."""
     draft: DraftPlan | None = None
     """A model by which this member, the head, guesses tokens."""
+    taps: tuple[int, ...] = ()
+    """The layers of the model whose hidden states a drafter at the ring's tail reads, which rise."""
     mtp: bool = False
     """Whether the tail guesses tokens by the model's MTP head."""
     vision: bool = False
@@ -122,7 +132,8 @@ def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str
         commit=prepare.commit,
         hub_files=prepare.hub_files,
         speculate=prepare.speculate,
-        draft=_draft(prepare, own),
+        draft=_draft(prepare, own, len(ring.members)),
+        taps=_taps(prepare, len(ring.members)),
         mtp=prepare.mtp and prepare.speculate and not prepare.backend and len(ring.members) > 1,
         vision=prepare.vision and not prepare.backend and own.rank == 0,
         adapter=prepare.adapter,
@@ -164,14 +175,26 @@ def _check_bounds(prepare: membership_pb2.PrepareEpoch) -> None:
         raise InvalidInput("the epoch's limits are out of bounds", reason="BAD_EPOCH")
 
 
-def _draft(prepare: membership_pb2.PrepareEpoch, own: RingMember) -> DraftPlan | None:
+def _taps(prepare: membership_pb2.PrepareEpoch, size: int) -> tuple[int, ...]:
+    """Raises InvalidInput (BAD_EPOCH)."""
+    taps = tuple(prepare.taps)
+    if not taps:
+        return ()
+    rising = all(one < other for one, other in pairwise(taps))
+    possible = prepare.speculate and not prepare.backend and size > 1
+    if not possible or not rising or len(taps) > MAX_TAPS or taps[-1] >= MAX_LAYERS:
+        raise InvalidInput("the layers that the epoch's drafter reads are out of bounds", reason="BAD_EPOCH")
+    return taps
+
+
+def _draft(prepare: membership_pb2.PrepareEpoch, own: RingMember, size: int) -> DraftPlan | None:
     """Raises InvalidInput (BAD_EPOCH)."""
     if not prepare.HasField("draft"):
         return None
     draft = prepare.draft
     if not (
         prepare.speculate
-        and own.rank == 0
+        and own.rank == (size - 1 if prepare.taps else 0)
         and is_sha256(draft.digest)
         and (not draft.commit or is_commit(draft.commit))
         and (not draft.hub_files or is_sha256(draft.hub_files))

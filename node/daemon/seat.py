@@ -184,6 +184,8 @@ class Seat:
             stage = dataclasses.replace(stage, prompt_lo=plan.prompts[0], prompt_hi=plan.prompts[1])
         if plan.mtp:
             stage = dataclasses.replace(stage, mtp=True)
+        if plan.taps:
+            stage = dataclasses.replace(stage, taps=plan.taps)
         if plan.vision:
             stage = dataclasses.replace(stage, vision=True)
         if plan.backend:

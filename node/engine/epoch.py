@@ -188,8 +188,9 @@ class StageEpoch:
             return None
         try:
             resolved = self._composition.apply(step)
-            if resolved.drafts or step.decode.asks or resolved.guesses:
-                self._check_drafts(resolved)
+            taps = resolved.taps or any(chunk.taps for chunk in resolved.chunks)
+            if resolved.drafts or step.decode.asks or resolved.guesses or taps:
+                self._check_drafts(resolved, taps=taps)
             self._account.announced(resolved, self._composition, self.steps)
             self._check_ahead(resolved.number)
             self._source.announce(resolved)
@@ -210,7 +211,7 @@ class StageEpoch:
     def give_up_recall(self, number: int) -> None:
         self._account.give_up(number)
 
-    def _check_drafts(self, step: ResolvedStep) -> None:
+    def _check_drafts(self, step: ResolvedStep, *, taps: bool) -> None:
         """Checks the gateway, which is not trusted: drafts reveal how far an answer repeats its prompt."""
         if self._sources is None:
             raise InvalidInput(
@@ -220,6 +221,8 @@ class StageEpoch:
             )
         if not self._source.guesses:
             raise no_drafts()
+        if taps and self._sources.ahead != control.DRAFT_SOURCE_HIDDEN:
+            raise InvalidInput("no drafter of the deployment reads hidden states", reason="BAD_STEP")
         if step.guesses and step.source != self._sources.ahead:
             raise InvalidInput("the deployment has no such source that guesses ahead", reason="BAD_STEP")
         together = step.drafts and len(step.rows) > 1

@@ -23,6 +23,8 @@ from sealring.node.engine.borders import Borders, borders_of
 from sealring.node.engine.cache_bytes import draft_bytes, kv_bytes, mark_bytes, with_kv_bits
 from sealring.node.engine.caches.undo import can_go_back
 from sealring.node.engine.canary import check_stage
+from sealring.node.engine.drafter_folder import drafter_message
+from sealring.node.engine.drafts.drafter_models import kind_of
 from sealring.node.engine.drafts.sources import Sources
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.guessing import check_digest, load_sources
@@ -93,7 +95,7 @@ class Loaded:
             (
                 *(one.path, one.adapter, one.digest, one.lo, one.hi, one.context, one.kv_bits),
                 *(one.prompt_lo, one.prompt_hi),
-                *(one.rank, one.ranks, one.draft, one.mtp, one.vision),
+                *(one.rank, one.ranks, one.draft, one.mtp, one.vision, *one.taps),
             )
             for one in (self.command, command)
         )
@@ -360,8 +362,11 @@ def profile_message(path: str, ranks: int = 1, adapter: str = "") -> model.Model
 def draft_message(path: str, draft: str) -> model.ModelProfile:
     """The profile of the folder `draft`, whose model is to guess for that at `path`.
 
-    Raises ModelError (also DRAFT_NOT_ALIKE, DRAFT_NOT_REVERSIBLE).
+    Of a drafter that reads hidden states it has what a tail holds. Raises ModelError (also DRAFT_NOT_ALIKE,
+    DRAFT_NOT_REVERSIBLE, DRAFT_TAPS_UNKNOWN).
     """
+    if kind_of(read_config(Path(draft))) is not None:
+        return drafter_message(Path(path), Path(draft))
     check_alike(Path(path), Path(draft))
     model_of_it, _ = load_lazily(Path(draft), parts=True)
     if not can_go_back(full_cache(model_of_it)):

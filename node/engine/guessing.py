@@ -1,4 +1,4 @@
-"""Loads the models that guess tokens: a draft model at the head, an MTP head at the tail."""
+"""Loads what guesses tokens: a draft model at the head, an MTP head or another drafter at the tail."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from sealring.mesh.ring.limits import DRAFT_MARKS
 from sealring.node.engine.cache_bytes import kv_bytes, mark_bytes, with_kv_bits
 from sealring.node.engine.caches import trimmable
 from sealring.node.engine.caches.undo import can_go_back
+from sealring.node.engine.drafter_folder import load_drafter
+from sealring.node.engine.drafts.hidden import HiddenDrafter
 from sealring.node.engine.drafts.model import Drafter, ModelAtHead
 from sealring.node.engine.drafts.mtp import TailDrafter
 from sealring.node.engine.drafts.sources import FREE, Sources
@@ -40,6 +42,8 @@ def load_sources(
     if command.ranks > 1:
         return Sources()
     spec, facts = stage.spec, list(FREE) if stage.spec.is_head else []
+    if command.taps:
+        return _reading(path, command, stage, facts)
     if spec.is_head and command.draft.path:
         drafter = _drafter(path, command, words)
         workers = {control.DRAFT_SOURCE_MODEL: ModelAtHead(drafter, wake)}
@@ -93,6 +97,30 @@ def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> TailDr
         return None
     log.info("mtp_head_loaded", weight_bytes=head.weight_bytes, guess_ms=round(1e3 * made.seconds, 2))
     return made
+
+
+def _reading(path: Path, command: engine.LoadStage, stage: Stage, facts: list[control.DraftFacts]) -> Sources:
+    """The sources of a member of a ring whose tail has the drafter at `command.draft`, which reads hidden
+    states; each stage taps them.
+
+    Raises ModelError (also DRAFT_TAPS_UNKNOWN, MODEL_DIGEST_MISMATCH, DRAFT_NOT_ALIKE).
+    """
+    for one in {stage, stage.prefill}:
+        one.tap(command.taps)
+    tail, memory = None, 0
+    if stage.spec.is_tail:
+        folder = Path(command.draft.path)
+        check_digest(folder, command.draft.digest)
+        model = load_drafter(folder, path, stage)
+        if list(model.facts.layers) != list(command.taps):
+            raise ModelError(f"the drafter {folder.name} reads other layers than planned", reason="BAD_MODEL")
+        read_arrays(folder, model.kept)
+        memory = model.weight_bytes + command.context * model.kv_bytes_per_token
+        tail = HiddenDrafter(model, stage, command.context, memory)
+        if not tail.failed:
+            facts.append(tail.facts)
+        log.info("drafter_loaded", kind=model.facts.kind, pass_ms=round(1e3 * tail.seconds, 2))
+    return Sources(tail=tail, ahead=control.DRAFT_SOURCE_HIDDEN, facts=tuple(facts), memory=memory)
 
 
 def check_digest(path: Path, wanted: str, adapter: Path | None = None) -> None:

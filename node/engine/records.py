@@ -45,12 +45,12 @@ def incoming(step: ResolvedStep, spec: StageSpec, asking: Asking = ()) -> list[I
         return []  # the last rank has sampled the tokens itself
     if step.rows:
         rows, tokens = len(step.rows), 1 + step.drafts
-        return [Incoming(state_record(step, spec.receives, rows, tokens), step, rows, tokens)]
+        return [Incoming(state_record(step, spec.receiving(step.taps), rows, tokens), step, rows, tokens)]
     records = []
     for chunk in step.chunks:
         if chunk.params_bytes:
             records.append(Incoming(params_record(step, chunk), step, 1, 0))
-        state = state_record(step, spec.receives, 1, chunk.tokens)
+        state = state_record(step, spec.receiving(chunk.taps), 1, chunk.tokens)
         records.append(Incoming(state, step, 1, chunk.tokens))
     return records
 

@@ -43,6 +43,8 @@ class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSour
     """a draft model at the head"""
     DRAFT_SOURCE_MTP_HEAD: _DraftSource.ValueType  # 3
     """the model's MTP head, at the tail"""
+    DRAFT_SOURCE_HIDDEN: _DraftSource.ValueType  # 4
+    """a drafter at the tail that reads what some of the model's layers return"""
 
 class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper):
     """What guesses tokens. Nothing but the source itself knows one from another: a gateway goes by DraftFacts and DraftRate."""
@@ -55,6 +57,8 @@ DRAFT_SOURCE_MODEL: DraftSource.ValueType  # 2
 """a draft model at the head"""
 DRAFT_SOURCE_MTP_HEAD: DraftSource.ValueType  # 3
 """the model's MTP head, at the tail"""
+DRAFT_SOURCE_HIDDEN: DraftSource.ValueType  # 4
+"""a drafter at the tail that reads what some of the model's layers return"""
 Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
 
 class _PrefixSupport:
@@ -424,6 +428,8 @@ class DraftFacts(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     ROWS_MICROSECONDS_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    TAPS_FIELD_NUMBER: _builtins.int
     source: Global___DraftSource.ValueType
     microseconds: _builtins.int
     """in which it guesses a token"""
@@ -435,6 +441,10 @@ class DraftFacts(_message.Message):
     """It guesses along with a step (Decode.guesses), and the next step has these guesses as drafts. Otherwise the head has
     them when a step wants drafts.
     """
+    block: _builtins.int
+    """tokens that it guesses at once in that time, at most; 0: one after another, and any number"""
+    taps: _builtins.bool
+    """it reads hidden states, which steps of its rows have to bring (Decode.taps, Chunk.taps)"""
     def __init__(
         self,
         *,
@@ -443,10 +453,12 @@ class DraftFacts(_message.Message):
         rows: _builtins.int = ...,
         rows_microseconds: _builtins.int = ...,
         ahead: _builtins.bool = ...,
+        block: _builtins.int = ...,
+        taps: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "microseconds", b"microseconds", "rows", b"rows", "rows_microseconds", b"rows_microseconds", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "block", b"block", "microseconds", b"microseconds", "rows", b"rows", "rows_microseconds", b"rows_microseconds", "source", b"source", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1359,6 +1371,7 @@ class Chunk(_message.Message):
     PREFIX_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     TAKES_FIELD_NUMBER: _builtins.int
+    TAPS_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     start: _builtins.int
     end: _builtins.int
@@ -1377,6 +1390,8 @@ class Chunk(_message.Message):
     """
     takes: _builtins.bool
     """With the row's first chunk: the prefix is given up, and the row has its memory."""
+    taps: _builtins.bool
+    """as Decode.taps"""
     def __init__(
         self,
         *,
@@ -1388,10 +1403,11 @@ class Chunk(_message.Message):
         prefix: _builtins.int = ...,
         choices: _builtins.int = ...,
         takes: _builtins.bool = ...,
+        taps: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "end", b"end", "params_bytes", b"params_bytes", "prefix", b"prefix", "prompt_tokens", b"prompt_tokens", "row", b"row", "start", b"start", "takes", b"takes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "end", b"end", "params_bytes", b"params_bytes", "prefix", b"prefix", "prompt_tokens", b"prompt_tokens", "row", b"row", "start", b"start", "takes", b"takes", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1408,6 +1424,7 @@ class Decode(_message.Message):
     ASKS_FIELD_NUMBER: _builtins.int
     GUESSES_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    TAPS_FIELD_NUMBER: _builtins.int
     lane: _builtins.int
     drafts: _builtins.int
     """This number of tokens that the head guesses are computed along with each row's last one, and a token is sampled
@@ -1422,6 +1439,8 @@ class Decode(_message.Message):
     """
     source: Global___DraftSource.ValueType
     """of the drafts and of these guesses, where there are any"""
+    taps: _builtins.bool
+    """what the layers return that the tail's drafter reads travels to it, in a lane of one row"""
     def __init__(
         self,
         *,
@@ -1430,10 +1449,11 @@ class Decode(_message.Message):
         asks: _builtins.bool = ...,
         guesses: _builtins.int = ...,
         source: Global___DraftSource.ValueType = ...,
+        taps: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "drafts", b"drafts", "guesses", b"guesses", "lane", b"lane", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "drafts", b"drafts", "guesses", b"guesses", "lane", b"lane", "source", b"source", "taps", b"taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

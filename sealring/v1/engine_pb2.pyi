@@ -338,6 +338,7 @@ class LoadStage(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
+    TAPS_FIELD_NUMBER: _builtins.int
     MTP_FIELD_NUMBER: _builtins.int
     VISION_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
@@ -371,7 +372,11 @@ class LoadStage(_message.Message):
     prompt_hi: _builtins.int
     @_builtins.property
     def draft(self) -> Global___DraftModel:
-        """at a head that is to guess by a draft model"""
+        """at a head that is to guess by a draft model, or a tail by a drafter that reads hidden states"""
+
+    @_builtins.property
+    def taps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rising: the layers whose hidden states such a drafter reads"""
 
     def __init__(
         self,
@@ -388,6 +393,7 @@ class LoadStage(_message.Message):
         ranks: _builtins.int = ...,
         max_rows: _builtins.int = ...,
         draft: Global___DraftModel | None = ...,
+        taps: _abc.Iterable[_builtins.int] | None = ...,
         mtp: _builtins.bool = ...,
         vision: _builtins.bool = ...,
         adapter: _builtins.str = ...,
@@ -396,7 +402,7 @@ class LoadStage(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "mtp", b"mtp", "path", b"path", "prefill_chunk", b"prefill_chunk", "prompt_hi", b"prompt_hi", "prompt_lo", b"prompt_lo", "rank", b"rank", "ranks", b"ranks", "vision", b"vision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "context", b"context", "digest", b"digest", "draft", b"draft", "hi", b"hi", "id", b"id", "kv_bits", b"kv_bits", "lo", b"lo", "max_rows", b"max_rows", "mtp", b"mtp", "path", b"path", "prefill_chunk", b"prefill_chunk", "prompt_hi", b"prompt_hi", "prompt_lo", b"prompt_lo", "rank", b"rank", "ranks", b"ranks", "taps", b"taps", "vision", b"vision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1400,6 +1400,7 @@ class PrepareEpoch(_message.Message):
     MTP_FIELD_NUMBER: _builtins.int
     VISION_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    TAPS_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     """of this ring, rising"""
@@ -1435,7 +1436,11 @@ class PrepareEpoch(_message.Message):
     """named as in DeploymentSpec; the digest covers it"""
     @_builtins.property
     def draft(self) -> Global___DraftPlan:
-        """of the ring's head: a draft model guesses"""
+        """of the ring's head: a draft model guesses; with taps, of its tail"""
+
+    @_builtins.property
+    def taps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as in ModelProfile: what these layers return travels to the tail, whose drafter reads it"""
 
     def __init__(
         self,
@@ -1460,10 +1465,11 @@ class PrepareEpoch(_message.Message):
         mtp: _builtins.bool = ...,
         vision: _builtins.bool = ...,
         adapter: _builtins.str = ...,
+        taps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "backend", b"backend", "commit", b"commit", "context", b"context", "draft", b"draft", "epoch", b"epoch", "hub_files", b"hub_files", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "mtp", b"mtp", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version", "speculate", b"speculate", "vision", b"vision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "backend", b"backend", "commit", b"commit", "context", b"context", "draft", b"draft", "epoch", b"epoch", "hub_files", b"hub_files", "kv_bits", b"kv_bits", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "model", b"model", "model_digest", b"model_digest", "mtp", b"mtp", "prefill_chunk", b"prefill_chunk", "protocol", b"protocol", "ring", b"ring", "roster_hash", b"roster_hash", "roster_version", b"roster_version", "speculate", b"speculate", "taps", b"taps", "vision", b"vision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1471,7 +1477,7 @@ Global___PrepareEpoch: _TypeAlias = PrepareEpoch  # noqa: Y015
 
 @_typing.final
 class DraftPlan(_message.Message):
-    """The head's draft model."""
+    """The head's draft model, or the tail's drafter that reads hidden states."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -96,6 +96,7 @@ class ModelProfile(_message.Message):
     IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
     NOT_SEEING_FIELD_NUMBER: _builtins.int
     RESIDENTS_FIELD_NUMBER: _builtins.int
+    TAPS_FIELD_NUMBER: _builtins.int
     CARD_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
@@ -211,6 +212,12 @@ class ModelProfile(_message.Message):
         """at most 16, each of another name"""
 
     @_builtins.property
+    def taps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """A drafter reads the hidden states behind these layers of the model that it guesses for; rising. Its profile has it
+        as a resident of the tail, and little else.
+        """
+
+    @_builtins.property
     def card(self) -> Global___ModelCard: ...
     def __init__(
         self,
@@ -240,6 +247,7 @@ class ModelProfile(_message.Message):
         image_tokens: _builtins.int = ...,
         not_seeing: _builtins.str = ...,
         residents: _abc.Iterable[Global___Resident] | None = ...,
+        taps: _abc.Iterable[_builtins.int] | None = ...,
         card: Global___ModelCard | None = ...,
         parameters: _builtins.int = ...,
         precision: _builtins.str = ...,
@@ -251,7 +259,7 @@ class ModelProfile(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "image_layers", b"image_layers", "image_tokens", b"image_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "mtp_bytes", b"mtp_bytes", "mtp_kv_bytes_per_token", b"mtp_kv_bytes_per_token", "not_quantizable", b"not_quantizable", "not_seeing", b"not_seeing", "parameters", b"parameters", "precision", b"precision", "quantized", b"quantized", "residents", b"residents", "state_bytes", b"state_bytes", "tied", b"tied", "trimmable", b"trimmable", "vision_bytes", b"vision_bytes", "vision_working_bytes", b"vision_working_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "image_layers", b"image_layers", "image_tokens", b"image_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "mtp_bytes", b"mtp_bytes", "mtp_kv_bytes_per_token", b"mtp_kv_bytes_per_token", "not_quantizable", b"not_quantizable", "not_seeing", b"not_seeing", "parameters", b"parameters", "precision", b"precision", "quantized", b"quantized", "residents", b"residents", "state_bytes", b"state_bytes", "taps", b"taps", "tied", b"tied", "trimmable", b"trimmable", "vision_bytes", b"vision_bytes", "vision_working_bytes", b"vision_working_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,7 +118,7 @@ def check(stage: Stage, *changes: str) -> None:
         "package": "mlx-lm 1",
     }
     report |= {"crosses": ["hidden float32[64]"], "rows_together": True, "kv_bits": [8, 4], "prefixes": "any"}
-    report |= {"drafts": True, "mtp": False, "calls": "", "thoughts": False}
+    report |= {"drafts": True, "mtp": False, "drafters": [], "calls": "", "thoughts": False}
     changed = {name: ast.literal_eval(value) for name, _, value in (one.partition("=") for one in changes)}
     stage.host.reports["check"] = report | {"template": None} | changed
 

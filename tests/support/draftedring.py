@@ -41,7 +41,8 @@ class Machine:
     """Stages on a number of processors. A stage computes one token in 1 and eight in `eight`; other numbers
     lie on the line through both, or on the `stairs` given. A step with drafts, or whose input was there
     already, takes the head `late` longer: other graphs are made while their input is on its way. A draft
-    model at the head guesses a token in `draft`, or with `mtp` an MTP head at the tail. The head's stage
+    model at the head guesses a token in `draft`, or with `mtp` an MTP head at the tail, or a drafter there as
+    many as `block` says at once. The head's stage
     takes `head`, the others what is left of as many as there are `stages`. A message between gateway and head
     takes `message`."""
 
@@ -51,6 +52,7 @@ class Machine:
     stages: int = 3
     draft: float = 0.0
     mtp: bool = False
+    block: int = 0
     head: float = 1.0
     stairs: Times = ()
     message: float = 0.05
@@ -63,10 +65,15 @@ class Machine:
         return self.draft * self.takes(rows)
 
     @property
+    def ahead(self) -> bool:
+        """Whether what guesses is at the tail."""
+        return self.mtp or self.block > 0
+
+    @property
     def source(self) -> control.DraftSource.ValueType:
         """What guesses besides the lookup, if anything does."""
-        if self.mtp:
-            return control.DRAFT_SOURCE_MTP_HEAD
+        if self.ahead:
+            return control.DRAFT_SOURCE_HIDDEN if self.block else control.DRAFT_SOURCE_MTP_HEAD
         return control.DRAFT_SOURCE_MODEL if self.draft else control.DRAFT_SOURCE_LOOKUP
 
     def share(self, stage: int) -> float:
@@ -79,8 +86,9 @@ class Machine:
         slowest = other if self.head <= 1 else one
         sources = dict(NO_MODEL)
         if self.draft:
-            rows = HEAD_ROWS if self.mtp else DRAFT_ROWS
-            sources[self.source] = SourceFacts(self.draft, rows, self.guesses(rows), ahead=self.mtp)
+            rows = 1 if self.block else HEAD_ROWS if self.mtp else DRAFT_ROWS
+            given = self.draft, rows, self.guesses(rows), self.ahead, self.block, self.block > 0
+            sources[self.source] = SourceFacts(*given)
         return ring_of(
             *[member_with()] * self.stages,
             rows=4,
@@ -203,7 +211,7 @@ class DraftedRing(VirtualGateway):
         """Whether the draft model has what a step needs of it; else it guesses for it next."""
         modelled = step.source != control.DRAFT_SOURCE_LOOKUP
         self._guesses.step(step.drafts * modelled)
-        if not modelled or self._machine.mtp:
+        if not modelled or self._machine.ahead:
             return True
         if step.continues and self._runs.broken(self._row):
             return True
@@ -225,7 +233,7 @@ class DraftedRing(VirtualGateway):
 
     def _begin(self, step: ResolvedStep) -> None:
         last = self._answer[self._said - 1]
-        if self._machine.mtp:
+        if self._machine.ahead:
             self._chained = self._guesses.known
         modelled = step.source != control.DRAFT_SOURCE_LOOKUP
         begun = self._chained if modelled else 0
@@ -264,9 +272,10 @@ class DraftedRing(VirtualGateway):
                 if stage == 0:
                     took += self._machine.late * job.late
                 if stage == self._machine.stages - 1:
-                    took += job.step.guesses * self._machine.draft
+                    each = min(job.step.guesses, 1) if self._machine.block else job.step.guesses
+                    took += each * self._machine.draft
                 self._later(took, lambda stage=stage, job=job: self._worked(stage, job))  # type: ignore[misc]
-        if self._machine.draft and not self._machine.mtp and self._said and self._guesses.wanting:
+        if self._machine.draft and not self._machine.ahead and self._said and self._guesses.wanting:
             self._guess()
 
     def _worked(self, stage: int, job: _Job) -> None:

@@ -29,13 +29,13 @@ def save(folder: Path, config: dict[str, Any], *, seed: int = SEED, kept: float 
     weights = dict(tree_flatten(random_model(config, seed=seed).parameters()))
     head = random_head(config, weights, seed, right=kept is not None)
     if kept is not None:
-        weights = {name: value * kept if _adds(name) else value for name, value in weights.items()}
+        weights = {name: value * kept if adds(name) else value for name, value in weights.items()}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), weights | head)
 
 
-def _adds(name: str) -> bool:
+def adds(name: str) -> bool:
     return any(name.endswith((f".{out}.weight", f".{out}.bias")) for out in _OUT)
 
 
@@ -74,7 +74,7 @@ def _value(name: str, value: mx.array, seed: int, right: bool, weights: dict[str
     if right and name.startswith("fusion."):
         width = value.shape[0]
         return mx.ones(value.shape) if value.ndim == 1 else mx.eye(width, value.shape[1])
-    if right and _adds(name):
+    if right and adds(name):
         return mx.zeros_like(value)
     if not mx.issubdtype(value.dtype, mx.floating):
         return value

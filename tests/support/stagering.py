@@ -212,7 +212,7 @@ def runs_in(stage: Stage, size: int) -> int:
 def sources_of(rank: int, size: int, drafter: Drafter | None, tail: TailDrafter | None) -> Sources:
     """The sources of drafts of a member."""
     workers = {control.DRAFT_SOURCE_MODEL: ModelAtHead(drafter)} if drafter is not None and rank == 0 else {}
-    ahead = control.DRAFT_SOURCE_MTP_HEAD if tail is not None else control.DRAFT_SOURCE_UNSPECIFIED
+    ahead = tail.facts.source if tail is not None else control.DRAFT_SOURCE_UNSPECIFIED
     return Sources(workers, tail if rank == size - 1 else None, ahead)
 
 

@@ -206,7 +206,7 @@ class TailDrafter:
         guessed = None if lane is None or lane.guessed is None else np.array(lane.guessed).tolist()
         if guessed is None or len(guessed) != len(rows):
             return [1] * len(rows)
-        return [_counted(*each) for each in zip(sampled, guessed, strict=True)]
+        return [counted(*each) for each in zip(sampled, guessed, strict=True)]
 
     def change(self, change: Change) -> None:
         """Takes tokens back that do not count, and follows what becomes of rows and of kept prefixes."""
@@ -322,7 +322,7 @@ class TailDrafter:
         return median(took)
 
 
-def _counted(sampled: Sequence[int], guessed: Sequence[int]) -> int:
+def counted(sampled: Sequence[int], guessed: Sequence[int]) -> int:
     """How many of a row's sampled tokens count: those before which all guesses equal them, and one more."""
     count = 1
     while count < len(sampled) and list(guessed[count - 1 : count]) == [sampled[count - 1]]:

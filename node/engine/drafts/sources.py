@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from sealring.node.engine.drafts.guesses import Guesses, GuessesAhead
+from sealring.node.engine.drafts.hidden import HiddenDrafter
 from sealring.node.engine.drafts.mtp import TailDrafter
 from sealring.node.engine.drafts.source import RowSource, RowText, Source, Worker
 from sealring.node.engine.drafts.text import TextSource
@@ -17,6 +18,7 @@ OF_ROW: Mapping[Source, Callable[[RowText], RowSource | None]] = {
     LOOKUP: TextSource,
     control.DRAFT_SOURCE_MODEL: Guesses.of,
     control.DRAFT_SOURCE_MTP_HEAD: GuessesAhead.of,
+    control.DRAFT_SOURCE_HIDDEN: GuessesAhead.of,
 }
 """What guesses of a row that is opened; None for a row of which the source guesses nothing."""
 
@@ -30,7 +32,7 @@ class Sources:
 
     workers: Mapping[Source, Worker] = field(default_factory=dict)
     """Those that compute at this member, the head."""
-    tail: TailDrafter | None = None
+    tail: TailDrafter | HiddenDrafter | None = None
     """The one that computes at this member, the tail."""
     ahead: Source = control.DRAFT_SOURCE_UNSPECIFIED
     """The one that guesses ahead, at the ring's tail."""

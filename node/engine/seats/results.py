@@ -16,6 +16,7 @@ from sealring.mesh.ring.composition import Chunk, ResolvedStep
 from sealring.node.engine import params, records
 from sealring.node.engine.borders import Border
 from sealring.node.engine.caches import Cache
+from sealring.node.engine.drafts.hidden import HiddenDrafter
 from sealring.node.engine.drafts.mtp import TailDrafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Row
@@ -90,8 +91,9 @@ class Results(ABC):
             self._exit.wait_for(self._chunk)
         self._chunk = times
 
-    def watch(self, step: ResolvedStep) -> None:  # noqa: B027
+    def watch(self, step: ResolvedStep) -> None:
         """The stage is about to be called for a step of rows in a lane."""
+        self._stage.tapping = step.taps
 
     @abstractmethod
     def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
@@ -141,8 +143,9 @@ class HandingOn(Results):
             self._link.pass_on(records.params_record(step, chunk), record)
 
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> None:
+        self._prefill.tapping = chunk.taps
         results = self._transfer.send_buffer(self._prefill(call.input.arrays, row.cache, row.positions))
-        header = records.state_record(call.step, self._prefill.spec.hands_on, 1, chunk.tokens)
+        header = records.state_record(call.step, self._prefill.spec.handing_on(chunk.taps), 1, chunk.tokens)
         call.built()
         self._next_chunk(call.times)
         self._launch(call, header, results, row.cache)
@@ -167,7 +170,8 @@ class HandingOn(Results):
         self._hand_on(call, outputs, self._header(call.step, len(call.step.rows), 1 + call.step.drafts))
 
     def _header(self, step: ResolvedStep, rows: int, tokens: int) -> RecordHeader:
-        return records.state_record(step, self._stage.spec.hands_on, rows, tokens)
+        tensors = self._stage.spec.handing_on(self._stage.tapping)
+        return records.state_record(step, tensors, rows, tokens)
 
     def _hand_on(self, call: StageCall, outputs: list[mx.array], header: RecordHeader) -> None:
         results = self._transfer.send_buffer(outputs)
@@ -289,7 +293,7 @@ class Sampling(Logits):
         way_out: Exit,
         transfer: Transfer,
         grammars: Grammars | None,
-        drafter: TailDrafter | None = None,
+        drafter: TailDrafter | HiddenDrafter | None = None,
         sampled: Sampled | None = None,
     ) -> None:
         super().__init__(stage, source, way_out, transfer)
@@ -299,6 +303,7 @@ class Sampling(Logits):
         self._watching = False
 
     def watch(self, step: ResolvedStep) -> None:
+        super().watch(step)
         asked = step.asks or step.drafts > 0 or step.guesses > 0
         self._watching = self._drafter is not None and self._drafter.watch(step.rows, asked=asked)
 
@@ -307,16 +312,16 @@ class Sampling(Logits):
         if parameters.grammar and self._grammars is not None:
             matcher = self._grammars.start(parameters.grammar, parameters.answered)
             parameters = dataclasses.replace(parameters, matcher=matcher)
+        if self._drafter is not None and (parameters.prompt or chunk.taps):
+            self._drafter.begin(chunk, parameters.prompt)
         if parameters.prompt:
-            if self._drafter is not None:
-                self._drafter.begin(chunk, parameters.prompt)
             parameters = dataclasses.replace(parameters, prompt=())
         if parameters.receipt and self._receipts is not None:
             self._receipts.begin(row.number, chunk.choices, parameters.receipt, parameters.position)
         row.parameters = parameters
 
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array | None:
-        drafter = self._drafter
+        drafter, self._prefill.tapping = self._drafter, chunk.taps
         if drafter is None or not (drafter.follows(row.number) and drafter.watch([row.number])):
             return super().chunk(call, row, chunk)
         logits = super().chunk(call, row, chunk)

@@ -33,7 +33,7 @@ from sealring.node.engine.feedback import LocalFeedback, RingFeedback
 from sealring.node.engine.logprobs import unpack
 from sealring.node.engine.records import Incoming
 from sealring.node.engine.staging import ShardSpec, StageSpec
-from sealring.node.engine.staging.layout import TOKENS
+from sealring.node.engine.staging.layout import TOKENS, TensorSpec
 from sealring.node.engine.threads import Inbox, Intake
 from sealring.node.engine.transfer import ReceiveBuffer, Transfer
 from sealring.node.engine.vision.prefilling import Images
@@ -356,16 +356,16 @@ class Neighbour(Source):
         return self._intake.take(Kind.SAMPLING, bytes) if chunk.params_bytes else b""
 
     def chunk(self, step: ResolvedStep, chunk: Chunk) -> Input:
-        return self._state(self._prompts, 1, chunk.tokens)
+        return self._state(self._prompts.receiving(chunk.taps), 1, chunk.tokens)
 
     def decode(self, step: ResolvedStep) -> Input:
-        return self._state(self._spec, len(step.rows), 1)
+        return self._state(self._spec.receiving(step.taps), len(step.rows), 1)
 
     def verify(self, step: ResolvedStep) -> Input:
-        return self._state(self._spec, len(step.rows), 1 + step.drafts)
+        return self._state(self._spec.receiving(step.taps), len(step.rows), 1 + step.drafts)
 
-    def _state(self, spec: StageSpec, rows: int, tokens: int) -> Input:
-        buffer = self._transfer.receive_buffer(spec.receives, rows, tokens)
+    def _state(self, tensors: Sequence[TensorSpec], rows: int, tokens: int) -> Input:
+        buffer = self._transfer.receive_buffer(tensors, rows, tokens)
         return Input(buffer.arrays, buffer, partial(self._intake.take, Kind.ACTIVATIONS, buffer.fill))
 
 

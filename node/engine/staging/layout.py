@@ -23,7 +23,8 @@ class StageSpec:
     """The layers [lo, hi) of a model of `layers` layers, and the tensors on either side.
 
     The head (lo == 0) receives `tokens`, uint32 [rows, tokens]. The tail (hi == layers) hands on `logits`,
-    [rows, tokens, vocabulary].
+    [rows, tokens, vocabulary]. `taps` are what the layers before and behind either side return that a drafter
+    at the tail reads, [rows, tokens, layers, width]: at most one tensor each, none where it reads no layer.
     """
 
     model_type: str
@@ -32,6 +33,15 @@ class StageSpec:
     hi: int
     receives: tuple[TensorSpec, ...]
     hands_on: tuple[TensorSpec, ...]
+    taps: tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]] = ((), ())
+
+    def receiving(self, taps: bool) -> tuple[TensorSpec, ...]:
+        """What comes with a step, which brings hidden states with `taps`."""
+        return (*self.receives, *self.taps[0]) if taps else self.receives
+
+    def handing_on(self, taps: bool) -> tuple[TensorSpec, ...]:
+        """Likewise what goes on."""
+        return (*self.hands_on, *self.taps[1]) if taps else self.hands_on
 
     @property
     def is_head(self) -> bool:

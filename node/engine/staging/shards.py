@@ -81,7 +81,9 @@ class Shard(Stage):
         self.computed_as = lambda tokens: tokens  # the ranks' sums have one shape on whatever devices
         whole = self.spec
         hands_on = whole.hands_on if rank == ranks - 1 else (TOKENS,)
-        self.spec = ShardSpec(model_type, whole.layers, 0, whole.hi, (TOKENS,), hands_on, rank, ranks)
+        self.spec = ShardSpec(
+            model_type, whole.layers, 0, whole.hi, (TOKENS,), hands_on, rank=rank, ranks=ranks
+        )
 
     def join(self, group: Group) -> None:
         """Computes with the other ranks from now on, or alone again in a group of one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -21,7 +22,7 @@ from .adapters import Followed
 from .anatomy import Anatomy, Boundary, full_cache, not_stageable, outer_modules, recorded_updates
 from .both_ways import BothWays
 from .interception import Call, intercept_call, leaves, own_arrays
-from .layout import TOKENS, Arguments, StageSpec, get_argument, set_argument
+from .layout import TOKENS, Arguments, StageSpec, TensorSpec, get_argument, set_argument
 from .mrope import MRope, Positions, mrope_of
 from .quantization import CacheQuantization
 from .slots import Slots
@@ -90,8 +91,11 @@ class Stage:
         """Whether only such a trial can show whether rows batch."""
         self._last: int | None = None
         self.hidden: list[mx.array] | None = None
-        """At a tail whose hidden states are wanted: what the last layer returned in each call, which may be
-        padded."""
+        """At a tail whose hidden states are wanted: what the last layer, or the tapped layers in its place,
+        returned in each call, which may be padded."""
+        self.tapping = False
+        """Whether calls bring and hand on what the tapped layers of the stages before return."""
+        self._taps: Sequence[int] = ()
         self.computed_as = device.accelerator().computed_as
         """The number of tokens that a chunk is padded to, from its own number."""
         self._can_pad = trimmable(self.make_cache())
@@ -285,13 +289,53 @@ class Stage:
         """The last layer."""
         self._step.seen.append(self.spec.layers - 1)
         output = original(*args, **kwargs)
-        if self.hidden is not None:
+        if self.hidden is not None and not self._taps:
             self.hidden.append(output[0] if isinstance(output, tuple) else output)
         if self._last is None:
             return output
         if isinstance(output, tuple):
             return tuple(self._token(part) for part in output)
         return self._token(output)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Has what these layers of the model return, which rise, travel to the tail in calls with `tapping`,
+        once, before the first call. Raises ModelError (DRAFT_TAPS_UNKNOWN) for a model whose layers return
+        more than a hidden state, or that has no such layer."""
+        spec = self.spec
+        form = tap_form(self._anatomy, layers)
+        before, behind = (sum(layer < edge for layer in layers) for edge in (spec.lo, spec.hi))
+        tensors = [TensorSpec("taps", form.dtype, (count, *form.tail)) for count in (before, behind)]
+        taken = [(one,) if one.tail[0] else () for one in tensors]
+        self.spec = dataclasses.replace(spec, taps=(taken[0], () if spec.is_tail else taken[1]))
+        self._taps = [layer for layer in layers if layer < spec.hi]
+        for layer in layers:
+            if spec.lo <= layer < spec.hi:
+                intercept_call(self._anatomy.layers[layer], self._note)
+
+    def _note(self, original: Call, *args: Any, **kwargs: Any) -> Any:
+        """A tapped layer."""
+        output = original(*args, **kwargs)
+        if self.tapping:
+            self._step.taps.append((output[0] if isinstance(output, tuple) else output)[:, :, None])
+        return output
+
+    def _split(self, inputs: list[mx.array]) -> tuple[list[mx.array], list[mx.array]]:
+        """What a call is given, and what tapped layers before this stage returned."""
+        if not self.tapping or not self.spec.taps[0]:
+            return inputs, []
+        return inputs[:-1], inputs[-1:]
+
+    def _with_taps(self, outputs: list[mx.array], taps: list[mx.array]) -> list[mx.array]:
+        """The arrays that a call hands on. The tail notes what is tapped for its drafter, [rows, tokens,
+        layers x width]."""
+        if not self.tapping or not taps:
+            return outputs
+        joined = mx.concatenate(taps, axis=2)
+        if not self.spec.is_tail:
+            return [*outputs, joined]
+        if self.hidden is not None:
+            self.hidden.append(joined.flatten(2))
+        return outputs
 
     def _token(self, output: Any) -> Any:
         at = self._last
@@ -320,11 +364,13 @@ class Stage:
 
     def _run(self, inputs: list[mx.array], cache: Cache, positions: Positions | None) -> list[mx.array]:
         rows, tokens = inputs[0].shape[:2]
+        inputs, taps = self._split(inputs)
         token_ids = inputs[0] if self.spec.lo == 0 else mx.zeros((rows, tokens), mx.uint32)
         arrived, images = ([], inputs[1:]) if self.spec.lo == 0 else (inputs, [])
         if images:  # as in mlx-vlm; some models make more of tokens than an embedding
             token_ids = mx.where(images[0], 0, token_ids)
         step = self._step = _Step(arrived, images, self._slots.spread(cache), positions)
+        step.taps += taps
         if self._both_ways and positions is not None:
             step.both_ways = _both_ways(positions, cache, tokens)
         with contextlib.ExitStack() as recording:
@@ -343,7 +389,7 @@ class Stage:
                 self.spec.model_type, f"a step went through the layers {step.seen} at its ends"
             )
         self._slots.count(cache, rows, tokens)
-        return outputs
+        return self._with_taps(outputs, step.taps)
 
     def _cache_of(self, layer: int) -> Any:
         return self._step.caches[self._anatomy.cache_of(layer)]
@@ -456,6 +502,8 @@ class _Step:
         self.next_arguments: list[Arguments] = []
         self.seen: list[int] = []
         """The layers at the stage's ends that were called."""
+        self.taps: list[mx.array] = []
+        """What tapped layers returned, as it travels."""
 
 
 def _both_ways(positions: Positions, cache: Cache, tokens: int) -> BothWays | None:
@@ -491,6 +539,21 @@ def _check_layers(anatomy: Anatomy, lo: int, hi: int) -> None:
             hint=f"give the head at least {anatomy.head_layers} layers",
             param="layers",
         )
+
+
+def tap_form(anatomy: Anatomy, layers: Sequence[int]) -> TensorSpec:
+    """What a layer returns, of which a drafter reads these. Raises as `Stage.tap`."""
+    count = len(anatomy.layers)
+    inside = layers and 0 <= min(layers) <= max(layers) < count - 1  # `cuts` leaves one token of the last
+    if inside and anatomy.boundaries:
+        _, layout = anatomy.boundaries[1].state[0]
+        if (layout.rows, layout.tokens, len(layout.tail)) == (0, 1, 1):
+            return layout.spec
+    raise ModelError(
+        f"a drafter cannot read the layers {list(layers)} of {anatomy.model_type}, which has {count}",
+        reason="DRAFT_TAPS_UNKNOWN",
+        hint="take the drafter that was made for this model and size",
+    )
 
 
 def _spec(anatomy: Anatomy, lo: int, hi: int) -> StageSpec:
