@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sealring.cli.fitting.known import WIDTHS, row_of
+from sealring.cli.fitting.known import LISTS, NUMBERS, WIDTHS
 from sealring.cli.fitting.tables import tables
 
 PUBLISHED, LIST, PAGE = (
@@ -23,6 +24,7 @@ PUBLISHED, LIST, PAGE = (
     Path("cli/fitting/models.json"),
     Path("docs/fits.md"),
 )
+_OF_WIDTHS = ("layer_bytes", "read_bytes", "embed_bytes", "head_bytes")
 BEGIN, END = "<!-- made by: .ci/models.py --write -->", "<!-- end of what is made -->"
 
 
@@ -49,6 +51,28 @@ def made(id: str, published: Mapping[str, Any], widths: Sequence[int] = WIDTHS) 
 
     profiles = {bits: converted_profile(published["config"], bits) for bits in widths}
     return row_of(id, published["source"], profiles)
+
+
+def row_of(id: str, source: str, profiles: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """A row of the list, from a model's profiles by bits. Runs of layers alike are [number, value]."""
+    first = next(iter(profiles.values()))
+    short = {
+        bits: {name: _short(one[name]) if name in LISTS else one[name] for name in (*LISTS, *NUMBERS)}
+        for bits, one in profiles.items()
+    }
+    (alike, *_) = short.values()
+    return {
+        "id": id,
+        "parameters": first["card"]["parameters"],
+        "source": source,
+        "layers": first["layers"],
+        **{name: value for name, value in alike.items() if name not in _OF_WIDTHS},
+        "widths": {str(bits): {name: one[name] for name in _OF_WIDTHS} for bits, one in short.items()},
+    }
+
+
+def _short(values: Iterable[int | None]) -> list[list[int]]:
+    return [[len(list(run)), value] for value, run in groupby(one or 0 for one in values)]
 
 
 if __name__ == "__main__":

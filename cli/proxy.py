@@ -80,7 +80,7 @@ class OwnGate:
                 hint="`sealring connect NAME --write` puts it into a program's settings",
                 reason="INVALID_API_KEY",
             )
-        yield Caller(known=known)
+        yield Caller(known=known, name="own" if known else "")
 
 
 def digest_of(key: str) -> str:

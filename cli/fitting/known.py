@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from sealring.mesh.errors import NotFound
@@ -17,9 +16,8 @@ from sealring.v1 import model_pb2
 WIDTHS = (4, 6, 8, 16)
 """Bits of a weight, as `mlx_lm.convert --q-bits` writes them; 16 are those of a model as it is published."""
 
-_LISTS = ("layer_bytes", "kv_bytes_per_token", "kv_max_tokens", "state_bytes", "read_bytes")
-_NUMBERS = ("embed_bytes", "head_bytes", "tied", "max_context", "vocab_size", "handoff_bytes_per_token")
-_OF_WIDTHS = ("layer_bytes", "read_bytes", "embed_bytes", "head_bytes")
+LISTS = ("layer_bytes", "kv_bytes_per_token", "kv_max_tokens", "state_bytes", "read_bytes")
+NUMBERS = ("embed_bytes", "head_bytes", "tied", "max_context", "vocab_size", "handoff_bytes_per_token")
 _WIDTH = re.compile(r"(?:[-_]mlx)?[-_](?:(\d{1,2})[- ]?bit\b.*|(?:bf16|fp16)\b)", re.IGNORECASE)
 _CLOSE = 5
 
@@ -39,7 +37,7 @@ class Known(NamedTuple):
     def profile(self, bits: int) -> model_pb2.ModelProfile:
         """The profile with weights of `bits` bits, one of WIDTHS."""
         shape = self.shapes | self.shapes["widths"][str(bits)]
-        return profile_of({name: _long(shape[name]) if name in _LISTS else shape[name] for name in _kept()})
+        return profile_of({name: _long(shape[name]) if name in LISTS else shape[name] for name in _kept()})
 
     def read_share(self, bits: int) -> float:
         """The part of its layers' bytes that a step of one row reads: less than 1 of a mixture of experts."""
@@ -48,7 +46,7 @@ class Known(NamedTuple):
 
 
 def _kept() -> Iterable[str]:
-    return ("layers", *(name for name in _LISTS if name != "read_bytes"), *_NUMBERS)
+    return ("layers", *(name for name in LISTS if name != "read_bytes"), *NUMBERS)
 
 
 def profile_of(shape: Mapping[str, Any]) -> model_pb2.ModelProfile:
@@ -56,33 +54,11 @@ def profile_of(shape: Mapping[str, Any]) -> model_pb2.ModelProfile:
     made = model_pb2.ModelProfile(model_type="known", digest="0" * 64)
     for name in _kept():
         value = shape[name]
-        if name in _LISTS:
+        if name in LISTS:
             getattr(made, name).extend(one or 0 for one in value)
         else:
             setattr(made, name, value or 0)
     return made
-
-
-def row_of(id: str, source: str, profiles: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """A row of the list, from a model's profiles by bits. Runs of layers alike are [number, value]."""
-    first = next(iter(profiles.values()))
-    short = {
-        bits: {name: _short(one[name]) if name in _LISTS else one[name] for name in (*_LISTS, *_NUMBERS)}
-        for bits, one in profiles.items()
-    }
-    (alike, *_) = short.values()
-    return {
-        "id": id,
-        "parameters": first["card"]["parameters"],
-        "source": source,
-        "layers": first["layers"],
-        **{name: value for name, value in alike.items() if name not in _OF_WIDTHS},
-        "widths": {str(bits): {name: one[name] for name in _OF_WIDTHS} for bits, one in short.items()},
-    }
-
-
-def _short(values: Iterable[int | None]) -> list[list[int]]:
-    return [[len(list(run)), value] for value, run in groupby(one or 0 for one in values)]
 
 
 def _long(runs: Iterable[tuple[int, int]]) -> list[int]:

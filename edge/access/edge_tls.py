@@ -83,6 +83,7 @@ class EdgeTls:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols(["http/1.1"])
         context.set_ciphers(_CIPHERS)
+        context.options |= ssl.OP_NO_RENEGOTIATION  # which OpenSSL 3 leaves out by itself
         try:
             context.load_cert_chain(self._certificate, self._key, _no_password)
         except (OSError, ValueError):  # ssl.SSLError is an OSError

@@ -89,6 +89,8 @@ class Caller:
 
     key_id: str = ""
     known: bool = True
+    name: str = ""
+    """What it is charged to where its key has no id; empty: its address."""
     claim: Callable[[int], None] = field(default=_unlimited, compare=False)
 
 

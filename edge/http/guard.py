@@ -107,7 +107,7 @@ class Guard:
                 admit = partial(self._gate.admit, name, credential(request), scopes)
                 caller = await stack.enter_async_context(admit())
                 scope["state"]["admit"] = admit
-                name, admitted = caller.key_id or name, True
+                name, admitted = caller.key_id or caller.name or name, True
                 if scope["type"] == "websocket":  # which asks for nothing yet
                     await stack.aclose()
                 await self._serve(scope, receive, tagged_send, caller, name)

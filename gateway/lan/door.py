@@ -19,6 +19,9 @@ from sealring.mesh.system.processes import first_of
 log = structlog.get_logger()
 
 LOOK_SECONDS = 2.0
+LAN_CONNECTIONS = 512
+"""Connections of the door. TLS of each may take a millisecond of a turn of the event loop."""
+
 _MOST_ADDRESSES = 4
 _LOOPBACK = "127.0.0.1"
 
@@ -72,7 +75,9 @@ class LanDoor:
         server = self._serve(tls=self._tls)
         at = format_address(self._host, self._port)
         try:
-            self._port = server.listen(at, lambda host: host in self._hosts or host == _LOOPBACK)
+            self._port = server.listen(
+                at, lambda host: host in self._hosts or host == _LOOPBACK, LAN_CONNECTIONS
+            )
             await server.start()
         except ConfigError as error:
             if str(error) != self._failed:

@@ -3,28 +3,34 @@
 At each hand-over of the edge a stranger, bad keys and a greedy key take what they can. An honest key is
 refused nothing meanwhile, and liveness answers. All come from one address, as behind a proxy, and strangers
 come from others too where the machine has them. A row whose test is in another file needs no walk here.
+
+The gateway's loopback and its LAN door are walked, the port for members, and a proxy: it has one key, so
+nobody is greedy there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib
 import json
 import re
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
 from cheapkeys import Checks, checks
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from leaftest import material
 from patience import until
 from usagekit import nothing_used
 
+from sealring.cli.proxy import OwnGate, digest_of
 from sealring.edge.access import gate as gate_module
 from sealring.edge.access.gate import Gate, Limits
 from sealring.edge.access.interceptor import GateInterceptor, by_key
@@ -32,11 +38,14 @@ from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope, new_key
 from sealring.edge.http import app, guard, server
 from sealring.edge.inference.service import SERVICE, InferenceService
+from sealring.gateway.door import MEMBERS, MemberDoor
+from sealring.gateway.lan.certificate import ROOT_FILE, LanTls
 from sealring.gateway.settings import GatewaySettings
-from sealring.mesh.pki import ClusterCA, PeerIdentity, Role
+from sealring.mesh.pki import PeerIdentity, Role, TlsMaterial, role_server_name
 from sealring.mesh.rpc import TlsStore, channel_options, secure_channel, server_credentials
 from sealring.mesh.rpc import server as rpc
 from sealring.testing import ScriptedBackend, serve_edge
+from sealring.testing.authority import Authority, make_member, make_roster
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
 
@@ -76,18 +85,33 @@ def rows() -> list[dict[str, str]]:
 class Stage:
     """A served edge, and those who come to it."""
 
-    def __init__(self, port: int, backend: ScriptedBackend, keys: KeyFile, gate: Gate, folder: Path) -> None:
+    def __init__(
+        self,
+        port: int,
+        backend: ScriptedBackend,
+        keys: KeyFile,
+        gate: Gate,
+        folder: Path,
+        tls: ssl.SSLContext | None = None,
+        only: str = "",
+    ) -> None:
+        """`only` is the one key of a door that has no others."""
         self.port = port
+        self._tls: Any = {} if tls is None else {"ssl": tls, "server_hostname": "localhost"}
+        self._only = only
         self.folder = folder
         self.gate = gate
         self.backend = backend
         self.greedy, self.learnt, self.honest = (keys.create([Scope.INFERENCE])[0] for _ in range(3))
+        if only:
+            self.honest, self.greedy = only, new_key().text
         self._keys = keys
         self._opened = contextlib.ExitStack()
 
     async def open(self, said: str, key: str | None = None, address: str = "127.0.0.1") -> Connection:
-        """A connection over which this was said, with a key."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
+        """A connection over which this was said, with a key. Who says nothing does not shake hands either."""
+        tls = self._tls if said else {}
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0), **tls)
         self._opened.callback(writer.close)
         head, _, rest = said.partition("\r\n\r\n")
         authorization = f"authorization: Bearer {key}\r\n" if key else ""
@@ -111,7 +135,7 @@ class Stage:
 
     async def check_honest(self) -> None:
         """A key that was never used, one that was, and liveness: each is answered on a new connection."""
-        fresh = self._keys.create([Scope.INFERENCE])[0]
+        fresh = self._only or self._keys.create([Scope.INFERENCE])[0]
         for said, key in (
             (get("/v1/models"), fresh),
             (get("/v1/models"), self.honest),
@@ -274,52 +298,82 @@ async def accepted_by_grpc(stage: Stage) -> None:
         assert live.status == health_pb2.HealthCheckResponse.SERVING
         stage.backend.held.set()
         assert [event async for event in answering], "who is answered is left alone"
-    await accepted_by_certificate(stage.folder)
+    await accepted_by_certificate(stage.backend)
 
 
-async def accepted_by_certificate(folder: Path) -> None:
-    """A member that opens more connections than the port has, and calls over each."""
-    ca = ClusterCA.create(folder, "demo", now=time.time())
-    own = [material(ca, PeerIdentity("demo", Role.MEMBER, name)) for name in ("greedy", "honest", "server")]
-    server = rpc.Server([], port=rpc.Port(connections=16))
-    port = server.listen("127.0.0.1:0", server_credentials(TlsStore(own[2])))
+async def accepted_by_certificate(backend: ScriptedBackend) -> None:
+    """At the port for members: strangers that shake hands or do not, others of the cluster without a right,
+    and a member that opens more connections than the port has, and asks over each."""
+    now, authority = time.time(), Authority.create("demo", now=time.time())
+    greedy_one, honest_one = make_member(), make_member()
+    roster = make_roster("demo", [greedy_one, honest_one], (), now=now)
+    stranger = make_member()
+
+    def own(role: Role, identifier: str) -> TlsMaterial:
+        return authority.material(PeerIdentity("demo", role, identifier), now=now)
+
+    door = MemberDoor("demo", lambda: roster, Limits(key_per_second=1e6, key_at_once=40))
+    service = InferenceService(backend, lambda: b"", nothing_used)
+    server = rpc.Server(
+        [(inference_grpc.add_InferenceServicer_to_server, service, SERVICE)],
+        port=dataclasses.replace(MEMBERS, connections=16),
+        interceptors=[GateInterceptor(door.admit)],
+    )
+    port = server.listen("127.0.0.1:0", server_credentials(TlsStore(own(Role.GATEWAY, "gateway"))))
     await server.start()
 
-    def connected(greedy: bool) -> grpc.aio.Channel:
-        return secure_channel(
-            f"127.0.0.1:{port}",
-            own[not greedy],
-            channel_options(PeerIdentity("demo", Role.MEMBER, "server").server_name),
-        )
+    def connected(identifier: str) -> inference_grpc.InferenceStub:
+        options = channel_options(role_server_name(Role.GATEWAY))
+        channel = secure_channel(f"127.0.0.1:{port}", own(Role.CLIENT, identifier), options)
+        stack.push_async_callback(channel.close)
+        return inference_grpc.InferenceStub(channel)
 
+    asked = len(backend.requests)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.stop, 0)
-        mine = health_pb2_grpc.HealthStub(await stack.enter_async_context(connected(greedy=False)))
-        watching = mine.Watch(CHECK)
-        await watching.read()
-        greedy = []
-        for _ in range(2 * 16):
-            channel = await stack.enter_async_context(connected(greedy=True))
-            greedy.append(health_pb2_grpc.HealthStub(channel).Watch(CHECK))
-            with contextlib.suppress(grpc.aio.AioRpcError):  # it may have been sent away
-                await greedy[-1].read()
-        newcomer = await stack.enter_async_context(connected(greedy=False))
-        await health_pb2_grpc.HealthStub(newcomer).Check(CHECK, wait_for_ready=True)
-        assert not watching.done()
-        watching.cancel()
+        backend.held = asyncio.Event()
+        answering = connected(honest_one.id).Generate(ASK, wait_for_ready=True)
+        await until(lambda: len(backend.requests) == asked + 1)
+
+        async def greedily() -> None:
+            """Returns once it is answered, or was sent away."""
+            before, call = len(backend.requests), connected(greedy_one.id).Generate(ASK)
+            reading = asyncio.ensure_future(call.read())
+            await until(lambda: len(backend.requests) > before or reading.done())
+            stack.callback(call.cancel)
+            stack.callback(reading.cancel)
+
+        for number in range(2 * 16):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HTTP2)
+            stack.callback(writer.close)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await connected(stranger.id).ListModels(LIST, timeout=60)
+            await greedily()
+            if number % 8 == 7:
+                await connected(honest_one.id).ListModels(LIST, wait_for_ready=True)
+        backend.held.set()
+        assert [event async for event in answering], "who is answered is left alone"
 
 
 @pytest.fixture
-async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Checks) -> AsyncIterator[Stage]:
+async def stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Checks, request: pytest.FixtureRequest
+) -> AsyncIterator[Stage]:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 40)
     monkeypatch.setattr(guard, "MAX_REQUESTS", 16)
     monkeypatch.setattr(guard, "MAX_DRAINS", 3)
     monkeypatch.setattr(app, "MAX_SOCKETS", 3)
     backend, keys = ScriptedBackend(), KeyFile(tmp_path / "state")
     keys.create([Scope.READ])
-    gate = Gate(keys, Limits(key_per_second=1e6, peer_per_second=1e-3), clock=lambda: 0.0)
-    async with serve_edge(backend, gate=gate) as port:
-        made = Stage(port, backend, keys, gate, tmp_path)
+    door, own = request.param, new_key().text
+    limits = Limits(key_per_second=1e6, peer_per_second=1e-3)
+    gate = Gate(keys, limits, required=door == "LAN", clock=lambda: 0.0)
+    tls = LanTls(tmp_path / "lan", "demo", list) if door == "LAN" else None
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "lan" / ROOT_FILE)) if tls else None
+    lets_in = OwnGate(digest_of(own)) if door == "proxy" else gate
+    async with serve_edge(backend, tls=tls, gate=lets_in) as port:
+        made = Stage(port, backend, keys, gate, tmp_path, trusted, own if door == "proxy" else "")
         try:
             assert await made.status(get("/v1/models"), made.honest) == 200
             yield made
@@ -327,7 +381,17 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Checks)
             made.close()
 
 
-@pytest.mark.parametrize("name", WALKS)
+STRANGERS = ("accepted", "headed", "open to all", "refused")
+"""Hand-overs at which nobody needs a key to take something."""
+
+WALKED = [
+    *(("loopback", name) for name in WALKS),
+    *(("LAN", name) for name in WALKS if name != "accepted by gRPC"),
+    *(("proxy", name) for name in STRANGERS),
+]
+
+
+@pytest.mark.parametrize(("stage", "name"), WALKED, indirect=["stage"])
 async def test_an_honest_key_is_refused_nothing(name: str, stage: Stage) -> None:
     async with asyncio.timeout(200):
         await WALKS[name](stage)

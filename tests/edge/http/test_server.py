@@ -18,6 +18,8 @@ from patience import until
 
 from sealring.edge.access.edge_tls import EdgeTls
 from sealring.edge.http import server as module
+from sealring.edge.http.pieces import TURN_BYTES
+from sealring.edge.http.protocol import EdgeProtocol
 from sealring.edge.http.server import Accepting, HttpServer, Listener
 from sealring.mesh.errors import ConfigError
 
@@ -228,3 +230,37 @@ async def test_a_server_without_descriptors_goes_on_when_it_has_some(
             (await served.get()).close()
     accepting.close()
     await accepting.wait_closed()
+
+
+async def test_a_turn_opens_few_records_of_tls_however_small_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs as much as one of 16 KiB, and no key was shown yet."""
+    opened = list[int]()
+    update = EdgeProtocol.buffer_updated
+
+    def noting(self: EdgeProtocol, nbytes: int) -> None:
+        opened.append(nbytes)
+        update(self, nbytes)
+
+    monkeypatch.setattr(EdgeProtocol, "buffer_updated", noting)
+    certificate, key = write_edge_certificate(tmp_path)
+    server = HttpServer(app, tls=EdgeTls(certificate, key))
+    port = server.listen("127.0.0.1:0")
+    await server.start()
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    try:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=trusting, server_hostname="localhost"
+        )
+        inner: Any = writer.transport.get_extra_info("ssl_object")
+        head = f"GET / HTTP/1.1\r\nhost: localhost\r\nx: {'x' * 6000}\r\n\r\n".encode()
+        for byte in head:
+            inner.write(bytes([byte]))
+        writer.write(b"\r\n")  # which sends them all
+        assert (await reader.read(64)).startswith(b"HTTP/1.1 200")
+        writer.close()
+    finally:
+        await server.stop()
+    assert sum(opened) >= len(head)
+    assert max(opened) <= TURN_BYTES // 22, "a record of one byte takes 22 at least"
