@@ -249,7 +249,7 @@ LINES = {
     "coordinator": 12_795,
     "gateway": 1_330,
     "gateway/rings": 3_470,
-    "gateway/scheduler": 4_150,
+    "gateway/scheduler": 4_160,
     "node": 14_435,
     "node/engine": 20_720,
     "node/engine/text": 6_515,

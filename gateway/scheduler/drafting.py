@@ -497,9 +497,20 @@ class Drafting:
             and all(row.drafts for row in there)
             and (
                 rows == 1
-                or self._for_lanes.pays(len(there), [len(one.rows) for one in lanes if one is not lane])
+                or (
+                    self._for_lanes.pays(len(there), [len(one.rows) for one in lanes if one is not lane])
+                    and not self._rests(lane, lanes, rows)
+                )
             )
         )
+
+    def _rests(self, lane: Lane, lanes: Sequence[Lane], rows: int) -> bool:
+        """Whether the next step of a lane among others asks for nothing, since guesses ahead have not paid
+        for some time. With each step that asks, the source computes the rows' tokens at the busy tail."""
+        past = self._past(lane)
+        if not self.ahead or past.pause < _PROBE or past.unguessed >= past.pause or past.plan.drafts:
+            return False
+        return not self._best(lane, lanes, rows, BATCH_LENGTHS[-1]).drafts
 
     def _best(
         self, lane: Lane, lanes: Sequence[Lane], rows: int, most: int, guessed: int = MAX_UNSETTLED
@@ -516,6 +527,9 @@ class Drafting:
         step, which has this plan; the other arguments are as in `wanted`. The tail cannot tell behind which
         token to guess if the head's looked-up drafts may be wrong."""
         there = list(lane.rows.values())
+        if rows > 1 and self._rests(lane, lanes, rows):
+            self._past(lane).unguessed += 1
+            return 0
         able = self._ahead_of(rows) and self.asks(lane, lanes, rows)
         if not able or (plan.drafts and plan.source != self.ahead) or any(row.closed for row in there):
             return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from statistics import fmean
 
 from draftedring import Machine
 from rowoutput import row_output
@@ -37,6 +38,12 @@ class GuessingHead(Head):
         self._step: ResolvedStep
         self.most_open = 0
         """Rows with drafts that were not settled, at most."""
+        self._asks: list[bool] = []
+
+    @property
+    def asked(self) -> float:
+        """The share of decode steps that asked for rates."""
+        return fmean(self._asks)
 
     def take(self, step: control.Step) -> None:
         super().take(step)
@@ -45,6 +52,8 @@ class GuessingHead(Head):
             if isinstance(change, Settling):
                 assert self._owed.pop(change.row) == change.accepted
         assert len(self._step.sampled) <= MAX_DRAFTED
+        if self._step.rows:
+            self._asks.append(self._step.asks)
         self.most_open = max(self.most_open, len(self._composition.lanes.drafted))
 
     def done(self) -> tuple[control.StepDone, bool]:

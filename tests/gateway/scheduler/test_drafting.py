@@ -531,6 +531,16 @@ def test_no_more_rows_have_drafts_than_members_keep_states_for(rows: int, gains:
     assert 0 < drafted.head.most_open <= 4
 
 
+def test_a_busy_tail_computes_no_tokens_for_an_mtp_head_whose_guesses_do_not_pay() -> None:
+    """Each step that asks takes it a layer more; now and then one does."""
+    machine = Machine(2, 1.05, stages=2, draft=0.1, mtp=True)
+    wrong, right = (SharedRing(machine, 4, 300, share).head for share in (0.0, 0.8))
+    assert isinstance(wrong, GuessingHead)
+    assert isinstance(right, GuessingHead)
+    assert 0.05 < wrong.asked < 0.2
+    assert right.asked > 0.8
+
+
 def test_an_mtp_head_guesses_for_no_ring_of_more_rows_than_it_follows() -> None:
     machine = Machine(2, 1.05, stages=2, draft=0.1, mtp=True)
     plain = SharedRing(machine, 9, 60, 0.8, drafts=0).rate
