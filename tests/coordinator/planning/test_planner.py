@@ -625,6 +625,42 @@ def test_windows_and_states_of_a_draft_model_count_for_each_of_its_marks(kept: d
     assert held(made.rings[0].stages[0]) == {"draft": alone + keys + (1 + DRAFT_MARKS) * each}
 
 
+def reader(**changes: Any) -> model_pb2.ModelProfile:
+    """The profile of a drafter that reads hidden states."""
+    held = {
+        "name": "drafter",
+        "at": "RING_END_TAIL",
+        "bytes": 700 * MIB,
+        "bytes_per_token": 10,
+        "guesses": True,
+    }
+    return model_pb2.ModelProfile(**{"digest": "cd" * 32, "taps": [0, 2], "residents": [held]} | changes)
+
+
+def test_the_tail_has_fewer_layers_by_as_much_as_a_drafter_takes() -> None:
+    made = plan(spec(stages=3, draft="small"), drafted(reader()), THREE)
+    *others, tail = made.rings[0].stages
+    assert held(tail) == {"drafter": 700 * MIB + 10 * made.spec.context}
+    assert not any(map(held, others))
+    assert tail.end_layer - tail.first_layer < 3
+    assert [one.model for one in tail.residents] == ["small"]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"taps": [2, 0]}, {"taps": [0, 900]}, {"residents": []}, {"digest": "x"}, {"taps": range(17)}]
+)
+def test_what_a_node_says_of_a_drafter_is_bounded(bad: dict[str, Any]) -> None:
+    with pytest.raises(ModelError) as refused:
+        plan(spec(stages=3, draft="small"), _with(reader(**bad)), THREE)
+    assert refused.value.reason == "BAD_PROFILE"
+
+
+def _with(drafter: model_pb2.ModelProfile) -> model_pb2.ModelProfile:
+    made = profile(trimmable=True)
+    made.draft.CopyFrom(drafter)
+    return made
+
+
 def test_a_ring_of_one_has_no_draft_model() -> None:
     made = plan(spec(draft="small"), drafted(profile(layers=2)), THREE)
     assert [held(stage) for stage in made.rings[0].stages] == [{}]

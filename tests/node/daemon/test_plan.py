@@ -93,6 +93,23 @@ def test_the_head_has_a_draft_model(cluster) -> None:
         assert caught.value.reason == "BAD_EPOCH"
 
 
+def test_the_tail_has_the_drafter_that_reads_hidden_states(cluster) -> None:
+    parties = [cluster.party() for _ in range(3)]
+    _, roster = cluster.roster(parties)
+    plain, drafted = ({"speculate": True, "taps": [1, 3]} | more for more in ({}, {"draft": DRAFT}))
+    plans = [
+        plan_epoch(prepare(roster, **given), roster, party.id)
+        for given, party in zip((plain, plain, drafted), parties, strict=True)
+    ]
+    assert [plan.taps for plan in plans] == [(1, 3)] * 3
+    assert [plan.draft is not None for plan in plans] == [False, False, True]
+    wrong = [drafted, *(plain | {"taps": taps} for taps in ([3, 1], [1, 1], range(17), [1 << 20]))]
+    for given in [*wrong, plain | {"speculate": False}]:
+        with pytest.raises(SealringError) as caught:
+            plan_epoch(prepare(roster, **given), roster, parties[0].id)
+        assert caught.value.reason == "BAD_EPOCH"
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
