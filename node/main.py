@@ -28,6 +28,7 @@ from sealring.node.link import exchange
 from sealring.node.models import giving
 from sealring.node.scratch import is_private
 from sealring.node.settings import NodeSettings
+from sealring.node.stored import giving as stored
 from sealring.v1 import diagnosis_pb2_grpc, links_pb2_grpc, models_pb2_grpc
 
 log = structlog.get_logger()
@@ -62,6 +63,7 @@ async def serve(settings: NodeSettings, stop: asyncio.Event, *, spawn: Spawn = C
             (links_pb2_grpc.add_LinksServicer_to_server, daemon.handshakes, exchange.SERVICE),
             (links_pb2_grpc.add_WaysServicer_to_server, daemon.measuring, measuring.SERVICE),
             (models_pb2_grpc.add_ModelsServicer_to_server, daemon.models, giving.SERVICE),
+            (links_pb2_grpc.add_BlocksServicer_to_server, daemon.blocks, stored.SERVICE),
             (add_control_to_server, ControlService(daemon), control.SERVICE),
             (
                 diagnosis_pb2_grpc.add_DiagnosisServicer_to_server,

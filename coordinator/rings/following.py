@@ -13,6 +13,11 @@ from sealring.mesh.errors import FailedPrecondition
 from sealring.v1 import membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, WatchResponse
 
+FORMER = 4
+"""Rings that a commit names: conversations of before have mostly gone on in one of them."""
+
+_FORMER_DEPLOYMENTS = 64
+
 
 def follow(state: State, running: RunningRing, decided: Sequence[epochs.Action], now: float) -> list[Action]:
     """What a ring's epochs have `decided`, as messages to members and gateways."""
@@ -30,7 +35,11 @@ def follow(state: State, running: RunningRing, decided: Sequence[epochs.Action],
                 actions.append(Send(stage.member, CoordinatorMessage(prepare=made)))
         elif isinstance(one, epochs.Commit):
             commit = membership_pb2.CommitEpoch(
-                ring=name, epoch=one.epoch, group_addresses=one.addresses, caches=one.caches
+                ring=name,
+                epoch=one.epoch,
+                group_addresses=one.addresses,
+                caches=one.caches,
+                former=_former(state, running, one.caches),
             )
             sent = CoordinatorMessage(commit=commit)
             actions += [Send(stage.member, sent) for stage in running.plan.stages]
@@ -53,6 +62,24 @@ def ended(
             unload=unload and stage.member not in staying,
         )
         yield Send(stage.member, CoordinatorMessage(end=end))
+
+
+def _former(state: State, running: RunningRing, caches: Sequence[bytes]) -> list[membership_pb2.FormerRing]:
+    """The rings of a deployment over which epochs were committed before, but for this one, which is noted."""
+    if running.backend or len(caches) != len(running.plan.stages):
+        return []
+    stages = [
+        membership_pb2.FormerStage(
+            member=stage.member, first_layer=stage.first_layer, end_layer=stage.end_layer, caches=each
+        )
+        for stage, each in zip(running.plan.stages, caches, strict=True)
+    ]
+    own, known = membership_pb2.FormerRing(stages=stages), state.former.pop(running.spec.name, [])
+    others = [each for each in known if each != own]
+    state.former[running.spec.name] = [own, *others][: FORMER + 1]
+    if len(state.former) > _FORMER_DEPLOYMENTS:
+        del state.former[next(iter(state.former))]
+    return others[:FORMER]
 
 
 def _changed(state: State, running: RunningRing) -> Iterator[Action]:

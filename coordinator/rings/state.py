@@ -14,7 +14,7 @@ from sealring.mesh.errors import FailedPrecondition
 from sealring.mesh.rpc.protocol import agree
 from sealring.mesh.trust.levels import level_of
 from sealring.v1 import admin_pb2
-from sealring.v1.membership_pb2 import ModelState
+from sealring.v1.membership_pb2 import FormerRing, ModelState
 
 _MAX_GRACE_SECONDS = 300
 _RELOAD_SECONDS = 30
@@ -75,6 +75,7 @@ class State:
         self.running: dict[str, RunningRing] = {}
         self.not_moved: dict[str, str] = {}
         self.shown: dict[str, ModelState] = {}
+        self.former: dict[str, list[FormerRing]] = {}
         self.patience = int(min(replace_after, _MAX_GRACE_SECONDS)) + _RELOAD_SECONDS
         """Seconds for which a ring that is down takes new requests: until its silent member is replaced (five
         minutes at most), and until the new member has loaded."""

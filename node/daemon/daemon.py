@@ -45,6 +45,8 @@ from sealring.node.models.asking import ModelAsker
 from sealring.node.models.folders import LINKED
 from sealring.node.models.giving import ModelGiver
 from sealring.node.settings import NodeSettings
+from sealring.node.stored.asking import BlocksAsker
+from sealring.node.stored.giving import BlocksGiver
 from sealring.node.stored.keys import FOLDER
 from sealring.v1 import membership_pb2
 
@@ -52,8 +54,8 @@ from sealring.v1 import membership_pb2
 class Daemon:
     """Builds the parts of a node daemon, runs them, and stops them in order.
 
-    `node/main.py` serves its `handshakes`, `measuring`, `models` and `diagnosis`; the daemon itself is what
-    the control service schedules.
+    `node/main.py` serves its `handshakes`, `measuring`, `models`, `blocks` and `diagnosis`; the daemon itself
+    is what the control service schedules.
     """
 
     def __init__(
@@ -92,7 +94,10 @@ class Daemon:
         self.models = ModelGiver(
             cluster, folders, settings.state_dir / "manifests", lambda: self._rosters.valid
         )
-        self._disks = PrefixDisks(settings.state_dir / FOLDER, cluster, signer, settings.prefix_disk)
+        root = settings.state_dir / FOLDER
+        blocks = BlocksAsker(cluster, self.store, lambda: self._rosters.valid)
+        self._disks = PrefixDisks(root, cluster, signer, settings.prefix_disk, blocks)
+        self.blocks = BlocksGiver(cluster, root, signer, lambda: self._rosters.valid)
         around = Surroundings(
             own_id,
             settings.ring_host,

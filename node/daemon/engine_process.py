@@ -103,6 +103,9 @@ class EngineSink(Protocol):
     def row_digests(self, digests: engine_pb2.RowDigests) -> None:
         """What is to be signed for a row that has ended."""
 
+    def bring(self, asked: engine_pb2.BringBlocks) -> None:
+        """A recall waits for what other members have of its blocks, until `EngineProcess.brought`."""
+
     def engine_fault(self, error: SealringError) -> None:
         """Ends the epoch."""
 
@@ -244,6 +247,11 @@ class EngineProcess:
         """Has prefixes of the open epoch stored. Raises EpochEnded (CHILD_ENDED)."""
         self._send(engine_pb2.EngineCommand(use_disk=command).SerializeToString())
 
+    def brought(self, number: int) -> None:
+        """All that other members have of a recall's blocks is stored. Raises EpochEnded (CHILD_ENDED)."""
+        told = engine_pb2.BlocksBrought(number=number)
+        self._send(engine_pb2.EngineCommand(brought=told).SerializeToString())
+
     async def close_epoch(self) -> None:
         """Ends the open epoch and keeps the weights. Raises EpochEnded, DeadlineExceeded."""
         self._sink = None
@@ -372,6 +380,9 @@ class EngineProcess:
         elif kind == "digests":
             if self._sink is not None:
                 self._sink.row_digests(event.digests)
+        elif kind == "bring":
+            if self._sink is not None:
+                self._sink.bring(event.bring)
         elif kind == "fault":
             self._fault(from_problem(event.fault.problem))
         elif kind in ("profiled", "loaded", "problem", "epoch_opened", "epoch_closed", "trace", "joined"):

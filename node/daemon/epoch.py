@@ -82,6 +82,8 @@ class StageEngine(Protocol):
 
     def use_disk(self, command: engine_pb2.UseDisk) -> None: ...
 
+    def brought(self, number: int) -> None: ...
+
     def send_work(self, command: bytes) -> None: ...
 
     async def drained(self) -> None: ...
@@ -193,11 +195,18 @@ class Workshop(Protocol):
         self, plan: EpochPlan, channel: tuple[int, ...], on_fault: Callable[[SealringError], None]
     ) -> RingCarrier: ...
 
-    async def prefix_disk(self, plan: EpochPlan, caches: Sequence[bytes]) -> engine_pb2.PrefixDisk | None:
+    async def prefix_disk(
+        self, plan: EpochPlan, caches: Sequence[bytes], former: Sequence[membership_pb2.FormerRing]
+    ) -> engine_pb2.PrefixDisk | None:
         """The folder in which the epoch's engine stores prefixes; None if it keeps them in memory alone.
 
-        `caches` says with what each rank computes them.
+        `caches` says with what each rank computes them, `former` is of rings of before.
         """
+
+    async def bring(
+        self, plan: EpochPlan, disk: engine_pb2.PrefixDisk, asked: engine_pb2.BringBlocks
+    ) -> None:
+        """Stores what other members have of a recall's blocks."""
 
     def group_address(self) -> str:
         """An address at which the engine may listen for its group. The port was free a moment ago."""
@@ -248,6 +257,9 @@ class MemberEpoch:
         self._group_address = ""
         self._group_addresses: Sequence[str] = ()
         self._caches: Sequence[bytes] = ()
+        self._former: Sequence[membership_pb2.FormerRing] = ()
+        self._disk: engine_pb2.PrefixDisk | None = None
+        self._bringing: set[asyncio.Task[None]] = set()
         self._workshop = workshop
         self._carrier: RingCarrier | None = None
         self._engine_open = False
@@ -264,15 +276,20 @@ class MemberEpoch:
         """Starts phase one, which ends with a report of EpochPrepared or EpochFault."""
         self._begin(self._prepare, _PREPARE_SECONDS)
 
-    def commit(self, group_addresses: Sequence[str] = (), caches: Sequence[bytes] = ()) -> None:
+    def commit(
+        self,
+        group_addresses: Sequence[str] = (),
+        caches: Sequence[bytes] = (),
+        former: Sequence[membership_pb2.FormerRing] = (),
+    ) -> None:
         """Starts phase two, which ends with a report of EpochUp or EpochFault.
 
-        `caches` says with what each rank computes its caches, `group_addresses` where each rank of a tensor
-        ring is to be found.
+        `caches` says with what each rank computes its caches, `former` is of rings of before,
+        `group_addresses` where each rank of a tensor ring is to be found.
         """
         if self.phase is Phase.PREPARED:
             self.phase = Phase.FORMING
-            self._group_addresses, self._caches = group_addresses, caches
+            self._group_addresses, self._caches, self._former = group_addresses, caches, former
             self._workshop.settled(self.plan)
             self._begin(self._form, FORM_SECONDS + GROUP_SECONDS * bool(self.plan.backend) + 5.0)
         elif self.phase is Phase.PREPARING:
@@ -459,9 +476,26 @@ class MemberEpoch:
         assert engine is not None
         own = engine.loaded.caches if engine.loaded is not None else b""
         agreed = own in self._caches
-        disk = await self._workshop.prefix_disk(self.plan, self._caches) if agreed else None
-        self.recalls = disk is not None
+        disk = None
+        if agreed:
+            disk = await self._workshop.prefix_disk(self.plan, self._caches, self._former)
+        self._disk, self.recalls = disk, disk is not None
         engine.use_disk(engine_pb2.UseDisk(disk=disk))
+
+    def bring(self, asked: engine_pb2.BringBlocks) -> None:
+        """The engine waits for what other members have of a recall's blocks."""
+        task = asyncio.get_running_loop().create_task(self._bring(asked))
+        self._bringing.add(task)
+        task.add_done_callback(self._bringing.discard)
+
+    async def _bring(self, asked: engine_pb2.BringBlocks) -> None:
+        try:
+            if self._disk is not None:
+                await self._workshop.bring(self.plan, self._disk, asked)
+        finally:
+            with contextlib.suppress(EpochEnded):
+                if self.engine is not None and self.phase is Phase.UP:
+                    self.engine.brought(asked.number)
 
     async def _join_group(self) -> None:
         """Raises EpochEnded (NO_GROUP)."""
@@ -549,7 +583,7 @@ class MemberEpoch:
 
     def _end(self, problem: membership_pb2.Problem) -> None:
         self.phase = Phase.ENDED
-        for task in (self._work, self._rotation):
+        for task in (self._work, self._rotation, *self._bringing):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
         gateway, self.gateway = self.gateway, None

@@ -159,7 +159,7 @@ class CoordinatorHandler:
     def _commit(self, commit: membership_pb2.CommitEpoch) -> None:
         epoch = self._seats.named(commit.ring, commit.epoch)
         if epoch is not None:
-            epoch.commit(commit.group_addresses, commit.caches)
+            epoch.commit(commit.group_addresses, commit.caches, commit.former)
         else:
             self._refuse(commit.ring, commit.epoch, NotFound("no such epoch", reason="NO_SUCH_EPOCH"))
 

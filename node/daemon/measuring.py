@@ -23,7 +23,6 @@ from sealring.mesh.errors import (
     FailedPrecondition,
     HandshakeError,
     NotFound,
-    PermissionDenied,
     ResourceExhausted,
     Unavailable,
 )
@@ -31,12 +30,13 @@ from sealring.mesh.pki.certificates import PeerIdentity, Role
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.reach import Reach
 from sealring.mesh.rpc.status import from_rpc_error
-from sealring.mesh.rpc.tls import TlsStore, peer_identity
+from sealring.mesh.rpc.tls import TlsStore
 from sealring.mesh.system.addresses import format_address, parse_address
 from sealring.node.carrier.neighbours import PASS_BYTES, Reception
 from sealring.node.carrier.ways import TAG_BYTES, Measured, Way, measure, probe_tag
 from sealring.node.daemon.carrier_process import ways_to
 from sealring.node.daemon.link_setup import listen_for_neighbour, ring_addresses
+from sealring.node.models.giving import member_of
 from sealring.v1 import links_pb2, links_pb2_grpc, membership_pb2
 
 SERVICE = links_pb2.DESCRIPTOR.services_by_name["Ways"].full_name
@@ -138,7 +138,7 @@ class Measuring(links_pb2_grpc.WaysServicer):
     ) -> AsyncIterator[links_pb2.MeasureResponse]:
         """Raises PermissionDenied (NOT_A_MEMBER), FailedPrecondition (RING_BUSY), ResourceExhausted
         (MEASURED_LATELY), ConfigError (CANNOT_LISTEN)."""
-        self._admit(peer_identity(context))
+        self._admit(member_of(context, self._cluster, self._roster()))
         listener, addresses = listen_for_neighbour(self._ring_host, everywhere=self._everywhere)
         link_pass = secrets.token_bytes(PASS_BYTES)  # of which nobody else learns more than the tag
         until = time.monotonic() + _PORT_SECONDS
@@ -159,15 +159,13 @@ class Measuring(links_pb2_grpc.WaysServicer):
             self._busy = False
             answering.add_done_callback(lambda _: listener.close())
 
-    def _admit(self, caller: PeerIdentity) -> None:
+    def _admit(self, caller: str) -> None:
         roster, now = self._roster(), self._clock()
         known = {one.id for one in roster.members} if roster is not None else set()
-        if (caller.cluster, caller.role) != (self._cluster, Role.MEMBER) or caller.id not in known:
-            raise PermissionDenied("the caller is no member of this cluster", reason="NOT_A_MEMBER")
         self._require_quiet()
-        if self._busy or now - self._called.get(caller.id, -CALLER_SECONDS) < CALLER_SECONDS:
+        if self._busy or now - self._called.get(caller, -CALLER_SECONDS) < CALLER_SECONDS:
             raise ResourceExhausted("the ways to this node are being measured", reason="MEASURED_LATELY")
-        self._called = {one: at for one, at in self._called.items() if one in known} | {caller.id: now}
+        self._called = {one: at for one, at in self._called.items() if one in known} | {caller: now}
 
     def _require_quiet(self) -> None:
         if not self._quiet():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +12,19 @@ import structlog
 from sealring.mesh.crypto.identity import Signer
 from sealring.mesh.errors import SealringError
 from sealring.node.daemon.plan import EpochPlan
-from sealring.node.stored.keys import SecretHolder, StageIdentity, forget, model_folder, stage_key
-from sealring.v1 import engine_pb2
+from sealring.node.stored.asking import BlocksAsker
+from sealring.node.stored.giving import MAX_RANKS
+from sealring.node.stored.keys import (
+    SecretHolder,
+    StageIdentity,
+    expand,
+    forget,
+    model_folder,
+    model_secret,
+    prompts_key,
+    stage_key,
+)
+from sealring.v1 import engine_pb2, membership_pb2
 
 log = structlog.get_logger()
 
@@ -20,19 +32,28 @@ log = structlog.get_logger()
 class PrefixDisks:
     """The disks of one daemon's epochs. Use it from one event loop."""
 
-    def __init__(self, root: Path, cluster: str, signer: Signer, size: int | None) -> None:
+    def __init__(
+        self, root: Path, cluster: str, signer: Signer, size: int | None, asker: BlocksAsker
+    ) -> None:
         """`size` bounds the bytes, 0 turns the disk off, None leaves the bound to the free disk."""
         self._root = root
         self._cluster = cluster
         self._signer = signer
         self._size = size
+        self._asker = asker
         self._warned = False
 
-    async def of(self, plan: EpochPlan, caches: Sequence[bytes]) -> engine_pb2.PrefixDisk | None:
+    async def of(
+        self,
+        plan: EpochPlan,
+        caches: Sequence[bytes],
+        former: Sequence[membership_pb2.FormerRing] = (),
+    ) -> engine_pb2.PrefixDisk | None:
         """The folder and the key with which an epoch's engine stores prefixes; None if it stores none.
 
-        `caches` says with what each rank computes them, as in CommitEpoch. If one rank does not say it, there
-        is no disk: blocks would be stale once that member's weights were replaced.
+        `caches` says with what each rank computes them, and `former` is of rings of before, as in
+        CommitEpoch. If one rank does not say it, there is no disk: blocks would be stale once that member's
+        weights were replaced.
 
         Tensor rings store none: no rank can compute its caches alone.
         """
@@ -40,24 +61,43 @@ class PrefixDisks:
             return None
         if len(caches) != plan.size or not all(caches):
             return None
+        releases = plan.releases if len(plan.releases) > 1 else ()
         stage = StageIdentity(
             self._cluster,
             plan.deployment,
             plan.model_digest,
             plan.layers,
             plan.kv_bits,
-            plan.releases if len(plan.releases) > 1 else (),
+            releases,
             tuple(caches),
         )
         try:
             key = await asyncio.to_thread(stage_key, self._root, stage, plan.model, self._signer)
+            secret = await asyncio.to_thread(model_secret, self._root, plan.model_digest, self._signer)
         except (OSError, SealringError) as error:
             if not self._warned:
                 self._warned = True
                 log.warning("prefix_disk_unusable", folder=str(self._root), why=str(error))
             return None
-        model = model_folder(self._root, plan.model_digest)
-        return engine_pb2.PrefixDisk(root=str(self._root), model=str(model), key=key, size=self._size)
+        disk = engine_pb2.PrefixDisk(root=str(self._root), key=key, size=self._size)
+        disk.model = str(model_folder(self._root, plan.model_digest))
+        disk.names = prompts_key(secret, self._cluster, plan.deployment, plan.model_digest)
+        for ring in former if not releases else ():
+            if parts := parts_of(plan, caches, ring):
+                for part in parts:
+                    layers = part.first, part.end
+                    if not part.member:
+                        layers = part.stage_first, part.stage_end
+                    had = dataclasses.replace(stage, layers=layers, caches=tuple(part.caches))
+                    part.key = expand(secret, had.packed())
+                disk.former.add(parts=parts)
+        return disk
+
+    async def bring(
+        self, plan: EpochPlan, disk: engine_pb2.PrefixDisk, asked: engine_pb2.BringBlocks
+    ) -> None:
+        """Stores what other members have of what an epoch's engine asks for."""
+        await self._asker.bring(plan.ring, plan.layers, plan.kv_bits, disk, asked)
 
     async def run(self) -> None:
         """Destroys what is there if the disk is turned off."""
@@ -70,3 +110,33 @@ class PrefixDisks:
             await asyncio.to_thread(forget, self._root, model)
         except (OSError, SealringError) as error:
             log.warning("stored_prefixes_left", folder=str(self._root), why=str(error))
+
+
+def parts_of(
+    plan: EpochPlan, caches: Sequence[bytes], ring: membership_pb2.FormerRing
+) -> list[engine_pb2.FormerPart]:
+    """The parts of a former ring's stages that this member has the layers of now, without their keys.
+
+    None unless each member that is still in the ring computes caches with what it did then, and one is: the
+    blocks of others are by the same software and weights as long as theirs fit together.
+    """
+    own, now = plan.members[plan.rank].id, dict(zip((one.id for one in plan.members), caches, strict=True))
+    staying = [one for one in ring.stages if one.member in now]
+    if len(ring.stages) > MAX_RANKS or not staying or any(one.caches != now[one.member] for one in staying):
+        return []
+    parts, at = [], plan.layers[0]
+    for one in ring.stages:
+        end = min(one.end_layer, plan.layers[1])
+        if one.first_layer <= at < end:
+            parts.append(
+                engine_pb2.FormerPart(
+                    stage_first=one.first_layer,
+                    stage_end=one.end_layer,
+                    first=at,
+                    end=end,
+                    member=one.member if one.member != own else "",
+                    caches=[each.caches for each in ring.stages],
+                )
+            )
+            at = end
+    return parts if at == plan.layers[1] else []

@@ -199,9 +199,17 @@ class Seat:
             )
         return await self._engine.with_stage(stage, progress)
 
-    async def prefix_disk(self, plan: EpochPlan, caches: Sequence[bytes]) -> engine_pb2.PrefixDisk | None:
-        """The folder in which the engine stores prefixes, with its key."""
-        return await self._around.disks.of(plan, caches)
+    async def prefix_disk(
+        self, plan: EpochPlan, caches: Sequence[bytes], former: Sequence[membership_pb2.FormerRing]
+    ) -> engine_pb2.PrefixDisk | None:
+        """The folder in which the engine stores prefixes, with its keys."""
+        return await self._around.disks.of(plan, caches, former)
+
+    async def bring(
+        self, plan: EpochPlan, disk: engine_pb2.PrefixDisk, asked: engine_pb2.BringBlocks
+    ) -> None:
+        """Stores what other members have of a recall's blocks."""
+        await self._around.disks.bring(plan, disk, asked)
 
     def channel(self) -> ChannelEnds:
         """Shared memory between engine and carrier."""

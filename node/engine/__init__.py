@@ -16,7 +16,6 @@ __all__, __getattr__ = face(
     check="ranges_of",
     check_images="Prompt WholeVisionModel check_family prompts random_whole save",
     device="CHUNK Accelerator compute_in_batches",
-    disk="blocks_of snapshot_of",
     cache_bytes="draft_bytes kv_bytes mark_bytes",
     epoch="StageEpoch",
     grammar="Grammars",

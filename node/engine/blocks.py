@@ -23,7 +23,10 @@ from sealring.node.engine.caches import Cache, kinds
 from sealring.node.engine.caches.kind import Snapshot
 from sealring.node.engine.staging import ShardSpec, Stage
 from sealring.node.engine.weights import weight_files
+from sealring.node.models.folders import FolderState
+from sealring.node.models.kept import note_of
 from sealring.node.models.manifest import ADAPTER_CONFIG
+from sealring.node.stored.places import LayerBytes, StageTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +69,30 @@ class Held:
 class BlockLayout:
     """The arrays of a stage's caches, in order, and all else that their bytes depend on.
 
-    `leaves` are of the caches that can be cut, `held` of the others.
+    `leaves` are of the caches that can be cut, `held` of the others. `by_layer` has the bytes of each layer,
+    and those behind the last; it is empty where caches are not those of one layer each.
     """
 
     leaves: tuple[Leaf, ...]
     held: tuple[Held, ...]
     described: str
+    computed_by: str
+    by_layer: tuple[LayerBytes, ...] = ()
 
     @property
     def digest(self) -> bytes:
         """A hash of all that the bytes depend on: part of the key of the blocks."""
         return hashlib.sha256(self.described.encode()).digest()
+
+    @property
+    def origin(self) -> bytes:
+        """A hash of what computes the caches, whatever the layers."""
+        return hashlib.sha256(self.computed_by.encode()).digest()
+
+    @property
+    def table(self) -> StageTable | None:
+        """The table of the stage's files; None where they cannot be cut by layers."""
+        return StageTable(self.digest, self.by_layer[:-1], self.by_layer[-1]) if self.by_layer else None
 
     def bytes(self, tokens: int) -> int:
         """Bytes of a block of this many tokens."""
@@ -212,13 +228,20 @@ class BlockLayout:
 
 def provenance(path: Path, adapter: Path | None = None) -> str:
     """What computes caches with the weights of a model's folder: the versions of MLX and of the classes of
-    models, and the weights, by the times of their files, with an adapter's. The model's digest does not cover
-    the contents of weights, which may be replaced by others of the same shapes. Raises ModelError."""
-    own = weight_files(path)
+    models, and the weights, with an adapter's.
+
+    Weights are known by their hashes where the folder has a note of them: parts that are fetched later change
+    no hash. They are known by the times of their files elsewhere. The model's digest does not cover what is
+    in them, which may be replaced by weights of the same shapes. Raises ModelError."""
+    own, note, hashes = weight_files(path), note_of(path), ""
+    if note is not None and note.state == FolderState.read(path):
+        hashes = note.hub_files or (note.manifest.digest.hex() if note.hashed else "")
+    if hashes:
+        own = []
     if (found := adapter_of(path, adapter)) is not None:
         own = [*own, found / ADAPTER_CONFIG, tensors_of(found)]
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in own]
-    return repr((versions(), files))
+    return repr((versions(), hashes, files))
 
 
 def layout_of(stage: Stage, computed_by: str, places: Sequence[int] | None = None) -> BlockLayout | None:
@@ -255,11 +278,33 @@ def layout_of(stage: Stage, computed_by: str, places: Sequence[int] | None = Non
         for part, _ in kinds(cache)
     ]
     described = repr((computed_by, stage.spec.model_type, named, leaves, held))
-    layout = BlockLayout(tuple(leaves), tuple(held), described)
+    by_layer: tuple[LayerBytes, ...] = ()
+    if places is None and stage.caches_by_layer:
+        by_layer = _by_layer(cache, leaves, held, stage.spec.hi - stage.spec.lo)
+    layout = BlockLayout(tuple(leaves), tuple(held), described, computed_by, by_layer)
     if not layout.bytes(1) and not layout.snapshot_bytes(1):
         return None
     stage(token, whole)  # some states grow with the first tokens: LongCat's of its last ones
     return None if layout.snapshot(cache, 2) is None else layout
+
+
+def _by_layer(
+    cache: Cache, leaves: Sequence[Leaf], held: Sequence[Held], layers: int
+) -> tuple[LayerBytes, ...]:
+    """The bytes of each layer's cache, and of all that comes behind the last layer's."""
+    cut, kept, found = iter(leaves), iter(held), list[LayerBytes]()
+    for caches in ([one] for one in cache):
+        of_them = kinds(caches)
+        uncut = sum(len(_arrays(kind.snapshot(part))) for part, kind in of_them if not kind.cuts)
+        found.append(
+            LayerBytes(
+                sum(leaf.bytes(1) for leaf in islice(cut, len(_leaves(caches)))),
+                tuple((each.bytes(1), each.window) for each in islice(kept, uncut)),
+            )
+        )
+    behind = found[layers:]
+    rest = LayerBytes(sum(one.token for one in behind), tuple(each for one in behind for each in one.held))
+    return (*found[:layers], rest)
 
 
 def _name(array: mx.array) -> str:

@@ -7,20 +7,22 @@ wait are left to a later chunk, or to the next time that their prompt is sent.
 
 **Ahead.** Two threads read and open blocks and put them into arrays, before the first chunk of the row that
 begins with them is announced. The compute thread joins the arrays of the blocks when it restores the prefix.
+Files of a ring with other stages are put together from their parts, and parts that other members have are
+brought first. Rows that go on from there are written like any others, as files of this stage.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import takewhile
 from queue import SimpleQueue
+from types import MappingProxyType
 
 import mlx.core as mx
 import structlog
@@ -28,10 +30,11 @@ import structlog
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring.composition import Restoring
 from sealring.mesh.ring.prefix_marks import thinned
-from sealring.mesh.ring.prefix_names import NAME_BYTES, NO_CHAIN, Chain
+from sealring.mesh.ring.prefix_names import NO_CHAIN, Chain
 from sealring.node.engine.blocks import BlockLayout
 from sealring.node.engine.caches import Cache
-from sealring.node.stored.codec import Place
+from sealring.node.stored.parts import Former
+from sealring.node.stored.places import Place, Unit, blocks_of, snapshot_of, units_of
 from sealring.node.stored.store import Store
 from sealring.node.wire.timelog import TimeLog, now
 from sealring.v1 import engine_pb2 as engine
@@ -60,36 +63,13 @@ SNAPSHOTS = 4
 of all layers, and mostly the last is wanted; others are where messages are edited or conversations part."""
 
 
-def blocks_of(chain: Chain) -> list[Place]:
-    """The places of a chain's blocks."""
-    return [
-        Place(name, first, end)
-        for name, (first, end) in zip(chain.names, pairwise([0, *chain.edges]), strict=True)
-    ]
-
-
-def snapshot_of(chain: Chain) -> Place:
-    """The place of the snapshot at the end of a chain."""
-    name = hashlib.sha256(b"sealring/v1 snapshot" + chain.names[-1]).digest()[:NAME_BYTES]
-    return Place(name, 0, chain.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """A file to be read: a block, or the snapshot."""
-
-    place: Place
-    size: int
-    is_snapshot: bool = False
-
-
 @dataclass(slots=True, eq=False)
 class _Piece:
     """Files of a chain that wait to be written: blocks, of which `arrays` have the tokens [first, end), or
     the snapshot at the chain's end. It is not `wanted` where computing has failed."""
 
     chain: Chain
-    units: Sequence[_Unit]
+    units: Sequence[Unit]
     arrays: list[mx.array]
     first: int = 0
     end: int = 0
@@ -105,11 +85,12 @@ class _Piece:
 @dataclass(slots=True, eq=False)
 class _Recall:
     """Blocks that are read, and a snapshot as the last. `good` of them from the first on are of use; the rest
-    is not read on."""
+    is not read on. What this stage has not stored comes from the former ring with the number `former`."""
 
     chain: Chain
     done: Callable[[int], None]
-    units: Sequence[_Unit]
+    former: int | None
+    units: Sequence[Unit]
     good: int
     blocks: dict[int, list[mx.array]] = field(default_factory=dict)
     unread: int = 0
@@ -119,8 +100,18 @@ class _Recall:
 class Disk:
     """One stage's prefixes on disk, for one epoch after the other."""
 
-    def __init__(self, layout: BlockLayout, store: Store) -> None:
+    def __init__(
+        self,
+        layout: BlockLayout,
+        store: Store,
+        former: Mapping[int, Former] = MappingProxyType({}),
+        bring: Callable[[engine.BringBlocks], None] = lambda _: None,
+    ) -> None:
+        """`former` are rings with other stages, newest first, by the daemon's numbers. `bring` asks the
+        daemon for what their members have; `brought` is its answer."""
         self.store = store
+        self._former = former
+        self._bring = bring
         self._layout = layout
         self._chains: dict[int, Chain] = {}  # of rows; compute thread
         self._seen: dict[int, int] = {}  # tokens of rows that are stored, or on their way; compute thread
@@ -190,11 +181,11 @@ class Disk:
         chain, layout = self._chains.get(row, NO_CHAIN).first(tokens), self._layout
         if not chain.names or chain.tokens != tokens or not layout.held or self._waiting > WAITING:
             return
-        unit = self._snapshot(chain)
+        unit = Unit(snapshot_of(chain), is_snapshot=True)
         if self._wants(chain, unit) and (arrays := layout.snapshot(cache, tokens)) is not None:
             self._put(_Piece(chain, [unit], arrays))
 
-    def _wants(self, chain: Chain, unit: _Unit) -> bool:
+    def _wants(self, chain: Chain, unit: Unit) -> bool:
         return self.store.wants(chain.scope, unit.place)
 
     def _put(self, piece: _Piece) -> None:
@@ -259,34 +250,57 @@ class Disk:
 
     # Any thread
 
-    def _units(self, chain: Chain) -> list[_Unit]:
+    def _units(self, chain: Chain) -> list[Unit]:
         """What there is to read of a chain."""
-        blocks = self._blocks(chain) if self._layout.bytes(1) else []
-        return [*blocks, self._snapshot(chain)] if self._layout.held else blocks
+        return [unit for unit in units_of(chain) if self._bytes(unit)]
 
-    def _blocks(self, chain: Chain) -> list[_Unit]:
-        return [_Unit(place, self._layout.bytes(place.end - place.first)) for place in blocks_of(chain)]
+    def _blocks(self, chain: Chain) -> list[Unit]:
+        return [Unit(place) for place in blocks_of(chain)]
 
-    def _snapshot(self, chain: Chain) -> _Unit:
-        return _Unit(snapshot_of(chain), self._layout.snapshot_bytes(chain.tokens), is_snapshot=True)
+    def _bytes(self, unit: Unit) -> int:
+        place, layout = unit.place, self._layout
+        return layout.snapshot_bytes(place.end) if unit.is_snapshot else layout.bytes(place.end - place.first)
 
-    def _tokens(self, unit: _Unit) -> int:
+    def _tokens(self, unit: Unit) -> int:
         """The tokens that a file brings: those of a snapshot are in blocks, if there are any."""
         return 0 if unit.is_snapshot and self._layout.bytes(1) else unit.place.end - unit.place.first
 
     # The thread that reads commands: ahead
 
     def held(self, chain: Chain) -> Chain:
-        """The part of a chain whose blocks are stored, with its snapshot if these caches need one."""
+        """The part of a chain that is stored, with its snapshot if these caches need one. What other members
+        have is taken to be there."""
+        return self._reach(chain)[0]
+
+    def _reach(self, chain: Chain) -> tuple[Chain, int, int | None]:
+        """As `held`; how many blocks of it this stage has stored; the number of the former ring with most of
+        the others."""
+        if not self._layout.bytes(1):
+            return self._with_snapshot(chain, tuple(self._former)), 0, next(iter(self._former), None)
+        blocks = self._blocks(chain)
+        own = self.store.held(chain.scope, [unit.place for unit in blocks])
+        found, best = own, None
+        for number, former in self._former.items() if own < len(blocks) else ():
+            more = own + len(list(takewhile(partial(former.here, chain.scope), blocks[own:])))
+            if more > found:
+                found, best = more, number
+        reached = Chain(chain.scope, chain.names[:found])
+        if self._layout.held:
+            reached = self._with_snapshot(reached, () if best is None else (best,))
+        return (reached if reached.names else NO_CHAIN), own, best
+
+    def _with_snapshot(self, chain: Chain, former: Sequence[int]) -> Chain:
+        """The part of a chain at whose end there is a snapshot."""
         names = chain.names
-        if self._layout.bytes(1):
-            names = names[: self.store.held(chain.scope, blocks_of(chain))]
-        while names and self._layout.held:
+        while names:
             found = Chain(chain.scope, names)
-            if self.store.held(chain.scope, [snapshot_of(found)]):
-                break
+            unit = Unit(snapshot_of(found), is_snapshot=True)
+            if self.store.held(chain.scope, [unit.place]) or any(
+                self._former[number].here(chain.scope, unit) for number in former
+            ):
+                return found
             names = names[:-1]
-        return Chain(chain.scope, names) if names else NO_CHAIN
+        return NO_CHAIN
 
     @property
     def recalled(self) -> tuple[int, int]:
@@ -300,10 +314,11 @@ class Disk:
 
         `done` gets the tokens that are in memory once all is read, in any thread.
         """
+        reached, own, former = self._reach(chain)
         if self._layout.held:
-            chain = self.held(chain)
+            chain = reached
         units = self._units(chain) if chain.names else []
-        recall = _Recall(chain, done, units, good=len(units), unread=len(units))
+        recall = _Recall(chain, done, former, units, good=len(units), unread=len(units))
         with self._lock:
             if number in self._recalls:
                 return None
@@ -313,7 +328,19 @@ class Disk:
         if too_many:
             done(0)
             return None
+        if former is not None:
+            lacks = partial(self._former[former].lacks, chain.scope)
+            if any(map(lacks, units[own:])):
+                asked = engine.BringBlocks(number=number, former=former, chain=chain.packed(), skip=own)
+                return partial(self._bring, asked)
         return partial(self._begin, recall)
+
+    def brought(self, number: int) -> None:
+        """All that other members have of a recall is here."""
+        with self._lock:
+            recall = self._recalls.get(number)
+        if recall is not None:
+            self._begin(recall)
 
     def _begin(self, recall: _Recall) -> None:
         if recall.wanted:
@@ -335,7 +362,9 @@ class Disk:
         arrays, begin, place = None, now(), unit.place
         try:
             if recall.wanted and index < recall.good:
-                content = self.store.read(recall.chain.scope, place, unit.size)
+                content = self.store.read(recall.chain.scope, place, self._bytes(unit))
+                if content is None and recall.former is not None:
+                    content = self._former[recall.former].read(recall.chain.scope, unit)
                 if content is not None:
                     tokens = place.end - place.first
                     read = self._layout.snapshot_arrays if unit.is_snapshot else self._layout.arrays

@@ -151,11 +151,14 @@ class Loaded:
             capabilities=self.front.inputs.capabilities if self.front is not None else (),
             vision_not_installed=self.front is not None and self.front.inputs.vision_not_installed,
             sources=self.sources.facts,
-            caches=self.layout.digest if self.layout is not None else b"",
+            caches=self.layout.origin if self.layout is not None else b"",
         )
 
-    def open_disk(self, asked: engine.PrefixDisk | None) -> Disk | None:
+    def open_disk(
+        self, asked: engine.PrefixDisk | None, bring: Callable[[engine.BringBlocks], None]
+    ) -> Disk | None:
         """The disk of an epoch's prefixes; None where none is named, or where these caches are not stored.
+        `bring` asks the daemon for what other members have.
 
         That of the epoch before goes on: its folder need not be read again, and what it still holds in memory
         to be written stays bounded.
@@ -167,12 +170,14 @@ class Loaded:
             return None
         from sealring.node.engine.disk import Disk  # here alone: it brings the cryptography
         from sealring.node.stored.keys import expand
+        from sealring.node.stored.parts import former_of
         from sealring.node.stored.store import Store
 
         size = asked.size if asked.HasField("size") else None
         key = expand(asked.key, self.layout.digest)
         store = Store(Path(asked.root), Path(asked.model), key, size)
-        self.prefixes.disk, self.stored_at = Disk(self.layout, store), asked
+        former = former_of(asked, self.layout.table, self.command.lo)
+        self.prefixes.disk, self.stored_at = Disk(self.layout, store, former, bring), asked
         return self.prefixes.disk
 
     def close_disk(self) -> None:

@@ -119,6 +119,7 @@ class Engine:
             "ping": self._ping,
             "trace": self._start_trace,
             "recall": self._recall,
+            "brought": self._brought,
             "discard": self._discard,
             "sign": self._sign,
             "open_epoch": self._start_epoch,
@@ -326,9 +327,18 @@ class Engine:
         loaded = self._loaded
         if self._epoch is None or loaded is None:
             return
-        disk = loaded.open_disk(command.disk if command.HasField("disk") else None)
+        disk = loaded.open_disk(command.disk if command.HasField("disk") else None, self._bring)
         if loaded.front is not None and disk is not None:
-            loaded.front.book.use_disk(StoredNames(names_key(disk.store.key), disk.held))
+            loaded.front.book.use_disk(StoredNames(names_key(command.disk.names), disk.held))
+
+    def _bring(self, asked: engine.BringBlocks) -> None:
+        self._emit(engine.EngineEvent(bring=asked))
+
+    def _brought(self, command: engine.BlocksBrought) -> None:
+        """Other members' blocks are on this disk, as far as they come."""
+        disk = self._loaded.prefixes.disk if self._loaded is not None else None
+        if disk is not None:
+            disk.brought(command.number)
 
     def _stage_for(self, command: engine.OpenEngineEpoch) -> Loaded:
         if self._epoch is not None:

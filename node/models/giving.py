@@ -269,16 +269,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         return local_model(name, self._folders)
 
     def _member(self, context: Any) -> str:
-        """The caller's id. Raises PermissionDenied (NOT_A_MEMBER) unless the roster names it now."""
-        caller, roster = peer_identity(context), self._roster()
-        if (
-            roster is None
-            or caller.role is not Role.MEMBER
-            or caller.cluster != self._cluster
-            or all(caller.id != one.id for one in roster.members)
-        ):
-            raise PermissionDenied("the caller is no member of this cluster", reason="NOT_A_MEMBER")
-        return caller.id
+        return member_of(context, self._cluster, self._roster())
 
     @contextlib.contextmanager
     def slot(self, caller: str) -> Iterator[None]:
@@ -304,6 +295,18 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+def member_of(context: Any, cluster: str, roster: Roster | None) -> str:
+    """The caller's id. Raises PermissionDenied (NOT_A_MEMBER) unless the roster names it now."""
+    caller = peer_identity(context)
+    if (
+        roster is None
+        or (caller.cluster, caller.role) != (cluster, Role.MEMBER)
+        or all(caller.id != one.id for one in roster.members)
+    ):
+        raise PermissionDenied("the caller is no member of this cluster", reason="NOT_A_MEMBER")
+    return caller.id
 
 
 def _read(descriptor: int, file: ModelFile, part: int) -> asyncio.Future[list[bytes]]:

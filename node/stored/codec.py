@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from sealring.mesh.crypto.encoding import pack_fields
+from sealring.node.stored.places import Place
 
 MAGIC = b"srprefx1"
 PIECE = 64 << 10
@@ -32,15 +32,6 @@ USES_AT = 16
 
 HEAD_BYTES = _HEAD.size
 _OVERHEAD = HEAD_BYTES + _NONCE_BYTES + _TAG_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The tokens [first, end) of a prompt whose first `end` tokens have this name in their scope."""
-
-    name: bytes
-    first: int
-    end: int
 
 
 class BlockHead(tuple[int, int, int]):

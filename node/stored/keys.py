@@ -99,8 +99,22 @@ def stage_key(root: Path, stage: StageIdentity, model: str, holder: SecretHolder
         (folder / _NAMES).touch(mode=0o600)
         with (folder / _NAMES).open("a", encoding="utf-8") as names:
             names.write(f"{model}\n")
-    secret = holder.derive(read_secret(file, max_bytes=128))
-    return expand(secret, stage.packed())
+    return expand(model_secret(root, stage.model_digest, holder), stage.packed())
+
+
+def model_secret(root: Path, model_digest: str, holder: SecretHolder) -> bytes:
+    """What the keys of a model's stages come from, 32 bytes. Raises as `stage_key`, and FileNotFoundError for
+    a model without a seed."""
+    return holder.derive(read_secret(model_folder(root, model_digest) / SEED, max_bytes=128))
+
+
+def prompts_key(secret: bytes, cluster: str, deployment: str, model_digest: str) -> bytes:
+    """The key by which a head names the prompts of a deployment, whatever its layers."""
+    fields = (
+        b"sealring/v1 names of prompts",
+        *(each.encode() for each in (cluster, deployment, model_digest)),
+    )
+    return expand(secret, pack_fields(*fields))
 
 
 def expand(key: bytes, info: bytes) -> bytes:

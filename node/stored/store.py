@@ -25,8 +25,8 @@ import structlog
 from sealring.mesh.clock import Clock, monotonic_clock, wall_clock
 from sealring.mesh.crypto.encoding import pack_fields
 from sealring.node.stored import codec, policy
-from sealring.node.stored.codec import Place
 from sealring.node.stored.keys import SEED, expand, mac
+from sealring.node.stored.places import Place
 from sealring.node.stored.policy import Entry, WriteBudget
 
 log = structlog.get_logger()
@@ -111,6 +111,10 @@ class Store:
                 if path not in self._entries:
                     return count
         return len(places)
+
+    def exists(self, scope: bytes, place: Place) -> bool:
+        """Whether a block's file is there, by any process."""
+        return os.path.exists(self._path(scope, place))
 
     def figures(self) -> StoreFigures:
         with self._lock:

@@ -48,6 +48,7 @@ class EngineCommand(_message.Message):
     RECALL_FIELD_NUMBER: _builtins.int
     USE_DISK_FIELD_NUMBER: _builtins.int
     SIGN_FIELD_NUMBER: _builtins.int
+    BROUGHT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def profile(self) -> Global___ProfileModel: ...
     @_builtins.property
@@ -84,6 +85,8 @@ class EngineCommand(_message.Message):
     def sign(self) -> _control_pb2.SignRow:
         """tail only"""
 
+    @_builtins.property
+    def brought(self) -> Global___BlocksBrought: ...
     def __init__(
         self,
         *,
@@ -101,12 +104,13 @@ class EngineCommand(_message.Message):
         recall: _control_pb2.Recall | None = ...,
         use_disk: Global___UseDisk | None = ...,
         sign: _control_pb2.SignRow | None = ...,
+        brought: Global___BlocksBrought | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "sign", b"sign", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["brought", b"brought", "close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "sign", b"sign", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "sign", b"sign", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brought", b"brought", "close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "sign", b"sign", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join", "recall", "use_disk", "sign"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join", "recall", "use_disk", "sign", "brought"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -132,6 +136,7 @@ class EngineEvent(_message.Message):
     JOINED_FIELD_NUMBER: _builtins.int
     RECALLED_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    BRING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___EngineReady:
         """first"""
@@ -170,6 +175,8 @@ class EngineEvent(_message.Message):
     def recalled(self) -> _control_pb2.Recalled: ...
     @_builtins.property
     def digests(self) -> Global___RowDigests: ...
+    @_builtins.property
+    def bring(self) -> Global___BringBlocks: ...
     def __init__(
         self,
         *,
@@ -189,12 +196,13 @@ class EngineEvent(_message.Message):
         joined: Global___GroupJoined | None = ...,
         recalled: _control_pb2.Recalled | None = ...,
         digests: Global___RowDigests | None = ...,
+        bring: Global___BringBlocks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "recalled", b"recalled", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bring", b"bring", "digests", b"digests", "done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "recalled", b"recalled", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "recalled", b"recalled", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bring", b"bring", "digests", b"digests", "done", b"done", "epoch_closed", b"epoch_closed", "epoch_opened", b"epoch_opened", "event", b"event", "fault", b"fault", "joined", b"joined", "loaded", b"loaded", "opened", b"opened", "pong", b"pong", "problem", b"problem", "profiled", b"profiled", "progress", b"progress", "ready", b"ready", "recalled", b"recalled", "refused", b"refused", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "profiled", "progress", "loaded", "problem", "opened", "refused", "done", "fault", "pong", "epoch_opened", "epoch_closed", "trace", "joined", "recalled", "digests"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "profiled", "progress", "loaded", "problem", "opened", "refused", "done", "fault", "pong", "epoch_opened", "epoch_closed", "trace", "joined", "recalled", "digests", "bring"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -643,6 +651,8 @@ class PrefixDisk(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
     root: _builtins.str
     """of all models of this node"""
     model: _builtins.str
@@ -650,6 +660,12 @@ class PrefixDisk(_message.Message):
     key: _builtins.bytes
     size: _builtins.int
     """bytes below the root; absent: by the free disk"""
+    names: _builtins.bytes
+    """key of the names of prompts"""
+    @_builtins.property
+    def former(self) -> _containers.RepeatedCompositeFieldContainer[Global___FormerBlocks]:
+        """of rings with other stages, newest first"""
+
     def __init__(
         self,
         *,
@@ -657,16 +673,135 @@ class PrefixDisk(_message.Message):
         model: _builtins.str = ...,
         key: _builtins.bytes = ...,
         size: _builtins.int | None = ...,
+        names: _builtins.bytes = ...,
+        former: _abc.Iterable[Global___FormerBlocks] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "size", b"size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "key", b"key", "model", b"model", "root", b"root", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_size", b"_size", "former", b"former", "key", b"key", "model", b"model", "names", b"names", "root", b"root", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__size: _TypeAlias = _typing.Literal["size"]  # noqa: Y015
     _WhichOneofArgType__size: _TypeAlias = _typing.Literal["_size", b"_size"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__size) -> _WhichOneofReturnType__size | None: ...
 
 Global___PrefixDisk: _TypeAlias = PrefixDisk  # noqa: Y015
+
+@_typing.final
+class FormerBlocks(_message.Message):
+    """The files of a ring with other stages, as far as they are of this stage's layers: parts that have all, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___FormerPart]: ...
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___FormerPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FormerBlocks: _TypeAlias = FormerBlocks  # noqa: Y015
+
+@_typing.final
+class FormerPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    STAGE_FIRST_FIELD_NUMBER: _builtins.int
+    STAGE_END_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    CACHES_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    stage_first: _builtins.int
+    """layers of the files under this key"""
+    stage_end: _builtins.int
+    first: _builtins.int
+    """those of this stage among them"""
+    end: _builtins.int
+    member: _builtins.str
+    """that had them, and hands them over; empty: this one"""
+    @_builtins.property
+    def caches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of every rank of that ring, as in CommitEpoch"""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        stage_first: _builtins.int = ...,
+        stage_end: _builtins.int = ...,
+        first: _builtins.int = ...,
+        end: _builtins.int = ...,
+        member: _builtins.str = ...,
+        caches: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "end", b"end", "first", b"first", "key", b"key", "member", b"member", "stage_end", b"stage_end", "stage_first", b"stage_first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FormerPart: _TypeAlias = FormerPart  # noqa: Y015
+
+@_typing.final
+class BringBlocks(_message.Message):
+    """The daemon is to store what other members have of a recall's blocks; it answers in any case."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    SKIP_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the recall"""
+    former: _builtins.int
+    """by its place in PrefixDisk"""
+    chain: _builtins.bytes
+    skip: _builtins.int
+    """blocks, from the first on, that the engine needs nothing of"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        former: _builtins.int = ...,
+        chain: _builtins.bytes = ...,
+        skip: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "former", b"former", "number", b"number", "skip", b"skip"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BringBlocks: _TypeAlias = BringBlocks  # noqa: Y015
+
+@_typing.final
+class BlocksBrought(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksBrought: _TypeAlias = BlocksBrought  # noqa: Y015
 
 @_typing.final
 class EpochOpened(_message.Message):

@@ -20,6 +20,78 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ReadBlocksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RING_FIELD_NUMBER: _builtins.int
+    KV_BITS_FIELD_NUMBER: _builtins.int
+    CACHES_FIELD_NUMBER: _builtins.int
+    STAGE_FIRST_FIELD_NUMBER: _builtins.int
+    STAGE_END_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    SKIP_FIELD_NUMBER: _builtins.int
+    ring: _builtins.str
+    """which the roster gives the layers [first, end) of the caller in"""
+    kv_bits: _builtins.int
+    """as in PrepareEpoch"""
+    stage_first: _builtins.int
+    """the callee's layers at that time"""
+    stage_end: _builtins.int
+    first: _builtins.int
+    """those that are wanted of them"""
+    end: _builtins.int
+    chain: _builtins.bytes
+    """scope and names of the prompt's prefixes, as in Recall"""
+    skip: _builtins.int
+    """blocks, from the first on, that the caller has"""
+    @_builtins.property
+    def caches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of every rank when they were computed, as in CommitEpoch"""
+
+    def __init__(
+        self,
+        *,
+        ring: _builtins.str = ...,
+        kv_bits: _builtins.int = ...,
+        caches: _abc.Iterable[_builtins.bytes] | None = ...,
+        stage_first: _builtins.int = ...,
+        stage_end: _builtins.int = ...,
+        first: _builtins.int = ...,
+        end: _builtins.int = ...,
+        chain: _builtins.bytes = ...,
+        skip: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "chain", b"chain", "end", b"end", "first", b"first", "kv_bits", b"kv_bits", "ring", b"ring", "skip", b"skip", "stage_end", b"stage_end", "stage_first", b"stage_first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadBlocksRequest: _TypeAlias = ReadBlocksRequest  # noqa: Y015
+
+@_typing.final
+class BlocksPiece(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """at most 1 MiB, of one block"""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksPiece: _TypeAlias = BlocksPiece  # noqa: Y015
+
+@_typing.final
 class MeasureRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

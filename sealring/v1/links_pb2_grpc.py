@@ -173,3 +173,80 @@ class Ways:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class BlocksStub:
+    """Node to node, as Links: what a member had computed of layers that another has now.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Read = channel.unary_stream(
+                '/sealring.v1.Blocks/Read',
+                request_serializer=sealring_dot_v1_dot_links__pb2.ReadBlocksRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_links__pb2.BlocksPiece.FromString,
+                _registered_method=True)
+
+
+class BlocksServicer:
+    """Node to node, as Links: what a member had computed of layers that another has now.
+    """
+
+    def Read(self, request, context):
+        """The caches of a conversation's beginning on disk: block after block, then the snapshot at its end, up to the first
+        that is not here. Files in which the layers have nothing are left out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_BlocksServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Read': grpc.unary_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=sealring_dot_v1_dot_links__pb2.ReadBlocksRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_links__pb2.BlocksPiece.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'sealring.v1.Blocks', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('sealring.v1.Blocks', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Blocks:
+    """Node to node, as Links: what a member had computed of layers that another has now.
+    """
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sealring.v1.Blocks/Read',
+            sealring_dot_v1_dot_links__pb2.ReadBlocksRequest.SerializeToString,
+            sealring_dot_v1_dot_links__pb2.BlocksPiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -87,3 +87,40 @@ class WaysServicer(metaclass=_abc_1.ABCMeta):
         """A port at which the caller may measure its ways to this member until it ends the call; one answer."""
 
 def add_WaysServicer_to_server(servicer: WaysServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class BlocksStub:
+    """Node to node, as Links: what a member had computed of layers that another has now."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> BlocksAsyncStub: ...
+    Read: _grpc.UnaryStreamMultiCallable[_links_pb2.ReadBlocksRequest, _links_pb2.BlocksPiece]
+    """The caches of a conversation's beginning on disk: block after block, then the snapshot at its end, up to the first
+    that is not here. Files in which the layers have nothing are left out.
+    """
+
+@_typing.type_check_only
+class BlocksAsyncStub(BlocksStub):
+    """Node to node, as Links: what a member had computed of layers that another has now."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Read: _aio.UnaryStreamMultiCallable[_links_pb2.ReadBlocksRequest, _links_pb2.BlocksPiece]  # type: ignore[assignment]
+    """The caches of a conversation's beginning on disk: block after block, then the snapshot at its end, up to the first
+    that is not here. Files in which the layers have nothing are left out.
+    """
+
+class BlocksServicer(metaclass=_abc_1.ABCMeta):
+    """Node to node, as Links: what a member had computed of layers that another has now."""
+
+    @_abc_1.abstractmethod
+    def Read(
+        self,
+        request: _links_pb2.ReadBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_links_pb2.BlocksPiece], _abc.AsyncIterator[_links_pb2.BlocksPiece]]:
+        """The caches of a conversation's beginning on disk: block after block, then the snapshot at its end, up to the first
+        that is not here. Files in which the layers have nothing are left out.
+        """
+
+def add_BlocksServicer_to_server(servicer: BlocksServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

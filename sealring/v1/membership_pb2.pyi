@@ -1615,7 +1615,7 @@ class EpochPrepared(_message.Message):
     metal: _builtins.bool
     """timed on a Mac's GPU"""
     caches: _builtins.bytes
-    """hash of what the stage computes caches with; empty: it stores none"""
+    """hash of the software and weights by which the stage computes caches; empty: it stores none"""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
     @_builtins.property
@@ -1718,6 +1718,7 @@ class CommitEpoch(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     GROUP_ADDRESSES_FIELD_NUMBER: _builtins.int
     CACHES_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     @_builtins.property
@@ -1728,6 +1729,10 @@ class CommitEpoch(_message.Message):
     def caches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """of every rank, as in EpochPrepared; prefixes on disk depend on all of them"""
 
+    @_builtins.property
+    def former(self) -> _containers.RepeatedCompositeFieldContainer[Global___FormerRing]:
+        """those of the deployment with other stages, newest first, at most 4"""
+
     def __init__(
         self,
         *,
@@ -1735,14 +1740,67 @@ class CommitEpoch(_message.Message):
         epoch: _builtins.int = ...,
         group_addresses: _abc.Iterable[_builtins.str] | None = ...,
         caches: _abc.Iterable[_builtins.bytes] | None = ...,
+        former: _abc.Iterable[Global___FormerRing] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "epoch", b"epoch", "group_addresses", b"group_addresses", "ring", b"ring"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "epoch", b"epoch", "former", b"former", "group_addresses", b"group_addresses", "ring", b"ring"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitEpoch: _TypeAlias = CommitEpoch  # noqa: Y015
+
+@_typing.final
+class FormerRing(_message.Message):
+    """The stages of a ring, by rank, over which an epoch was committed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___FormerStage]: ...
+    def __init__(
+        self,
+        *,
+        stages: _abc.Iterable[Global___FormerStage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stages", b"stages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FormerRing: _TypeAlias = FormerRing  # noqa: Y015
+
+@_typing.final
+class FormerStage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    END_LAYER_FIELD_NUMBER: _builtins.int
+    CACHES_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    first_layer: _builtins.int
+    end_layer: _builtins.int
+    """exclusive"""
+    caches: _builtins.bytes
+    """as in EpochPrepared"""
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        first_layer: _builtins.int = ...,
+        end_layer: _builtins.int = ...,
+        caches: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "end_layer", b"end_layer", "first_layer", b"first_layer", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FormerStage: _TypeAlias = FormerStage  # noqa: Y015
 
 @_typing.final
 class EpochUp(_message.Message):

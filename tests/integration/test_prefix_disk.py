@@ -218,7 +218,7 @@ async def test_a_ring_that_moves_reads_what_its_members_have_stored_and_no_forei
     await drain(ring, left)
     (new,) = set(await members(ring)) - {first}
     moved = await ask(ring, messages("moved"))
-    assert (moved.cached, moved.text) == (0, cold.text)
+    assert (moved.cached >= 256, moved.text) == (True, cold.text), "who left has handed it over"
     await until(lambda: blocks(ring, new), pause=0.1)
     ring.part(new, "engine.main").kill()
     again = await ask(ring, messages("moved"))

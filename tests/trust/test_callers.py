@@ -56,6 +56,7 @@ MAY: dict[str, dict[str, set[Role]]] = {
     "node": {
         "Links/Handshake": {NODE},
         "Ways/Measure": {NODE},
+        "Blocks/Read": {NODE},
         "Models/Describe": {NODE},
         "Models/Read": {NODE},
         "Diagnosis/Diagnose": {NODE},

@@ -12,9 +12,9 @@ import pytest
 
 from sealring.mesh.crypto import SoftwareSigner
 from sealring.mesh.ring import Chain, chain_of
-from sealring.node.engine import blocks_of, snapshot_of
-from sealring.node.stored.codec import HEAD_BYTES, USES_AT, Place
+from sealring.node.stored.codec import HEAD_BYTES, USES_AT
 from sealring.node.stored.keys import StageIdentity, model_folder, stage_key
+from sealring.node.stored.places import Place, blocks_of, snapshot_of
 from sealring.node.stored.store import Store
 
 OWN = StageIdentity("cluster", "deployment", "ab" * 32, (0, 8), 0, (), (b"1", b"2"))

@@ -31,6 +31,8 @@ class Slots:
         self._owners = [() if index in idle else layers for index, layers in enumerate(owners)]
         heads = {index for index, layers in enumerate(owners) if not layers and lo == 0} - idle
         self.present = sorted(heads.union(self.used(lo, hi)))
+        self.by_layer = [list(owners[index]) for index in self.present] == [[one] for one in range(lo, hi)]
+        """Whether each layer has one cache, which no other uses."""
         self._shadows: list[int] = []
         self._empty = {
             index: templates[index] for index, layers in enumerate(owners) if not layers and lo > 0

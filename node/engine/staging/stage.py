@@ -228,6 +228,11 @@ class Stage:
         """The bytes of the parameters that the stage keeps."""
         return sum(array.nbytes for array in self.kept)
 
+    @property
+    def caches_by_layer(self) -> bool:
+        """Whether `make_cache` has one cache for each layer, in order, and others only behind these."""
+        return self._slots.by_layer
+
     def make_cache(self) -> Cache:
         """Empty caches for one row. Merge, extend, filter and extract them with `engine.caches`."""
         own = self._slots.select(full_cache(self.model))

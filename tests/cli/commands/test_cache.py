@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sealring.mesh.crypto import SoftwareSigner
-from sealring.node.stored.codec import Place
 from sealring.node.stored.keys import FOLDER, StageIdentity, model_folder, stage_key
+from sealring.node.stored.places import Place
 from sealring.node.stored.store import Store
 
 

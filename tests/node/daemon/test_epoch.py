@@ -102,7 +102,9 @@ class Workshop:
         await self.gate("engine")
         return self.made_engine
 
-    async def prefix_disk(self, plan: Any, caches: Sequence[bytes]) -> engine_pb2.PrefixDisk:
+    async def prefix_disk(
+        self, plan: Any, caches: Sequence[bytes], former: Sequence[Any]
+    ) -> engine_pb2.PrefixDisk:
         return engine_pb2.PrefixDisk(root=f"/prefixes of {len(caches)}")
 
     def channel(self) -> Any:

@@ -29,10 +29,11 @@ class Plan:
 PLAN: Any = Plan()
 CACHES = [b"what rank 0 computes with", b"what rank 1 does"]
 SIGNER = SoftwareSigner.generate()
+NOBODY: Any = None  # to bring blocks from
 
 
 def disks(root: Path, signer: Any = SIGNER, size: int | None = None, cluster: str = "cluster") -> PrefixDisks:
-    return PrefixDisks(root, cluster, signer, size)
+    return PrefixDisks(root, cluster, signer, size, NOBODY)
 
 
 async def test_a_stage_has_one_key_for_as_long_as_nothing_is_removed(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ from sealring.node.engine.blocks import BlockLayout, layout_of, provenance
 from sealring.node.engine.caches import Cache, detached, first_tokens
 from sealring.node.engine.caches.undo import cut_to, mark
 from sealring.node.engine.staging import build_skeleton, random_stage
+from sealring.node.models.folders import NOTE, FolderState
+from sealring.node.models.kept import Note, every_part
+from sealring.node.models.manifest import Manifest
 
 TOKENS, FIRST, END = 12, 3, 9
 CHUNKS, MARKED = [24, 9, 5], 33
@@ -124,3 +127,27 @@ def test_what_computed_a_block_is_known_by_versions_and_weights(
     assert provenance(path) == before
     os.utime(path / "model.safetensors", (0, 0))
     assert provenance(path) != before
+
+
+def test_weights_that_were_fetched_are_known_by_their_hashes(
+    llama: dict[str, Any], model_folder: Callable[..., Path]
+) -> None:
+    """A member whose layers grow in number fetches parts, which changes the times of files."""
+    path = model_folder(llama)
+    made = Manifest.of(path)
+
+    def note(manifest: Manifest, **known: Any) -> None:
+        Note(manifest, every_part(manifest), FolderState.read(path), **known).write(path / NOTE)
+
+    note(made)
+    before = provenance(path)
+    os.utime(path / "model.safetensors", (0, 0))
+    assert provenance(path) != before, "somebody else has written to it"
+    note(made)
+    assert provenance(path) == before
+    note(made, commit="a" * 40)
+    assert provenance(path) != before, "of the hub's files nothing is known yet"
+    note(made, commit="a" * 40, hub_files="b" * 64)
+    known = provenance(path)
+    note(made, commit="a" * 40, hub_files="b" * 64, checked=True)
+    assert provenance(path) == known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,12 @@ from stagering import CHUNK, Prompts, Ring, compute_thread, expected, prompt_of,
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring import STORED_BLOCK, Chain, chain_of, names_key
 from sealring.node.engine import RowParameters, params
-from sealring.node.engine.blocks import layout_of
+from sealring.node.engine.blocks import BlockLayout, layout_of
 from sealring.node.engine.disk import Disk
 from sealring.node.engine.staging import Stage
-from sealring.node.stored.codec import HEAD_BYTES, BlockHead, Place
+from sealring.node.stored.codec import HEAD_BYTES, BlockHead
+from sealring.node.stored.parts import Former, Part
+from sealring.node.stored.places import Place
 from sealring.node.stored.store import Store
 from sealring.v1 import control_pb2 as control
 
@@ -146,13 +148,62 @@ def recall(disk: Disk, number: int, wanted: Chain) -> int:
 def test_after_a_restart_a_prompt_goes_on_from_the_disk(family: str, size: int, tmp_path: Path) -> None:
     prompt = prompt_of(family, 0, LENGTH)
     write(family, size, prompt, tmp_path, tokens=STORED_BLOCK)
-    stages = stages_of(family, size)
+    goes_on(family, stages_of(family, size), prompt, lambda ring, stages: disks(ring, stages, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "now"),
+    [
+        pytest.param(*case, marks=[] if case in always else [pytest.mark.sweep])
+        for always in [{("llama", 2, 3), ("qwen3:4", 3, 1), ("gpt_oss", 1, 2), ("qwen3_next", 2, 3)}]
+        for family in (*STORED, *SNAPSHOTS)
+        for case in ((family, 2, 3), (family, 3, 2), (family, 1, 2), (family, 3, 1))
+    ],
+)
+def test_a_ring_with_other_stages_goes_on_from_what_each_had(
+    family: str, size: int, now: int, tmp_path: Path
+) -> None:
+    prompt = prompt_of(family, 0, LENGTH)
+    write(family, size, prompt, tmp_path, tokens=STORED_BLOCK)
+    before = stages_of(family, size)
+    stores = [disk.store for disk in (disk_of(stage, q, tmp_path) for q, stage in enumerate(before)) if disk]
+
+    def moved(ring: Ring, stages: list[Stage]) -> list[Disk]:
+        made = []
+        for rank, (prefixes, stage) in enumerate(zip(ring.prefixes, stages, strict=True)):
+            layout, parts = layout_at(stage, rank), []
+            for q, (old, store) in enumerate(zip(before, stores, strict=True)):
+                first, end = max(old.spec.lo, stage.spec.lo), min(old.spec.hi, stage.spec.hi)
+                table = layout_at(old, q).table
+                assert table is not None
+                if first < end:
+                    parts.append(Part(store, table, first - old.spec.lo, end - old.spec.lo))
+            assert layout.table is not None
+            folder = tmp_path / f"now {rank}"
+            store = Store(folder, folder / "model", layout.digest, BUDGET)
+            prefixes.disk = Disk(layout, store, {0: Former(parts, layout.table)})
+            made.append(prefixes.disk)
+        return made
+
+    goes_on(family, stages_of(family, now), prompt, moved)
+
+
+def layout_at(stage: Stage, rank: int) -> BlockLayout:
+    layout = compute_thread(rank).submit(layout_of, stage, "a release").result(PATIENCE_SECONDS)
+    assert layout is not None
+    return layout
+
+
+def goes_on(
+    family: str, stages: list[Stage], prompt: list[int], give: Callable[[Ring, list[Stage]], list[Disk]]
+) -> None:
+    """A row begins behind the first block of a prompt, which each member reads, and is answered as ever."""
     other = prompt[:STORED_BLOCK] + prompt_of(family, 1, 5)
     row = row_of(other)
     ring = Ring(stages, Prompts({2: (other, row)}), number=2)
     try:
         wanted = chain(other)
-        for disk in disks(ring, stages, tmp_path):
+        for disk in give(ring, stages):
             assert disk.held(wanted) == wanted
             assert recall(disk, 7, wanted) == STORED_BLOCK
         steps = [*prefill(2, other, STORED_BLOCK, len(params.encode(row)), prefix=1), *decoded(4)]

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.node.stored import codec
-from sealring.node.stored.codec import HEAD_BYTES, PIECE, BlockHead, Place
+from sealring.node.stored.codec import HEAD_BYTES, PIECE, BlockHead
+from sealring.node.stored.places import Place
 
 KEY = bytes(range(32))
 PLACES = st.builds(

@@ -14,8 +14,8 @@ import pytest
 
 from sealring.mesh.crypto import SoftwareSigner
 from sealring.node.stored import policy
-from sealring.node.stored.codec import Place
 from sealring.node.stored.keys import StageIdentity, forget, model_folder, stage_key
+from sealring.node.stored.places import Place
 from sealring.node.stored.store import Store, listed
 
 STAGE = StageIdentity("cluster", "deployment", "ab" * 32, (0, 8), 0)

@@ -1,0 +1,240 @@
+"""Blocks of layers that moved, between members over real mTLS, with a real roster."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from sealring.mesh.ring import Chain, chain_of
+from sealring.mesh.rpc import PeerChannel, Server, from_rpc_error, server_credentials
+from sealring.node.daemon.prefix_disks import PrefixDisks, parts_of
+from sealring.node.stored import asking, giving
+from sealring.node.stored.asking import BlocksAsker
+from sealring.node.stored.giving import SERVICE, BlocksGiver
+from sealring.node.stored.keys import StageIdentity, expand, model_folder, stage_key
+from sealring.node.stored.parts import former_of, write_table
+from sealring.node.stored.places import LayerBytes, StageTable, Unit, units_of
+from sealring.node.stored.store import Store
+from sealring.v1 import engine_pb2, links_pb2, links_pb2_grpc, membership_pb2
+
+CLUSTER, DIGEST, LAYERS = "testbed", bytes(32), 9
+CACHES = [b"weights of the giver", b"weights of the member that stays"]
+CHAIN = chain_of(bytes(32), b"ckey", random.Random(1).randbytes(4 * 800))
+UNITS = units_of(CHAIN)
+TABLE = StageTable(
+    b"layout",
+    tuple(LayerBytes(3 + layer, ((5, 512), (7 * layer, 0))) for layer in range(LAYERS)),
+    LayerBytes(0, ((4, 0),)),
+)
+
+
+def content(layer: int, unit: Unit) -> bytes:
+    """What a layer has in a file."""
+    return random.Random(f"{layer} {unit.place}").randbytes(TABLE.layers[layer].size(unit))
+
+
+class World:
+    """A giver that had the last layers of a ring of two, which a newcomer has some of now."""
+
+    def __init__(self, cluster: Any, root: Path) -> None:
+        self.cluster, self.root = cluster, root
+        self.giver, self.stays, self.own = (cluster.party() for _ in range(3))
+        self.former = (self.stays, 0, 4), (self.giver, 4, LAYERS)
+        self.servicer: Any = BlocksGiver(CLUSTER, root / "giver", self.giver.signer, lambda: self.roster)
+        self.server: Server | None = None
+        self.asker = BlocksAsker(CLUSTER, self.own.store(), lambda: self.roster)
+        self.disks = PrefixDisks(root / "own", CLUSTER, self.own.signer, None, self.asker)
+        self.now = [CACHES[1], b"weights of the newcomer"]
+
+    def sign(self) -> None:
+        """The ring over the member that stays and the newcomer, of which the giver is no more."""
+        ring = [self.stays, self.own]
+        _, self.roster = self.cluster.roster(ring, members=[*ring, self.giver], digest=DIGEST, layers=LAYERS)
+
+    async def serve(self) -> None:
+        self.server = Server([(links_pb2_grpc.add_BlocksServicer_to_server, self.servicer, SERVICE)])
+        address = self.server.listen("127.0.0.1:0", server_credentials(self.giver.store()))
+        self.giver.address = f"127.0.0.1:{address}"
+        await self.server.start()
+        self.sign()
+
+    def store_at_giver(self, chain: Chain = CHAIN) -> None:
+        root, layers = self.root / "giver", (4, LAYERS)
+        caches = (CACHES[1], CACHES[0])
+        stage = StageIdentity(CLUSTER, "demo", DIGEST.hex(), layers, 0, (), caches)
+        key, folder = stage_key(root, stage, "demo", self.giver.signer), model_folder(root, DIGEST.hex())
+        table = TABLE._replace(layers=TABLE.layers[4:])
+        write_table(table, folder, key)
+        store = Store(root, folder, expand(key, table.digest), 1 << 30)
+        for unit in UNITS:
+            whole = b"".join(content(layer, unit) for layer in range(4, LAYERS)) + bytes(4) * unit.is_snapshot
+            assert store.write(chain.scope, unit.place, memoryview(whole))
+
+    @property
+    def plan(self) -> Any:
+        members = self.roster.ring("demo-0").members
+        facts = {"ring": "demo-0", "deployment": "demo", "model": "demo", "model_digest": DIGEST.hex()}
+        own = {"layers": members[1].layers, "rank": 1, "members": members, "size": 2}
+        return SimpleNamespace(**facts, **own, kv_bits=0, backend="", releases=(b"one",))
+
+    @property
+    def ring(self) -> membership_pb2.FormerRing:
+        stages = zip(self.former, (CACHES[1], CACHES[0]), strict=True)
+        return membership_pb2.FormerRing(
+            stages=[
+                membership_pb2.FormerStage(member=party.id, first_layer=first, end_layer=end, caches=caches)
+                for (party, first, end), caches in stages
+            ]
+        )
+
+    async def bring(self) -> Callable[[Unit], memoryview | None]:
+        """Brings all that there is; reads files of this member's stage."""
+        plan = self.plan
+        disk = await self.disks.of(plan, self.now, [self.ring])
+        assert disk is not None
+        lo, hi = plan.layers
+        former = former_of(disk, TABLE._replace(layers=TABLE.layers[lo:hi]), lo)[0]
+        asked = engine_pb2.BringBlocks(chain=CHAIN.packed())
+        assert former.here(CHAIN.scope, UNITS[0])
+        await self.disks.bring(plan, disk, asked)
+        return lambda unit: former.read(CHAIN.scope, unit)
+
+    def expected(self, unit: Unit) -> bytes:
+        lo, hi = self.plan.layers
+        return b"".join(content(layer, unit) for layer in range(lo, hi)) + bytes(4) * unit.is_snapshot
+
+    def request(self, **changed: Any) -> links_pb2.ReadBlocksRequest:
+        lo, hi = self.plan.layers
+        fields = {"ring": "demo-0", "caches": [CACHES[1], CACHES[0]], "stage_first": 4, "stage_end": LAYERS}
+        wanted = {"first": lo, "end": hi, "chain": CHAIN.packed()}
+        return links_pb2.ReadBlocksRequest(**(fields | wanted | changed))
+
+    async def pieces(self, request: links_pb2.ReadBlocksRequest, party: Any = None) -> list[bytes]:
+        """What the giver sends to a caller. Raises a SealringError."""
+        channel = PeerChannel(self.giver.address, (party or self.own).store(), self.giver.peer.server_name)
+        try:
+            call = links_pb2_grpc.BlocksStub(channel.get()).Read(request)
+            return [piece.data async for piece in call]
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            await channel.close()
+
+
+@pytest_asyncio.fixture
+async def world(cluster: Any, tmp_path: Path) -> AsyncIterator[World]:
+    made = World(cluster, tmp_path)
+    await made.serve()
+    yield made
+    assert made.server is not None
+    await made.server.stop(0)
+
+
+async def test_a_newcomer_gets_its_layers_of_every_block_and_of_the_snapshot(world: World) -> None:
+    world.store_at_giver()
+    read = await world.bring()
+    assert world.plan.layers == (4, LAYERS)
+    for unit in UNITS:
+        assert read(unit) == world.expected(unit)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+async def test_blocks_count_while_the_weights_of_members_that_stay_are_the_same(
+    world: World, stays: bool
+) -> None:
+    now = [CACHES[1] if stays else b"other weights", world.now[1]]
+    assert bool(parts_of(world.plan, now, world.ring)) is stays
+    elsewhere = membership_pb2.FormerRing(stages=world.ring.stages[1:])
+    assert not parts_of(world.plan, world.now, elsewhere), "nobody vouches for it, and layers are missing"
+
+
+async def test_only_the_member_that_has_the_layers_now_gets_them(world: World) -> None:
+    world.store_at_giver()
+    assert await world.pieces(world.request())
+    stranger = world.cluster.party()
+    for party, changed, reason in [
+        (stranger, {}, "NOT_A_MEMBER"),
+        (world.stays, {}, "NOT_ITS_LAYERS"),
+        (world.own, {"ring": "other-0"}, "NOT_ITS_LAYERS"),
+        (world.own, {"first": 3}, "NOT_ITS_LAYERS"),
+        (world.own, {"end": 4}, "NOT_ITS_LAYERS"),
+        (world.own, {"stage_first": 5}, "BAD_BLOCKS"),
+        (world.own, {"caches": []}, "BAD_BLOCKS"),
+        (world.own, {"chain": b"a"}, "BAD_PREFIXES"),
+    ]:
+        with pytest.raises(Exception) as raised:
+            await world.pieces(world.request(**changed), party)
+        assert raised.value.reason == reason  # type: ignore[attr-defined]
+    other = chain_of(bytes(32), b"ckey", bytes(4 * 800))
+    for changed in ({"caches": [b"a", b"b"]}, {"kv_bits": 8}, {"chain": other.packed()}):
+        assert await world.pieces(world.request(**changed)) == [], "nothing of that was stored"
+    _, world.roster = world.cluster.roster([world.stays, world.giver], digest=DIGEST, layers=LAYERS)
+    with pytest.raises(Exception) as raised:
+        await world.pieces(world.request(first=4, end=5))
+    assert raised.value.reason == "NOT_A_MEMBER", "it was a member a moment ago"  # type: ignore[attr-defined]
+
+
+class Scripted(links_pb2_grpc.BlocksServicer):
+    """A giver that sends these pieces, and then breaks off or ends."""
+
+    def __init__(self, pieces: list[bytes], *, breaks: bool) -> None:
+        self.pieces, self.breaks, self.calls = pieces, breaks, 0
+
+    async def Read(self, request: Any, context: Any) -> Any:
+        self.calls += 1
+        for piece in self.pieces:
+            await context.write(links_pb2.BlocksPiece(data=piece))
+        if self.breaks:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+@pytest.mark.parametrize(
+    "how", ["dies", "dies within a block", "ends early", "sends too much", "sends nothing"]
+)
+async def test_a_giver_that_fails_half_way_costs_what_is_missing_and_is_left_alone(
+    world: World, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert world.server is not None
+    await world.server.stop(0)
+    first, second = (world.expected(unit) for unit in UNITS[:2])
+    sent = {
+        "dies": [first],
+        "dies within a block": [first, second[: len(second) // 2]],
+        "ends early": [first, second[:-1]],
+        "sends too much": [first, second + b"a"],
+        "sends nothing": [first, b""],
+    }[how]
+    world.servicer = Scripted(sent, breaks=how.startswith("dies"))
+    await world.serve()
+    read = await world.bring()
+    assert [read(unit) for unit in UNITS[:2]] == [first, None]
+    await world.bring()
+    assert world.servicer.calls == 1, "each time would cost a row the wait"
+    clock = asking.awake_clock() + asking.AGAIN_SECONDS
+    monkeypatch.setattr(asking, "awake_clock", lambda: clock)
+    await world.bring()
+    assert world.servicer.calls == 2
+
+
+async def test_a_caller_has_one_stream_at_a_time(world: World) -> None:
+    world.store_at_giver()
+    with world.servicer.slot(world.own.id), pytest.raises(Exception) as raised:
+        await world.pieces(world.request())
+    assert raised.value.reason == "BLOCKS_BUSY"  # type: ignore[attr-defined]
+    assert await world.pieces(world.request())
+
+
+async def test_a_caller_asks_only_so_often(world: World) -> None:
+    for _ in range(giving.CALLS_AT_ONCE):
+        await world.pieces(world.request())
+    with pytest.raises(Exception) as raised:
+        for _ in range(giving.CALLS_AT_ONCE):
+            await world.pieces(world.request())
+    assert raised.value.reason == "RATE_LIMITED"  # type: ignore[attr-defined]
