@@ -7,12 +7,13 @@ import re
 from sealring.cli.terminal.host import Host
 from sealring.cli.terminal.options import read_token
 from sealring.cli.terminal.output import progress, say
-from sealring.mesh.errors import InvalidInput, Unavailable
+from sealring.mesh.errors import InvalidInput, PermissionDenied, ResourceExhausted, Unavailable
 from sealring.mesh.member.joincode import Offer
 from sealring.mesh.system.addresses import format_address, parse_address
 
 JOIN_PORT = 7701
 _LOOK_SECONDS = 10.0
+_MOST_TYPED, _MOST_SECONDS = 7, 60
 _TOKEN = re.compile(r"sr[0-9]+\.")
 
 
@@ -90,14 +91,37 @@ def _shown(offer: Offer) -> str:
 
 
 def _exchange(host: Host, offer: Offer) -> str:
-    from sealring.mesh.member.joincode import parse_code, token_for
+    """Asks for the code until it is right, or nobody joins with it any more. It is typed for each try: who
+    stands in for the coordinator could test one code by each."""
+    from sealring.mesh.member.joincode import token_for
+
+    for left in reversed(range(_MOST_TYPED)):
+        code = _typed(host)
+        try:
+            with progress("proving the code"):
+                return host.run(host.reach(token_for, offer, code)).format()
+        except (PermissionDenied, ResourceExhausted) as error:
+            used_up = error.metadata.get("tries_left") == "0"
+            if not left or used_up or error.reason not in ("WRONG_CODE", "CODE_WAIT"):
+                raise
+            say(str(error))
+            _count_down(host, error.metadata.get("retry_after", "0"))
+    raise AssertionError
+
+
+def _typed(host: Host) -> str:
+    from sealring.mesh.member.joincode import parse_code
 
     while True:
         try:
-            code = parse_code(str(host.ask("The code that its first machine shows")))
+            return parse_code(str(host.ask("The code that its first machine shows")))
         except InvalidInput as error:  # which costs no try
             say(str(error))
-        else:
-            break
-    with progress("proving the code"):
-        return host.run(host.reach(token_for, offer, code)).format()
+
+
+def _count_down(host: Host, seconds: str) -> None:
+    least = min(int(seconds), _MOST_SECONDS) if seconds.isdecimal() else 0
+    with progress("") as shown:
+        for left in range(least, 0, -1):
+            shown.update(f"another code can be tried in {left} s")
+            host.pause(1)

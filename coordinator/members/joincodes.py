@@ -1,8 +1,8 @@
 """The join code: whoever proves in a SPAKE2 exchange to know its seven digits gets a token for one node.
 
-A wrong code is one that was guessed, as far as anybody can tell. There is one try a minute, and after five
-nobody joins with this code any more. An attacker on the network so gets in with 5 of 10,000,000 codes, and
-not even the right one tells how it was found.
+A wrong code is one that was guessed, as far as anybody can tell. After three there is one try a minute, and
+after five nobody joins with this code any more. An attacker on the network so gets in with 5 of 10,000,000
+codes, and not even the right one tells how it was found.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sealring.mesh.pki.certificates import Role
 from sealring.v1 import membership_pb2
 
 MAX_WRONG = 5
+WRONG_AT_ONCE = 3
 WAIT_SECONDS = 60
 _TOKEN_SECONDS = 120
 _BY_CODE = "join code"
@@ -121,6 +122,8 @@ class JoinCodes:
                 if left
                 else "it is used up: make a new one there with `sealring token code`",
                 reason="WRONG_CODE",
+                tries_left=left,
+                **({"retry_after": WAIT_SECONDS} if left and code.wrong + 1 >= WRONG_AT_ONCE else {}),
             )
         with self._store.transaction():
             token, _ = self._tokens.make(
@@ -139,11 +142,13 @@ class JoinCodes:
         if code is None or is_used_up(code):
             raise _no_code()
         wait = code.wrong_at + WAIT_SECONDS - self._clock()
-        if code.wrong and wait > 0:
+        if code.wrong >= WRONG_AT_ONCE and wait > 0:
+            seconds = min(int(wait) + 1, WAIT_SECONDS)
             raise ResourceExhausted(
-                "a wrong join code was typed less than a minute ago",
-                hint=f"try again in {min(int(wait) + 1, WAIT_SECONDS)} s",
+                f"{code.wrong} wrong join codes were typed, the last of them less than a minute ago",
+                hint=f"try again in {seconds} s",
                 reason="CODE_WAIT",
+                retry_after=seconds,
             )
         return code
 
