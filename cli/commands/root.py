@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sealring.cli.terminal.command import command
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, Seconds, cannot_write, public_keys, read_file, write_file
-from sealring.cli.terminal.output import moment, print_data, print_json, say
+from sealring.cli.terminal.output import moment, print_data, print_json, say, until
 from sealring.mesh.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def roster_key(
 
 
 @command(app, example="sealring root show root.dsse")
-def show(chain: Chain, as_json: AsJson = False) -> None:
+def show(context: typer.Context, chain: Chain, as_json: AsJson = False) -> None:
     """Show a chain of root metadata, or a draft, and check what of it can be checked."""
     found = _describe(chain)
     if as_json:
@@ -59,7 +60,7 @@ def show(chain: Chain, as_json: AsJson = False) -> None:
         return
     for name in ("cluster", "version", "state", "root_sha256", "root_threshold", "roster_threshold"):
         print_data(f"{name.replace('_', ' ')} {found[name]}")
-    print_data(f"issued {moment(found['issued'])}, expires {moment(found['expires'])}")
+    print_data(f"issued {moment(found['issued'])}, expires {until(found['expires'], host_of(context).now())}")
     for kind in ("root_keys", "roster_keys"):
         for value in found[kind]:
             print_data(f"{kind.removesuffix('s').replace('_', ' ')} {value}")

@@ -14,7 +14,7 @@ from sealring.cli.calls.verified import describe_roster
 from sealring.cli.terminal.command import ADMIN, command, load_settings
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, cannot_write, read_file, write_file
-from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say
+from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say, until
 from sealring.mesh.errors import InvalidInput, RosterError
 from sealring.mesh.trust.levels import described
 
@@ -53,7 +53,7 @@ def verify(
     if as_json:
         print_json({"root_sha256": pin, **describe_roster(found)})
         return
-    print_roster({"root_sha256": pin, **describe_roster(found)})
+    print_roster({"root_sha256": pin, **describe_roster(found)}, host_of(context).now())
     say(f"roster {found.version} of cluster {found.cluster} holds")
 
 
@@ -150,7 +150,7 @@ def show(
         print_json(verified)
         return
     print_data(f"root {verified['root_sha256']}")
-    print_roster(verified)
+    print_roster(verified, now)
 
 
 def _save(folder: Path, answer: Any) -> None:
@@ -162,10 +162,10 @@ def _save(folder: Path, answer: Any) -> None:
     write_file(folder / "root.dsse", answer.root_metadata)
 
 
-def print_roster(found: dict[str, Any]) -> None:
+def print_roster(found: dict[str, Any], now: float) -> None:
     """A described roster as tables."""
     print_data(f"cluster {found['cluster']}, roster version {found['version']}, {found['hash'][:16]}")
-    print_data(f"issued {moment(found['issued'])}, expires {moment(found['expires'])}")
+    print_data(f"issued {moment(found['issued'])}, expires {until(found['expires'], now)}")
     print_data(f"minimum trust {described(found['min_trust'])}, floor {found['trust_floor']}")
     print_data(f"suites allowed: {', '.join(found['suites'])}\n")
     places: dict[str, list[Any]] = {}

@@ -15,7 +15,7 @@ from sealring.cli.calls.operator import Admin, run_admin
 from sealring.cli.commands.deployment import print_deployments
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson
-from sealring.cli.terminal.output import clear_screen, moment, print_data, print_json, say
+from sealring.cli.terminal.output import clear_screen, print_data, print_json, say, until
 from sealring.mesh.errors import Unavailable
 from sealring.mesh.system.paths import default_state_root
 
@@ -52,8 +52,8 @@ def status(
                 clear_screen()
             show(found, as_json=as_json)
             if admin.root is not None and admin.root.ends_soon(time.time()):
-                ends = moment(int(admin.root.ends))
-                say(f"the cluster ends at {ends}, with its root metadata (hint: sealring doctor on a node)")
+                ends = until(int(admin.root.ends), time.time())
+                say(f"the cluster ends {ends}, with its root metadata (hint: sealring doctor on a node)")
             if not watch:
                 return
             await asyncio.sleep(_WATCH_SECONDS)

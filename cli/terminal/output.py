@@ -237,7 +237,7 @@ def until(seconds: int, now: float) -> str:
     left = seconds - now
     if left <= 0:
         return moment(seconds)
-    units = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+    units = (("year", 31_557_600), ("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
     name, length = next(one for one in units if left >= 2 * one[1] or one[1] == 1)
     many = max(1, round(left / length))
     return f"in {many} {name}{'s' * (many != 1)}"

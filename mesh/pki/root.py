@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -186,9 +185,9 @@ def follow_chain(envelopes: Sequence[bytes], fingerprint: bytes) -> RootMetadata
 def check_root_times(root: RootMetadata, *, now: float) -> None:
     """Require that the root metadata is valid now. Raises RosterError (ROOT_EXPIRED, ROOT_NOT_YET_VALID)."""
     if now < root.issued - SKEW_SECONDS:
-        signed = time.strftime("%Y-%m-%d %H:%M", time.gmtime(root.issued))
+        ahead = f"{(root.issued - now) / 60:,.0f} minutes"
         raise RosterError(
-            f"root metadata is from the future: it was signed at {signed} UTC",
+            f"root metadata is from the future: it was signed {ahead} after the time of this clock",
             reason="ROOT_NOT_YET_VALID",
             hint="compare the clocks of this machine and of the one that made the cluster",
         )

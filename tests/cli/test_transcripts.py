@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import platform
+import re
 import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -30,7 +31,7 @@ from sealring.cli.local.output import own_command
 from sealring.cli.terminal.output import moment
 from sealring.doctor.system import Printed as Said
 from sealring.mesh.crypto import Ed25519Signer
-from sealring.mesh.errors import NotFound, PermissionDenied, Unavailable
+from sealring.mesh.errors import NotFound, PermissionDenied, ResourceExhausted, Unavailable
 from sealring.mesh.member import JoinToken, Offer
 from sealring.mesh.pki import Role
 from sealring.mesh.receipt.statement import Earlier
@@ -43,6 +44,7 @@ from sealring.testing.authority import Authority
 from sealring.v1 import admin_pb2, membership_pb2
 
 FOLDER = Path(__file__).with_name("transcripts")
+ROOT = Path(__file__).parents[2]
 
 
 TOKEN = JoinToken.generate(bytes(32), ["127.0.0.1:1"])
@@ -64,8 +66,14 @@ def offers(stage: Stage, *clusters: str) -> None:
     """These clusters are found on the network. 1234567 is the join code of each, and TOKEN what it gets."""
     stage.names["TOKEN"] = TOKEN.format()
     stage.host.offers = [OFFERS[name] for name in clusters]
-    wrong = PermissionDenied("the join code is wrong", reason="WRONG_CODE")
-    stage.host.tokens = {"1234567": TOKEN, "7654321": wrong}
+    stage.host.tokens = {
+        "1234567": TOKEN,
+        "7654323": ResourceExhausted("wait", reason="CODE_WAIT", retry_after=2),
+    }
+    for code, left, more in (("7654321", 4, {}), ("7654322", 2, {"retry_after": 3}), ("7654324", 0, {})):
+        stage.host.tokens[code] = PermissionDenied(
+            "it is wrong", reason="WRONG_CODE", tries_left=left, **more
+        )
 
 
 def first_machine(stage: Stage) -> None:
@@ -91,7 +99,7 @@ def planner(stage: Stage) -> None:
 
 def ends_soon(stage: Stage) -> None:
     assert stage.coordinator is not None
-    stage.coordinator.root = SimpleNamespace(ends=4_000_000_000.5, ends_soon=lambda now: True)  # type: ignore[assignment]
+    stage.coordinator.root = SimpleNamespace(ends=time.time() + 30 * 86_400.5, ends_soon=lambda now: True)  # type: ignore[assignment]
 
 
 def check(stage: Stage, *changes: str) -> None:
@@ -296,7 +304,7 @@ def paper(stage: Stage) -> None:
         "HASH": first.hash.hex(),
         "HASH-16": first.hash.hex()[:16],
     }
-    stage.host.now = time.time  # type: ignore[method-assign]
+    stage.host.now = lambda now=time.time(): now  # type: ignore[method-assign]
     times = {"ISSUED": 0, "EXPIRES": 600, "ATTESTED": -10, "CHALLENGED": -5}
     for name, after in times.items():
         at = first.issued + after
@@ -312,6 +320,7 @@ def offline(stage: Stage) -> None:
     root = Ed25519Signer.create(stage.home / "root.key")
     made = PaperCluster(authority=Authority.create("paper", now=time.time(), root_signers=[root]))
     (stage.home / "root.dsse").write_bytes(made.root_chain)
+    stage.host.now = time.time  # type: ignore[method-assign]
     stage.numbers = True
 
 
@@ -349,3 +358,25 @@ def test_a_transcript(
         section.update(shown)
     else:
         assert shown.splitlines() == section.text.splitlines(), "pytest --update writes what came out"
+
+
+MOMENT = re.compile(r"\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?( ?[+-]\d\d:?\d\d|Z| UTC)")
+
+
+def test_no_command_tells_people_a_moment_by_another_clock_than_theirs() -> None:
+    """Local time, or how long it is until then, by one function; JSON has Unix seconds."""
+    shown = [(file.name, line) for file in FOLDER.glob("*.txt") for line in file.read_text().splitlines()]
+    assert not [one for one in shown if one[1][:2] in ("| ", "! ") and MOMENT.search(one[1])]
+    made = re.compile(r"isoformat|strftime|ctime\(|UTC|gmtime")
+    found = {
+        str(file.relative_to(ROOT))
+        for folder in ("cli", "mesh", "doctor", "coordinator")
+        for file in (ROOT / folder).rglob("*.py")
+        if made.search(file.read_text())
+    }
+    assert sorted(found) == [
+        "cli/calls/usage.py",  # a day
+        "cli/commands/bugreport.py",  # the name of a file
+        "cli/terminal/output.py",
+        "mesh/pki/authority.py",  # certificates
+    ], "cli/terminal/output.py has moment and until"
