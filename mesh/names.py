@@ -5,13 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from sealring.mesh.crypto.encoding import encode_base32
 from sealring.mesh.errors import FailedPrecondition, InvalidInput
-
-if TYPE_CHECKING:
-    from sealring.v1.model_pb2 import ModelCard
 
 MAX_DEPLOYMENT_NAME = 128
 
@@ -21,8 +17,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,54}[a-z0-9])?\Z")
-_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
-_MOST = 1 << 50
 _PROVIDER = "openai/"
 _MAKERS = re.compile(r"claude-|codex-|gpt-\d")
 """How names begin that Claude Code and Codex know by themselves, and that only their makers serve."""
@@ -44,12 +38,6 @@ def is_commit(text: str) -> bool:
 def is_sha256(text: str) -> bool:
     """Whether `text` is a SHA-256 in hex."""
     return _SHA256.match(text) is not None
-
-
-def is_card(card: ModelCard) -> bool:
-    """Whether what a node or a gateway says of a model may be shown: small numbers, texts of one word."""
-    values = [value for _, value in card.ListFields()]
-    return all(_WORD.match(one) if isinstance(one, str) else one <= _MOST for one in values)
 
 
 def own_name(name: str, names: Sequence[str]) -> str | None:

@@ -241,21 +241,21 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_185,
-    "sealring/api": 4_925,
-    "sealring/client": 2_475,
+    "mesh": 14_210,
+    "sealring/api": 4_945,
+    "sealring/client": 2_490,
     "sealring/testing": 700,
     "edge": 4_270,
-    "coordinator": 12_820,
+    "coordinator": 12_830,
     "gateway": 1_330,
-    "gateway/rings": 3_470,
+    "gateway/rings": 3_485,
     "gateway/scheduler": 4_160,
-    "node": 15_075,
-    "node/engine": 20_795,
+    "node": 15_080,
+    "node/engine": 20_865,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,
-    "cli": 13_465,
+    "cli": 13_505,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

@@ -20,6 +20,8 @@ _START_POLL_SECONDS = 0.2
 """A shorter pause would take processor time from the components that are starting."""
 
 _MAX_FAILURES = 4
+APIS_OWN = "HTTP requests that name no temperature have 1, as the APIs say; sealring chat has 0"
+"""Is said where `own_sampling` finds none."""
 
 
 async def find_deployment(admin: Admin, name: str) -> Any:
@@ -33,6 +35,14 @@ async def find_deployment(admin: Admin, name: str) -> Any:
         hint="see: sealring deployment list",
         reason="DEPLOYMENT_NOT_FOUND",
     )
+
+
+def own_sampling(card: Any) -> str:
+    """The model's own options of sampling, which HTTP requests have that do not name them; empty: none."""
+    from sealring.mesh.prompt.options import own_of
+
+    told = ", ".join(f"{name} {value:g}" for name, value in own_of(card).items())
+    return told and f"HTTP requests that do not name them have {told}, the model's own"
 
 
 async def wait_until_serving(

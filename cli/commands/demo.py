@@ -87,7 +87,7 @@ def demo(
             await _ask(host, cluster, VISION, (picture.read_bytes(), PICTURE_QUESTION), quiet=False)
         print_ring(deployment)
         if not once:
-            print_ways(cluster)
+            print_ways(cluster, deployment)
 
     with state_folder(host, state_dir) as chosen:
 

@@ -16,7 +16,7 @@ from sealring.cli.calls.completion import completes
 from sealring.cli.calls.held import lacks_parts, lies_in_parts, pull
 from sealring.cli.calls.members import find_node, links_along, print_links
 from sealring.cli.calls.operator import Admin, call_admin, run_admin
-from sealring.cli.calls.waiting import progressed, wait_until_serving
+from sealring.cli.calls.waiting import own_sampling, progressed, wait_until_serving
 from sealring.cli.terminal.command import ADMIN, command
 from sealring.cli.terminal.options import AsJson, Seconds
 from sealring.cli.terminal.output import (
@@ -383,6 +383,8 @@ def create(
         say(f"{spec.name} is loaded when a client asks for it; the plan above is made anew then")
         return
     say(f"{spec.name} is {'serving' if wait else 'on its way'}")
+    if told := own_sampling(plan.profile.card):
+        say(told)
     if idle and not (spec.stages or spec.split or spec.members):
         others = "one more node is" if idle == 1 else f"{idle} more nodes are"
         say(f"it is on as few nodes as it needs; {others} online (--stages N or --replicas N use more)")

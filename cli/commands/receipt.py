@@ -105,13 +105,10 @@ def verify(
 
 @dataclass(frozen=True)
 class Compared:
-    """What one receipt is compared with.
-
-    `in_words`: words stand in the place of the request's images.
-    """
+    """The facts that one receipt is compared with. `how`: in which way the head has read the request."""
 
     known: Known
-    in_words: bool = False
+    how: str = ""
 
     @property
     def parts(self) -> list[str]:
@@ -151,9 +148,10 @@ def _compared(answered: Answered, nonce: bytes | None) -> list[Compared]:
         )
     compared = []
     for said, one, asked in zip(signed, known, asking, strict=True):
-        in_words = said is not None and said.request == asked.in_words
-        request = asked.in_words if in_words else asked.request
-        compared.append(Compared(replace(one, request=request, choice=asked.choice), in_words))
+        signed_for = said.request if said is not None else b""
+        request = signed_for if signed_for in asked.requests else next(iter(asked.requests))
+        known_too = replace(one, request=request, choice=asked.choice)
+        compared.append(Compared(known_too, asked.requests[request]))
     return compared
 
 
@@ -277,8 +275,7 @@ def in_words(
     )
     parts = compared.parts
     if "request" in parts:
-        words = ", with words in the place of the images" if compared.in_words else ""
-        lines.append(f"Its request is the one in the file, as {api} reads it{words}.")
+        lines.append(f"Its request is the one in the file, as {api} reads it{compared.how}.")
     else:
         lines.append("Its request was not compared: --request.")
     named = {"text": "text", "reasoning": "reasoning", "calls": "tool calls"}

@@ -195,7 +195,7 @@ async def serve_model(machine: FirstMachine, model: str) -> None:
     One that does not fit is tried again whenever another machine comes. Any other error is said, and the
     cluster goes on.
     """
-    from sealring.cli.calls.waiting import wait_until_serving
+    from sealring.cli.calls.waiting import APIS_OWN, own_sampling, wait_until_serving
     from sealring.cli.commands.deployment import FETCH_SECONDS, create_deployment, make_spec
     from sealring.mesh.errors import SealringError, Unavailable
 
@@ -207,7 +207,7 @@ async def serve_model(machine: FirstMachine, model: str) -> None:
                 deployed = (await admin.call("ListDeployments")).deployments
                 if spec.name not in {one.plan.spec.name for one in deployed}:
                     await create_deployment(admin, spec, shown.update)
-                await wait_until_serving(admin, spec.name, seconds=FETCH_SECONDS, say=shown.update)
+                serving = await wait_until_serving(admin, spec.name, seconds=FETCH_SECONDS, say=shown.update)
         except Unavailable:  # the coordinator is busy, or no node is there yet
             await asyncio.sleep(_LOOK_SECONDS)
         except SealringError as error:
@@ -219,7 +219,8 @@ async def serve_model(machine: FirstMachine, model: str) -> None:
         else:
             break
     say(f'\n{spec.name} is serving. Ask it in another terminal: sealring chat "..."')
-    say(f"or with any OpenAI client at {machine.http_url}/v1; sealring connect sets programs up\n")
+    say(f"or with any OpenAI client at {machine.http_url}/v1; sealring connect sets programs up")
+    say(f"{own_sampling(serving.plan.profile.card) or APIS_OWN}\n")
 
 
 async def _other_nodes(admin: Any, online: set[str]) -> None:

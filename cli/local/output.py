@@ -78,8 +78,10 @@ def print_ring(deployment: Any) -> None:
         print_table(["rank", "node", "layers", "trust", "link"], rows, title=title)
 
 
-def print_ways(cluster: LocalCluster) -> None:
+def print_ways(cluster: LocalCluster, deployment: Any) -> None:
     """How to talk to it."""
+    from sealring.cli.calls.waiting import APIS_OWN, own_sampling
+
     body = f'{{"model": "{cluster.name}", "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
     grpc_body = (
         f'{{"model": "{cluster.name}", "envelope": {{"clear": {{"chat": {{"messages": '
@@ -91,6 +93,7 @@ serving {cluster.name} until Ctrl-C; talk to it:
 
   curl      curl -sN {cluster.http_url}/v1/chat/completions -H 'Content-Type: application/json' \\
               -d '{body}'
+            {own_sampling(deployment.plan.profile.card) or APIS_OWN}
   openai    OpenAI(base_url="{cluster.http_url}/v1", api_key="none").chat.completions.create(
               model="{cluster.name}", messages=[{{"role": "user", "content": "{QUESTION}"}}])
   sealring  {own_command()} chat --gateway {cluster.grpc_address} --model {cluster.name}

@@ -10,7 +10,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from sealring.mesh.errors import ModelError
-from sealring.mesh.names import is_card, is_commit, is_sha256
+from sealring.mesh.names import is_commit, is_sha256
+from sealring.mesh.prompt.options import is_card
 from sealring.mesh.ring.composition import MAX_DRAFTS
 from sealring.mesh.ring.limits import (
     DRAFT_MARKS,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sealring.gateway.rings.control import ControlStreams
 from sealring.gateway.rings.members import MemberTarget
 from sealring.mesh.errors import EpochEnded, FailedPrecondition, StageFailed, Unavailable
 from sealring.mesh.prompt.images import VISION
+from sealring.mesh.prompt.options import is_card
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.roster import model as rosters
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION
 from sealring.mesh.system.addresses import parse_address
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import membership_pb2 as membership
+from sealring.v1.model_pb2 import ModelCard
 
 RETRY_SECONDS = 5
 """`retry-after` in seconds for a model that no ring serves."""
@@ -84,6 +86,9 @@ class Abilities:
     vision_not_installed: bool = False
     """Whether the head's machine is all that keeps the model from seeing."""
 
+    own: ModelCard = field(default_factory=ModelCard)
+    """Options of sampling that the head fills in where a request does not name them."""
+
     @property
     def sees(self) -> bool:
         """Whether the model sees images."""
@@ -100,7 +105,8 @@ class Epoch:
 
     def __post_init__(self) -> None:
         head = self.attached[0] if self.attached else control.Attached()
-        self.abilities = Abilities(capabilities_of(head.capabilities), head.vision_not_installed)
+        own = head.own if is_card(head.own) else ModelCard()
+        self.abilities = Abilities(capabilities_of(head.capabilities), head.vision_not_installed, own)
 
     def tell_head(self, message: control.ScheduleRequest) -> None:
         self.streams.send_head(message.SerializeToString())

@@ -253,6 +253,7 @@ class OwnRequests:
                 min_trust=serving.min_trust,
                 roster_version=serving.roster_version,
                 epoch=serving.epoch,
+                own=self.rows.epoch.abilities.own,
             )
         )
 

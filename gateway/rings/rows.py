@@ -15,6 +15,7 @@ from sealring.gateway.scheduler.actions import OpenRow
 from sealring.gateway.scheduler.request import Request
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError
 from sealring.mesh.prompt.images import without_images
+from sealring.mesh.prompt.options import own_of
 from sealring.mesh.prompt.validate import check_text_envelope
 from sealring.mesh.receipt.statement import MAX_EARLIER
 from sealring.mesh.roster.rules import links_in_clear
@@ -111,6 +112,9 @@ class Rows:
         )
         asked = control.ScheduleRequest(open=opened)
         asked.open.envelope.CopyFrom(envelope)  # last, as it would be copied with `opened`, too: 32 MiB
+        unnamed = envelope.clear.sampling.unnamed
+        if unnamed and not own_of(epoch.abilities.own, unnamed):  # earlier releases take such a receipt
+            asked.open.envelope.clear.sampling.ClearField("unnamed")
         epoch.streams.send_prompt(asked.SerializeToString(), key=f"row {action.row}")
 
     def opened(self, row: int) -> None:

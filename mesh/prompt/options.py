@@ -6,9 +6,13 @@ The client library takes them by these types. The bounds are checked by the clie
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypedDict, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, TypedDict, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from sealring.v1.model_pb2 import ModelCard
 
 MAX_TEMPERATURE = 2.0
 MAX_DRAFT_TOKENS = 256
@@ -85,5 +89,23 @@ def plain_of(options: type) -> Mapping[str, type]:
     }
 
 
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+_SMALL = Bounds(0, 1 << 50)
 BOUNDS = bounds_of(SamplingOptions)
 PLAIN = plain_of(SamplingOptions)
+MODELS_OWN = {"temperature": 2, "top_p": 4, "top_k": 8, "min_p": 16, "repetition_penalty": 64}
+"""Options that a model's folder may have for requests that do not name them: their bits in `unnamed`."""
+
+
+def own_of(card: ModelCard, unnamed: int = sum(MODELS_OWN.values())) -> dict[str, float]:
+    """The options that a model has of its own, out of those with a bit in `unnamed`."""
+    own = {field.name: value for field, value in card.ListFields() if MODELS_OWN.get(field.name, 0) & unnamed}
+    return {name: one if isinstance(one, int) else float(f"{one:.6g}") for name, one in own.items()}
+
+
+def is_card(card: ModelCard) -> bool:
+    """Whether what a node or a gateway says of a model may be shown: numbers in bounds, texts of one word."""
+    return all(
+        _WORD.match(one) if isinstance(one, str) else BOUNDS.get(field.name, _SMALL).hold(one)
+        for field, one in card.ListFields()
+    )

@@ -89,15 +89,18 @@ def _part(kind: str, size: int) -> bytes:
     return pack_fields(kind.encode(), size.to_bytes(8, "big"))
 
 
-def request_digest(prompt: inference.Prompt, max_tokens: int) -> bytes:
+def request_digest(prompt: inference.Prompt, max_tokens: int, *, unnamed: bool = True) -> bytes:
     """The hash of a request: its prompt, with all sampling options, and its limit of tokens.
 
     The prompt counts without what an earlier epoch has answered, so it is the same in every epoch. Its bytes
-    are those of protobuf's deterministic serialization.
+    are those of protobuf's deterministic serialization. Without `unnamed`, the request counts as one that
+    names all its options.
     """
     asked = inference.Prompt()
     asked.CopyFrom(prompt)
     asked.ClearField("resume")
+    if asked.sampling.unnamed and not unnamed:
+        asked.sampling.ClearField("unnamed")
     serialized = asked.SerializeToString(deterministic=True)
     return hashlib.sha256(pack_fields(_REQUEST, max_tokens.to_bytes(4, "big"), serialized)).digest()
 

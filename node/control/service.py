@@ -606,6 +606,7 @@ def _attached(epoch: MemberEpoch) -> control_pb2.Attached:
         times=loaded.times,
         capabilities=loaded.capabilities,
         vision_not_installed=loaded.vision_not_installed,
+        own=loaded.own,
         sources=loaded.sources,
         kept=epoch.kept,
         recalls=epoch.recalls,

@@ -142,7 +142,9 @@ class ReceiptRows:
         check_nonce(nonce)
         resume, request = prompt.resume, request_digest(prompt, open_row.max_tokens)
         choices = range(resume.choice, resume.choice + (open_row.choices or 1))
-        claims = {one: self._signed_once.claim(nonce, request, one) for one in choices if reply is None}
+        # The same request with and without `unnamed` is signed once: verifiers take either.
+        once = request_digest(prompt, open_row.max_tokens, unnamed=False) if reply is None else b""
+        claims = {one: self._signed_once.claim(nonce, once, one) for one in choices if reply is None}
         asked = Asked(
             nonce,
             request,

@@ -18,6 +18,7 @@ __all__, __getattr__ = face(
     device="CHUNK Accelerator compute_in_batches",
     cache_bytes="draft_bytes kv_bytes mark_bytes",
     epoch="StageEpoch",
+    generation="own_options with_own",
     grammar="Grammars",
     logprobs="Asking TokenLogprobs asking_of",
     mlx_lm_import="import_whole",

@@ -150,6 +150,7 @@ class Loaded:
             device=device.identity(),
             capabilities=self.front.inputs.capabilities if self.front is not None else (),
             vision_not_installed=self.front is not None and self.front.inputs.vision_not_installed,
+            own=model.ModelCard(**self.front.inputs.own) if self.front is not None else None,
             sources=self.sources.facts,
             caches=self.layout.origin if self.layout is not None else b"",
         )

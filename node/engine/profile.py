@@ -27,6 +27,7 @@ from sealring.node.engine.apart import answer
 from sealring.node.engine.caches import kind_of
 from sealring.node.engine.caches.undo import runs_of
 from sealring.node.engine.contents import check_folder
+from sealring.node.engine.generation import own_options
 from sealring.node.engine.mapped_table import tables_of
 from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache, outer_modules
 from sealring.node.engine.staging.interception import leaves, own_arrays
@@ -88,7 +89,7 @@ def profile(path: Path, ranks: int = 1, adapter: Path | None = None) -> dict[str
     `kv_bytes_per_token` with caches of 8 and of 4 bits, or nothing and `not_quantizable`, which says why.
     `trimmable`: whether a row's last tokens can be taken back, as wrong drafts have to be. `card`: how many
     `parameters` the whole model has, and the `precision` of most of them: bfloat16, or int4, mxfp8 and the
-    like where they are quantized.
+    like where they are quantized; beside these its own options of sampling (`generation.own_options`).
 
     `residents`: what the folder has for a head or a tail besides layers, as `Resident` of model.proto: an MTP
     head that is of use, the vision tower, and layers that read tokens. `image_tokens` and `not_seeing` are
@@ -100,7 +101,7 @@ def profile(path: Path, ranks: int = 1, adapter: Path | None = None) -> dict[str
     if ranks > 1:
         check_none(path)
     model, config = load_lazily(path, parts=True, adapter=adapter)
-    card = card_of(model)
+    card = {"card": card_of(model)["card"] | own_options(path)}
     if ranks > 1:
         sharded(model, 0, ranks, config["model_type"])
     return measure(path, model, config, dissect(model, config["model_type"]), adapter) | card

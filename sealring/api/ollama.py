@@ -154,7 +154,7 @@ def ask_ollama_generate(value: _Object, request_id: str) -> Asked:
 def _asked(chat: Translated, value: _Object, request_id: str, field: str) -> Asked:
     options = value.get("options")
     if isinstance(options, dict) and options.get("repeat_last_n") == 0:
-        chat.fields.pop("repetition_penalty", None)
+        chat.fields["repetition_penalty"] = 0
     stream, now, logs = value.get("stream"), time.monotonic_ns(), bool(value.get("logprobs"))
     asked = ask_as_chat(chat, request_id, lambda started: OllamaRenderer(started, field, now, logs=logs))
     return dataclasses.replace(asked, stream=stream is None or bool(stream))

@@ -5,7 +5,9 @@ Bodies and answers are those of the HTTP APIs. A body is read by the code that g
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,14 +50,14 @@ class ChoiceDigests:
 
 @dataclass(frozen=True)
 class Asking:
-    """A question as the receipt of one answer names it: the hash of its request, the number of the choice.
+    """A question as the receipt of one answer names it: the number of the choice, and the request's hashes.
 
-    `in_words` is the hash with words in the place of images, which gateways put there for a model that cannot
-    see; None where there may be none.
+    Each hash has in words how its head has read the request. There are words in the place of images, which
+    gateways put there for a model that cannot see. Where the request names no options, those of the API hold,
+    as in earlier releases, or those of the model.
     """
 
-    request: bytes
-    in_words: bytes | None
+    requests: Mapping[bytes, str]
     choice: int
 
 
@@ -77,20 +79,26 @@ class Answered:
 def _asking(asked: Asked) -> list[Asking]:
     """The question that each receipt of the answer has to name."""
     return [
-        Asking(request_digest(one.envelope.clear, one.max_tokens), _in_words(one), choice)
+        Asking(requests, choice)
         for one in (asked.request, *asked.others)
+        for requests in [_requests(one)]
         for choice in range(one.choices or 1)
     ]
 
 
-def _in_words(asked: inference.GenerateRequest) -> bytes | None:
-    prompt = asked.envelope.clear
-    if not has_images(prompt):
-        return None
-    try:
-        return request_digest(without_images(prompt, asked.model), asked.max_tokens)
-    except InvalidInput:  # what was just asked shows an image: no model answers it without seeing
-        return None
+def _requests(asked: inference.GenerateRequest) -> dict[bytes, str]:
+    prompts = {"": asked.envelope.clear}
+    if has_images(prompts[""]):
+        with contextlib.suppress(InvalidInput):  # the last message shows an image: its model has to see
+            words = ", with words in the place of the images"
+            prompts[words] = without_images(prompts[""], asked.model)
+    found = {}
+    for words, prompt in prompts.items():
+        own = {True: ", with the model's own options", False: ", with the API's options"}
+        for unnamed, options in own.items() if prompt.sampling.unnamed else [(True, "")]:
+            told = options and f"{options} where it names none"
+            found[request_digest(prompt, asked.max_tokens, unnamed=unnamed)] = words + told
+    return found
 
 
 def read_answer(value: _Object, api: str, body: _Object | None = None) -> Answered:

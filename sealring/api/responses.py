@@ -31,6 +31,7 @@ from sealring.api.fields import (
 from sealring.api.logprobs import chat_logprobs
 from sealring.api.patterns import pattern_of
 from sealring.mesh.errors import InvalidInput, SealringError
+from sealring.mesh.prompt.options import own_of
 from sealring.mesh.prompt.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from sealring.v1 import inference_pb2 as inference
 
@@ -244,7 +245,12 @@ def ask_responses(
     given = {name: item for name, item in value.items() if name in ECHOED and item is not None}
     echoed = {**ECHOED, **given, "tools": [_whole_tool(tool) for tool in value.get("tools") or []]}
     echoed["previous_response_id"] = continued
-    asked = ask_as_chat(chat, request_id, lambda started: ResponseRenderer(started, tools, echoed))
+
+    def render(started: inference.Started) -> Renderer:
+        own = {name: one for name, one in own_of(started.own).items() if name in ECHOED.keys() - given.keys()}
+        return ResponseRenderer(started, tools, echoed | own)
+
+    asked = ask_as_chat(chat, request_id, render)
     # Codex's: a response without output, to go on with over the same WebSocket
     return replace(asked, loads=True) if value.get("generate") is False else asked
 

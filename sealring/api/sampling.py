@@ -275,7 +275,7 @@ _CONVERTED: dict[str, Callable[[Any], Any]] = {
     "top_p": lambda mass: mass or _LEAST_TOP_P,
     "top_k": lambda count: max(0, count),
     "seed": lambda seed: seed % (2 * _INT64),
-    "repetition_penalty": lambda penalty: penalty or None,  # mlx_lm.server's default is 0, which is off
+    "repetition_penalty": lambda penalty: penalty or 1.0,  # mlx_lm.server's default is 0, which is off
     "logit_bias": lambda biases: {_token_id(token): bias for token, bias in biases.items()},
 }
 
@@ -295,6 +295,7 @@ def make_request(
     """The request for a prompt, whose sampling is filled in. Raises InvalidInput (BAD_FIELD, BAD_UTF8)."""
     sampling = prompt.sampling
     sampling.temperature = 1.0
+    sampling.unnamed = sum(bit for name, bit in options.MODELS_OWN.items() if getattr(body, name) is None)
     for name in _SAMPLING:
         value = getattr(body, name)
         if value is not None and name in _CONVERTED:

@@ -19,6 +19,7 @@ from sealring.api.completions import ask_completion
 from sealring.api.ollama import ask_ollama_chat, ask_ollama_generate
 from sealring.api.responses import ECHOED, ask_responses, called_names
 from sealring.mesh.errors import InvalidInput, ReceiptError
+from sealring.mesh.prompt.options import MODELS_OWN
 from sealring.mesh.receipt.form import NAME
 from sealring.v1 import inference_pb2 as inference
 
@@ -115,7 +116,9 @@ def read_whole(value: _Object, api: str, body: _Object | None) -> Whole:
     unsigned: dict[str, Any] = dict.fromkeys(form.unsigned)
     if body is None:
         unsigned |= dict.fromkeys(form.asked, _ANY)
-    elif not stops.issubset(prompt.stop):
+    else:  # the model's own options, where the request names none, are the gateway's word
+        unsigned |= dict.fromkeys(one for one in form.asked & MODELS_OWN.keys() if body.get(one) is None)
+    if body is not None and not stops.issubset(prompt.stop):
         raise _refused(api, "it names a stop string that the request has not")
     if body is None or prompt.sampling.HasField("logprobs"):
         unsigned |= form.logprobs

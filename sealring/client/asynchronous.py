@@ -34,6 +34,7 @@ from sealring.mesh.clock import monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.names import split_pin
 from sealring.mesh.prompt.numbers import request_of, validate_numbers
+from sealring.mesh.prompt.options import is_card
 from sealring.mesh.ring.routing import SECRET_BYTES
 from sealring.mesh.rpc.server import CHANNEL_OPTIONS
 from sealring.mesh.rpc.status import from_rpc_error
@@ -41,6 +42,7 @@ from sealring.mesh.rpc.transport import transport
 from sealring.mesh.system.addresses import parse_address, require_loopback
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1 import inference_pb2_grpc as inference_grpc
+from sealring.v1.model_pb2 import ModelCard
 
 OWN_GATEWAY = "127.0.0.1:7780"
 """The usual address of a gateway on this machine."""
@@ -54,6 +56,7 @@ class ReplyState:
         self.completion: Completion | None = None
         self.prompt_tokens = 0
         self.load_seconds = 0.0
+        self.own = ModelCard()
         self.hear: Callable[[inference.Prefilling], None] = lambda told: None
 
     def set_ring(self, ring: Ring) -> None:
@@ -84,6 +87,11 @@ class AsyncReply:
     def load_seconds(self) -> float:
         """Seconds for which the question has waited until its model was loaded."""
         return self._state.load_seconds
+
+    @property
+    def own(self) -> ModelCard:
+        """Options of sampling that the model has of its own, by the word of the gateway."""
+        return self._state.own
 
     def on_prefill(self, hear: Callable[[inference.Prefilling], None]) -> None:
         """Has `hear` called every few seconds while a long prompt is computed."""
@@ -325,6 +333,7 @@ class AsyncClient(Asks[AsyncReply]):
                         state.hear(event.prefilling)
                     if event.HasField("started"):
                         state.load_seconds += event.started.load_ms / 1000
+                        state.own = event.started.own if is_card(event.started.own) else ModelCard()
                     if delta is not None:
                         yield delta
                 state.completion = attempt.completion()

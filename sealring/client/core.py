@@ -15,8 +15,8 @@ from sealring.client.question import Messages, Tools, chat_prompt, set_sampling,
 from sealring.client.types import Model, Options, RequestOptions, Ring
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
-from sealring.mesh.names import is_alias, is_card, is_sha256, own_name, served_name
-from sealring.mesh.prompt.options import SamplingOptions
+from sealring.mesh.names import is_alias, is_sha256, own_name, served_name
+from sealring.mesh.prompt.options import SamplingOptions, is_card
 from sealring.mesh.prompt.tools import capabilities_of
 from sealring.mesh.ring.limits import MAX_ALIASES, MAX_CONTEXT
 from sealring.mesh.roster.model import Roster, ring_min_trust

@@ -160,6 +160,7 @@ def _started(request: inference.GenerateRequest, reply: AsyncReply) -> inference
             min_trust=ring.min_trust,
             roster_version=ring.roster_version,
             load_ms=min(round(reply.load_seconds * 1000), _MAX_MS),
+            own=reply.own,
         )
     )
 

@@ -903,6 +903,7 @@ class Sampling(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    UNNAMED_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0: greedy; at most 2"""
     top_p: _builtins.float
@@ -932,6 +933,10 @@ class Sampling(_message.Message):
     """the answer does not end before: its end and stop_token_ids are masked"""
     ignore_eos: _builtins.bool
     """the model's own end is masked all the time; the answer ends by max_tokens or a stop"""
+    unnamed: _builtins.int
+    """The fields that the request does not name, as bits: 1 << number. Of temperature, top_p, top_k, min_p and
+    repetition_penalty, these are the model's own (ModelCard) where it has them, whatever they are here.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """token id -> [-100, 100], at most 300"""
@@ -959,10 +964,11 @@ class Sampling(_message.Message):
         min_tokens: _builtins.int = ...,
         ignore_eos: _builtins.bool = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        unnamed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_min_p", b"_min_p", "_num_draft_tokens", b"_num_draft_tokens", "_repetition_context_size", b"_repetition_context_size", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_k", b"_top_k", "_top_p", b"_top_p", "logprobs", b"logprobs", "min_p", b"min_p", "num_draft_tokens", b"num_draft_tokens", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_min_p", b"_min_p", "_num_draft_tokens", b"_num_draft_tokens", "_repetition_context_size", b"_repetition_context_size", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_draft_tokens", b"num_draft_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_min_p", b"_min_p", "_num_draft_tokens", b"_num_draft_tokens", "_repetition_context_size", b"_repetition_context_size", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "num_draft_tokens", b"num_draft_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_context_size", b"repetition_context_size", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "unnamed", b"unnamed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -1078,6 +1084,7 @@ class Started(_message.Message):
     ROSTER_VERSION_FIELD_NUMBER: _builtins.int
     LOAD_MS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model: _builtins.str
     ring: _builtins.str
@@ -1089,6 +1096,10 @@ class Started(_message.Message):
     """that the request waited until a ring served its model"""
     epoch: _builtins.int
     """of the ring, in which the answer begins"""
+    @_builtins.property
+    def own(self) -> _model_pb2.ModelCard:
+        """options that the model has of its own, as the head says: where the request names none"""
+
     def __init__(
         self,
         *,
@@ -1100,10 +1111,11 @@ class Started(_message.Message):
         roster_version: _builtins.int = ...,
         load_ms: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        own: _model_pb2.ModelCard | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["own", b"own"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "load_ms", b"load_ms", "min_trust", b"min_trust", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "ring", b"ring", "roster_version", b"roster_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "load_ms", b"load_ms", "min_trust", b"min_trust", "model", b"model", "own", b"own", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "ring", b"ring", "roster_version", b"roster_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -317,7 +317,6 @@ def test_neutral_fields_pass() -> None:
         "service_tier": "auto",
         "metadata": {"a": "b"},
         "reasoning_effort": None,
-        "repetition_penalty": 0,
         "ignore_eos": False,
         "skip_special_tokens": True,
         "xtc_probability": 0.0,
@@ -360,6 +359,7 @@ def test_sampling_fields_are_taken_over() -> None:
     ).envelope.clear.sampling
     assert asked == inference.Sampling(
         temperature=1.0,
+        unnamed=0b11110,  # temperature, top_p, top_k, min_p
         repetition_penalty=1.25,
         repetition_context_size=4096,
         presence_penalty=-2,

@@ -15,6 +15,7 @@ from refusals import refused
 from wholeanswers import CASES, NAMES, SIGNED, TOKEN, Case, answer, asked, forged, part_of, places, seen
 
 from sealring.api.answers import Choice
+from sealring.api.chat import ask_chat
 from sealring.api.receipts import APIS, CHAT, Answered, ChoiceDigests, parse_body, read_answer
 from sealring.mesh.errors import InvalidInput, ReceiptError
 from sealring.mesh.prompt.images import NOTE
@@ -87,7 +88,11 @@ def test_a_true_answer_is_what_was_signed(case: Case) -> None:
     request = asked(case).request
     assert (found.choices, found.model) == (signed(case), "demo")
     assert found.asked is not None
-    assert found.asked[0].request == request_digest(request.envelope.clear, request.max_tokens)
+    prompt, limit = request.envelope.clear, request.max_tokens
+    assert list(found.asked[0].requests) == [
+        request_digest(prompt, limit),
+        request_digest(prompt, limit, unnamed=False),
+    ]
     assert "usage" in found.unsigned or "eval_count" in found.unsigned
     bare = read(case, answer(case), body=False)
     assert bare.asked is None
@@ -293,7 +298,7 @@ def test_each_choice_of_each_prompt_has_a_place_of_its_own() -> None:
     case = Case("/v1/completions", body, tuple(map(type(CASES["chat"].choices[0]), "abcd")))
     found = read(case, answer(case)).asked or []
     assert [one.choice for one in found] == [0, 1, 0, 1]
-    assert len({one.request for one in found}) == 1
+    assert found[0].requests == found[3].requests
 
 
 def test_a_request_with_earlier_images_may_have_words_in_their_place() -> None:
@@ -311,6 +316,34 @@ def test_a_request_with_earlier_images_may_have_words_in_their_place() -> None:
         return found
 
     found, shown, told_so = asked_for(told), asked_for(told[:1]), asked_for(words)
-    assert found.in_words == told_so.request != found.request
-    assert told_so.in_words is None
-    assert shown.in_words is None, "a model that does not see refuses what was just asked"
+    plain, in_words, *_ = (
+        [one for one in found.requests if ("words" in found.requests[one]) is words]
+        for words in (False, True)
+    )
+    assert in_words == list(told_so.requests)
+    assert not set(plain) & set(in_words)
+    assert len(shown.requests) == 2, "a model that does not see refuses what was just asked"
+
+
+def test_a_receipt_of_a_release_before_models_had_options_of_their_own_is_taken() -> None:
+    """The hash of a request that does not name all its options is of before; what names all has one hash."""
+    named = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+    for body, of_before in (({}, True), ({"temperature": 0}, True), (named, False)):
+        value = {"model": "demo", "messages": [{"role": "user", "content": "?"}], "max_tokens": 9, **body}
+        (found,) = read_answer(RECEIPTS[NAME], "/v1/chat/completions", value).asked or []
+        before = ask_chat(value, "").request.envelope.clear
+        before.sampling.ClearField("unnamed")
+        assert (len(found.requests) == 2) is of_before
+        assert request_digest(before, 9) in found.requests
+
+
+def test_a_response_repeats_the_models_own_options_by_the_gateways_word() -> None:
+    """As its request does not name them, nobody has signed them; what it names is compared."""
+    case = CASES["response"]
+    value = answer(case) | {"temperature": 0.7, "top_p": 0.8}
+    assert {"temperature", "top_p"} <= set(read(case, value).unsigned)
+    named = {"model": "demo", **case.body, "temperature": 0.7}
+    assert "temperature" not in read_answer(value, case.api, named).unsigned
+    for wrong in (value | {"temperature": 1.0}, value | {"top_p": "all"}, value | {"presence_penalty": 0.5}):
+        with refused("RECEIPT_MALFORMED", ReceiptError):
+            read_answer(wrong, case.api, named)

@@ -12,6 +12,7 @@ from sealring.api.responses import ask_responses
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt.tools import MAX_SCHEMA_BYTES, MAX_TOOLS
 from sealring.v1 import inference_pb2 as inference
+from sealring.v1.model_pb2 import ModelCard
 
 GRAMMAR = 'start: "x"\n'
 
@@ -76,3 +77,25 @@ def test_the_text_and_no_more_has_the_log_probabilities_that_were_asked_for() ->
     assert not ask_responses({"input": "x", "include": []}, "id").request.envelope.clear.sampling.HasField(
         "logprobs"
     )
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ({}, {"temperature": 0.7, "top_p": 0.8}),
+        ({"temperature": 0.2}, {"temperature": 0.2, "top_p": 0.8}),
+        ({"temperature": None, "top_p": 1}, {"temperature": 0.7, "top_p": 1}),
+    ],
+)
+def test_a_response_repeats_what_was_used_where_its_request_names_none(
+    named: dict[str, Any], told: dict[str, float]
+) -> None:
+    own = ModelCard(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.5)
+    asked = ask_responses({"input": "x", **named}, "id")
+    for model_has, expected in ((own, told), (ModelCard(), {"temperature": 1, "top_p": 1} | named)):
+        whole = json.loads(
+            asked.render(inference.Started(own=model_has)).whole([Choice()], inference.Finished())
+        )
+        used = {name: 1 if one is None else one for name, one in expected.items()}
+        assert {name: whole[name] for name in told} == used
+        assert "top_k" not in whole

@@ -24,6 +24,7 @@ from sealring.api.responses import RESPONSES, ask_responses
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt import numbers, options
 from sealring.mesh.prompt.validate import validate_request
+from sealring.node.engine import own_options, params, with_own
 from sealring.v1 import inference_pb2 as inference
 
 
@@ -193,8 +194,12 @@ def told(request: Any) -> tuple[Any, ...]:
 def test_every_option_of_sampling_has_a_value_here() -> None:
     contract = {field.name for field in inference.Sampling.DESCRIPTOR.fields}
     known = options.SamplingOptions.__annotations__.keys()
-    assert contract - known == {"prompt_logprobs"}, "which `echo` asks for"
+    assert contract - known == {"prompt_logprobs", "unnamed"}, (
+        "which `echo` asks for, and which tells of others"
+    )
     assert known - VALUES_OF.keys() == {"logprobs"}
+    numbers_of = inference.Sampling.DESCRIPTOR.fields_by_name
+    assert {name: 1 << numbers_of[name].number for name in OWN} == options.MODELS_OWN
     assert numbers.PLAIN.keys() - VALUES_OF.keys() == {"n"}
 
 
@@ -215,6 +220,48 @@ def test_an_option_that_one_api_has_all_have(api: str, name: str) -> None:
         assert told(asked_of(api, more)) != told(asked_of(api, {}))
     if api in ("ollama", "generate") and name in options.SamplingOptions.__annotations__:
         assert told(asked_of(api, more, "options")) == told(asked_of("chat", more))
+
+
+OWN = {
+    "temperature": st.floats(0, 2, width=32),
+    "top_p": st.floats(0.125, 1, width=32),
+    "top_k": st.integers(0, 1 << 20),
+    "min_p": st.floats(0, 1, width=32),
+    "repetition_penalty": st.floats(0.125, 8, width=32),
+}
+DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@EVERY_API
+@given(named=st.fixed_dictionaries({}, optional=OWN), own=st.fixed_dictionaries({}, optional=OWN))
+def test_what_is_not_named_is_the_models_own_or_else_the_apis(
+    api: str, tmp_path_factory: pytest.TempPathFactory, named: dict[str, Any], own: dict[str, Any]
+) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    asked = asked_of(api, named)
+    validate_request(asked)
+    found = params.from_sampling(with_own(asked.envelope.clear.sampling, own_options(folder)))
+    assert {name: getattr(found, name) for name in OWN} == {**DEFAULTS, **own, **named}
+
+
+@EVERY_API
+@pytest.mark.parametrize(
+    ("more", "name", "off"),
+    [
+        ({"top_k": -1}, "top_k", 0),
+        ({"repetition_penalty": 0}, "repetition_penalty", 1),
+        ({"options": {"repeat_last_n": 0}}, "repetition_penalty", 1),
+        ({"options": {"repeat_last_n": 0, "repeat_penalty": 1.5}}, "repetition_penalty", 1),
+    ],
+)
+def test_what_is_named_as_off_is_not_the_models_own(
+    api: str, more: dict[str, Any], name: str, off: float
+) -> None:
+    if "options" in more and api not in ("ollama", "generate"):
+        return
+    sampling = asked_of(api, more).envelope.clear.sampling
+    assert getattr(params.from_sampling(with_own(sampling, {name: 7})), name) == off
 
 
 TABLES = {

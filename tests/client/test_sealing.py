@@ -78,6 +78,7 @@ class Reply:
     ring = RING
     prompt_tokens = 5
     load_seconds = 1.5
+    own = ModelCard(temperature=0.5)
 
     def __init__(self, deltas: Sequence[Delta], choices: int) -> None:
         self._deltas = deltas
@@ -141,6 +142,7 @@ async def test_an_answer_is_passed_on_and_counted(shown: int, choices: int) -> N
         min_trust=20,
         roster_version=3,
         load_ms=1500,
+        own=Reply.own,
     )
     both = [inference.FinishedChoice(reason=STOP, completion_tokens=3)]
     both += [inference.FinishedChoice(reason=LENGTH, completion_tokens=1)]

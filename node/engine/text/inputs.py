@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from sealring.node.engine import params
 from sealring.node.engine.drafts.source import RowText, Source
 from sealring.node.engine.drafts.sources import of_row
 from sealring.node.engine.drafts.tally import Tally
+from sealring.node.engine.generation import own_options, with_own
 from sealring.node.engine.grammar import Follower, Grammars
 from sealring.node.engine.receipts import Delivered
 from sealring.node.engine.staging.grid import needs_grids
@@ -102,6 +103,7 @@ class InputProcessor:
         self._sight = sight
         self._tokenizer: Tokenizer | None = None
         self._vectors: Vectors | None = None
+        self.own: Mapping[str, Any] = {}  # options where requests name none
         self._placed = False  # whether all stages need to know where images are
         self._sources: Collection[Source] = ()
         self._tail_reads = False
@@ -115,6 +117,7 @@ class InputProcessor:
         self.grammars.prepare()
         self._sight.open(self._tokenizer)
         config = read_config(self._path)
+        self.own = own_options(self._path)
         self._placed = self._sight.sees and needs_grids(config)
         if (pooling := pooling_of(self._path, config)) is not None:
             self._vectors = Vectors(pooling, len(pooling.tokens) or int(config["hidden_size"]))
@@ -256,7 +259,7 @@ class InputProcessor:
         self, tokenizer: Tokenizer, command: engine.OpenEngineRow, prompt: _Prompt, chain: Chain
     ) -> bytes:
         """The row's parameter record."""
-        sampling = command.prompt.sampling
+        sampling = with_own(command.prompt.sampling, self.own)
         penalized = prompt.texts[: prompt.text_length].tolist() if prompt.pictures else prompt.ids
         found = params.from_sampling(
             sampling,

@@ -105,7 +105,9 @@ def test_a_streams_receipt_is_compared_with_its_request_by_the_api_that_was_aske
     """The receipt alone does not say which, and the body of one API may be read by another one too: its
     client says it."""
     done = here(*verify(pin, "bare.json", "--request", "body.json", "--nonce", NONCE.hex()))
-    assert "Its request is the one in the file, as /v1/chat/completions reads it." in done.out, done.err
+    assert "Its request is the one in the file, as /v1/chat/completions reads it, with the" in done.out, (
+        done.err
+    )
     (found,) = here(*verify(pin, "bare.json", "--request", "body.json", "--json")).data
     assert found["compared"] == ["request"]
     for other, api, reason in (

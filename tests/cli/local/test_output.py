@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from sealring.cli.local.output import own_command, print_ways
+from sealring.v1.admin_pb2 import Deployment
+from sealring.v1.model_pb2 import ModelCard
 
 
 @pytest.fixture
@@ -74,7 +76,13 @@ def test_each_way_to_ask_names_the_model(capsys: pytest.CaptureFixture[str], tmp
     cluster: Any = SimpleNamespace(
         name="small", http_url="http://h:1", grpc_address="h:2", operator_bundle=tmp_path, state_dir=tmp_path
     )
-    print_ways(cluster)
+    deployment = Deployment()
+    print_ways(cluster, deployment)
     shown = capsys.readouterr().out
+    assert "\n            HTTP requests that name no temperature have 1" in shown
     assert "chat --gateway h:2 --model small\n" in shown
     assert shown.count('"model": "small"') + shown.count('model="small"') == 3
+    deployment.plan.profile.card.MergeFrom(ModelCard(parameters=9, temperature=0.7, top_k=20))
+    print_ways(cluster, deployment)
+    said = "HTTP requests that do not name them have temperature 0.7, top_k 20, the model's own"
+    assert f"\n            {said}\n" in capsys.readouterr().out

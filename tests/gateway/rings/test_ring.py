@@ -38,6 +38,7 @@ from sealring.mesh.rpc import Backoff, to_problem
 from sealring.mesh.rpc.protocol import OLDEST_PROTOCOL
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
+from sealring.v1.model_pb2 import ModelCard
 
 SERVING = ServingEpoch("ring-0", 4, "model", (), 8, 64, 4096, False, 0, 1, False, False)
 
@@ -234,6 +235,7 @@ async def test_an_answer_from_beginning_to_end() -> None:
         min_trust=2,
         roster_version=9,
         epoch=4,
+        own=ModelCard(),
     )
     assert delta.delta.text == "all"
     assert finished.finished == inference.Finished(reason=STOP, prompt_tokens=100, completion_tokens=1)
@@ -244,6 +246,35 @@ async def test_an_answer_from_beginning_to_end() -> None:
     assert counted == [100, 0, 0]
     assert not ring.ring.answers
     assert not ring.ring.own.rows.unstarted
+
+
+@pytest.mark.parametrize(
+    ("own", "unnamed"),
+    [
+        (ModelCard(temperature=0, top_k=7), 0b1010),
+        (ModelCard(top_p=0.5), 0),
+        (ModelCard(), 0),
+        (ModelCard(temperature=float("nan"), top_k=7), 0),
+        (ModelCard(temperature=-1), 0),
+    ],
+)
+async def test_a_head_is_told_what_a_request_does_not_name_if_it_fills_that_in(
+    own: ModelCard, unnamed: int
+) -> None:
+    """Else the request is as releases before sent it, and so is its hash in a receipt. The request itself
+    stays as it is: the next head may fill more in."""
+    ring = Serving(None)
+    asked = inference.Envelope(clear=inference.Prompt(text="?", sampling=inference.Sampling(unnamed=0b1010)))
+    answer = ring.ask("one", envelope=asked)
+    ring.begin(SERVING, control.Attached(own=own, kv_budget=1 << 20, kv_bytes_per_token=1))
+    (given,) = (message.open for message in ring.members.head)
+    assert given.envelope.clear.sampling.unnamed == unnamed
+    assert asked.clear.sampling.unnamed == 0b1010
+    ring.opened(1)
+    for step in (1, 2):
+        ring.hear(done=control.StepDone(step=step))
+    told = (await anext(answer)).started.own
+    assert told == (own if unnamed or own.HasField("top_p") else ModelCard())
 
 
 async def test_a_request_says_how_long_it_waited_until_its_model_was_loaded() -> None:

@@ -28,8 +28,9 @@ BODIES = {
 STREAMED = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"]
 
 
-def checked(pin: str, path: str, answer: dict, body: dict, nonce: bytes) -> list:
-    """What the receipts of a whole answer prove of it."""
+def checked(pin: str, path: str, answer: dict, body: dict, nonce: bytes, before: bool = False) -> list:
+    """What the receipts of a whole answer prove of it. With `before` the request has the hash that earlier
+    releases compute."""
     answered = read_answer(answer, path, body)
     return [
         verify_receipt(
@@ -37,7 +38,7 @@ def checked(pin: str, path: str, answer: dict, body: dict, nonce: bytes) -> list
             parse_root_sha256(pin),
             Known(
                 nonce=nonce,
-                request=asking.request,
+                request=list(asking.requests)[-before],
                 choice=asking.choice,
                 text=digests.text,
                 reasoning=digests.reasoning,
@@ -79,6 +80,16 @@ async def test_an_answer_of_every_api_is_proved_from_what_its_client_sent_and_go
             ring.pin, path, answer, json.loads(json.dumps(body).replace("?", "!").replace(" of", "s")), nonce
         )
     assert (replayed.value.reason, other.value.reason) == ("RECEIPT_OTHER_NONCE", "RECEIPT_OTHER_REQUEST")
+
+
+async def test_earlier_releases_take_the_receipt_where_the_models_own_options_change_nothing(ring):
+    """The model has a temperature of its own, and no other option: the request names it."""
+    path, nonce = "/v1/chat/completions", secrets.token_bytes(16)
+    body = BODIES[path] | {"temperature": 0.5}
+    answer = (await ask(ring.cluster.http_url, path, body, nonce)).json()
+    assert checked(ring.pin, path, answer, body, nonce, before=True)
+    with pytest.raises(ReceiptError):
+        checked(ring.pin, path, answer, body, nonce)
 
 
 @pytest.mark.parametrize("path", STREAMED)

@@ -264,6 +264,20 @@ async def test_a_head_signs_once_an_epoch_for_a_nonce_and_a_request(connect, mon
     assert await signed(11, bytes(16)) == ["EPOCH_HAS_SIGNED_ENOUGH"], "what cannot be remembered"
 
 
+async def test_a_request_is_the_same_with_and_without_what_it_does_not_name(connect) -> None:
+    """Verifiers take either of the two hashes."""
+    desk, stream = await connect()
+    for row, unnamed, missing in ((1, 2, ""), (2, 0, "SIGNED_BEFORE"), (3, 6, "SIGNED_BEFORE")):
+        prompt = inference_pb2.Prompt(text="hello", sampling={"temperature": 1, "unnamed": unnamed})
+        asked = inference_pb2.ReceiptRequest(nonce=bytes(16), roster_hash=desk.roster.hash)
+        await stream.send(open=open_row(row=row, receipt=asked, envelope={"clear": prompt}))
+        await until(lambda row=row: any(one.open_row.row == row for one in desk.engine.work))
+        bound = desk.engine.work[-1].open_row.receipt
+        digests = dict.fromkeys(("text", "reasoning", "calls", "order", "sampled"), bytes(32))
+        desk.epoch.row_digests(engine_pb2.RowDigests(row=row, binding=bound, tokens=9, finish=1, **digests))
+        assert (await stream.next()).receipt.head.missing == missing
+
+
 def test_claims_that_were_never_made_are_seldom_taken_for_old_ones() -> None:
     once = SignedOnce()
     assert {once.claim(number.to_bytes(16, "big"), bytes(32), 0) for number in range(2000)} == {""}

@@ -92,6 +92,15 @@ def test_every_rank_reports_the_parameters_of_the_whole_model(
     assert profile(folder, 2)["card"] == profile(folder)["card"]
 
 
+def test_the_card_has_the_models_own_options(llama: dict[str, Any], model_folder: Folder) -> None:
+    folder = model_folder(llama, dtype=mx.bfloat16)
+    before = profile(folder)
+    (folder / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 9, "do_sample": true}')
+    after = profile(folder)
+    assert after["card"] == before["card"] | {"temperature": 0.5, "top_k": 9}
+    assert after["digest"] != before["digest"], "so receipts, which have it, tell the options too"
+
+
 def test_quantized_caches_have_the_bytes_that_they_take(llama: dict[str, Any], model_folder: Folder) -> None:
     folder = model_folder(llama | {"head_dim": 64}, dtype=mx.bfloat16)
     found = profile(folder)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.mesh.prompt.options import MODELS_OWN
 from sealring.mesh.prompt.validate import MAX_STOP_CHARACTERS
 from sealring.mesh.receipt.digests import HASH_BYTES
 from sealring.mesh.ring import (
@@ -1004,6 +1005,24 @@ def test_of_several_answers_each_goes_on_by_itself(desk: Desk) -> None:
     sampling = inference.Sampling(temperature=1, seed=2**64 - 1)
     desk.open(2, text_prompt("hi", sampling=sampling, resume=inference.Resume(choice=2)))
     assert params.decode(desk.front.book.parameters(2)).seed == 1
+
+
+def test_options_that_a_request_does_not_name_are_the_models_own(folder: Path) -> None:
+    """The tail samples by them, and so do drafts: they are in the row's record, also after a fault."""
+    own = {"temperature": 0.5, "top_k": 7, "repetition_penalty": 1.5, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    desk = Desk(folder)
+    unnamed = sum(MODELS_OWN.values()) - MODELS_OWN["top_k"]
+    sampling = inference.Sampling(temperature=1, top_k=3, unnamed=unnamed)
+    for row, more in enumerate(({}, {"resume": inference.Resume(tokens=[65])}), 1):
+        assert desk.open(row, text_prompt("hi", sampling=sampling, **more)).HasField("opened")
+        found = params.decode(desk.front.book.parameters(row))
+        assert (found.temperature, found.top_p, found.top_k, found.repetition_penalty) == (0.5, 1, 3, 1.5)
+        assert found.prompt_tail == (*b"hi", *([65] if more else []))
+    desk.open(3, text_prompt("hi", sampling=inference.Sampling(temperature=1)))
+    found = params.decode(desk.front.book.parameters(3))
+    assert (found.temperature, found.top_k, found.repetition_penalty) == (1, 0, 1), "gRPC's, as before"
+    desk.front.stop()
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 7))
