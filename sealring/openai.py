@@ -2,7 +2,7 @@
 
     from sealring.openai import OpenAI
 
-    client = OpenAI(gateway="10.0.0.1:7780", root_sha256="...", min_trust=20)
+    client = OpenAI(gateway="10.0.0.1:7780", root_sha256="...", min_trust="self_signed")
     client.chat.completions.create(model="demo", messages=[...])
 
 Whatever the proxy serves works (docs/clients.md); anything else is refused: nothing leaves this process but

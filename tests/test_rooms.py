@@ -243,7 +243,7 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 LINES = {
     "mesh": 14_210,
     "sealring/api": 4_945,
-    "sealring/client": 2_490,
+    "sealring/client": 2_510,
     "sealring/testing": 700,
     "edge": 4_270,
     "coordinator": 12_830,
@@ -255,7 +255,7 @@ LINES = {
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,
-    "cli": 13_505,
+    "cli": 13_550,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

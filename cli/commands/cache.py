@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.command import command, state_here
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import moment, print_json, print_table, say
 from sealring.mesh.errors import NotFound
@@ -19,8 +19,7 @@ app = typer.Typer(name="cache", help="Beginnings of prompts on this machine's di
 def _root(context: typer.Context) -> Path:
     from sealring.node.stored.keys import FOLDER
 
-    folder: Path = load_settings(context).settings.state_dir
-    return folder / FOLDER
+    return state_here(context) / FOLDER
 
 
 @command(app, "list", example="sealring cache list", section="node", fields=("state_dir",))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sealring.cli.calls.operator import Admin, run_admin
-from sealring.cli.terminal.command import ADMIN, command, config_file
+from sealring.cli.here.found import Here
+from sealring.cli.terminal.command import ADMIN, command, config_file, demo_told
 from sealring.cli.terminal.exit_codes import CHECK_FAILED
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
@@ -62,7 +63,7 @@ def _node_settings(context: typer.Context, state_dir: Path | None) -> NodeSettin
     from sealring.node.settings import NodeSettings
 
     named = context.find_root().params.get("config")
-    folder = state_dir or default_state_root() / "node"
+    folder = state_dir or (demo_told() if named is None else Here(default_state_root())).folder("node")
     service = Path(STATE_FOLDER) / "node"
     if state_dir is None and named is None and not _is_there(folder) and _is_there(service):
         folder = state_dir = service

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import getpass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sealring.cli.terminal.command import command, load_settings
+from sealring.cli.terminal.command import command, state_here
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, Seconds
 from sealring.cli.terminal.output import moment, print_data, print_json, print_table, say, until
@@ -50,7 +51,7 @@ def create(
             help="inference, read or admin; may be repeated [default: inference]",
         ),
     ] = None,
-    label: Annotated[str, typer.Option(help="for your own eyes, in `key list`")] = "",
+    label: Annotated[str, typer.Option(help="name in `key list` and `usage` [default: who made it]")] = "",
     lifetime: Annotated[
         Seconds | None,
         Seconds.option("how long it is good for [default: until it is revoked]", least=1, most=3650 * _DAY),
@@ -67,7 +68,8 @@ def create(
 
     chosen = [KeyScope(one.value) for one in scope or [Scope.INFERENCE]]
     keys = _keys(context, lan=lan)
-    first = not lan and not keys.read()
+    known = keys.read()
+    first, label = not (lan or known), label or f"key {len(known) + 1} of {getpass.getuser()}"
     text, record = keys.create(chosen, label=label, seconds=int(lifetime or 0), tokens_a_day=tokens_a_day)
     if as_json:
         print_json({"key": text, **_plain(record)})
@@ -132,7 +134,7 @@ def _keys(context: typer.Context, *, lan: bool) -> KeyFile:
     from sealring.edge.access.keyfile import LAN_FOLDER, KeyFile
     from sealring.mesh.system.paths import is_enrolled
 
-    folder = load_settings(context).settings.state_dir
+    folder = state_here(context)
     if not is_enrolled(folder):
         say(f"note: no gateway has been enrolled in {folder} yet")
     return KeyFile(folder / LAN_FOLDER if lan else folder)

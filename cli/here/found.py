@@ -24,6 +24,7 @@ class Here:
     a demo's."""
 
     root: Path
+    runs: bool = False
 
     @property
     def own(self) -> bool:
@@ -45,7 +46,12 @@ class Here:
     @property
     def gateway(self) -> str:
         """host:port of its gateway here, or the usual one."""
-        return (gateway_of(self.root) if self.root in running() else None) or _USUAL_GATEWAY
+        return (gateway_of(self.root) if self.runs else None) or _USUAL_GATEWAY
+
+    def folder(self, section: str) -> Path:
+        """The state folder of its gateway or node here; of a demo's nodes that of the first."""
+        found = self.root / section
+        return found if self.own or found.is_dir() else self.root / f"{section}-0"
 
     @property
     def http(self) -> str:
@@ -90,5 +96,5 @@ def cluster_here(gateways: Sequence[str] = ()) -> Here:
     own, found = default_state_root(), running()
     named = [one for one in found if gateway_of(one) in gateways]
     if not named and (own in found or not found):
-        return Here(SERVICES if _holds_cluster(SERVICES) and not _holds_cluster(own) else own)
-    return Here(max(named or found, key=lambda one: (one / PORTS).stat().st_mtime_ns))
+        return Here(SERVICES if _holds_cluster(SERVICES) and not _holds_cluster(own) else own, own in found)
+    return Here(max(named or found, key=lambda one: (one / PORTS).stat().st_mtime_ns), runs=True)

@@ -14,7 +14,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
+    from sealring.cli.here.found import Here
     from sealring.mesh.settings.config import Loaded
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -150,14 +151,35 @@ def load_settings(context: typer.Context) -> Loaded[Any]:
     return loaded
 
 
+def state_here(context: typer.Context) -> Path:
+    """The state folder that the settings of this call name, else that of this machine's cluster.
+
+    Raises as `load_settings`.
+    """
+    from sealring.cli.here.found import require_account
+
+    loaded, section = load_settings(context), cast("Any", context.command).section
+    if loaded.origin["state_dir"] != "default":
+        return cast("Path", loaded.settings.state_dir)
+    folder = demo_told().folder(section)
+    require_account(folder)
+    return folder
+
+
 def _tell_demo(loaded: Loaded[Any]) -> None:
-    """Says that a demo was found, whose cluster the command means."""
+    if loaded.origin["operator"] == loaded.origin["gateway"] == "default":
+        demo_told()
+
+
+def demo_told() -> Here:
+    """The cluster of this machine. It says that a demo was found, if that is meant."""
     from sealring.cli.here.found import cluster_here
     from sealring.cli.terminal.output import say
 
     here = cluster_here()
-    if not here.own and loaded.origin["operator"] == loaded.origin["gateway"] == "default":
+    if not here.own:
         say(f"found the demo in {here.root}")
+    return here
 
 
 def same_settings(context: typer.Context, line: str, fields: Sequence[str]) -> str:

@@ -227,7 +227,7 @@ def _check_content_type(headers: Mapping[str, str]) -> None:
     if kind.strip().lower() != "application/json" or charset not in ("", "utf-8", "utf8"):
         raise InvalidInput(
             "the body is not declared to be JSON in UTF-8",
-            hint="send content-type: application/json",
+            hint="send content-type: application/json (curl -H 'Content-Type: application/json')",
             reason="BAD_CONTENT_TYPE",
         )
 

@@ -1,6 +1,6 @@
 """The client library: prompts sealed to the head of a ring that the client has verified by itself.
 
-    async with AsyncClient("127.0.0.1:7780", root_sha256="...", min_trust=20) as client:
+    async with AsyncClient("127.0.0.1:7780", root_sha256="...", min_trust="self_signed") as client:
         async for delta in client.chat([{"role": "user", "content": "..."}], max_tokens=200):
             print(delta.text, end="")
 
@@ -20,6 +20,7 @@ from sealring.client.types import (
     TokenLogprob,
     ToolCall,
     TopLogprob,
+    Trust,
     Usage,
 )
 from sealring.mesh.prompt.options import SamplingOptions
@@ -40,5 +41,6 @@ __all__ = [
     "TokenLogprob",
     "ToolCall",
     "TopLogprob",
+    "Trust",
     "Usage",
 ]

@@ -29,7 +29,7 @@ from sealring.client.core import (
 )
 from sealring.client.question import Question, routing_key_of
 from sealring.client.trust import RosterVerifier, own_root_sha256, parse_root_sha256
-from sealring.client.types import Completion, Delta, Model, RequestOptions, Ring
+from sealring.client.types import Completion, Delta, Model, RequestOptions, Ring, Trust
 from sealring.mesh.clock import monotonic_clock
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, SealringError, Unavailable
 from sealring.mesh.names import split_pin
@@ -172,7 +172,7 @@ class AsyncClient(Asks[AsyncReply]):
         gateway: str | Sequence[str] = OWN_GATEWAY,
         *,
         root_sha256: str | bytes | None = None,
-        min_trust: int = 0,
+        min_trust: int | str = 0,
         state_file: str | os.PathLike[str] | None = None,
         timeout: float = 600.0,
         credentials: grpc.ChannelCredentials | None = None,
@@ -184,16 +184,16 @@ class AsyncClient(Asks[AsyncReply]):
         cluster: when one is gone, answers go on over the next. Nothing is sent yet.
 
         `root_sha256` pins the cluster: the hash of its root key, 64 hexadecimal digits, learned from the
-        operator and not from the gateway; None: that of the cluster which this machine is in. `min_trust` (0
-        to 30) is a floor under what each call demands. `state_file` remembers the newest roster over
-        restarts. `timeout` in seconds, at most 3600, holds for calls that set none; the envelope expires with
-        it. Without `credentials` the connection to the gateway is not encrypted again, which costs a sealed
-        prompt nothing but metadata. `api_key` is for gateways that ask for one; without `credentials` it is
-        sent over loopback only. Gateways that ask for no key get `user` instead: requests of different users
-        take turns. `channels` are used instead of connections with `credentials`.
+        operator and not from the gateway; None: that of the cluster which this machine is in. `min_trust` (a
+        level as `software`, or its score) is a floor under what each call demands. `state_file` remembers the
+        newest roster over restarts. `timeout` in seconds, at most 3600, holds for calls that set none; the
+        envelope expires with it. Without `credentials` the connection to the gateway is not encrypted again,
+        which costs a sealed prompt nothing but metadata. `api_key` is for gateways that ask for one; without
+        `credentials` it is sent over loopback only. Gateways that ask for no key get `user` instead: requests
+        of different users take turns. `channels` are used instead of connections with `credentials`.
 
         Raises InvalidInput (BAD_ADDRESS, BAD_ROOT_HASH, BAD_MIN_TRUST, BAD_USER), ConfigError
-        (LOOPBACK_ONLY, NO_ROOT_HASH).
+        (LOOPBACK_ONLY, NO_ROOT_HASH), AttestationError (UNKNOWN_TRUST_LEVEL).
         """
         addresses = [gateway] if isinstance(gateway, str) else list(gateway)
         if not addresses:
@@ -204,9 +204,9 @@ class AsyncClient(Asks[AsyncReply]):
             if api_key is not None and credentials is None:
                 require_loopback(address)
         self._metadata = metadata_of(api_key, user)
-        validate_numbers(min_trust=min_trust)
+        self._floor = int(Trust(min_trust))
+        validate_numbers(min_trust=self._floor)
         self._channels: Channels = channels or Opened(credentials)
-        self._floor = min_trust
         self._prefix_salt = secrets.token_bytes(32)
         self._routing_secret = secrets.token_bytes(SECRET_BYTES)
         self._timeout = timeout

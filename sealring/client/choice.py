@@ -16,6 +16,7 @@ from sealring.mesh.prompt.images import VISION
 from sealring.mesh.ring.routing import choose, ranked
 from sealring.mesh.roster.model import Ring, Roster, ring_min_trust
 from sealring.mesh.roster.rules import links_in_clear
+from sealring.mesh.trust.levels import level_of
 from sealring.v1 import inference_pb2 as inference
 
 MOST = 16
@@ -98,7 +99,7 @@ def choose_ring(
     if not trusted:
         best = max(trust.values())
         raise FailedPrecondition(
-            f"a trust of {min_trust} is demanded and the best ring of {name} has {best}",
+            f"trust {level_of(min_trust)} is demanded and the best ring of {name} has {level_of(best)}",
             hint="lower min_trust, or ask for a model on members of a higher trust level",
             reason="TRUST_BELOW_FLOOR",
             param="min_trust",

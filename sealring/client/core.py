@@ -12,7 +12,7 @@ import grpc
 
 from sealring.client.choice import RingLoads
 from sealring.client.question import Messages, Tools, chat_prompt, set_sampling, text_prompt
-from sealring.client.types import Model, Options, RequestOptions, Ring
+from sealring.client.types import Model, Options, RequestOptions, Ring, Trust
 from sealring.mesh.clock import Clock, monotonic_clock
 from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
 from sealring.mesh.names import is_alias, is_sha256, own_name, served_name
@@ -195,7 +195,7 @@ def models_of(view: View) -> list[Model]:
     named = view.named()
     for name, one in named.items():
         if one.availability and name not in found:
-            found[name] = Model(name, one.context, 0, 0)
+            found[name] = Model(name, one.context, Trust(0), 0)
     return [_described(found[name], named.get(name)) for name in sorted(found)]
 
 
@@ -226,7 +226,7 @@ def model_of(name: str, roster: Roster, serving: dict[str, inference.RingLoad]) 
     return Model(
         name=name,
         context=min(ring.context for ring in rings),
-        min_trust=min(ring_min_trust(ring.members, roster.members) for ring in rings),
+        min_trust=Trust(min(ring_min_trust(ring.members, roster.members) for ring in rings)),
         digest=rings[0].model_digest.hex(),
         rings=len(loads),
         model_type=next((kind for kind in types if _WORD.fullmatch(kind)), ""),

@@ -70,7 +70,7 @@ class Client(Asks[Reply]):
         gateway: str | Sequence[str] = OWN_GATEWAY,
         *,
         root_sha256: str | bytes | None = None,
-        min_trust: int = 0,
+        min_trust: int | str = 0,
         state_file: str | os.PathLike[str] | None = None,
         timeout: float = 600.0,
         credentials: grpc.ChannelCredentials | None = None,
@@ -80,9 +80,9 @@ class Client(Asks[Reply]):
         """A client of the gateway at `gateway` (host:port), or of several gateways of one cluster.
 
         `root_sha256` pins the cluster: the hash of its root key, 64 hexadecimal digits; None: that of the
-        cluster which this machine is in. `min_trust` (0 to 30) is the least trust of a ring, `timeout` the
-        seconds of calls that set none, `state_file` remembers the newest roster. `credentials`, `api_key` and
-        `user` are for the gateway. Raises as `AsyncClient`.
+        cluster which this machine is in. `min_trust` (a level as `software`, or its score) is the least
+        trust of a ring, `timeout` the seconds of calls that set none, `state_file` remembers the newest
+        roster. `credentials`, `api_key` and `user` are for the gateway. Raises as `AsyncClient`.
         """
         self._inner = AsyncClient(
             gateway,

@@ -8,11 +8,28 @@ from typing import Literal, TypeAlias
 from sealring.mesh.prompt.numbers import RequestNumbers
 from sealring.mesh.prompt.options import SamplingOptions
 from sealring.mesh.roster import model as rosters
+from sealring.mesh.trust.levels import SCORES, level_of, parse_level
 from sealring.v1 import inference_pb2 as inference
 from sealring.v1.model_pb2 import ModelCard
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 """`stop`: the model or a stop string ended the answer; `length`: max_tokens, the context, or memory did."""
+
+
+class Trust(int):
+    """A trust level: the score of docs/trust.md, so that levels compare, shown by its name."""
+
+    def __new__(cls, level: int | str) -> Trust:
+        """From a score, or a name as `software`. Raises AttestationError (UNKNOWN_TRUST_LEVEL)."""
+        return super().__new__(cls, SCORES[parse_level(level)] if isinstance(level, str) else level)
+
+    def __repr__(self) -> str:
+        return level_of(int(self))
+
+    __str__ = __repr__
+
+    def __format__(self, form: str) -> str:
+        return format(str(self), form)
 
 
 @dataclass(frozen=True)
@@ -22,7 +39,7 @@ class Member:
     id: str
     rank: int
     layers: tuple[int, int]
-    trust: int
+    trust: Trust
     level: str
     """How it is attested: software, self_signed (by its own claim) or hardware."""
 
@@ -38,7 +55,7 @@ class Ring:
 
     id: str
     deployment: str
-    min_trust: int
+    min_trust: Trust
     roster_version: int
     roster_hash: bytes
     members: tuple[Member, ...]
@@ -52,7 +69,7 @@ class Ring:
         return cls(
             id=ring.id,
             deployment=ring.deployment,
-            min_trust=rosters.ring_min_trust(ring.members, roster.members),
+            min_trust=Trust(rosters.ring_min_trust(ring.members, roster.members)),
             roster_version=roster.version,
             roster_hash=roster.hash,
             members=tuple(_member(one, roster.member(one.id)) for one in ring.members),
@@ -179,7 +196,7 @@ class Model:
 
     name: str
     context: int
-    min_trust: int
+    min_trust: Trust
     rings: int
     model_type: str = ""
     rows: int = 0
@@ -200,7 +217,7 @@ class Model:
 
 
 def _member(place: rosters.RingMember, member: rosters.RosterMember) -> Member:
-    return Member(place.id, place.rank, place.layers, member.trust, str(member.level))
+    return Member(place.id, place.rank, place.layers, Trust(member.trust), str(member.level))
 
 
 class RequestOptions(RequestNumbers, total=False):

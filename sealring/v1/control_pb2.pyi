@@ -12,6 +12,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from sealring.v1 import inference_pb2 as _inference_pb2
 from sealring.v1 import membership_pb2 as _membership_pb2
+from sealring.v1 import model_pb2 as _model_pb2
 from sealring.v1 import proof_pb2 as _proof_pb2
 import builtins as _builtins
 import sys
@@ -338,6 +339,7 @@ class Attached(_message.Message):
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     VISION_NOT_INSTALLED_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
     RECALLS_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     MARK_BYTES_FIELD_NUMBER: _builtins.int
@@ -385,6 +387,10 @@ class Attached(_message.Message):
         """head only: tools, thinking, as far as the model's template and tokens have them"""
 
     @_builtins.property
+    def own(self) -> _model_pb2.ModelCard:
+        """head only: the options that hold where a request does not name them"""
+
+    @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftFacts]:
         """that guess tokens at this member"""
 
@@ -403,6 +409,7 @@ class Attached(_message.Message):
         times: _abc.Iterable[Global___StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         vision_not_installed: _builtins.bool = ...,
+        own: _model_pb2.ModelCard | None = ...,
         recalls: _builtins.bool = ...,
         sources: _abc.Iterable[Global___DraftFacts] | None = ...,
         mark_bytes: _builtins.int = ...,
@@ -411,9 +418,9 @@ class Attached(_message.Message):
         device: _builtins.bytes = ...,
         guest: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["own", b"own"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_runs", b"draft_runs", "drafts_together", b"drafts_together", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "prefixes", b"prefixes", "prompts_alone", b"prompts_alone", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "device", b"device", "draft_runs", b"draft_runs", "drafts_together", b"drafts_together", "epoch", b"epoch", "guest", b"guest", "kept", b"kept", "kv_budget", b"kv_budget", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "own", b"own", "prefixes", b"prefixes", "prompts_alone", b"prompts_alone", "rank", b"rank", "recalls", b"recalls", "ring", b"ring", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -492,6 +492,7 @@ class StageLoaded(_message.Message):
     TIMES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     VISION_NOT_INSTALLED_FIELD_NUMBER: _builtins.int
+    OWN_FIELD_NUMBER: _builtins.int
     METAL_FIELD_NUMBER: _builtins.int
     MARK_BYTES_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
@@ -521,6 +522,10 @@ class StageLoaded(_message.Message):
         """of the head"""
 
     @_builtins.property
+    def own(self) -> _model_pb2.ModelCard:
+        """as in Attached"""
+
+    @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[_control_pb2.DraftFacts]:
         """as in Attached"""
 
@@ -536,15 +541,16 @@ class StageLoaded(_message.Message):
         times: _abc.Iterable[_control_pb2.StepTime] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         vision_not_installed: _builtins.bool = ...,
+        own: _model_pb2.ModelCard | None = ...,
         metal: _builtins.bool = ...,
         mark_bytes: _builtins.int = ...,
         device: _builtins.bytes = ...,
         sources: _abc.Iterable[_control_pb2.DraftFacts] | None = ...,
         caches: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["own", b"own"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "capabilities", b"capabilities", "device", b"device", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "prefixes", b"prefixes", "prompts_alone", b"prompts_alone", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "capabilities", b"capabilities", "device", b"device", "id", b"id", "kv_bytes_per_row", b"kv_bytes_per_row", "kv_bytes_per_token", b"kv_bytes_per_token", "mark_bytes", b"mark_bytes", "metal", b"metal", "own", b"own", "prefixes", b"prefixes", "prompts_alone", b"prompts_alone", "sources", b"sources", "times", b"times", "vision_not_installed", b"vision_not_installed", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

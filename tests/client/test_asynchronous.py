@@ -74,6 +74,7 @@ async def test_streams_pieces_and_believes_the_head_alone(gateway: ScriptedGatew
     assert [(one.id, one.layers) for one in done.ring.members] == [
         (one.id, one.layers) for one in ring.members
     ]
+    assert (f"{done.ring.min_trust}", str(done.ring.members[0].trust)) == ("software", "hardware")
     assert (done.ring.min_trust, done.ring.roster_hash) == (10, gateway.cluster.roster.hash)
     assert [one.level for one in done.ring.members] == ["hardware", "software"]
     (request,) = gateway.requests
@@ -163,7 +164,7 @@ async def test_a_trust_above_the_rings_is_refused_before_anything_is_sent(gatewa
         with pytest.raises(FailedPrecondition) as caught:
             await client.chat(QUESTION, min_trust=20)
     assert caught.value.reason == "TRUST_BELOW_FLOOR"
-    async with gateway.client(min_trust=20) as client:
+    async with gateway.client(min_trust="self_signed") as client:
         with pytest.raises(FailedPrecondition):
             await client.chat(QUESTION, min_trust=10)
     assert gateway.requests == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import pwd
 import stat
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sealring.cli.here.leftovers import temporary_folder
 
 
 def test_keys_are_made_listed_and_revoked(here: Any, home: Path) -> None:
@@ -134,3 +137,22 @@ def test_the_lan_door_has_keys_of_its_own_and_loses_all_by_one_command(here: Any
     ]
     again = here("key", "revoke", "--lan", "--all", *at)
     assert (again.status, "revoked" in again.err) == (0, False)
+
+
+def test_keys_stored_prompts_and_the_doctor_are_those_of_a_demo_that_runs(
+    here: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "own"))
+    monkeypatch.setenv("SEALRING_CONFIG", "")
+    with temporary_folder() as folder:
+        (folder / "ports.json").write_text('{"gateway": 4712}')
+        (folder / "gateway").mkdir()
+        made = here("key", "create")
+        assert f"found the demo in {folder}" in made.err
+        assert (folder / "gateway" / "keys.json").is_file()
+        (listed,) = here("key", "list", "--json").data
+        assert listed["label"] == f"key 1 of {getpass.getuser()}", "whose it is"
+        assert here("key", "list", "--state-dir", str(home / "gw"), "--json").data == []
+        for words in (("cache", "list"), ("doctor", "--json")):
+            assert f"found the demo in {folder}" in here(*words).err
+    assert "found the demo" not in here("key", "list").err

@@ -56,6 +56,9 @@ def test_a_demo_that_runs_is_meant_where_the_own_one_does_not(own: Path) -> None
         with lock_state(own):
             assert cluster_here().own
             assert cluster_here(["127.0.0.1:4712"]).root == folder, "its gateway is named"
+        (folder / "node-0").mkdir()
+        (folder / "gateway").mkdir()
+        assert [here.folder(one).name for one in ("gateway", "node")] == ["gateway", "node-0"]
     assert cluster_here().own
 
 

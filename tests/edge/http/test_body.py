@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import shlex
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -151,3 +154,21 @@ async def test_a_body_that_does_not_come_to_its_end(monkeypatch: pytest.MonkeyPa
     error = await refused(made)
     assert isinstance(error, DeadlineExceeded)
     assert error.reason == "BODY_TOO_SLOW"
+
+
+async def test_ollamas_documented_command_is_told_its_header(port: int) -> None:
+    """curl declares a form, which a page of another site could send too. It is refused with the header."""
+    line = """curl http://localhost:11434/api/chat -d '{
+      "model": "demo", "messages": [{ "role": "user", "content": "why is the sky blue?" }]
+    }'"""
+    words = shlex.split(line.replace("localhost:11434", f"127.0.0.1:{port}"))
+
+    async def answered(*words: str) -> str:
+        pipe = asyncio.subprocess.PIPE
+        done = await asyncio.create_subprocess_exec(*words, "-sS", "-w", "%{http_code}", stdout=pipe)
+        return (await done.communicate())[0].decode()
+
+    refused = await answered(*words)
+    assert refused.endswith("415")
+    (header,) = re.findall(r"curl (-H '[^']+')", json.loads(refused[:-3])["error"])
+    assert (await answered(*words, *shlex.split(header))).endswith("200")
