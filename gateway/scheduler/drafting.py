@@ -579,7 +579,8 @@ class Drafting:
                 self._for_row.plain(now - past.at)
             else:
                 self._for_row.took(DraftPlan(), 1, now - past.at)
-        past.at, past.rates, past.waits, past.plan = now, rates, False, DraftPlan()
+        past.rates = rates or (past.rates if self.ahead else rates)  # a lane that rests asks for none
+        past.at, past.waits, past.plan = now, False, DraftPlan()
         past.guessed = guesses
 
     def done(

@@ -506,7 +506,7 @@ HEADS_TOGETHER = {
 """By stages, rows and machines, with guesses that are right with 0.8: gains."""
 
 
-@pytest.mark.parametrize(("stages", "rows", "name"), every_second(HEADS_TOGETHER))
+@pytest.mark.parametrize(("stages", "rows", "name"), HEADS_TOGETHER)
 def test_an_mtp_head_gains_for_rows_at_once_and_costs_next_to_nothing_where_it_is_wrong(
     stages: int, rows: int, name: str
 ) -> None:
