@@ -77,7 +77,11 @@ def test_how_far_an_epoch_is_that_is_prepared_is_told_in_words(seat: Any, phase:
     assert seat.work == ""
     prepare(seat, 3)
     seat.epoch.reached, seat.epoch.phase = Reached("loading", 1 << 20, 2 << 20), phase
-    assert seat.work == ("r: loading 1.0 of 2.0 MiB" if phase is Phase.PREPARING else "")
+    told = {
+        Phase.PREPARING: "r: loading 1.0 of 2.0 MiB",
+        Phase.PREPARED: "r: waiting for the other members",
+    }
+    assert seat.work == told.get(phase, "")
 
 
 @pytest.mark.parametrize("phase", list(Phase))
