@@ -105,10 +105,9 @@ class Seat:
         """Words on how far it is with an epoch that it prepares, for example "demo-0: loading 1.0 of 2.0
         GiB", or that it waits for the other members; "" otherwise."""
         epoch = self.epoch
-        if epoch is None or epoch.phase not in (Phase.PREPARING, Phase.PREPARED):
-            return ""
-        waits = epoch.phase is Phase.PREPARED
-        return f"{self.ring}: {'waiting for the other members' if waits else epoch.reached.words}"
+        if epoch and epoch.phase is Phase.PREPARED:
+            return f"{self.ring}: waiting for the other members"
+        return f"{self.ring}: {epoch.reached.words}" if epoch and epoch.phase is Phase.PREPARING else ""
 
     @property
     def stage(self) -> StageKey | None:

@@ -263,7 +263,8 @@ async def test_an_epoch_that_does_not_close_holds_up_no_other_seat(
             "hub_files": "",
             "model_digest": "",
             "layers": (0, 2),
-            "prompts": (0, 2),
+            "prompts": (0, 0),
+            "taps": (),
         },
         **{"size": 1, "backend": "", "context": 1, "kv_bits": 0, "prefill_chunk": 1, "max_rows": 1},
     )
