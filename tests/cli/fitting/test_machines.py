@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import re
+import tomllib
 from collections import namedtuple
 from pathlib import Path
 
@@ -73,5 +73,7 @@ def test_rates_are_near_those_that_were_published(name: str, kind: str) -> None:
 
 
 def test_the_chips_of_the_bench_are_known_here() -> None:
-    text = (Path(__file__).parents[3] / "bench/macs.toml").read_text("utf-8")
-    assert all(chip_of(name) for name in re.findall(r"^\[machines\.(\w+)\]", text, re.MULTILINE))
+    machines = tomllib.loads((Path(__file__).parents[3] / "bench/macs.toml").read_text("utf-8"))["machines"]
+    published = [name for name, one in machines.items() if one["mark"] != "J"]  # the rest was assumed
+    assert published
+    assert all(chip_of(name) for name in published)
