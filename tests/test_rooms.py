@@ -250,7 +250,7 @@ LINES = {
     "gateway": 1_330,
     "gateway/rings": 3_485,
     "gateway/scheduler": 4_160,
-    "node": 15_080,
+    "node": 15_115,
     "node/engine": 20_865,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput, SealringError
 from sealring.node.models.fetch import fetch, refusal
 from sealring.node.models.folders import HUB_ID
 
-_MOST = 50
 BITS = (2, 3, 4, 5, 6, 8)
 """Widths of a weight that MLX quantizes to."""
 
@@ -30,17 +28,14 @@ def check_bits(bits: int) -> None:
 def find_models(words: str, *, limit: int, mlx_only: bool) -> list[dict[str, Any]]:
     """Models of the hub whose names have these words, most fetched first.
 
-    Raises Unavailable (HUB_OFFLINE, HUB_UNREACHABLE).
+    Raises Unavailable (HUB_OFFLINE, HUB_UNREACHABLE), ModelError (BAD_HUB_ANSWER).
     """
-    from huggingface_hub import HfApi
+    from sealring.node.models.hub import search
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each retry is a warning
     try:
-        asked: dict[str, Any] = {"filter": "mlx"} if mlx_only else {}
-        found = HfApi().list_models(search=words, sort="downloads", limit=min(limit, _MOST), **asked)
-        return [
-            {"id": one.id[:200], "downloads": one.downloads or 0, "likes": one.likes or 0} for one in found
-        ]
+        return search(words, limit, mlx_only=mlx_only)
+    except SealringError:
+        raise
     except Exception as error:
         raise refusal(error, words) from error
 

@@ -114,7 +114,7 @@ def show(program: str) -> None:
         for said in dashboard.stderr or ():
             sys.stdout.write(said)
             sys.stdout.flush()
-            if said.startswith("http:") and "//127.0.0.1:" in said:
+            if said.startswith("http://127.0.0.1:"):
                 webbrowser.open(said.strip())
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from sealring.mesh.errors import ModelError, SealringError, Unavailable
 from sealring.node.models.kept import hash_of_files
-from sealring.node.models.listing import HubFile, address, bad_answer, files_of
+from sealring.node.models.listing import HubFile, address, bad_answer, files_of, found_in
 from sealring.node.models.manifest import Manifest
 
 _TRIES = 5
@@ -32,6 +32,20 @@ _READ = 8 << 20
 _SLOW_SECONDS = 60.0
 _LEAST = 64 << 10
 """Least bytes that must arrive in that time."""
+
+
+def search(words: str, most: int, *, mlx_only: bool) -> list[dict[str, Any]]:
+    """The models whose names have these words, `most` at most, as `found_in` gives them. Those most fetched
+    come first.
+
+    Raises what huggingface_hub raises, ModelError (BAD_HUB_ANSWER).
+    """
+    from huggingface_hub import constants
+
+    asked = {"search": words, "sort": "downloads", "limit": most} | ({"filter": "mlx"} if mlx_only else {})
+    url = f"{constants.ENDPOINT}/api/models?{urlencode(asked)}"
+    with _get(url, _authorization()) as response:
+        return found_in(steady(response.iter_bytes()), most)
 
 
 class Repository:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from sealring.mesh.errors import ModelError
 from sealring.mesh.names import is_commit, is_sha256
-from sealring.node.models.folders import CONFIGURATIONS, not_found
+from sealring.node.models.folders import CONFIGURATIONS, HUB_ID, NAME, not_found
 from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, belongs
 
 _MAX_LIST = 8 << 20
@@ -42,7 +42,7 @@ def files_of(model: str, commit: str, pieces: Iterable[bytes]) -> tuple[str, tup
 
     Raises NotFound (MODEL_NOT_FOUND), ModelError (BAD_HUB_ANSWER, MODEL_TOO_LARGE).
     """
-    answer = _read(model, pieces)
+    answer = _read(pieces, _too_large(model, f"a list of files of more than {_MAX_LIST >> 20} MiB"))
     with _well_formed():
         found, named = answer["sha"], [entry["rfilename"] for entry in answer["siblings"]]
         mine = [entry for entry, name in zip(answer["siblings"], named, strict=True) if belongs(name)]
@@ -61,6 +61,26 @@ def files_of(model: str, commit: str, pieces: Iterable[bytes]) -> tuple[str, tup
     return found, tuple(files)
 
 
+def found_in(pieces: Iterable[bytes], most: int) -> list[dict[str, Any]]:
+    """The first models of a search by `id`, how often each was fetched (`downloads`) and liked (`likes`).
+
+    Those without a well-formed id are left out. Raises ModelError (BAD_HUB_ANSWER).
+    """
+    answer = _read(pieces, bad_answer("its list of models is too long"))
+    if not isinstance(answer, list):
+        raise bad_answer("it is no list of models")
+    models = [one for one in answer if isinstance(one, dict) and _is_id(one.get("id"))]
+    return [
+        {"id": one["id"]}
+        | {name: one.get(name) if type(one.get(name)) is int else 0 for name in ("downloads", "likes")}
+        for one in models[:most]
+    ]
+
+
+def _is_id(name: Any) -> bool:
+    return isinstance(name, str) and any(kind.fullmatch(name) for kind in (HUB_ID, NAME))
+
+
 def address(endpoint: str, model: str, commit: str) -> str:
     """The URL of the list with sizes and hashes."""
     revision = f"/revision/{quote(commit, safe='')}" if commit else ""
@@ -76,17 +96,14 @@ def bad_answer(why: str) -> ModelError:
     )
 
 
-def _read(model: str, pieces: Iterable[bytes]) -> dict[str, Any]:
+def _read(pieces: Iterable[bytes], too_long: ModelError) -> Any:
     held = bytearray()
     for piece in pieces:
         held += piece
         if len(held) > _MAX_LIST:
-            raise _too_large(model, f"a list of files of more than {_MAX_LIST >> 20} MiB")
+            raise too_long
     with _well_formed():
-        answer = json.loads(held)
-    if not isinstance(answer, dict):
-        raise bad_answer("it is no list of files")
-    return answer
+        return json.loads(held)
 
 
 @contextmanager
@@ -94,7 +111,7 @@ def _well_formed() -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise bad_answer("it is no list of files") from None
+        raise bad_answer("it is no list") from None
 
 
 def _checked(entry: dict[str, Any]) -> HubFile:

@@ -113,7 +113,8 @@ def local_hub(repository: str, files: dict[str, bytes]) -> Iterator[LocalHub]:
                 words = parse_qs(self.path.partition("?")[2])
                 hub.searched.append({name: found[0] for name, found in words.items()})
                 named = words["search"][0].lower() in repository.lower()
-                self.give_json([{"id": repository, "downloads": 7, "likes": 2}] if named else [])
+                found = {"id": repository, "downloads": 7, "likes": 2, "tags": "x" * hub.pads_list}
+                self.give_json([found] if named else [])
             elif path.startswith(f"/api/models/{repository}/tree/"):
                 self.give_json(_tree(hub))
             elif hub.refusal is not None and path.startswith("/api/"):

@@ -42,6 +42,16 @@ def test_models_are_found_by_words(hub: LocalHub, sealring: Sealring) -> None:
     assert second["search"] == "no such"
 
 
+def test_no_more_of_a_list_of_models_is_read_than_a_screen_can_need(
+    hub: LocalHub, sealring: Sealring
+) -> None:
+    hub.pads_list = 9 << 20
+    done = sealring("model", "search", "tiny", HF_ENDPOINT=hub.url)
+    assert done.status != 0
+    assert "[BAD_HUB_ANSWER]" in done.err
+    assert "Traceback" not in done.err
+
+
 def test_a_model_is_fetched_and_written_in_fewer_bits(hub: LocalHub, sealring: Sealring, home: Path) -> None:
     done = sealring("model", "get", "org/Tiny-1B", "--bits", "4", HF_ENDPOINT=hub.url)
     assert done.status == 0, done.err

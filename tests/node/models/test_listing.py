@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sealring.mesh.errors import SealringError
-from sealring.node.models.listing import HubFile, address, files_of
+from sealring.node.models.listing import HubFile, address, files_of, found_in
 
 COMMIT, BLOB, SHA256 = "c" * 40, "b" * 40, "a" * 64
 
@@ -143,3 +145,38 @@ def test_a_list_without_an_end() -> None:
 
     assert reason(pieces()) == "MODEL_TOO_LARGE"
     assert came == 9 << 20
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+IDS = (
+    st.sampled_from(["org/a", "gpt2", "../etc", "org/..\n", "a b", "", "-x", "x" * 300, "org/\x1b[2J"]) | ANY
+)
+LISTED = st.dictionaries(st.sampled_from(["downloads", "likes", "other"]), ANY)
+
+
+@given(st.lists(st.builds(lambda one, name: one | {"id": name}, LISTED, IDS) | ANY) | ANY, st.integers(0, 5))
+def test_whatever_a_search_finds_is_well_formed_names_and_numbers(told: Any, most: int) -> None:
+    text = json.dumps(told).encode()
+    pieces = [text[:7], text[7:]]
+    if not isinstance(told, list):
+        with pytest.raises(SealringError, match="no list of models"):
+            found_in(pieces, most)
+        return
+    found = found_in(pieces, most)
+    assert len(found) <= most
+    for one in found:
+        assert one.keys() == {"id", "downloads", "likes"}
+        assert one["id"].isprintable()
+        assert not {" ", "|"} & {*one["id"]}
+        assert (type(one["downloads"]), type(one["likes"])) == (int, int)
+
+
+@pytest.mark.parametrize("text", [b"", b"[", b"[" * 100_000, b"\xff", b"[" + b" " * (9 << 20)])
+def test_what_is_no_list_of_models_is_refused(text: bytes) -> None:
+    with pytest.raises(SealringError) as caught:
+        found_in([text], 5)
+    assert caught.value.reason == "BAD_HUB_ANSWER"
