@@ -16,7 +16,7 @@ from typing import Any
 
 ON_CPU = "SEALRING_TESTS_ON_CPU"
 NEAR = 0.02
-"""Of logits: float32 activations over three stages differ by less between devices."""
+"""In logits: float32 activations over three stages differ by less between devices."""
 
 TOKENS = 48
 QUESTIONS = (
