@@ -7,6 +7,7 @@ version is signed by a threshold of the keys before it and of its own, as in TUF
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -185,7 +186,7 @@ def follow_chain(envelopes: Sequence[bytes], fingerprint: bytes) -> RootMetadata
 def check_root_times(root: RootMetadata, *, now: float) -> None:
     """Require that the root metadata is valid now. Raises RosterError (ROOT_EXPIRED, ROOT_NOT_YET_VALID)."""
     if now < root.issued - SKEW_SECONDS:
-        ahead = f"{(root.issued - now) / 60:,.0f} minutes"
+        ahead = f"{math.ceil((root.issued - now) / 60):,} minutes"
         raise RosterError(
             f"root metadata is from the future: it was signed {ahead} after the time of this clock",
             reason="ROOT_NOT_YET_VALID",

@@ -196,7 +196,7 @@ def test_codes_and_bounds() -> None:
     assert [group.value for group in Group] == [1, 2]
     assert [group.initiator_share_bytes for group in Group] == [32, 32 + 1184]
     assert [group.responder_share_bytes for group in Group] == [32, 32 + 1088]
-    assert [kind.value for kind in Kind] == [1, 2, 3, 4, 5]
+    assert [kind.value for kind in Kind] == [1, 2, 3, 4, 5, 6]
     assert (sigma.MAX_FRAME_BYTES, sigma.DEADLINE_SECONDS, sigma.HELLO_NONCE_BYTES) == (16384, 10.0, 32)
     assert (MAX_RECORD_BYTES, records.CONFIRMATION_BYTES) == (16777216, 48)
     assert (MAX_PAYLOAD_BYTES, MAX_CHAIN_BYTES, MAX_CHAIN_LENGTH) == (

@@ -108,7 +108,7 @@ def test_times(authority: Any) -> None:
     for now in (root.issued - 60, root.expires + 59):
         check_root_times(root, now=now)
     assert refusal(check_root_times, root, now=root.issued - 61) == "ROOT_NOT_YET_VALID"
-    with pytest.raises(RosterError, match=r"signed at 20.* UTC .*clocks"):
+    with pytest.raises(RosterError, match=r"signed 2 minutes after .*clocks"):
         check_root_times(root, now=root.issued - 61)
     assert refusal(check_root_times, root, now=root.expires + 60) == "ROOT_EXPIRED"
     assert refusal(verify_root_chain, root.chain, root.fingerprint, now=root.expires + 60) == "ROOT_EXPIRED"

@@ -159,12 +159,12 @@ def test_a_disk_goes_on_in_the_next_epoch_unless_its_key_is_another(
 
     def opened(key: bytes) -> object:
         disk = engine.PrefixDisk(root=str(tmp_path), model=str(tmp_path / "model"), key=key)
-        return loaded.open_disk(disk)
+        return loaded.open_disk(disk, print)
 
     first = opened(bytes(32))
     assert opened(bytes(32)) is first
     assert opened(b"k" * 32) is not first
-    assert loaded.open_disk(None) is None
+    assert loaded.open_disk(None, print) is None
     assert opened(b"k" * 32) is not None
     loaded.free()
 
