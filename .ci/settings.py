@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sealring.cli import settings as cli_settings
+from sealring.cli.here.found import Here
 from sealring.cli.terminal.command import MODELS, settings_model
 from sealring.cli.terminal.described import default_of, show_value, value_of
 from sealring.mesh.system.paths import default_state_root
@@ -36,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
     if argv not in (["--write"], ["--check"]):
         sys.stdout.write(__doc__ or "")
         return 2
+    cli_settings.cluster_here = lambda: Here(default_state_root())  # whatever runs on this machine
     text = PAGE.read_text("utf-8")
     made = "\n\n".join([BEGIN, *map(_table, MODELS), END])
     new = re.sub(f"{BEGIN}.*{END}", lambda _: made, text, flags=re.DOTALL)
