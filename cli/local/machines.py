@@ -107,17 +107,22 @@ class FirstMachine(Machine):
         }
         return await self.admin.call("CreateJoinToken", **wanted)
 
+    async def _lan_of(self, gateway: str) -> list[str]:
+        listed = await self.admin.call("ListNodes")
+        return [at for one in listed.gateways if one.id == gateway for at in one.lan]
+
     async def lan(self) -> dict[str, Any]:
         """Addresses and certificate of the LAN door, with a new key if none is good.
 
         Raises DeadlineExceeded (LAN_CLOSED).
         """
         folder = self._state_dir("gateway") / LAN_FOLDER
+        own = load_machine_state(folder.parent).peer.id  # another gateway might name an address of its own
         keys, key = KeyFile(folder), ""
         if not any(one.usable(self._host.now()) for one in keys.read().values()):
             key, _ = keys.create([Scope.INFERENCE], label="house")
         deadline = asyncio.get_running_loop().time() + _LAN_SECONDS
-        while not (found := [at for one in (await self.admin.call("ListNodes")).gateways for at in one.lan]):
+        while not (found := await self._lan_of(own)):
             if asyncio.get_running_loop().time() > deadline:
                 hint = f"see {self.logs['gateway']}"
                 raise DeadlineExceeded("the LAN door does not open", hint=hint, reason="LAN_CLOSED")

@@ -283,7 +283,7 @@ def draft_bytes(profile: model_pb2.ModelProfile, context: int, kv_bits: int, chu
 def longest_chunk_in(memory_usable: int, profile: model_pb2.ModelProfile, context: int, kv_bits: int) -> int:
     """Tokens of the longest chunk, a power of two, whose intermediate results take half of the memory that no
     plan touches; at least LEAST_CHUNK."""
-    each = CHUNK_STATES * profile.handoff_bytes_per_token
+    each = (CHUNK_STATES + 4 * len(profile.draft.taps)) * profile.handoff_bytes_per_token
     if kv_bits:
         each += context * profile.handoff_bytes_per_token // SCORES_PART
     fitting = (memory_usable - capacity(memory_usable)) // 2 // max(1, each)

@@ -11,7 +11,7 @@ from sealring.coordinator.store import StoredDeployment, StoredRoster
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.errors import FailedPrecondition
-from sealring.mesh.rpc.protocol import agree
+from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, agree
 from sealring.mesh.trust.levels import level_of
 from sealring.v1 import admin_pb2
 from sealring.v1.membership_pb2 import FormerRing, ModelState
@@ -116,13 +116,21 @@ class State:
         return session is not None and ring in session.idle
 
     def protocol(self, running: RunningRing) -> int:
-        """The protocol that all members and, if possible, all gateways speak. Raises FailedPrecondition."""
+        """The protocol that all members and, if possible, all gateways speak. Raises FailedPrecondition, also
+        for what the previous release does not know of."""
         releases = {
             f"node {stage.member_name}": session.release
             for stage in running.plan.stages
             if (session := self.sessions.find(stage.member)) is not None
         }
         try:
-            return agree(releases | self.watchers.releases)
+            found = agree(releases | self.watchers.releases)
         except FailedPrecondition:
-            return agree(releases)
+            found = agree(releases)
+        if found < PROTOCOL_VERSION and (running.spec.prompt_split or running.deployment.profile.draft.taps):
+            raise FailedPrecondition(
+                "two cuts, and drafters that read hidden states, need this release on all machines",
+                hint="update the machines with the older release",
+                reason="INCOMPATIBLE_VERSION",
+            )
+        return found

@@ -17,14 +17,18 @@ class KnownKeys:
     """
 
     def __init__(self, file: KeyFile | None = None, *, always: bool = False) -> None:
-        """Raises ConfigError (KEYS_CORRUPT, SECRET_FILE_UNSAFE) when there are keys that cannot be read."""
+        """Raises ConfigError (KEYS_CORRUPT, SECRET_FILE_UNSAFE) when there are keys that cannot be read, but
+        with `always` none of them is good then."""
         self.file = file
         self.always = always
         self.records: dict[str, KeyRecord] = {}
         self._stamp: tuple[int, int, int] | None = None
         self._required = always
         self._unreadable = False
-        self._read()
+        if always:
+            self.refresh()
+        else:
+            self._read()
 
     @property
     def required(self) -> bool:

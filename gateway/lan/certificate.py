@@ -40,6 +40,8 @@ _LIFE, _DAY = timedelta(days=365), timedelta(days=1)
 _ALWAYS = datetime(2020, 1, 1, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC)
 """From when to when root and issuer are good: no clock that is wrong has phones trust another one."""
 
+_SERVERS = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+
 Key = ec.EllipticCurvePrivateKey
 
 
@@ -75,12 +77,11 @@ class LanTls(EdgeTls):
         if self._serves(names, now):
             return
         key = ec.generate_private_key(ec.SECP256R1())
-        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         issuer, by = self._issuer, self._issuer_key
         leaf = unsigned(
             _named("sealring"), key.public_key(), issuer.subject, by.public_key(), (now - _DAY, now + _LIFE)
         )
-        leaf = leaf.add_extension(x509.SubjectAlternativeName(names), False).add_extension(usage, False)
+        leaf = leaf.add_extension(x509.SubjectAlternativeName(names), False).add_extension(_SERVERS, False)
         made = leaf.sign(by, hashes.SHA256())
         write_atomic(self._file, private_pem(key) + _pem(made) + _pem(self._issuer))
         log.info("lan_certificate_issued", hosts=[str(one.value) for one in names])
@@ -136,14 +137,16 @@ def _made(name: str) -> bytes:
     root, issuer = (
         unsigned(subject, owner.public_key(), named, by, _ALWAYS, signs)
         .add_extension(x509.NameConstraints(permitted, None), critical=True)
+        .add_extension(_SERVERS, critical=False)  # names bind neither code nor mail
         .sign(root_key, hashes.SHA256())
-        for subject, owner, signs in ((named, root_key, 1), (_named(f"{name} issuer"), key, 0))
+        for subject, owner, signs in ((named, root_key, 1), (_named(f"issuer of {name}"), key, 0))
     )
     return private_pem(key) + _pem(issuer) + _pem(root)
 
 
 def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    """A name as it may be by RFC 5280, appendix A.1: of 64 letters."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
 def _general(host: str) -> x509.GeneralName:

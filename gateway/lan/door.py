@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +65,8 @@ class LanDoor:
 
     async def _follow(self) -> None:
         while True:
-            self._look()
+            with contextlib.suppress(OSError):  # an interface that has just gone
+                self._look()
             if not self._gate.usable_keys:
                 await self.stop()
             elif self._server is None:
@@ -90,4 +92,5 @@ class LanDoor:
     def _look(self) -> None:
         """Notes at which names and addresses others reach this machine now."""
         found = [*local_names(), *(one.host for one in house_addresses())]
-        self._hosts = found if self._host == ANY_HOST else [self._host]
+        own = [self._host] if self._host in (*found, _LOOPBACK) else []
+        self._hosts = found if self._host == ANY_HOST else own

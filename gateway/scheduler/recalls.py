@@ -26,7 +26,12 @@ LEAST_SECONDS = 1.0
 """The shortest patience with a disk: the scheduler looks at deadlines once a second."""
 
 RETRY_SECONDS = 600.0
-"""How long nothing is recalled after a disk was slower than prefill: it cost a row twice the time."""
+"""Longest time for which nothing is recalled after a recall was slower than prefill: it cost a row twice the
+time."""
+
+_FIRST_RETRY_SECONDS = 10.0
+"""The first time, twice as long after each until a recall was in time: a member that is gone is not asked for
+its blocks again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +53,7 @@ class Recalls:
         self._due: dict[int, RecallBlocks] = {}
         self._last = 0
         self._not_before = 0.0
+        self._pause = _FIRST_RETRY_SECONDS
 
     @property
     def due(self) -> bool:
@@ -97,6 +103,7 @@ class Recalls:
         if len(recall.tokens) < len(self._ring.members):
             return
         self._end(recalled.number)
+        self._pause = _FIRST_RETRY_SECONDS
         chain = _usable(recall.row, recall.chain.first(min(recall.tokens.values())))
         row, cancelled = recall.row, RecallBlocks(recalled.number, NO_CHAIN, recall.row.number)
         if not chain.names or not self._worth(row, chain.tokens):
@@ -111,7 +118,7 @@ class Recalls:
         """Gives up what takes longer than prefill would."""
         for number, recall in list(self._waiting.items()):
             if recall.until <= now:
-                self._not_before = now + RETRY_SECONDS
+                self._not_before, self._pause = now + self._pause, min(2 * self._pause, RETRY_SECONDS)
                 yield from self._give_up(number)
 
     def close(self, row: Row) -> Iterator[RecallBlocks]:

@@ -76,9 +76,11 @@ def hosts_of(peer: str) -> frozenset[str]:
 def house_addresses() -> list[OwnAddress]:
     """Those at which phones and laptops of a house reach this machine, the likeliest first: of Ethernet and
     Wi-Fi, then of other interfaces, link-local ones, Tailscale's. Not of a VPN, and none that is public."""
+    own, found = own_addresses(), list[tuple[int, OwnAddress]]()
     states = psutil.net_if_stats()
-    found: list[tuple[int, OwnAddress]] = []
-    for one in own_addresses():
+    for one in own:
+        if one.interface not in states:
+            continue  # it has gone since
         address = IPv4Address(one.host)
         tunnel = _TUNNEL.match(one.interface) or "pointopoint" in states[one.interface].flags
         if address in TAILSCALE if tunnel else any(address in network for network in HOUSE[:-1]):

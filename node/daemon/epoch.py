@@ -43,6 +43,7 @@ GROUP_SECONDS = 20.0
 """Time for the ranks of a tensor ring to find each other, once the links are up."""
 
 _PREPARE_SECONDS = 1900.0
+_MOST_BROUGHT = 64
 
 LEAVING = "LEAVING"
 """Reason in the goodbye of a gateway that stops in order."""
@@ -483,7 +484,12 @@ class MemberEpoch:
         engine.use_disk(engine_pb2.UseDisk(disk=disk))
 
     def bring(self, asked: engine_pb2.BringBlocks) -> None:
-        """The engine waits for what other members have of a recall's blocks."""
+        """The engine waits for what other members have of a recall's blocks; beyond `_MOST_BROUGHT` it gets
+        nothing."""
+        if len(self._bringing) >= _MOST_BROUGHT:
+            if self.engine is not None:
+                self.engine.brought(asked.number)
+            return
         task = asyncio.get_running_loop().create_task(self._bring(asked))
         self._bringing.add(task)
         task.add_done_callback(self._bringing.discard)

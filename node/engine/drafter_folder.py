@@ -14,9 +14,10 @@ from sealring.node.engine.profile import digest
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.mtp_head import keeps_embedding
+from sealring.node.engine.staging.skeleton import check_layers
 from sealring.node.engine.staging.stage import tap_form
 from sealring.node.engine.text.alike import check_alike
-from sealring.node.engine.weights import load_lazily, read_config
+from sealring.node.engine.weights import load_lazily, read_config, read_header, weight_files
 from sealring.v1 import model_pb2
 
 
@@ -41,6 +42,9 @@ def load_drafter(folder: Path, path: Path, stage: Stage) -> DrafterModel:
 
 def _loaded(folder: Path, facts: DrafterFacts, tail: nn.Module, embeds: nn.Module) -> DrafterModel:
     classes = classes_of(facts.kind)
+    check_layers({**read_config(folder), "model_type": facts.kind})
+    for file in weight_files(folder):
+        read_header(file)
     try:
         model, _ = mlx_lm_import.import_utils().load_model(
             folder, lazy=True, strict=True, get_model_classes=lambda config: classes

@@ -205,6 +205,7 @@ class Lanes:
         surplus = {change.row: change.surplus for change in changes}
 
         def compute(inputs: list[mx.array]) -> object:
+            stage.tapping = len(inputs) > len(stage.spec.receives)  # as the steps had it that came here
             return stage(inputs, lane.cache, lane.positions)
 
         again = False

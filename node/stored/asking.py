@@ -35,6 +35,8 @@ AGAIN_SECONDS = 60.0
 """How long a member that has failed is not asked: each time costs a row the wait."""
 
 _PIECE_SECONDS = 5.0
+_PART_SECONDS = 60.0
+"""For what one member has of a recall: others wait meanwhile."""
 
 
 class BlocksAsker:
@@ -71,7 +73,8 @@ class BlocksAsker:
                     skip=asked.skip,
                 )
                 try:
-                    await self._bring(part, request, disk, layers[0])
+                    async with asyncio.timeout(_PART_SECONDS):
+                        await self._bring(part, request, disk, layers[0])
                 except (SealringError, grpc.RpcError, TimeoutError, OSError) as raised:
                     error = from_rpc_error(raised) if isinstance(raised, grpc.RpcError) else raised
                     reason = getattr(error, "reason", type(error).__name__)
@@ -92,6 +95,8 @@ class BlocksAsker:
         units = units_of(chain)
         while request.skip < len(units) and here.has(chain.scope, units[request.skip]):
             request.skip += 1
+        if request.skip == len(units):
+            return
         blocks, peer = 0, PeerIdentity(self._cluster, Role.MEMBER, part.member)
         channel = await self._reach.connect(peer, self._addresses(part.member))
         call = links_pb2_grpc.BlocksStub(channel.get()).Read(request)

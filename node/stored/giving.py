@@ -67,7 +67,11 @@ class BlocksGiver(links_pb2_grpc.BlocksServicer):
             if part is None:
                 return
             for unit in units_of(chain)[request.skip :]:
-                content = await asyncio.to_thread(part.read, chain.scope, unit)
+                reading = asyncio.ensure_future(asyncio.to_thread(part.read, chain.scope, unit))
+                try:
+                    content = await asyncio.shield(reading)
+                finally:  # a caller that is gone keeps its slot while a thread reads for it
+                    await asyncio.gather(reading, return_exceptions=True)
                 if content is None:
                     return
                 for start in range(0, len(content), MAX_PIECE):

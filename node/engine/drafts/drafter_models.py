@@ -116,6 +116,8 @@ class DrafterFacts:
             asked = config.get("dflash_config") or {}
             told = asked.get("num_target_layers", config.get("num_target_layers", 0))
             layers = tuple(sorted(map(int, made.target_layer_ids)))
+            if not 0 <= int(made.mask_token_id) < int(made.vocab_size):  # MLX would read behind the embedding
+                raise ValueError(f"mask_token_id is {made.mask_token_id}")
             size = made.hidden_size, made.vocab_size, told, min(MAX_DRAFTS, max(1, most - 1))
             return cls(kind, layers, *map(int, size))
         except (TypeError, ValueError, AttributeError, KeyError) as error:
@@ -257,7 +259,9 @@ class ChainDrafter(DrafterModel):
     def _bind(self, tail: nn.Module, embeds: nn.Module) -> None:
         model = self._model
         model.bind(embeds)
-        self._ids = None if model.d2t is None else mx.arange(model.draft_vocab_size) + model.d2t
+        self._ids = None
+        if model.d2t is not None:  # of the folder: MLX would write behind the logits
+            self._ids = mx.clip(mx.arange(model.draft_vocab_size) + model.d2t, 0, self.facts.words - 1)
 
     def make_cache(self) -> Cache:
         return [KVCache() for _ in self._model.layers]

@@ -196,6 +196,8 @@ class HiddenDrafter:
             fits, row.guessed = not self.failed and self._fits(row, count + guesses), None
             row.guessed = self._try(lambda: self._model.guess(*given)) if fits else None
         if row is None or row.guessed is None:
+            if row is not None:
+                row.gaps = True
             return mx.zeros((1, guesses), mx.uint32)
         row.computed += count
         return row.guessed[None]

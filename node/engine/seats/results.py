@@ -93,7 +93,7 @@ class Results(ABC):
 
     def watch(self, step: ResolvedStep) -> None:
         """The stage is about to be called for a step of rows in a lane."""
-        self._stage.tapping = step.taps
+        self._stage.tapping = self._prefill.tapping = step.taps
 
     @abstractmethod
     def begin(self, step: ResolvedStep, chunk: Chunk, row: Row, record: bytes) -> None:
@@ -143,7 +143,7 @@ class HandingOn(Results):
             self._link.pass_on(records.params_record(step, chunk), record)
 
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> None:
-        self._prefill.tapping = chunk.taps
+        self._stage.tapping = self._prefill.tapping = chunk.taps
         results = self._transfer.send_buffer(self._prefill(call.input.arrays, row.cache, row.positions))
         header = records.state_record(call.step, self._prefill.spec.handing_on(chunk.taps), 1, chunk.tokens)
         call.built()
@@ -321,7 +321,8 @@ class Sampling(Logits):
         row.parameters = parameters
 
     def chunk(self, call: StageCall, row: Row, chunk: Chunk) -> mx.array | None:
-        drafter, self._prefill.tapping = self._drafter, chunk.taps
+        self._stage.tapping = self._prefill.tapping = chunk.taps
+        drafter = self._drafter
         if drafter is None or not (drafter.follows(row.number) and drafter.watch([row.number])):
             return super().chunk(call, row, chunk)
         logits = super().chunk(call, row, chunk)

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from sealring.mesh.errors import InvalidInput, ModelError
+from sealring.mesh.errors import Internal, InvalidInput, ModelError
 from sealring.mesh.ring.limits import MAX_RUNS
 from sealring.node.engine import device
 from sealring.node.engine.caches import Batch, Cache, OneRow, RowByRow, for_one_row, parts_of, trimmable
@@ -328,6 +328,8 @@ class Stage:
         """What a call is given, and what tapped layers before this stage returned."""
         if not self.tapping or not self.spec.taps[0]:
             return inputs, []
+        if len(inputs) == len(self.spec.receives):
+            raise Internal("a step came without what tapped layers returned", reason="TAPS_MISSING")
         return inputs[:-1], inputs[-1:]
 
     def _with_taps(self, outputs: list[mx.array], taps: list[mx.array]) -> list[mx.array]:

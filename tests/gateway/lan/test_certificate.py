@@ -13,6 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sealring.gateway.lan import certificate
 from sealring.gateway.lan.certificate import ROOT_FILE, LanTls, fingerprint, local_names
@@ -93,6 +94,17 @@ async def test_a_thief_of_the_folder_poses_as_nobody_on_the_internet(tmp_path: P
     context.load_cert_chain(file)
     with pytest.raises(ssl.SSLCertVerificationError, match="permitted subtree"):
         await met(context, tmp_path / ROOT_FILE, host)
+
+
+@pytest.mark.parametrize("cluster", ["attic", "a" * 63])
+async def test_root_and_issuer_sign_for_servers_alone(tmp_path: Path, cluster: str) -> None:
+    """Mail, code and clients have no names that bind them. A cluster's name may have 63 letters."""
+    LanTls(tmp_path, f"sealring {cluster}", lambda: HOSTS)
+    issuer, root = x509.load_pem_x509_certificates((tmp_path / "authority.pem").read_bytes())
+    assert issuer.subject != root.subject
+    for one in (issuer, root):
+        usage = one.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        assert list(usage) == [ExtendedKeyUsageOID.SERVER_AUTH]
 
 
 async def test_another_leaf_comes_at_half_of_its_life_and_with_other_addresses(tmp_path: Path) -> None:

@@ -212,6 +212,22 @@ async def test_it_is_reached_where_it_was_told_to_listen_and_nowhere_else(house:
         assert (await client.get("/v1/models")).status_code == 200
 
 
+async def test_it_names_no_public_address_of_this_machine(house: House) -> None:
+    """Nor does it answer there: the root is good for addresses of a house alone."""
+    house.keys.create([Scope.INFERENCE])
+    house.own[:] = [OwnAddress("127.0.0.2", "en0")]
+    async with house.open(f"127.0.0.3:{house.port}") as door, house.client() as near:
+        with pytest.raises(httpx.HTTPError):
+            await near.get("/health/live")
+        assert not door.addresses()
+
+
+def test_a_damaged_file_of_keys_does_not_keep_the_gateway_from_starting(house: House) -> None:
+    house.keys.create([Scope.INFERENCE])
+    house.keys.file.write_bytes(b"{}")
+    assert not Gate(house.keys, required=True).usable_keys
+
+
 def test_an_address_that_is_none_is_refused(house: House) -> None:
     with pytest.raises(SealringError):
         house.door("nowhere")

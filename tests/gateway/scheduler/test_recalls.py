@@ -218,10 +218,17 @@ def test_a_disk_that_takes_longer_than_prefill_is_not_waited_for() -> None:
     desk.answer(1, 1024, 1024)
     assert not desk.restored, "it comes too late"
     desk.finish()
-    other = desk.ask("next", 2000, 1024, token=b"next", now=60.0)
-    assert other in desk.begun, "the disk is left alone for a while"
-    desk.ask("later", 2000, 1024, token=b"late", now=60.0 + RETRY_SECONDS)
-    assert len(desk.recalls) == 3
+    now, asked = 60.0, len(desk.recalls)
+    for number, pause in enumerate((10.0, 20.0, 40.0, 80.0, 160.0, 320.0, RETRY_SECONDS, RETRY_SECONDS)):
+        early = desk.ask(f"early {number}", 2000, 1024, token=b"e%03d" % number, now=now + pause - 0.5)
+        assert early in desk.begun, "the disk is left alone for a while"
+        desk.finish()
+        late = desk.ask(f"late {number}", 2000, 1024, token=b"l%03d" % number, now=now + pause)
+        assert len(desk.recalls) == asked + 2 * number + 1, "one that is given up is said, too"
+        now += 2 * pause
+        desk.take(desk.scheduler.expire(now))
+        assert desk.begun[late] == 0
+        desk.finish()
 
 
 def test_the_time_that_members_read_for_rows_before_is_none_of_a_recalls() -> None:
