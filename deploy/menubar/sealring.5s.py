@@ -114,7 +114,8 @@ def show(program: str) -> None:
         for said in dashboard.stderr or ():
             sys.stdout.write(said)
             sys.stdout.flush()
-            if said.startswith("http://127.0.0.1:"):
+            scheme, _, rest = said.partition(":")
+            if scheme == "http" and rest.startswith("//127.0.0.1:"):
                 webbrowser.open(said.strip())
 
 

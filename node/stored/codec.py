@@ -10,11 +10,11 @@ Content passes through the cipher in pieces: Python's lock is held for each, and
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Iterator
 
-import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -58,9 +58,9 @@ def sealed(key: bytes, place: Place, content: memoryview) -> Iterator[bytes]:
 
 
 def buffer(size: int) -> memoryview:
-    """Memory of `size` bytes that hold anything. A bytearray is filled with zeros under Python's lock: that
-    takes some ms for the block of a large stage."""
-    return np.empty(size, np.uint8).data
+    """Memory of `size` bytes. A bytearray is filled with zeros under Python's lock: that takes some ms for
+    the block of a large stage."""
+    return memoryview(mmap.mmap(-1, max(1, size)))[:size]
 
 
 def opened(key: bytes, place: Place, file: memoryview, size: int) -> memoryview | None:

@@ -464,7 +464,8 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(device, "wire", wired.append)
     spec = SimpleNamespace(is_head=True, is_tail=True)
     loaded: Any = SimpleNamespace(
-        stage=SimpleNamespace(weight_bytes=1000, spec=spec),
+        weight_bytes=1000,
+        stage=SimpleNamespace(spec=spec),
         front=None,
         sources=SimpleNamespace(memory=70, tail=None),
         tower=None,
@@ -481,8 +482,8 @@ def test_an_epoch_wires_weights_and_caches(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_epoch_whose_channel_does_not_come_is_refused(gone: bool) -> None:
     """Its daemon is too busy, or has ended."""
-    stage = SimpleNamespace(weight_bytes=0, spec=SimpleNamespace(is_head=True, is_tail=False))
-    loaded: Any = SimpleNamespace(stage=stage, sources=SimpleNamespace(memory=0), tower=None)
+    stage = SimpleNamespace(spec=SimpleNamespace(is_head=True, is_tail=False))
+    loaded: Any = SimpleNamespace(weight_bytes=0, stage=stage, sources=SimpleNamespace(memory=0), tower=None)
     command = engine.OpenEngineEpoch(id=1, epoch=3, rank=0, size=2)
     (ours, theirs), (daemon, handoff) = socket.socketpair(), socket.socketpair()
     with (
