@@ -125,7 +125,7 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
         self._known: OrderedDict[bytes, Known] = OrderedDict()
         self._making: dict[FolderState, asyncio.Task[Known]] = {}
         self._turn = asyncio.Lock()
-        self._readers: list[str] = []
+        self._streams = Streams(_busy)
         self._calls = Buckets(_CALLS_PER_SECOND, _CALLS_AT_ONCE)
         self._stop = threading.Event()
 
@@ -271,16 +271,9 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
     def _member(self, context: Any) -> str:
         return member_of(context, self._cluster, self._roster())
 
-    @contextlib.contextmanager
-    def slot(self, caller: str) -> Iterator[None]:
-        """Counts a stream within the block: a few in all, one for each caller. Raises ResourceExhausted."""
-        if len(self._readers) >= _MAX_STREAMS or caller in self._readers:
-            raise _busy()
-        self._readers.append(caller)
-        try:
-            yield
-        finally:
-            self._readers.remove(caller)
+    def slot(self, caller: str) -> contextlib.AbstractContextManager[None]:
+        """As Streams.slot."""
+        return self._streams.slot(caller)
 
     @contextlib.contextmanager
     def _open(self, known: Known, name: str) -> Iterator[int]:
@@ -295,6 +288,25 @@ class ModelGiver(models_pb2_grpc.ModelsServicer):
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+class Streams:
+    """The streams under way of a service that reads from disk for other members."""
+
+    def __init__(self, busy: Callable[[], ResourceExhausted]) -> None:
+        self._busy = busy
+        self._readers: list[str] = []
+
+    @contextlib.contextmanager
+    def slot(self, caller: str) -> Iterator[None]:
+        """Counts a stream within the block: a few in all, one for each caller. Raises ResourceExhausted."""
+        if len(self._readers) >= _MAX_STREAMS or caller in self._readers:
+            raise self._busy()
+        self._readers.append(caller)
+        try:
+            yield
+        finally:
+            self._readers.remove(caller)
 
 
 def member_of(context: Any, cluster: str, roster: Roster | None) -> str:
@@ -326,8 +338,8 @@ def _read(descriptor: int, file: ModelFile, part: int) -> asyncio.Future[list[by
     return asyncio.get_running_loop().run_in_executor(None, read)
 
 
-async def write_piece(context: Any, piece: bytes) -> None:
-    """Sends an encoded piece. Raises Unavailable (SLOW_PEER)."""
+async def write_piece(context: Any, piece: Any) -> None:
+    """Sends a piece, a message or an encoded one. Raises Unavailable (SLOW_PEER)."""
     try:
         async with asyncio.timeout(_WRITE_SECONDS):
             await context.write(piece)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,11 @@ from sealring.mesh.errors import (
     PermissionDenied,
     ResourceExhausted,
     SealringError,
-    Unavailable,
 )
 from sealring.mesh.ring.prefix_names import Chain
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.limits import Buckets
-from sealring.node.models.giving import member_of
+from sealring.node.models.giving import Streams, member_of, write_piece
 from sealring.node.stored.keys import SecretHolder, StageIdentity, expand, model_folder, model_secret
 from sealring.node.stored.parts import Part
 from sealring.node.stored.places import units_of
@@ -36,8 +35,6 @@ MAX_PIECE = 1 << 20
 """Bytes."""
 
 MAX_RANKS = 64
-_MAX_STREAMS = 4
-_WRITE_SECONDS = 30.0
 _CALLS_PER_SECOND = 4.0
 CALLS_AT_ONCE = 32
 
@@ -51,7 +48,7 @@ class BlocksGiver(links_pb2_grpc.BlocksServicer):
         self._root = root
         self._signer = signer
         self._roster = roster
-        self._readers: list[str] = []
+        self._streams = Streams(_busy)
         self._calls = Buckets(_CALLS_PER_SECOND, CALLS_AT_ONCE)
 
     async def Read(  # type: ignore[override]  # noqa: N802 - writes to the context, named by the rpc
@@ -77,7 +74,7 @@ class BlocksGiver(links_pb2_grpc.BlocksServicer):
                 for start in range(0, len(content), MAX_PIECE):
                     self._stage(request, caller)  # ends the stream of a caller that has lost its layers
                     piece = links_pb2.BlocksPiece(data=bytes(content[start : start + MAX_PIECE]))
-                    await _write(context, piece)
+                    await write_piece(context, piece)
 
     def _stage(self, request: links_pb2.ReadBlocksRequest, caller: str) -> StageIdentity:
         """The stage that this member had. Raises PermissionDenied (NOT_ITS_LAYERS), InvalidInput
@@ -112,22 +109,12 @@ class BlocksGiver(links_pb2_grpc.BlocksServicer):
         first, end = request.first - stage.layers[0], request.end - stage.layers[0]
         return Part.of_stage(self._root, folder, expand(secret, stage.packed()), first, end)
 
-    @contextlib.contextmanager
-    def slot(self, caller: str) -> Iterator[None]:
-        if len(self._readers) >= _MAX_STREAMS or caller in self._readers:
-            raise ResourceExhausted(
-                "this node already hands as many blocks on as it may", hint="try again", reason="BLOCKS_BUSY"
-            )
-        self._readers.append(caller)
-        try:
-            yield
-        finally:
-            self._readers.remove(caller)
+    def slot(self, caller: str) -> contextlib.AbstractContextManager[None]:
+        """As Streams.slot."""
+        return self._streams.slot(caller)
 
 
-async def _write(context: Any, piece: links_pb2.BlocksPiece) -> None:
-    try:
-        async with asyncio.timeout(_WRITE_SECONDS):
-            await context.write(piece)
-    except TimeoutError:
-        raise Unavailable("the caller does not read what it asked for", reason="SLOW_PEER") from None
+def _busy() -> ResourceExhausted:
+    return ResourceExhausted(
+        "this node already hands as many blocks on as it may", hint="try again", reason="BLOCKS_BUSY"
+    )
