@@ -15,7 +15,7 @@ from sealring.node.engine.caches.undo import can_go_back
 from sealring.node.engine.drafter_folder import load_drafter
 from sealring.node.engine.drafts.hidden import HiddenDrafter
 from sealring.node.engine.drafts.model import Drafter, ModelAtHead
-from sealring.node.engine.drafts.mtp import TailDrafter
+from sealring.node.engine.drafts.mtp import MtpDrafter
 from sealring.node.engine.drafts.sources import FREE, Sources
 from sealring.node.engine.profile import digest, measure
 from sealring.node.engine.staging import Stage
@@ -83,7 +83,7 @@ def _drafter(path: Path, command: engine.LoadStage, words: int) -> Drafter:
     return made
 
 
-def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> TailDrafter | None:
+def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> MtpDrafter | None:
     """The MTP head of the model at `path`, behind its last stage; None if its code fails, so that the stage
     serves without guesses.
 
@@ -92,7 +92,7 @@ def _tail_drafter(path: Path, command: engine.LoadStage, stage: Stage) -> TailDr
     head = load_mtp_head(path, stage.model, shares=keeps_embedding(stage.model, stage.kept))
     read_arrays(path, head.kept)
     memory = head.weight_bytes + command.context * head.kv_bytes_per_token
-    made = TailDrafter(head, stage, command.context, memory)
+    made = MtpDrafter(head, stage, command.context, memory)
     if made.failed:
         return None
     log.info("mtp_head_loaded", weight_bytes=head.weight_bytes, guess_ms=round(1e3 * made.seconds, 2))

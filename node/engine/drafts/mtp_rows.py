@@ -8,22 +8,18 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from sealring.node.engine import caches
-from sealring.node.engine.caches import Batch, Cache, parts_of
+from sealring.node.engine.caches import Batch, Cache
+from sealring.node.engine.drafts.tail import Followed, evaluate
 from sealring.node.engine.sampling import Sampler
 from sealring.node.engine.staging.mtp_head import MtpHead
 
 
 @dataclass(slots=True, eq=False)
-class Followed:
-    """What the head has of one row. In a lane its own cache is []."""
+class LaneRow(Followed):
+    """A row that may be in a lane. There its own cache is []."""
 
-    cache: Cache
-    prompt: tuple[int, ...] = ()
-    computed: int = 0  # tokens in the cache
-    gaps: bool = False  # whether tokens are missing in it
-    unsettled: int = 0  # of them, since the row was settled
+    unsettled: int = 0  # tokens in the cache since the row was settled
     surplus: int = 0  # of them, that do not count and are to leave the cache
-    rest: mx.array | None = None  # the hidden state behind the prompt's last token, [1, 1, width]
     lane: HeadLane | None = None
 
     @property
@@ -48,7 +44,7 @@ class Followed:
 class HeadLane:
     """Rows that are computed together. A row that is alone has its own cache, without padding."""
 
-    def __init__(self, rows: Sequence[Followed]) -> None:
+    def __init__(self, rows: Sequence[LaneRow]) -> None:
         """Takes the rows out of other lanes."""
         for row in rows:
             row.part()
@@ -65,7 +61,7 @@ class HeadLane:
             evaluate(row.cache)
         self.rows = []
 
-    def cache_of(self, row: Followed, place: int | None = None) -> Cache:
+    def cache_of(self, row: LaneRow, place: int | None = None) -> Cache:
         """A copy of a row's cache; the cache itself of a row that is alone."""
         self.settle()
         if len(self.rows) == 1:
@@ -128,8 +124,3 @@ class HeadLane:
         for row, count in zip(self.rows, tokens, strict=True):
             row.computed += count
             row.unsettled += count if unsettled else 0
-
-
-def evaluate(cache: Cache) -> None:
-    """Has the device compute a cache, which would else keep what it is made of."""
-    mx.async_eval([part.state for entry in cache for part in parts_of(entry)])  # type: ignore[no-untyped-call]

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from sealring.node.engine.drafts.guesses import Guesses, GuessesAhead
-from sealring.node.engine.drafts.hidden import HiddenDrafter
-from sealring.node.engine.drafts.mtp import TailDrafter
 from sealring.node.engine.drafts.source import RowSource, RowText, Source, Worker
+from sealring.node.engine.drafts.tail import TailDrafter
 from sealring.node.engine.drafts.text import TextSource
 from sealring.v1 import control_pb2 as control
 
@@ -32,7 +31,7 @@ class Sources:
 
     workers: Mapping[Source, Worker] = field(default_factory=dict)
     """Those that compute at this member, the head."""
-    tail: TailDrafter | HiddenDrafter | None = None
+    tail: TailDrafter | None = None
     """The one that computes at this member, the tail."""
     ahead: Source = control.DRAFT_SOURCE_UNSPECIFIED
     """The one that guesses ahead, at the ring's tail."""

@@ -16,8 +16,7 @@ from sealring.mesh.ring.composition import Chunk, ResolvedStep
 from sealring.node.engine import params, records
 from sealring.node.engine.borders import Border
 from sealring.node.engine.caches import Cache
-from sealring.node.engine.drafts.hidden import HiddenDrafter
-from sealring.node.engine.drafts.mtp import TailDrafter
+from sealring.node.engine.drafts.tail import TailDrafter
 from sealring.node.engine.grammar import Grammars
 from sealring.node.engine.lanes import Lane, Row
 from sealring.node.engine.logprobs import Asking, asking_of, scores
@@ -293,7 +292,7 @@ class Sampling(Logits):
         way_out: Exit,
         transfer: Transfer,
         grammars: Grammars | None,
-        drafter: TailDrafter | HiddenDrafter | None = None,
+        drafter: TailDrafter | None = None,
         sampled: Sampled | None = None,
     ) -> None:
         super().__init__(stage, source, way_out, transfer)

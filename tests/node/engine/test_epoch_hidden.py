@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -17,6 +16,7 @@ from hiddendrafters import BLOCK, CONFIGS, TAPPED, save_drafter, save_model
 from mlxvlmrounds import rounds
 from patience import PATIENCE_SECONDS
 from stagering import CHUNK, Prompts, Ring, compute_thread, config_of
+from tailgateway import PARAMETERS, Gateway, admit, company_leaves_prefixes_stay
 
 from sealring.node.engine import RowParameters, load_stage
 from sealring.node.engine.drafter_folder import load_drafter
@@ -28,57 +28,8 @@ from sealring.v1 import control_pb2 as control
 TOKENS = 24
 ROOM = 1 << 12
 WIDTH = 64
+HIDDEN = control.DRAFT_SOURCE_HIDDEN
 KEPT = 0.003
-PARAMETERS = {
-    "greedy": RowParameters(),
-    "drawn": RowParameters(temperature=1.0, top_p=0.9, seed=5, logprobs=2),
-    "penalties": RowParameters(
-        temperature=0.8, seed=9, repetition_penalty=1.5, repetition_context_size=6, frequency_penalty=0.5
-    ),
-}
-
-
-class Gateway:
-    """Steps rows as a gateway would, one step after the other."""
-
-    def __init__(self, ring: Ring, *, taps: bool = True) -> None:
-        self._ring, self._number, self.taps = ring, 0, taps
-
-    def step(self, *changes: control.Change, **work: Any) -> None:
-        self._number += 1
-        self._ring.announce(control.Step(number=self._number, changes=changes, **work))
-        self._ring.wait_for(self._number)
-
-    def prefill(self, row: int = 1, *, prefix: int = 0, start: int = 0) -> None:
-        prompts = self._ring.prompts
-        record, total = len(prompts.parameters(row)), len(prompts.prompt(row))
-        for begin in range(start, total, CHUNK):
-            end = min(begin + CHUNK, total)
-            chunk = control.Chunk(row=row, start=begin, end=end, prompt_tokens=total, taps=self.taps)
-            if begin == start:
-                chunk.params_bytes, chunk.prefix = record, prefix
-            self._number += 1
-            step = control.Step(number=self._number, prefill=control.Prefill(chunks=[chunk]))
-            self._ring.announce(step)
-        self._ring.wait_for(self._number)
-
-    def decode(self, *changes: control.Change, source: int = 0, **work: Any) -> None:
-        source = source or control.DRAFT_SOURCE_HIDDEN if any(work.values()) else 0
-        decode = control.Decode(lane=0, asks=self.taps, taps=self.taps, source=source, **work)
-        self.step(*changes, decode=decode)
-
-    def settle(self, row: int = 1) -> control.Change:
-        prompts = self._ring.prompts
-        tokens = len(prompts.prompt(row)) + len(prompts.answers[row]) - 1
-        return control.Change(settle=control.Settle(row=row, tokens=tokens))
-
-
-def admit(row: int = 1) -> control.Change:
-    return control.Change(admit=control.Admit(row=row, lane=0))
-
-
-def evict(row: int) -> control.Change:
-    return control.Change(evict=control.Evict(row=row))
 
 
 class Made:
@@ -130,7 +81,7 @@ def answered(made: Made, row: RowParameters, *, drafts: bool) -> Prompts:
     given = dataclasses.replace(row, prompt=tuple(prompt)) if drafts else row
     prompts = Prompts({1: (prompt, given)})
     ring = Ring(made.stages, prompts, tail_drafter=made.drafter if drafts else None)
-    gateway, choices = Gateway(ring, taps=drafts), random.Random(2)
+    gateway, choices = Gateway(ring, HIDDEN, asked=drafts), random.Random(2)
     try:
         gateway.prefill()
         changes, guessed = [admit()], 0
@@ -200,7 +151,7 @@ def test_guesses_are_those_of_mlx_vlms_own_loop_on_a_whole_model(
     prompt = text_of(made, 3)
     prompts = Prompts({1: (prompt, RowParameters(prompt=tuple(prompt)))})
     ring = Ring(made.stages, prompts, tail_drafter=made.drafter)
-    gateway, count = Gateway(ring), BLOCK - 1
+    gateway, count = Gateway(ring, HIDDEN), BLOCK - 1
     try:
         gateway.prefill()
         gateway.decode(admit(), guesses=count)
@@ -217,70 +168,11 @@ def test_guesses_are_those_of_mlx_vlms_own_loop_on_a_whole_model(
     assert found == theirs[: len(found)]
 
 
-def said(made: Made, prompts: dict[int, list[int]]) -> dict[int, list[int]]:
-    """What the rows say alone and without guesses."""
-    found = {}
-    for row, prompt in prompts.items():
-        ring = Ring(made.stages, Prompts({1: (prompt, RowParameters())}))
-        try:
-            gateway = Gateway(ring, taps=False)
-            gateway.prefill()
-            gateway.decode(admit())
-            while len(ring.prompts.answers[1]) < 4 * TOKENS:
-                gateway.decode()
-        finally:
-            ring.close()
-        found[row] = ring.prompts.answers[1]
-    return found
-
-
 @pytest.mark.parametrize("kind", ["DFlash", "DFlash:window", "EAGLE-3"])
 def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(kind: str) -> None:
     """The drafter goes on with what it has of a row, and with what it kept of the prefix."""
     made = made_of(kind, 2)
-    text = text_of(made, 4, 2 * CHUNK)
-    texts = {1: text, 2: text[::-1], 3: [*text, 5, 6, 7], 4: text}
-    coming = said(made, texts)
-    prompts = Prompts({row: (one, RowParameters(prompt=tuple(one))) for row, one in texts.items()})
-    ring = Ring(made.stages, prompts, tail_drafter=made.drafter)
-    gateway = Gateway(ring)
-
-    def drafted(row: int, *changes: control.Change) -> None:
-        """A step that brings guesses, and some of them as drafts."""
-        gateway.decode(*changes, guesses=3)
-        for _ in range(3):
-            gateway.decode(drafts=3, guesses=3)
-            gateway.decode(gateway.settle(row), guesses=3)
-
-    keep = control.Change(keep=control.Keep(prefix=1, row=1, tokens=len(text)))
-    try:
-        gateway.prefill()
-        drafted(1, keep, admit())
-        gateway.taps = False
-        gateway.prefill(2)
-        gateway.decode(admit(2))
-        gateway.decode()
-        gateway.taps = True
-        drafted(1, evict(2))
-        gateway.prefill(3, prefix=1, start=len(text))
-        before = len(prompts.answers[3])
-        drafted(3, evict(1), admit(3))
-        assert len(prompts.answers[3]) - before > 7  # steps, so drafts were right
-        gateway.decode(drafts=3, guesses=3)  # and not settled when the epoch ends
-        ring.break_off()
-        ring.close()
-        prompts.steps.clear()
-        ring = Ring(made.stages, prompts, tail_drafter=made.drafter, number=2)
-        gateway = Gateway(ring)
-        gateway.prefill(4)
-        drafted(4, admit(4))
-    finally:
-        ring.close()
-    assert not ring.faults
-    assert not made.drafter.failed
-    for row, answer in prompts.answers.items():
-        assert answer == coming[row][: len(answer)]
-    assert [len(prompts.answers[row]) > 8 for row in texts] == [True, False, True, True]
+    company_leaves_prefixes_stay(made.stages, made.drafter, made.words)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -293,7 +185,7 @@ def test_records_of_rows_that_do_not_draft_are_as_long_as_without_a_drafter(size
         ("taps", made.drafter, True),
     ):
         ring = Ring(made.stages, Prompts({1: ([1, 2, 3], RowParameters())}), tail_drafter=drafter)
-        gateway = Gateway(ring, taps=taps)
+        gateway = Gateway(ring, HIDDEN, asked=taps)
         try:
             gateway.prefill()
             gateway.decode(admit())
@@ -313,11 +205,11 @@ def test_records_of_rows_that_do_not_draft_are_as_long_as_without_a_drafter(size
 def test_hidden_states_are_refused_where_no_drafter_reads_them(work: str) -> None:
     made = made_of("DFlash", 2)
     ring = Ring(made.stages, Prompts({1: ([1, 2, 3], RowParameters())}))
-    gateway = Gateway(ring, taps=work == "prefill")
+    gateway = Gateway(ring, HIDDEN, asked=work == "prefill")
     try:
         with pytest.raises(AssertionError):
             gateway.prefill()
-            gateway.taps = True
+            gateway.asked = True
             gateway.decode(admit())
     finally:
         ring.close()

@@ -17,17 +17,17 @@ from mtpheads import save
 from patience import PATIENCE_SECONDS
 from small_models import tiny
 from stagering import CHUNK, Prompts, Ring, compute_thread, config_of
+from tailgateway import PARAMETERS, Gateway, admit, company_leaves_prefixes_stay, evict
 
 from sealring.node.engine import RowParameters, load_lazily, load_stage
 from sealring.node.engine.caches import Cache
-from sealring.node.engine.drafts import TailDrafter
+from sealring.node.engine.drafts import MtpDrafter
 from sealring.node.engine.staging import Prefill, Stage
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.mtp_head import FORMATS, MtpHead
 from sealring.node.engine.staging.skeleton import build_skeleton
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.engine.weights import cut_stage, load_mtp_head
-from sealring.v1 import control_pb2 as control
 
 TOKENS = 16
 DATA = Path(__file__).parents[2] / "data"
@@ -37,53 +37,6 @@ ALL: dict[str, dict[str, Any]] = {
     for key, config in json.loads((DATA / file).read_bytes()).items()
 }
 ROOM = 1 << 12
-
-
-PARAMETERS = {
-    "greedy": RowParameters(),
-    "drawn": RowParameters(temperature=1.0, top_p=0.9, seed=5, logprobs=2),
-    "penalties": RowParameters(
-        temperature=0.8, seed=9, repetition_penalty=1.5, repetition_context_size=6, frequency_penalty=0.5
-    ),
-}
-
-
-class Gateway:
-    """Steps rows as a gateway would, one step after the other."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring, self._number = ring, 0
-
-    def step(self, *changes: control.Change, **work: Any) -> None:
-        self._number += 1
-        self._ring.announce(control.Step(number=self._number, changes=changes, **work))
-        self._ring.wait_for(self._number)
-
-    def prefill(self, row: int = 1, *, prefix: int = 0, start: int = 0, keep: bool = False) -> None:
-        prompts = self._ring.prompts
-        record, total = len(prompts.parameters(row)), len(prompts.prompt(row))
-        for begin in range(start, total, CHUNK):
-            chunk = control.Chunk(row=row, start=begin, end=min(begin + CHUNK, total), prompt_tokens=total)
-            if begin == start:
-                chunk.params_bytes, chunk.prefix = record, prefix
-            step = control.Step(prefill=control.Prefill(chunks=[chunk]))
-            self._number += 1
-            step.number = self._number
-            self._ring.announce(step)
-        self._ring.wait_for(self._number)
-
-    def decode(self, *changes: control.Change, asked: bool = True, **work: Any) -> None:
-        source = control.DRAFT_SOURCE_MTP_HEAD if any(work.values()) else None
-        self.step(*changes, decode=control.Decode(lane=0, asks=asked, source=source, **work))
-
-    def settle(self, row: int = 1) -> control.Change:
-        prompts = self._ring.prompts
-        tokens = len(prompts.prompt(row)) + len(prompts.answers[row]) - 1
-        return control.Change(settle=control.Settle(row=row, tokens=tokens))
-
-
-def admit(row: int = 1) -> control.Change:
-    return control.Change(admit=control.Admit(row=row, lane=0))
 
 
 class Made:
@@ -103,11 +56,11 @@ class Made:
                 prefill.pair(stage)
             return stage
 
-        def head() -> TailDrafter:
+        def head() -> MtpDrafter:
             tied = (config.get("text_config") or config).get("tie_word_embeddings", False)
             found = load_mtp_head(folder, self.stages[-1].model, shares=tied)
             mx.eval(found.kept)
-            return TailDrafter(found, self.stages[-1], ROOM)
+            return MtpDrafter(found, self.stages[-1], ROOM)
 
         made = [compute_thread(rank).submit(make, *edges[rank : rank + 2]) for rank in range(size)]
         self.stages = [stage.result(PATIENCE_SECONDS) for stage in made]
@@ -189,73 +142,11 @@ def test_a_head_has_seen_prompts_that_the_tail_computes_with_fewer_layers() -> N
     assert drafted.modelled[1].right() > 0.3
 
 
-def said(made: Made, prompts: dict[int, list[int]]) -> dict[int, list[int]]:
-    """What the rows say alone and without guesses."""
-    found = {}
-    for row, prompt in prompts.items():
-        ring = Ring(made.stages, Prompts({1: (prompt, RowParameters())}))
-        try:
-            gateway = Gateway(ring)
-            gateway.prefill()
-            gateway.decode(admit())
-            while len(ring.prompts.answers[1]) < 3 * TOKENS:
-                gateway.decode()
-        finally:
-            ring.close()
-        found[row] = ring.prompts.answers[1]
-    return found
-
-
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
 def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family: str) -> None:
     """The head goes on with what it has of a row, and with what it kept of the prefix."""
     made = made_of(family, 2, 0.03)
-    chance = random.Random(4)
-    text = [chance.randrange(made.words) for _ in range(2 * CHUNK)]
-    texts = {1: text, 2: text[::-1], 3: [*text, 5, 6, 7], 4: text}
-    coming = said(made, texts)
-    prompts = Prompts({row: (one, RowParameters(prompt=tuple(one))) for row, one in texts.items()})
-    ring = Ring(made.stages, prompts, tail_drafter=made.drafter)
-    gateway = Gateway(ring)
-
-    def drafted(row: int, *changes: control.Change) -> None:
-        """A step that brings guesses, and some of them as drafts."""
-        gateway.decode(*changes, guesses=3)
-        for _ in range(3):
-            gateway.decode(drafts=3, guesses=3)
-            gateway.decode(gateway.settle(row), guesses=3)
-
-    keep = control.Change(keep=control.Keep(prefix=1, row=1, tokens=len(text)))
-    try:
-        gateway.prefill()
-        drafted(1, keep, admit())
-        gateway.prefill(2)
-        gateway.decode(admit(2), asked=False)
-        gateway.decode(asked=False)
-        drafted(1, evict(2))
-        gateway.prefill(3, prefix=1, start=len(text))
-        before = len(prompts.answers[3])
-        drafted(3, evict(1), admit(3))
-        assert len(prompts.answers[3]) - before > 7  # steps, so drafts were right
-        gateway.decode(drafts=3, guesses=3)  # and not settled when the epoch ends
-        ring.break_off()
-        ring.close()
-        prompts.steps.clear()
-        ring = Ring(made.stages, prompts, tail_drafter=made.drafter, number=2)
-        gateway = Gateway(ring)
-        gateway.prefill(4)
-        drafted(4, admit(4))
-    finally:
-        ring.close()
-    assert not ring.faults
-    assert not made.drafter.failed
-    for row, answer in prompts.answers.items():
-        assert answer == coming[row][: len(answer)]
-    assert [len(prompts.answers[row]) > 8 for row in texts] == [True, False, True, True]
-
-
-def evict(row: int) -> control.Change:
-    return control.Change(evict=control.Evict(row=row))
+    company_leaves_prefixes_stay(made.stages, made.drafter, made.words)
 
 
 def answered_together(made: Made, rows: dict[int, RowParameters], *, mtp: bool) -> Prompts:
@@ -328,10 +219,10 @@ def test_a_head_that_fails_while_it_is_timed_is_given_up_and_nothing_else(tmp_pa
     made = Made(tmp_path, config, 2)
     assert (made.drafter.failed, made.drafter.seconds > 0) == (False, True)
 
-    def broken() -> TailDrafter:
+    def broken() -> MtpDrafter:
         head = load_mtp_head(tmp_path, made.stages[-1].model, shares=False)
         head.__class__ = Raising
-        return TailDrafter(head, made.stages[-1], ROOM)
+        return MtpDrafter(head, made.stages[-1], ROOM)
 
     drafter = compute_thread(1).submit(broken).result(PATIENCE_SECONDS)
     assert (drafter.failed, drafter.seconds) == (True, 0.0)
