@@ -118,7 +118,7 @@ class Coordinator:
         self.access = access = Access(cluster, store)
         self.publisher = publisher = RosterPublisher(store, keys, settings, clock=clock)
         self.sessions = sessions = Sessions()
-        self.watchers = watchers = Watchers()
+        self.watchers = watchers = Watchers(store.members.names)
         speeds, links = Speeds(), Links(clock=clock)
         state = State(sessions, watchers, settings.replace_after)
         questions = Questions(sessions)

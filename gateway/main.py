@@ -75,7 +75,8 @@ async def serve(
     keeper = RosterKeeper(settings.state_dir, state, clock=clock)
     keeper.load()
     metrics = Metrics()
-    usage = Usage(UsageStore(settings.state_dir), clock=clock)
+    names: dict[str, str] = {}
+    usage = Usage(UsageStore(settings.state_dir), lambda key: names.get(key, ""), clock=clock)
     metrics.registry.register(usage)
     identity = Credentials(state.peer.cluster, state.peer.id, by_identity(signer), lambda: keeper.held)
     rings = Rings(
@@ -116,6 +117,7 @@ async def serve(
         rings,
         certificates.renew,
         lambda: membership.Door(addresses=settings.members_addresses(port), lan=lan.addresses()),
+        names,
     )
     try:
         grpc_port = server.listen(settings.grpc_listen, grpc_tls.grpc_credentials() if grpc_tls else None)

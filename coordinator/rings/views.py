@@ -12,7 +12,6 @@ from sealring.coordinator.rings.ondemand import OnDemand
 from sealring.coordinator.rings.running import RunningRing
 from sealring.coordinator.rings.state import State
 from sealring.coordinator.store import StoredDeployment
-from sealring.coordinator.streams.watchers import roster_event
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound
 from sealring.mesh.names import ring_id
 from sealring.mesh.rpc.problem import to_problem
@@ -60,7 +59,7 @@ class RingViews:
         ]
         states = [*(one.state() for one in known), *parked]
         return [
-            roster_event(self._state.wanted.roster),
+            self._state.watchers.roster_event(self._state.wanted.roster),
             *(WatchResponse(ring=state) for state in states),
             *(WatchResponse(model=state) for state in self._state.shown.values()),
         ]

@@ -59,6 +59,10 @@ class Members(Messages[StoredMember]):
         """Everyone enrolled, or everyone of one role, by id."""
         return [one for one in super().all() if role is None or one.role == role]
 
+    def names(self) -> dict[str, str]:
+        """The names of nodes by their ids."""
+        return {one.id: one.name for one in self.all(Role.MEMBER)}
+
     def draining(self) -> set[str]:
         """The ids of those that drain."""
         return {one.id for one in self.all() if one.draining}

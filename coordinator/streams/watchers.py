@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
 from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
@@ -22,7 +22,9 @@ MAX_MODELS = 4096
 class Watchers:
     """The open watches and their gateways."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Callable[[], Mapping[str, str]] = dict) -> None:
+        """`names` gives the names of members by their ids."""
+        self._names = names
         self._open: dict[Outbox[WatchResponse], str] = {}
         self._hosts: dict[Outbox[WatchResponse], Collection[str]] = {}
         self._troubles: dict[Outbox[WatchResponse], str] = {}
@@ -117,7 +119,11 @@ class Watchers:
 
     def roster_published(self, roster: StoredRoster) -> None:
         """Tell every gateway of a new roster."""
-        self.tell(roster_event(roster))
+        self.tell(self.roster_event(roster))
+
+    def roster_event(self, roster: StoredRoster) -> WatchResponse:
+        """A roster as gateways see it."""
+        return WatchResponse(roster=RosterUpdate(envelope=roster.envelope, names=self._names()))
 
     def throw_out(self, gateway: str, error: SealringError) -> None:
         """End the watches of a gateway for good."""
@@ -143,8 +149,3 @@ def tell(outbox: Outbox[WatchResponse], event: WatchResponse) -> None:
         outbox.put_latest(("model", getattr(event, kind).deployment), event)
     else:
         outbox.put_latest(("ring", getattr(event, str(kind)).ring), event)
-
-
-def roster_event(roster: StoredRoster) -> WatchResponse:
-    """A roster as gateways see it."""
-    return WatchResponse(roster=RosterUpdate(envelope=roster.envelope))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -27,6 +27,7 @@ from sealring.mesh.member.introduction import (
     write_first,
 )
 from sealring.mesh.member.roster_keeper import MAY_PASS, RosterKeeper, removed
+from sealring.mesh.names import is_label
 from sealring.mesh.roster.model import Roster
 from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.rpc.reach import Backoff
@@ -81,14 +82,17 @@ class Watch:
         rings: Rings,
         newer_root: Callable[[], Awaitable[None]],
         door: Callable[[], membership.Door] = membership.Door,
+        names: dict[str, str] | None = None,
     ) -> None:
-        """`door` says at which addresses this gateway takes questions of others now."""
+        """`door` says at which addresses this gateway takes questions of others now. `names` is kept to the
+        names of the roster's members, by their ids."""
         self._coordinators = coordinators
         self._introduction = introduction
         self._keeper = keeper
         self._rings = rings
         self._newer_root = newer_root
         self._door = Door(door)
+        self._names = {} if names is None else names
         self._later = b""  # the newest roster, while it is refused for a reason of MAY_PASS
         self._used: Roster | None = None
         self._told = ""  # the reason of the trouble that the coordinator knows
@@ -152,6 +156,7 @@ class Watch:
         kind = event.WhichOneof("event")
         if kind == "roster":
             await self._take_roster(event.roster.envelope)
+            self._learn(event.roster.names)
         elif kind == "ring":
             self._rings.ring_state(event.ring)
         elif kind == "gone":
@@ -165,6 +170,12 @@ class Watch:
             self._door.asked(event.all_told.doors)
             await self._say_door()
             self._rings.all_told()
+
+    def _learn(self, names: Mapping[str, str]) -> None:
+        members = self._used.members if self._used is not None else ()
+        found = {one.id: names.get(one.id, "") for one in members}
+        self._names.clear()
+        self._names |= {one: name for one, name in found.items() if is_label(name)}
 
     async def _use(self, envelope: bytes) -> membership.Problem:
         """The reason that a roster is refused, or an empty problem. Raises PermissionDenied (REMOVED)."""

@@ -1,4 +1,4 @@
-"""Usage on disk: an SQLite file of one table, opened for each of its few reads and writes."""
+"""Usage on disk: an SQLite file of two tables, opened for each of its few reads and writes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS usage (
   day TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL, requests INTEGER NOT NULL,
   prompt INTEGER NOT NULL, cached INTEGER NOT NULL, answered INTEGER NOT NULL, ring_ms INTEGER NOT NULL,
   PRIMARY KEY (day, key, model)) WITHOUT ROWID"""
+_MACHINES = "CREATE TABLE IF NOT EXISTS machines (id TEXT PRIMARY KEY, name TEXT NOT NULL) WITHOUT ROWID"
 _ADD = """INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
   requests = requests + excluded.requests, prompt = prompt + excluded.prompt,
   cached = cached + excluded.cached, answered = answered + excluded.answered,
@@ -66,8 +67,9 @@ class UsageStore:
     def __init__(self, folder: Path) -> None:
         self._file = folder / USAGE_FILE
 
-    def add(self, new: Mapping[Place, Used]) -> None:
-        """Adds all of it or nothing, and forgets what is too old. Raises sqlite3.Error, OSError."""
+    def add(self, new: Mapping[Place, Used], names: Mapping[str, str] | None = None) -> None:
+        """Adds all of it or nothing, and forgets what is too old. `names` are those of machines by their ids,
+        kept for as long as anything of them. Raises sqlite3.Error, OSError."""
         with self._opened() as opened, opened:
             known: dict[str, set[tuple[str, str]]] = {}
             for place, used in new.items():
@@ -79,13 +81,20 @@ class UsageStore:
                     place = Place(place.day, "", "")
                 there.add(place[1:])
                 opened.execute(_ADD, (*place, *astuple(used)))
-            opened.execute("DELETE FROM usage WHERE day < ?", (_oldest(opened),))
+            opened.executemany("INSERT OR REPLACE INTO machines VALUES (?, ?)", (names or {}).items())
+            if opened.execute("DELETE FROM usage WHERE day < ?", (_oldest(opened),)).rowcount:
+                opened.execute("DELETE FROM machines WHERE id NOT IN (SELECT key FROM usage)")
 
     def read(self, since: str = "", most: int = MOST_ROWS) -> dict[Place, Used]:
         """The newest days first, from `since` on. Raises sqlite3.Error, OSError."""
         with self._opened() as opened:
             query = "SELECT * FROM usage WHERE day >= ? ORDER BY day DESC, key, model LIMIT ?"
             return {Place(*row[:3]): Used(*row[3:]) for row in opened.execute(query, (since, most))}
+
+    def names(self) -> dict[str, str]:
+        """The names of machines by their ids. Raises sqlite3.Error, OSError."""
+        with self._opened() as opened:
+            return dict(opened.execute("SELECT id, name FROM machines"))
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -95,6 +104,7 @@ class UsageStore:
             with closing(sqlite3.connect(self._file, timeout=_BUSY_SECONDS)) as opened:
                 opened.execute("PRAGMA trusted_schema = OFF")
                 opened.execute(_SCHEMA)
+                opened.execute(_MACHINES)
                 yield opened
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):

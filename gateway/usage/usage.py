@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import structlog
 from prometheus_client.core import GaugeMetricFamily
@@ -31,8 +31,13 @@ _DISK = (sqlite3.Error, OSError)
 class Usage(Collector):
     """Use it from one event loop. What cannot be written waits, bounded; nothing waits for the disk."""
 
-    def __init__(self, store: UsageStore, *, clock: Clock = wall_clock) -> None:
+    def __init__(
+        self, store: UsageStore, name_of: Callable[[str], str] = lambda key: "", *, clock: Clock = wall_clock
+    ) -> None:
+        """`name_of` gives the name of a machine by its member's id, or "" for another key."""
         self._store = store
+        self._name_of = name_of
+        self._names: dict[str, str] = {}
         self._clock = clock
         self._new: dict[Place, Used] = {}
         self._turn = asyncio.Lock()
@@ -59,6 +64,8 @@ class Usage(Collector):
         if place not in self._new and len(self._new) >= _MOST_WAITING:
             place = Place(self._day, "", "")
         self._new[place] = self._new.get(place, Used()) + used
+        if place.key and (name := self._name_of(key_id)):
+            self._names[key_id] = name
 
     async def run(self) -> None:
         """Writes every few seconds what is new, for ever."""
@@ -72,6 +79,7 @@ class Usage(Collector):
         async with self._turn:
             self._today()
             writing: dict[Place, Used] = {}
+            names: dict[str, str] = {}
             try:
                 if self._behind:
                     day = self._day
@@ -79,9 +87,11 @@ class Usage(Collector):
                 if self._behind or not self._new:
                     return
                 writing, self._new = self._new, {}
-                await asyncio.to_thread(self._store.add, writing)
+                names, self._names = self._names, {}
+                await asyncio.to_thread(self._store.add, writing, names)
                 self._failing = False
             except _DISK as error:
+                self._names = names | self._names
                 for place, used in writing.items():
                     self._new[place] = self._new.get(place, Used()) + used
                 if not self._failing:
@@ -91,14 +101,17 @@ class Usage(Collector):
     async def tell(
         self, asked: inference.GetUsageRequest, keys: Iterable[KeyRecord]
     ) -> inference.GetUsageResponse:
-        """What was used since a day, and what keys may use. Raises InvalidInput (BAD_DAY), Unavailable
-        (USAGE_UNREADABLE)."""
+        """What was used since a day, what keys may use, and the names of machines.
+
+        Raises InvalidInput (BAD_DAY), Unavailable (USAGE_UNREADABLE).
+        """
         if len(asked.since) > 10 or not all(one.isdecimal() or one == "-" for one in asked.since):
             raise InvalidInput("a day is written as 2026-11-30", reason="BAD_DAY", param="since")
         await self.flush()
         try:
             async with self._turn:
                 found = await asyncio.to_thread(self._store.read, asked.since, MOST_SHOWN + 1)
+                names = await asyncio.to_thread(self._store.names) | self._names
         except _DISK as error:
             raise Unavailable(
                 f"what was used cannot be read: {error}",
@@ -128,15 +141,17 @@ class Usage(Collector):
                 answer.keys.add(
                     key=one.id, label=one.label, tokens_a_day=one.tokens_a_day, tokens_today=today[one.id]
                 )
+        for machine in sorted(seen & names.keys()):
+            answer.keys.add(key=machine, label=names[machine], tokens_today=today[machine])
         return answer
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """For Prometheus: keys are as bounded as their file."""
+        """For Prometheus: keys are as bounded as their file, and have no name; members as the roster."""
         told = GaugeMetricFamily(
-            "sealring_key_tokens_today", "computed for a key since midnight", labels=("key",)
+            "sealring_key_tokens_today", "computed for a key since midnight", labels=("key", "name")
         )
         for key, tokens in self._today().items():
-            told.add_metric([key], tokens)
+            told.add_metric([key, self._name_of(key)], tokens)
         yield told
 
     def _today(self) -> Counter[str]:

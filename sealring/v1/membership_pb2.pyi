@@ -1204,23 +1204,49 @@ Global___RosterSeen: _TypeAlias = RosterSeen  # noqa: Y015
 class RosterUpdate(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class NamesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENVELOPE_FIELD_NUMBER: _builtins.int
     DIFFERENCE_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
     envelope: _builtins.bytes
     """the whole roster; empty where there is a difference"""
     @_builtins.property
     def difference(self) -> Global___RosterDifference:
         """only to nodes"""
 
+    @_builtins.property
+    def names(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """of members by their ids; only to gateways, and not signed"""
+
     def __init__(
         self,
         *,
         envelope: _builtins.bytes = ...,
         difference: Global___RosterDifference | None = ...,
+        names: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference", "envelope", b"envelope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["difference", b"difference", "envelope", b"envelope", "names", b"names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -181,7 +181,7 @@ async def test_usage_is_counted_kept_and_bounded_by_quotas(cluster: Any) -> None
         assert refused.json()["error"]["code"] == "insufficient_quota"
         assert 0 < int(refused.headers["retry-after"]) <= 25 * 3600
         metrics = await gateway.http.get("/metrics", headers={"authorization": f"Bearer {watcher}"})
-        assert f'sealring_key_tokens_today{{key="{record.id}"}} 9.0' in metrics.text
+        assert f'sealring_key_tokens_today{{key="{record.id}",name=""}} 9.0' in metrics.text
     async with running(cluster) as gateway:
         assert (await ask_over_http(gateway)).status_code == 429
         told = await used(gateway)

@@ -77,7 +77,8 @@ def test_a_member_asks_and_looks_and_changes_nothing(two: Two) -> None:
     key = (two.member.state / "proxy.key").read_text().strip()
     assert "Paris" in json.dumps(completion(two.url, key))
     assert "demo-0" in two.member.run("status")
-    assert json.loads(two.member.run("usage", "--json"))[0]["requests"] > 0
+    (used,) = json.loads(two.member.run("usage", "--json"))
+    assert (used["requests"] > 0, used["label"]) == (True, "two")
     assert "layers" in two.member.run("deployment", "plan", "demo", "--name", "another")
     assert two.url in two.member.run("connect", "opencode")
     two.member.run("token", "create", status=6)

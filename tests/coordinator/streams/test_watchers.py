@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sealring.coordinator.store import StoredRoster
 from sealring.coordinator.streams.outbox import Outbox
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.crypto import Suite
@@ -54,6 +55,16 @@ async def test_a_ring_that_is_gone_takes_the_place_of_its_state() -> None:
     for event in (ring("a-0", 1), ring("b-0", 1), gone):
         watchers.tell(event)
     assert await heard(outbox) == [ring("b-0", 1), gone]
+
+
+async def test_a_roster_comes_with_the_names_of_now() -> None:
+    names = {"abcd": "mini"}
+    watchers = Watchers(lambda: names)
+    outbox = watchers.add("gate", RELEASE)
+    names["abcd"] = "attic"
+    watchers.roster_published(StoredRoster(envelope=b"first"))
+    (told,) = await heard(outbox)
+    assert told.roster == RosterUpdate(envelope=b"first", names={"abcd": "attic"})
 
 
 async def test_a_roster_comes_before_the_rings_of_it() -> None:

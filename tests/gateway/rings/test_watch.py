@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -92,10 +93,16 @@ class Introduction:
             yield proof_pb2.ProofRenewal(certificate=await self.certificates.get())
 
 
+class Held(bytes):
+    """A roster, by its envelope."""
+
+    members = (SimpleNamespace(id="abcd"), SimpleNamespace(id="efgh"))
+
+
 class Keeper:
     """Has a roster as long as `valid` is one; takes every envelope but those that are to be refused."""
 
-    valid: Any = "roster"
+    valid: Any = Held(b"roster")
     coordinators = ("the standby",)
     lapsed: Any = None
     ahead = 0
@@ -113,8 +120,8 @@ class Keeper:
     async def accept(self, envelope: bytes, newer_root: Any) -> Any:
         if envelope in self.refused:
             raise self.refused[envelope]
-        self.valid = envelope
-        return envelope
+        self.valid = Held(envelope)
+        return self.valid
 
 
 class Channel(Coordinators):
@@ -150,6 +157,7 @@ class Watching:
         self.keeper = Keeper()
         self.introduction = Introduction()
         self.door = membership.Door(addresses=["10.0.0.1:7781"])
+        self.names: dict[str, str] = {}
 
 
 @pytest.fixture
@@ -168,7 +176,9 @@ async def watching(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watching]:
 
     watch: Any = Watch
     found.task = asyncio.create_task(
-        watch(channel, found.introduction, found.keeper, rings, newer_root, lambda: found.door).run()
+        watch(
+            channel, found.introduction, found.keeper, rings, newer_root, lambda: found.door, found.names
+        ).run()
     )
     yield found
     found.task.cancel()
@@ -219,7 +229,7 @@ async def test_a_watch_that_is_cancelled_ends(watching: Watching) -> None:
 
 async def test_a_roster_that_has_expired_is_not_served(watching: Watching) -> None:
     await serving(watching)
-    assert watching.rings.rosters == ["roster"]
+    assert watching.rings.rosters == [b"roster"]
     watching.keeper.valid = None
     await until(lambda: watching.rings.rosters[-1] is None)
 
@@ -234,9 +244,9 @@ async def test_a_clock_that_comes_back_brings_back_the_roster_and_those_refused_
         keeper.valid, keeper.ahead = None, 3600
         assert (await told.get()).trouble.reason == "ROSTER_EXPIRED"
         assert (watching.rings.rosters[-1], watching.rings.clock_ahead) == (None, 3600)
-        keeper.valid, keeper.ahead = "roster", 0
+        keeper.valid, keeper.ahead = Held(b"roster"), 0
         assert (await told.get()).trouble.reason == ""
-        assert (watching.rings.rosters[-1], watching.rings.clock_ahead) == ("roster", 0)
+        assert (watching.rings.rosters[-1], watching.rings.clock_ahead) == (b"roster", 0)
         keeper.valid = None
         keeper.refused[b"newer"] = RosterError("it has expired", reason="ROSTER_EXPIRED")
         watching.coordinator.tell(roster(b"newer"))
@@ -271,8 +281,8 @@ async def test_a_gateway_that_is_not_enrolled_any_more_ends(watching: Watching) 
     assert raised.value.reason == "REMOVED"
 
 
-def roster(envelope: bytes) -> membership.WatchResponse:
-    return membership.WatchResponse(roster=membership.RosterUpdate(envelope=envelope))
+def roster(envelope: bytes, names: dict[str, str] | None = None) -> membership.WatchResponse:
+    return membership.WatchResponse(roster=membership.RosterUpdate(envelope=envelope, names=names))
 
 
 GONE = membership.WatchResponse(gone=membership.RingGone(ring="ring-0"))
@@ -291,8 +301,17 @@ async def test_rosters_and_rings_are_passed_on_and_refused_rosters_are_not(
         watching.introduction.certificates.put_nowait(b"said last")
         await watching.coordinator.renewed.get()
     assert watching.coordinator.told.empty()
-    assert watching.rings.rosters == ["roster", b"good", b"better"]
+    assert watching.rings.rosters == [b"roster", b"good", b"better"]
     assert watching.coordinator.watched.qsize() == 1
+
+
+async def test_members_of_the_roster_have_the_names_that_came_with_it(watching: Watching) -> None:
+    """Each roster brings all of them. Other machines and malformed names are left out."""
+    await serving(watching)
+    watching.coordinator.tell(roster(b"first", {"abcd": "mini", "efgh": "studio", "ijkl": "stranger"}))
+    await until(lambda: watching.names == {"abcd": "mini", "efgh": "studio"})
+    watching.coordinator.tell(roster(b"second", {"abcd": "attic", "efgh": "no name\n"}))
+    await until(lambda: watching.names == {"abcd": "attic"})
 
 
 async def test_a_roster_for_which_there_is_no_room_is_used_when_there_is(watching: Watching) -> None:
@@ -305,10 +324,10 @@ async def test_a_roster_for_which_there_is_no_room_is_used_when_there_is(watchin
     async with asyncio.timeout(200):
         assert (await watching.coordinator.told.get()).trouble.reason == "ROSTER_STATE_UNWRITABLE"
         assert await watching.rings.states.get() == "without ring-0"
-        assert watching.rings.rosters == ["roster"]
+        assert watching.rings.rosters == [b"roster"]
         watching.keeper.refused.clear()
         assert (await watching.coordinator.told.get()).trouble.reason == ""
-    assert watching.rings.rosters == ["roster", b"later"]
+    assert watching.rings.rosters == [b"roster", b"later"]
 
 
 async def test_a_gateway_that_the_roster_no_longer_names_ends(watching: Watching) -> None:

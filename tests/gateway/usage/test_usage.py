@@ -12,6 +12,8 @@ import structlog
 
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
+from sealring.edge.access.quota import day_of
+from sealring.gateway.usage import store
 from sealring.gateway.usage import usage as usage_module
 from sealring.gateway.usage.store import Place, UsageStore, Used
 from sealring.gateway.usage.usage import Usage
@@ -28,10 +30,10 @@ class Disk(UsageStore):
 
     full = False
 
-    def add(self, new: Any) -> None:
+    def add(self, new: Any, names: Any = None) -> None:
         if self.full:
             raise sqlite3.OperationalError("database or disk is full")
-        super().add(new)
+        super().add(new, names)
 
     def read(self, *arguments: Any) -> dict[Place, Used]:
         if self.full:
@@ -131,3 +133,26 @@ async def test_what_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for wrong in ("yesterday", "2026-11-30'", "2" * 999):
         with pytest.raises(InvalidInput):
             await counted.tell(asked(wrong), [])
+
+
+async def test_a_machine_has_its_name_also_after_it_was_evicted(tmp_path: Path) -> None:
+    """Its last name of when it asked, for as long as anything that it used is kept."""
+    clock, roster, disk = ManualClock(NOON), {"abcd": "mini", "efgh": "studio"}, Disk(tmp_path)
+    counted = Usage(disk, lambda key: roster.get(key, ""), clock=clock)
+    counted.add("abcd", "m", Used(1, prompt=5))
+    (told,) = counted.collect()
+    assert [one.labels for one in told.samples] == [{"key": "abcd", "name": "mini"}]
+    del roster["abcd"]
+    disk.full = True
+    await counted.flush()
+    disk.full = False
+    counted.add("abcd", "m", Used(1, prompt=5))
+    counted.add("unknown", "m", Used(1, prompt=5))
+    again = Usage(Disk(tmp_path), clock=clock)
+    for one in (counted, again):
+        answer = await one.tell(asked(), [])
+        assert [(each.key, each.label) for each in answer.keys] == [("abcd", "mini")]
+    assert {one.key for one in answer.usage} == {"abcd", "unknown"}
+    later = (NOON + DAY * (number + 2) for number in range(store.MOST_DAYS))
+    disk.add({Place(day_of(one).isoformat(), "", "m"): Used(1) for one in later})
+    assert disk.names() == {}
