@@ -1,5 +1,5 @@
-"""Answers of which a small model, or an MTP head, is right about each token with a given probability, by
-construction.
+"""Answers of which a small model, an MTP head or a drafter that reads hidden states is right about each token
+with a given probability, by construction.
 
 The large model goes through a cycle of tokens that is longer than an answer, so that nothing repeats. It
 draws: the cycle's next token with that probability, else any other. The small model is sure of the next one.
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.drafters import drafter
 from bench.models import SAID, Shape, printable, random_model
 from bench.paced.figures import StageTime
 from sealring.v1 import inference_pb2
@@ -43,6 +44,14 @@ def models(large: Shape, small: Shape) -> tuple[Path, Path]:
 def model_with_head(shape: Shape) -> Path:
     """The folder of a model with an MTP head."""
     return random_model(dataclasses.replace(shape, kind="mimo", vocabulary=0, says=CYCLE, guessed=_SURE))
+
+
+def model_with_drafter(shape: Shape, kind: str) -> tuple[Path, Path]:
+    """The folders of a model and of a drafter that reads its hidden states, of a key of
+    bench.drafters.LAYERS."""
+    says = dataclasses.replace(shape, vocabulary=0, says=CYCLE)
+    model = random_model(says)
+    return model, drafter(model, says, kind, _SURE)
 
 
 def request(

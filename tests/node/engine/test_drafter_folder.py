@@ -11,11 +11,14 @@ import pytest
 from hiddendrafters import CONFIGS, TAPPED, save_drafter, save_model
 from stagering import config_of
 
+from bench.drafters import BLOCK, LAYERS, drafter
+from bench.models import Shape, printable, random_model
 from sealring.mesh.errors import ModelError
-from sealring.node.engine import load_stage
-from sealring.node.engine.drafter_folder import drafter_message
+from sealring.node.engine import RowParameters, load_stage
+from sealring.node.engine.drafter_folder import drafter_message, load_drafter
 from sealring.node.engine.drafts import HiddenDrafter, kind_of
 from sealring.node.engine.guessing import load_sources
+from sealring.node.engine.sampling import Sampler
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
 from sealring.v1 import model_pb2
@@ -87,3 +90,18 @@ def test_a_drafter_of_layers_that_the_model_has_not_is_refused(tmp_path: Path) -
     with pytest.raises(ModelError) as refused:
         drafter_message(model, drafter)
     assert refused.value.reason == "DRAFT_TAPS_UNKNOWN"
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_drafters_of_benchmarks_guess_the_tokens_of_a_models_cycle(kind: str, tmp_path: Path) -> None:
+    """Hidden states and temperatures do not matter, so guesses are right as often as a benchmark asks."""
+    shape = Shape(layers=6, hidden=128, intermediate=64, heads=2, kv_heads=2, says=200)
+    model = random_model(shape, tmp_path)
+    found = load_drafter(drafter(model, shape, kind, 40.0), model, load_stage(model, 0, shape.layers))
+    assert found.facts.block == (BLOCK if kind == "DSpark" else 0)
+    cycle, cache = printable(shape.says), found.make_cache()
+    for place in range(12):
+        hidden = mx.random.normal((1, 1, found.width), key=mx.random.key(place))
+        sampler = Sampler([RowParameters(temperature=2.0 * (place % 2), seed=place)], [place])
+        guessed = found.guess(mx.array([[cycle[place]]], mx.uint32), hidden, cache, BLOCK, sampler)
+        assert guessed.tolist() == cycle[place + 1 : place + 1 + BLOCK]
