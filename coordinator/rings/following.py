@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from sealring.coordinator.planning.planner import end_held
 from sealring.coordinator.rings import epochs
 from sealring.coordinator.rings.actions import Action, Note, Send, Tell
 from sealring.coordinator.rings.epochs import Phase
@@ -70,7 +71,7 @@ def _former(state: State, running: RunningRing, caches: Sequence[bytes]) -> list
         return []
     stages = [
         membership_pb2.FormerStage(
-            member=stage.member, first_layer=stage.first_layer, end_layer=stage.end_layer, caches=each
+            member=stage.member, first_layer=stage.first_layer, end_layer=end_held(stage), caches=each
         )
         for stage, each in zip(running.plan.stages, caches, strict=True)
     ]

@@ -93,6 +93,11 @@ class EpochPlan:
     """The hashes of its members' software, each once, in order."""
     protocol: int = PROTOCOL_VERSION
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """The layers that this member holds, for answers or prompts."""
+        return self.layers[0], max(self.layers[1], self.prompts[1])
+
 
 def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str) -> EpochPlan:
     """Checks a PrepareEpoch against the roster.

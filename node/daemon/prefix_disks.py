@@ -66,7 +66,7 @@ class PrefixDisks:
             self._cluster,
             plan.deployment,
             plan.model_digest,
-            plan.layers,
+            plan.held,
             plan.kv_bits,
             releases,
             tuple(caches),
@@ -97,7 +97,7 @@ class PrefixDisks:
         self, plan: EpochPlan, disk: engine_pb2.PrefixDisk, asked: engine_pb2.BringBlocks
     ) -> None:
         """Stores what other members have of what an epoch's engine asks for."""
-        await self._asker.bring(plan.ring, plan.layers, plan.kv_bits, disk, asked)
+        await self._asker.bring(plan.ring, plan.held, plan.kv_bits, disk, asked)
 
     async def run(self) -> None:
         """Destroys what is there if the disk is turned off."""
@@ -118,25 +118,25 @@ def parts_of(
     """The parts of a former ring's stages that this member has the layers of now, without their keys.
 
     None unless each member that is still in the ring computes caches with what it did then, and one is: the
-    blocks of others are by the same software and weights as long as theirs fit together.
+    blocks of others are by the same software and weights as long as theirs fit together. Of layers that two
+    members had it takes its own.
     """
     own, now = plan.members[plan.rank].id, dict(zip((one.id for one in plan.members), caches, strict=True))
     staying = [one for one in ring.stages if one.member in now]
     if len(ring.stages) > MAX_RANKS or not staying or any(one.caches != now[one.member] for one in staying):
         return []
-    parts, at = [], plan.layers[0]
-    for one in ring.stages:
-        end = min(one.end_layer, plan.layers[1])
-        if one.first_layer <= at < end:
-            parts.append(
-                engine_pb2.FormerPart(
-                    stage_first=one.first_layer,
-                    stage_end=one.end_layer,
-                    first=at,
-                    end=end,
-                    member=one.member if one.member != own else "",
-                    caches=[each.caches for each in ring.stages],
-                )
+    parts, (at, last) = [], plan.held
+    while had := [one for one in ring.stages if at < last and one.first_layer <= at < one.end_layer]:
+        one = max(had, key=lambda each: (each.member == own, each.end_layer))
+        first, at = at, min(one.end_layer, last)
+        parts.append(
+            engine_pb2.FormerPart(
+                stage_first=one.first_layer,
+                stage_end=one.end_layer,
+                first=first,
+                end=at,
+                member=one.member if one.member != own else "",
+                caches=[each.caches for each in ring.stages],
             )
-            at = end
-    return parts if at == plan.layers[1] else []
+        )
+    return parts if at == last else []

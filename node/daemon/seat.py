@@ -174,8 +174,7 @@ class Seat:
 
     async def engine(self, plan: EpochPlan, progress: Callable[[Reached], None]) -> EngineProcess:
         """The engine with the epoch's stage loaded."""
-        held = plan.layers[0], max(plan.layers[1], plan.prompts[1])
-        some = held if plan.size > 1 and not plan.backend else None
+        some = plan.held if plan.size > 1 and not plan.backend else None
         path = await self._around.engines.for_stage(plan.model, some, plan.commit, plan.hub_files, progress)
         most = plan.prefill_chunk, plan.max_rows
         stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, *most)

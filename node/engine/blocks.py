@@ -70,13 +70,15 @@ class BlockLayout:
     """The arrays of a stage's caches, in order, and all else that their bytes depend on.
 
     `leaves` are of the caches that can be cut, `held` of the others. `by_layer` has the bytes of each layer,
-    and those behind the last; it is empty where caches are not those of one layer each.
+    and those behind the last; it is empty where caches are not those of one layer each. `places` are those of
+    the caches in a row's.
     """
 
     leaves: tuple[Leaf, ...]
     held: tuple[Held, ...]
     described: str
     computed_by: str
+    places: tuple[int, ...]
     by_layer: tuple[LayerBytes, ...] = ()
 
     @property
@@ -111,6 +113,10 @@ class BlockLayout:
             np.copyto(np.frombuffer(content, np.uint8, size, at).reshape(shape), array[:, first:end])
             at += size
         return content
+
+    def of_row(self, row: Cache) -> Cache:
+        """The caches of a row's that have this layout, in its order."""
+        return [row[place] for place in self.places]
 
     def views(self, cache: Cache, first: int, end: int) -> list[mx.array]:
         """The bytes of the tokens [first, end) of one row's cache, of all arrays that have any; to be
@@ -191,32 +197,15 @@ class BlockLayout:
         `wanted`, and makes the others what they are at `end`. `content` is a block, then a snapshot. Lazy;
         compute thread."""
         size = self.bytes(end - start)
-        block = iter(self.arrays(content[:size], end - start))
-        held = iter(self.snapshot_arrays(content[size:], end))
-        leaves, states = iter(self.leaves), iter(self.held)
+        block, held = self.arrays(content[:size], end - start), self.snapshot_arrays(content[size:], end)
+        leaves = iter([_typed(one, each.dtype) for one, each in zip(block, self.leaves, strict=True)])
+        states = iter([_typed(one, each.dtype) for one, each in zip(held, self.held, strict=True)])
         for entry, wants in zip(cache, wanted, strict=True):
             for part, kind in kinds([entry]):
-                count = kind.stored(part)
-                if not kind.cuts:
-                    arrays = [
-                        _typed(one, each.dtype)
-                        for one, each in zip(islice(held, count), islice(states, count), strict=True)
-                    ]
-                else:
-                    more = [
-                        _typed(one, each.dtype)
-                        for one, each in zip(islice(block, count), islice(leaves, count), strict=True)
-                    ]
-                    before = _arrays(kind.snapshot(part)) if start else []
-                    arrays = (
-                        [
-                            mx.concatenate([first[..., :start, :], then], axis=2)
-                            for first, then in zip(before, more, strict=True)
-                        ]
-                        if before
-                        else more
-                    )
-                if wants:
+                arrays = list(islice(leaves if kind.cuts else states, kind.stored(part)))
+                if wants and kind.cuts:
+                    kind.append(part, arrays, start)
+                elif wants:
                     kind.restore(part, Snapshot(arrays, end))
 
     def _joined(self, index: int, blocks: Sequence[list[mx.array]], tokens: int) -> mx.array:
@@ -245,19 +234,19 @@ def provenance(path: Path, adapter: Path | None = None) -> str:
 
 
 def layout_of(stage: Stage, computed_by: str, places: Sequence[int] | None = None) -> BlockLayout | None:
-    """The layout of a stage's caches, or of those in `places`; None for caches that are not stored. For the
-    compute thread. `computed_by` is its `provenance`.
+    """The layout of the caches of a stage that computes prompts, or of those in `places` of one that may
+    not; None for caches that are not stored. For the compute thread. `computed_by` is its `provenance`.
 
     Those of a tensor ring are not: a rank cannot compute alone, and its caches are parts of every layer.
     """
     if isinstance(stage.spec, ShardSpec):
         return None
-    whole = stage.make_cache()
-    cache = whole if places is None else [whole[place] for place in places]
-    if not all(kind.stored(part) for part, kind in kinds(cache)):
+    own = tuple(stage.places_by_layer if places is None else places)
+    empty = stage.make_cache()
+    if not all(kind.stored(part) for part, kind in kinds([empty[place] for place in own])):
         return None
-    token = [mx.zeros((1, 1, *each.tail), getattr(mx, each.dtype)) for each in stage.spec.receives]
-    stage(token, whole)
+    whole = stage.tried(1)
+    cache = [whole[place] for place in own]
     leaves: list[Leaf] = []
     for array in _leaves(cache):
         if array.ndim != 4 or array.shape[0] != 1:
@@ -280,12 +269,15 @@ def layout_of(stage: Stage, computed_by: str, places: Sequence[int] | None = Non
     described = repr((computed_by, stage.spec.model_type, named, leaves, held))
     by_layer: tuple[LayerBytes, ...] = ()
     if places is None and stage.caches_by_layer:
-        by_layer = _by_layer(cache, leaves, held, stage.spec.hi - stage.spec.lo)
-    layout = BlockLayout(tuple(leaves), tuple(held), described, computed_by, by_layer)
+        first, end = stage.held
+        by_layer = _by_layer(cache, leaves, held, end - first)
+    layout = BlockLayout(tuple(leaves), tuple(held), described, computed_by, own, by_layer)
     if not layout.bytes(1) and not layout.snapshot_bytes(1):
         return None
-    stage(token, whole)  # some states grow with the first tokens: LongCat's of its last ones
-    return None if layout.snapshot(cache, 2) is None else layout
+    longer = layout.of_row(
+        stage.tried(2)
+    )  # some states grow with the first tokens: LongCat's of its last ones
+    return None if layout.snapshot(longer, 2) is None else layout
 
 
 def _by_layer(

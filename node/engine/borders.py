@@ -77,13 +77,11 @@ def borders_of(stage: Stage) -> Borders:
 
 
 def _border(stage: Stage, caches: Sequence[int], places: Sequence[int | None]) -> Border:
-    own = [stage.cache_places.index(cache) for cache in caches]
-    layout = layout_of(stage, "", own)
+    layout = layout_of(stage, "", [stage.cache_places.index(cache) for cache in caches])
     if layout is None:
         raise ModelError(
             f"no layer of {stage.spec.model_type} can be on both sides of a border: its caches do not travel",
             reason="NOT_DOUBLED",
             hint="give each layer to one member",
         )
-    made = stage.make_cache()
-    return Border(places, layout, [made[place] for place in own])
+    return Border(places, layout, layout.of_row(stage.make_cache()))

@@ -170,7 +170,9 @@ class Disk:
         while wanted and self._waiting < WAITING:  # several pieces of what was asked again in memory
             units = [unit for unit in wanted if unit.place.end <= wanted[0].place.first + PIECE]
             first, end = units[0].place.first, units[-1].place.end
-            self._put(_Piece(chain, units, self._layout.views(cache, first, end), first, end))
+            self._put(
+                _Piece(chain, units, self._layout.views(self._layout.of_row(cache), first, end), first, end)
+            )
             self._seen[row] = end
             wanted = wanted[len(units) :]
         if not wanted:
@@ -182,7 +184,7 @@ class Disk:
         if not chain.names or chain.tokens != tokens or not layout.held or self._waiting > WAITING:
             return
         unit = Unit(snapshot_of(chain), is_snapshot=True)
-        if self._wants(chain, unit) and (arrays := layout.snapshot(cache, tokens)) is not None:
+        if self._wants(chain, unit) and (arrays := layout.snapshot(layout.of_row(cache), tokens)) is not None:
             self._put(_Piece(chain, [unit], arrays))
 
     def _wants(self, chain: Chain, unit: Unit) -> bool:
@@ -419,7 +421,7 @@ class Disk:
             )
         blocks = [recall.blocks[index] for index in range(count)]
         snapshot = blocks.pop() if self._layout.held else []
-        self._layout.fill(cache, blocks, snapshot, change.tokens)
+        self._layout.fill(self._layout.of_row(cache), blocks, snapshot, change.tokens)
         return cache
 
     # Epochs

@@ -234,7 +234,7 @@ def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambd
             front.inputs.blind()
         undo.pop_all()
     log.info("stage_loaded", lo=command.lo, hi=command.hi, weight_bytes=stage.weight_bytes)
-    layout = _layout(stage, path, adapter) if stage.prefill is stage else None
+    layout = _layout(stage.prefill, path, adapter)
     return Loaded(stage, front, command, measured, grammars, times, layout, sources, tower)
 
 

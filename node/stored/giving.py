@@ -82,7 +82,7 @@ class BlocksGiver(links_pb2_grpc.BlocksServicer):
         roster = self._roster()
         rings = roster.rings_of(caller) if roster is not None else ()
         ring = next((one for one in rings if one.id == request.ring), None)
-        own = ring.member(caller).layers if ring is not None else (0, 0)
+        own = ring.member(caller).held if ring is not None else (0, 0)
         if ring is None or not own[0] <= request.first < request.end <= own[1]:
             raise PermissionDenied(
                 "the roster does not give the caller these layers", reason="NOT_ITS_LAYERS"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -58,6 +59,13 @@ class Indexed(Plain):
     def restore(self, cache: Any, at: Snapshot) -> None:
         cache.keys, cache.values, keys = at.arrays
         cache.index_keys, cache.offset = keys[:, 0], at.rest
+        cache.clear_index_blocks()
+
+    def append(self, cache: Any, arrays: Sequence[mx.array], start: int) -> None:
+        *own, keys = arrays
+        super().append(cache, own, start)
+        before = [cache.index_keys[:, :start]] if start else []
+        cache.index_keys = mx.concatenate([*before, keys[:, 0]], axis=1)
         cache.clear_index_blocks()
 
     def stored(self, cache: Any) -> int:

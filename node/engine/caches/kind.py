@@ -127,6 +127,11 @@ class Kind:
         caches that are not stored."""
         return 0
 
+    def append(self, cache: Any, arrays: Sequence[mx.array], start: int) -> None:
+        """Puts what a snapshot on disk has of the tokens behind the first `start` into a row, in place if it
+        has room. The kind `cuts`."""
+        raise NotImplementedError
+
     def check(self, cache: Any, tokens: int) -> None:
         """Raises Internal if a row is known to have another number of tokens."""
         if getattr(cache, "offset", tokens) != tokens:

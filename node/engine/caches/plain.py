@@ -192,6 +192,13 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, range]]:
     return runs
 
 
+def _with_room(held: mx.array | None, new: mx.array, start: int) -> mx.array:
+    """The first `start` tokens, and room for those of `new` and some more."""
+    batch, heads, tokens, width = new.shape
+    room = mx.zeros((batch, heads, _room(start + tokens) - start, width), new.dtype)
+    return room if held is None else mx.concatenate([held[..., :start, :], room], axis=2)
+
+
 class Plain(Kind):
     """Keys and values of all tokens, mlx-lm's `KVCache`."""
 
@@ -207,6 +214,16 @@ class Plain(Kind):
     def restore(self, cache: Any, at: Snapshot) -> None:
         cache.keys, cache.values = at.arrays
         cache.offset = at.rest
+
+    def append(self, cache: Any, arrays: Sequence[mx.array], start: int) -> None:
+        end, held = start + arrays[0].shape[2], [each for _, each in tree_flatten((cache.keys, cache.values))]
+        if not start or end > held[0].shape[2]:
+            held = [_with_room(held[at] if start else None, new, start) for at, new in enumerate(arrays)]
+        for array, new in zip(held, arrays, strict=True):
+            array[..., start:end, :] = new
+        half = len(held) // 2
+        cache.keys, cache.values = held if half == 1 else (tuple(held[:half]), tuple(held[half:]))
+        cache.offset = end
 
     def stored(self, cache: Any) -> int:
         return 2

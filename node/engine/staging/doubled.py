@@ -62,6 +62,27 @@ class Prefill(Stage):
         self._decode.count_shadows(shadows, *inputs[0].shape[:2])
         return outputs
 
+    @property
+    def caches_by_layer(self) -> bool:
+        assert self._decode is not None
+        return super().caches_by_layer and self._decode.caches_by_layer
+
+    @property
+    def places_by_layer(self) -> list[int]:
+        before = self._own + self._places.count(None)
+        others = range(before, self._own + len(self._added))
+        return [*range(self._own, before), *range(self._own), *others]
+
+    @property
+    def held(self) -> tuple[int, int]:
+        assert self._decode is not None
+        return self._decode.spec.lo, self.spec.hi
+
+    def tried(self, tokens: int) -> Cache:
+        assert self._decode is not None
+        own, other = super().tried(tokens), self._decode.tried(tokens)
+        return self._one_row([*own[: self._own], *(other[index] for index in self._added)])
+
     def row_place(self, cache: int) -> int | None:
         """The place in a row's caches of the model's cache `cache`, which the other stage has; None where
         this stage computes it itself."""

@@ -248,6 +248,24 @@ class Stage:
         """Which of the model's caches those of `make_cache` are, the shadows behind them left out."""
         return self._slots.present
 
+    @property
+    def places_by_layer(self) -> list[int]:
+        """The places in `make_cache` of its caches, those of layers first, in the order of these."""
+        return list(range(len(self.make_cache())))
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The layers of which a row has caches here."""
+        return self.spec.lo, self.spec.hi
+
+    def tried(self, tokens: int) -> Cache:
+        """A row's caches after as many tokens, whose inputs are zeros; lazy."""
+        cache = self.make_cache()
+        token = [mx.zeros((1, 1, *each.tail), getattr(mx, each.dtype)) for each in self.spec.receives]
+        for _ in range(tokens):
+            self(token, cache)
+        return cache
+
     def caches_of(self, lo: int, hi: int) -> list[int]:
         """Which of the model's caches the layers [lo, hi) use."""
         return self._slots.used(lo, hi)

@@ -19,7 +19,7 @@ class Plan:
     deployment: str = "chat"
     model: str = "org/model"
     model_digest: str = "ab" * 32
-    layers: tuple[int, int] = (0, 8)
+    held: tuple[int, int] = (0, 8)
     kv_bits: int = 0
     backend: str = ""
     size: int = 2
@@ -45,7 +45,7 @@ async def test_a_stage_has_one_key_for_as_long_as_nothing_is_removed(tmp_path: P
     assert (first.HasField("size"), again.size) == (False, 5)
     others: list[dict[str, Any]] = [
         {"deployment": "other"},
-        {"layers": (0, 9)},
+        {"held": (0, 9)},
         {"kv_bits": 4},
         {"model_digest": "cd"},
         {"releases": (b"one", b"two")},

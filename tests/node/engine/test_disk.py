@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_SECONDS
-from stagering import CHUNK, Prompts, Ring, compute_thread, expected, prompt_of, stages_of
+from stagering import (
+    CHUNK,
+    Prompts,
+    Ring,
+    compute_thread,
+    doubled_stages_of,
+    expected,
+    prompt_of,
+    setting,
+    stages_of,
+)
 
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.ring import STORED_BLOCK, Chain, chain_of, names_key
@@ -34,8 +44,23 @@ def chain(tokens: list[int]) -> Chain:
     return chain_of(names_key(b"key of the head's stage on disk."), b"ckey one", words)
 
 
+Shape = tuple[int, bool]
+"""The number of stages, and whether the model is cut in other places for prompts."""
+
+
+def members(family: str, size: int, doubled: bool = False) -> list[Stage]:
+    """`doubled`: all layers are held twice but those at the ends and, of three members, in the middle."""
+    if not doubled:
+        return stages_of(family, size)
+    layers = setting(family, "num_hidden_layers")
+    prompts, answers = ((layers - 1,), (1,)) if size == 2 else ((2, layers - 1), (1, layers - 2))
+    if prompts[0] <= answers[0] or prompts[0] > (*answers, layers)[1]:
+        pytest.skip("no layer is left to be doubled")
+    return doubled_stages_of(family, prompts, answers)
+
+
 def disk_of(stage: Stage, rank: int, root: Path, computed_by: str = "a release") -> Disk | None:
-    layout = compute_thread(rank).submit(layout_of, stage, computed_by).result(PATIENCE_SECONDS)
+    layout = compute_thread(rank).submit(layout_of, stage.prefill, computed_by).result(PATIENCE_SECONDS)
     if layout is None:
         return None
     folder = root / str(rank)
@@ -90,10 +115,11 @@ def write(
     tokens: int = STORED_BLOCK + CHUNK,
     marks: Sequence[int] = (),
     fail: bool = False,
+    doubled: bool = False,
 ) -> None:
     """An epoch in which the prompt is computed and written behind. Its first `tokens`, if any, are kept in
     place of what is kept at `marks`. It may `fail` then."""
-    stages, row = stages_of(family, size), row_of(prompt)
+    stages, row = members(family, size, doubled), row_of(prompt)
     ring = Ring(stages, Prompts({1: (prompt, row)}))
     made = disks(ring, stages, root)
     steps = [*prefill(1, prompt, 0, len(params.encode(row))), *decoded(2)]
@@ -152,32 +178,59 @@ def test_after_a_restart_a_prompt_goes_on_from_the_disk(family: str, size: int, 
 
 
 @pytest.mark.parametrize(
-    ("family", "size", "now"),
+    ("family", "size"),
     [
-        pytest.param(*case, marks=[] if case in always else [pytest.mark.sweep])
-        for always in [{("llama", 2, 3), ("qwen3:4", 3, 1), ("gpt_oss", 1, 2), ("qwen3_next", 2, 3)}]
+        pytest.param(family, size, marks=[] if (family, size) in always else [pytest.mark.sweep])
+        for always in [{("llama", 3), ("qwen3:4", 2), ("gpt_oss", 2), ("qwen3_next", 2)}]
         for family in (*STORED, *SNAPSHOTS)
-        for case in ((family, 2, 3), (family, 3, 2), (family, 1, 2), (family, 3, 1))
+        for size in (2, 3)
+    ],
+)
+def test_with_two_cuts_each_member_reads_what_it_holds(family: str, size: int, tmp_path: Path) -> None:
+    prompt = prompt_of(family, 0, LENGTH)
+    write(family, size, prompt, tmp_path, tokens=STORED_BLOCK, doubled=True)
+    stages = members(family, size, True)
+    goes_on(family, stages, prompt, lambda ring, stages: disks(ring, stages, tmp_path))
+
+
+MOVES: list[tuple[Shape, Shape]] = [
+    *(((2, False), (3, False)), ((3, False), (2, False)), ((1, False), (2, False)), ((3, False), (1, False))),
+    *(((2, True), (2, False)), ((2, False), (2, True)), ((3, False), (2, True)), ((2, True), (1, False))),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "before", "now"),
+    [
+        pytest.param(family, *move, marks=[] if (family, place) in always else [pytest.mark.sweep])
+        for always in [
+            {("llama", 0), ("qwen3:4", 3), ("gpt_oss", 2), ("qwen3_next", 0)}
+            | {("llama", 4), ("qwen3_next", 5), ("gpt_oss", 4)}
+        ]
+        for family in (*STORED, *SNAPSHOTS)
+        for place, move in enumerate(MOVES)
     ],
 )
 def test_a_ring_with_other_stages_goes_on_from_what_each_had(
-    family: str, size: int, now: int, tmp_path: Path
+    family: str, before: Shape, now: Shape, tmp_path: Path
 ) -> None:
     prompt = prompt_of(family, 0, LENGTH)
-    write(family, size, prompt, tmp_path, tokens=STORED_BLOCK)
-    before = stages_of(family, size)
-    stores = [disk.store for disk in (disk_of(stage, q, tmp_path) for q, stage in enumerate(before)) if disk]
+    write(family, before[0], prompt, tmp_path, tokens=STORED_BLOCK, doubled=before[1])
+    had = members(family, *before)
+    stores = [disk.store for disk in (disk_of(stage, q, tmp_path) for q, stage in enumerate(had)) if disk]
 
-    def moved(ring: Ring, stages: list[Stage]) -> list[Disk]:
+    def give(ring: Ring, stages: list[Stage]) -> list[Disk]:
         made = []
         for rank, (prefixes, stage) in enumerate(zip(ring.prefixes, stages, strict=True)):
             layout, parts = layout_at(stage, rank), []
-            for q, (old, store) in enumerate(zip(before, stores, strict=True)):
-                first, end = max(old.spec.lo, stage.spec.lo), min(old.spec.hi, stage.spec.hi)
+            at, own = stage.prefill.held
+            for q, (old, store) in enumerate(zip(had, stores, strict=True)):
+                lo, hi = old.prefill.held
                 table = layout_at(old, q).table
                 assert table is not None
-                if first < end:
-                    parts.append(Part(store, table, first - old.spec.lo, end - old.spec.lo))
+                if lo <= at < min(hi, own):
+                    parts.append(Part(store, table, at - lo, min(hi, own) - lo))
+                    at = min(hi, own)
             assert layout.table is not None
             folder = tmp_path / f"now {rank}"
             store = Store(folder, folder / "model", layout.digest, BUDGET)
@@ -185,11 +238,11 @@ def test_a_ring_with_other_stages_goes_on_from_what_each_had(
             made.append(prefixes.disk)
         return made
 
-    goes_on(family, stages_of(family, now), prompt, moved)
+    goes_on(family, members(family, *now), prompt, give)
 
 
 def layout_at(stage: Stage, rank: int) -> BlockLayout:
-    layout = compute_thread(rank).submit(layout_of, stage, "a release").result(PATIENCE_SECONDS)
+    layout = compute_thread(rank).submit(layout_of, stage.prefill, "a release").result(PATIENCE_SECONDS)
     assert layout is not None
     return layout
 

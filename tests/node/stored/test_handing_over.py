@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sealring.mesh.errors import PermissionDenied
 from sealring.mesh.ring import Chain, chain_of
 from sealring.mesh.rpc import PeerChannel, Server, from_rpc_error, server_credentials
 from sealring.node.daemon.prefix_disks import PrefixDisks, parts_of
@@ -81,7 +85,7 @@ class World:
     def plan(self) -> Any:
         members = self.roster.ring("demo-0").members
         facts = {"ring": "demo-0", "deployment": "demo", "model": "demo", "model_digest": DIGEST.hex()}
-        own = {"layers": members[1].layers, "rank": 1, "members": members, "size": 2}
+        own = {"held": members[1].held, "rank": 1, "members": members, "size": 2}
         return SimpleNamespace(**facts, **own, kv_bits=0, backend="", releases=(b"one",))
 
     @property
@@ -99,7 +103,7 @@ class World:
         plan = self.plan
         disk = await self.disks.of(plan, self.now, [self.ring])
         assert disk is not None
-        lo, hi = plan.layers
+        lo, hi = plan.held
         former = former_of(disk, TABLE._replace(layers=TABLE.layers[lo:hi]), lo)[0]
         asked = engine_pb2.BringBlocks(chain=CHAIN.packed())
         assert former.here(CHAIN.scope, UNITS[0])
@@ -107,11 +111,11 @@ class World:
         return lambda unit: former.read(CHAIN.scope, unit)
 
     def expected(self, unit: Unit) -> bytes:
-        lo, hi = self.plan.layers
+        lo, hi = self.plan.held
         return b"".join(content(layer, unit) for layer in range(lo, hi)) + bytes(4) * unit.is_snapshot
 
     def request(self, **changed: Any) -> links_pb2.ReadBlocksRequest:
-        lo, hi = self.plan.layers
+        lo, hi = self.plan.held
         fields = {"ring": "demo-0", "caches": [CACHES[1], CACHES[0]], "stage_first": 4, "stage_end": LAYERS}
         wanted = {"first": lo, "end": hi, "chain": CHAIN.packed()}
         return links_pb2.ReadBlocksRequest(**(fields | wanted | changed))
@@ -140,7 +144,7 @@ async def world(cluster: Any, tmp_path: Path) -> AsyncIterator[World]:
 async def test_a_newcomer_gets_its_layers_of_every_block_and_of_the_snapshot(world: World) -> None:
     world.store_at_giver()
     read = await world.bring()
-    assert world.plan.layers == (4, LAYERS)
+    assert world.plan.held == (4, LAYERS)
     for unit in UNITS:
         assert read(unit) == world.expected(unit)
 
@@ -153,6 +157,45 @@ async def test_blocks_count_while_the_weights_of_members_that_stay_are_the_same(
     assert bool(parts_of(world.plan, now, world.ring)) is stays
     elsewhere = membership_pb2.FormerRing(stages=world.ring.stages[1:])
     assert not parts_of(world.plan, world.now, elsewhere), "nobody vouches for it, and layers are missing"
+
+
+async def test_a_member_that_has_layers_for_prompts_alone_gets_them_too(world: World) -> None:
+    world.store_at_giver()
+    ring = world.roster.ring("demo-0")
+    first = replace(ring.members[0], prompts=(0, 6))
+    world.roster = replace(world.roster, rings=(replace(ring, members=(first, *ring.members[1:])),))
+    assert await world.pieces(world.request(end=6), world.stays)
+    with pytest.raises(PermissionDenied):
+        await world.pieces(world.request(end=7), world.stays)
+
+
+@given(
+    st.lists(st.integers(0, LAYERS), min_size=2, max_size=8),
+    st.tuples(st.integers(0, LAYERS - 1), st.integers(1, LAYERS)).filter(lambda held: held[0] < held[1]),
+    st.integers(0, 3),
+)
+def test_parts_of_stages_that_overlap_are_whole_and_its_own_where_it_had_them(
+    edges: list[int], held: tuple[int, int], own: int
+) -> None:
+    """As members have them that hold layers for prompts alone."""
+    ranges = sorted({(min(pair), max(pair)) for pair in zip(edges[::2], edges[1::2], strict=False)})
+    ranges = [(first, end) for first, end in ranges if first < end]
+    stages = [
+        membership_pb2.FormerStage(member=str(at), first_layer=first, end_layer=end, caches=b"one")
+        for at, (first, end) in enumerate(ranges)
+    ]
+    members = (SimpleNamespace(id=str(own)), SimpleNamespace(id="0"))
+    plan: Any = SimpleNamespace(held=held, rank=0, members=members)
+    parts = parts_of(plan, [b"one", b"one"], membership_pb2.FormerRing(stages=stages))
+    covered = all(any(first <= layer < end for first, end in ranges) for layer in range(*held))
+    assert bool(parts) is covered
+    if parts:
+        assert [parts[0].first, *(one.end for one in parts)] == [*(one.first for one in parts), held[1]]
+        assert parts[0].first == held[0]
+    for one in parts:
+        assert one.stage_first <= one.first < one.end <= one.stage_end
+        had = ranges[own] if own < len(ranges) else (0, 0)
+        assert not had[0] <= one.first < had[1] or not one.member
 
 
 async def test_only_the_member_that_has_the_layers_now_gets_them(world: World) -> None:
