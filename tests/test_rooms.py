@@ -250,7 +250,7 @@ LINES = {
     "gateway": 1_363,
     "gateway/rings": 3_489,
     "gateway/scheduler": 4_166,
-    "node": 15_129,
+    "node": 15_207,
     "node/engine": 20_914,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,

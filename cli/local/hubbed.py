@@ -49,4 +49,4 @@ def fetch_here(model: str, into: Path, tell: Callable[[int, int], None]) -> Path
         raise InvalidInput(f"{model[:80]!r} is no id of the hub", hint="ORG/NAME", reason="BAD_MODEL_ID")
     home = into / _WORKING
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return fetch(model, home, lambda event: tell(event.done, event.size) if event.size else None)
+    return fetch(model, home, lambda event: tell(event.done, event.size) if event.ByteSize() else None)

@@ -15,8 +15,16 @@ LOADING = "loading"
 WARMING = "compiling and timing its steps"
 
 _WINDOW_SECONDS = 20.0
-_LEAST_SECONDS = 2.0
-"""Shorter than that nothing is said of a rate."""
+_WINDOW_SHARE = 4
+"""The rate is that of the last 20 s, and later that of the last quarter, so that a pause does not end it."""
+
+_SAMPLES = 64
+"""The most that are kept of one window."""
+
+_LEAST_SECONDS = 5.0
+_LEAST_SHARE = 1000
+"""Rate and time left are not said before 5 s, nor while less than a thousandth of the rest has come in the
+window: connections begin slowly, and what takes 1,000 windows is a guess."""
 
 MOST_LEFT = 30 * 86400
 """Seconds: a longer rest is not told."""
@@ -59,10 +67,12 @@ class Reached:
 
 def together(parts: Sequence[Reached]) -> Reached:
     """Parts that are worked on side by side, as one: it has a total once all have, and as long as the slowest
-    to go."""
+    to go once that is known of each."""
     done, total = sum(one.done for one in parts), sum(one.total for one in parts)
     if not parts or not all(one.total for one in parts):
         return Reached("", done)
+    if not all(one.rate for one in parts if one.done < one.total):
+        return Reached("", done, total)
     return Reached("", done, total, sum(one.rate for one in parts), max(one.seconds_left for one in parts))
 
 
@@ -74,24 +84,34 @@ class Pace:
         self._clock = clock
         self._last = Reached("")
         self._seen: deque[tuple[float, int]] = deque()
+        self._began = clock()
 
     def at(self, what: str, done: int, total: int) -> Reached:
         """How far the work is, with `done` bytes of `total` (0: not known) now."""
         now = self._clock()
         if (self._last.what, self._last.total) != (what, total):
             self._seen.clear()
+            self._began = now
         else:
             done = max(done, self._last.done)
+        window = max(_WINDOW_SECONDS, (now - self._began) / _WINDOW_SHARE)
+        if len(self._seen) > 1 and now < self._seen[-2][0] + window / _SAMPLES:
+            self._seen.pop()
         self._seen.append((now, done))
-        while self._seen[0][0] < now - _WINDOW_SECONDS and len(self._seen) > 2:
+        while self._seen[0][0] < now - window and len(self._seen) > 2:
             self._seen.popleft()
         began, before = self._seen[0]
-        rate = 0.0 if now - began < _LEAST_SECONDS else (done - before) / (now - began)
-        left = (total - done) / rate if rate > 0 else math.inf
-        told = total > 0 and left < MOST_LEFT
-        figures = (round(rate), max(0, math.ceil(left))) if told else (0, 0)
-        self._last = Reached(what, done, total, *figures)
+        self._last = Reached(what, done, total, *_left(now - began, done - before, total - done))
         return self._last
+
+
+def _left(seconds: float, came: int, rest: int) -> tuple[int, int]:
+    """The rate by what came in these seconds, and the seconds of the rest at it; both 0 if that says too
+    little."""
+    if seconds < _LEAST_SECONDS or came <= 0 or came * _LEAST_SHARE < rest:
+        return 0, 0
+    left = max(0, math.ceil(rest * seconds / came))
+    return (round(came / seconds), left) if left < MOST_LEFT else (0, 0)
 
 
 def _span(seconds: float) -> str:

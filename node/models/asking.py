@@ -108,7 +108,11 @@ class ModelAsker:
             claimed = {giver.hub_files for giver in givers if giver.hub_files}
             hub_files = claimed.pop() if len(claimed) == 1 else ""  # of several claims only one can be true
             begin = functools.partial(
-                partial.begin, commit=known.commit, checked=bool(known.commit), hub_files=hub_files
+                partial.begin,
+                commit=known.commit,
+                checked=bool(known.commit),
+                hub_files=hub_files,
+                tell=lambda: progress(partial.done, partial.size),
             )
             if needs is None:
                 await asyncio.to_thread(begin, manifest)

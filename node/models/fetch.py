@@ -32,7 +32,7 @@ from sealring.mesh.rpc.problem import to_problem
 from sealring.mesh.system import logging
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.models.folders import not_found
-from sealring.node.models.hub import Repository
+from sealring.node.models.hub import Repository, damaged
 from sealring.node.models.kept import (
     beginnings,
     check_commit,
@@ -123,10 +123,16 @@ def fetch(model: str, home: Path, send: Send, *, part: bool = False, commit: str
         fetching = HubFetch(repository, partial, send)
         ranges = _wanted(partial.path / WANTED) if part else None
         wanted = beginnings(manifest) if part else every_part(manifest)
-        if note is None:
-            partial.begin(manifest, wanted, repository.commit, hub_files=repository.hub_files)
-        else:  # parts from a member may have no known commit, and then the added ones have none either
-            partial.begin(manifest, wanted, note.commit, checked=note.checked, hub_files=note.hub_files)
+        commit, checked, hub_files = repository.commit, False, repository.hub_files
+        if note is not None:  # parts from a member may have no known commit, and then the added have none
+            commit, checked, hub_files = note.commit, note.checked, note.hub_files
+        partial.begin(
+            *(manifest, wanted, commit),
+            checked=checked,
+            hub_files=hub_files,
+            whole=True,
+            tell=fetching.tell_seldom,
+        )
         fetching.fill(known=not part)
         if part:
             wanted = headers(manifest, wanted, partial.path)
@@ -163,8 +169,7 @@ class HubFetch:
         self._partial = partial
         self._send = send
         self._kept = self._told = time.monotonic()
-        self._checked: set[int] = set()
-        self._known = True
+        self._known = False
 
     def fill(self, *, known: bool = True) -> None:
         """Fetches and notes the missing parts. It says the bytes in all if it is `known` that no others are
@@ -199,13 +204,9 @@ class HubFetch:
     def _check(self, index: int) -> None:
         """Checks a complete file, also one of an earlier process that ended before its check."""
         file = self._repository.files[index]
-        if file.sha256 and index not in self._checked:
-            try:
-                self._repository.check(index, self._partial.path / file.name)
-            except ModelError:
-                self._partial.forget(index)
-                raise
-            self._checked.add(index)
+        if file.sha256 and self._partial.sha256(index) != file.sha256:
+            self._partial.forget(index)
+            raise damaged(file.name)
 
     def _bring(self, index: int, parts: range) -> None:
         size, end = self._repository.files[index].size, parts.stop * PART
@@ -215,8 +216,7 @@ class HubFetch:
             while left:
                 piece = left[: min(PART, size - part * PART) - length]
                 pieces.append(piece)
-                if time.monotonic() >= self._told + _TELL_SECONDS:
-                    self._tell(length)
+                self.tell_seldom(length)
                 length, left = length + len(piece), left[len(piece) :]
                 if length == min(PART, size - part * PART):
                     self._add(index, part, pieces)
@@ -230,6 +230,11 @@ class HubFetch:
         if time.monotonic() >= self._kept + KEEP_SECONDS:
             self._partial.keep()
             self._kept = time.monotonic()
+
+    def tell_seldom(self, coming: int = 0) -> None:
+        """Says what `_tell` does, at most every half second."""
+        if time.monotonic() >= self._told + _TELL_SECONDS:
+            self._tell(coming)
 
     def _tell(self, coming: int = 0) -> None:
         """Says how many bytes are here, with those of a part that is `coming`."""

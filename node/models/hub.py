@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -28,7 +27,6 @@ _WAIT_SECONDS = 1.0
 _ERROR_HEADERS = ("x-error-code", "x-error-message", "x-request-id")
 """Headers that explain an error."""
 
-_READ = 8 << 20
 _SLOW_SECONDS = 60.0
 _LEAST = 64 << 10
 """Least bytes that must arrive in that time."""
@@ -53,7 +51,7 @@ class Repository:
 
     def __init__(self, model: str, commit: str = "", beat: Callable[[], None] = lambda: None) -> None:
         """The repository at `commit`, or at its newest one. `beat` is called again and again while files are
-        read and hashed. Raises as `files_of` too."""
+        read. Raises as `files_of` too."""
         self._beat = beat
         from huggingface_hub import constants
 
@@ -98,16 +96,6 @@ class Repository:
         if blob != file.blob:
             raise damaged(file.name)
         return content
-
-    def check(self, index: int, path: Path) -> None:
-        """Raises ModelError (MODEL_PART_DAMAGED) for a file that has all its bytes and another hash."""
-        digest = hashlib.sha256()
-        with path.open("rb") as stream:
-            while data := stream.read(_READ):
-                digest.update(data)
-                self._beat()
-        if digest.hexdigest() != self.files[index].sha256:
-            raise damaged(self.files[index].name)
 
     def _stream(self, file: HubFile, first: int, end: int) -> Iterator[bytes]:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url

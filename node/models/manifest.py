@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
@@ -171,16 +171,23 @@ def open_inside(folder: Path, name: str) -> int:
 
 def hash_part(descriptor: int, size: int, part: int, stop: threading.Event | None = None) -> bytes:
     """The SHA-256 of a part of a file of `size` bytes. Raises OSError, Cancelled."""
-    total, at, end = hashlib.sha256(), part * PART, min((part + 1) * PART, size)
-    while at < end:
+    total = hashlib.sha256()
+    for block in read_part(descriptor, size, part):
         if stop is not None and stop.is_set():
             raise Cancelled("the node stops")
+        total.update(block)
+    return total.digest()
+
+
+def read_part(descriptor: int, size: int, part: int) -> Iterator[bytes]:
+    """A part of a file of `size` bytes, in blocks of 1 MiB at most. Raises OSError."""
+    at, end = part * PART, min((part + 1) * PART, size)
+    while at < end:
         block = os.pread(descriptor, min(_BLOCK, end - at), at)
         if not block:
             raise OSError(0, "a file has become shorter")
-        total.update(block)
+        yield block
         at += len(block)
-    return total.digest()
 
 
 def blank_parts(descriptor: int, size: int) -> set[int]:

@@ -220,15 +220,15 @@ def test_what_the_hub_has_not_confirmed_is_never_noted_as_whole(
     monkeypatch.setattr(fetch, "KEEP_SECONDS", 0.0)
     contents = [FILES["config.json"], WEIGHTS]
 
-    def killed(index: int, path: Path) -> None:
+    def killed(partial: PartialModel, file: int) -> str:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(PartialModel, "sha256", killed)
     weights = HubFile("model.safetensors", len(WEIGHTS), "0" * 64, "")
     repository: Any = SimpleNamespace(
         files=[HubFile("config.json", 2, "", "0" * 40), weights],
         small=lambda index: contents[index],
         read=lambda index, first, end: [contents[index][first:end]],
-        check=killed,
     )
     partial = PartialModel(tmp_path, "org/model")
     partial.begin(Manifest.unhashed([(one.name, one.size) for one in repository.files]), commit=COMMIT)
@@ -301,3 +301,23 @@ def test_what_comes_of_a_part_is_told_before_the_part_is_whole(hub: LocalHub, tm
     done = [event.done for event in run(hub, tmp_path / "home") if event.size]
     assert done == sorted(done)
     assert len(done) > 10, "the model has five parts"
+
+
+def test_a_fetch_that_goes_on_tells_what_it_reads_of_the_earlier_one(hub: LocalHub, tmp_path: Path) -> None:
+    """On a slow disk that takes minutes, before the first byte comes."""
+    run(hub, tmp_path, "org/model", "--part")
+    (folder(tmp_path) / WANTED).write_text(
+        json.dumps([["model.safetensors", 0, 1], ["model.safetensors", 3 * PART, len(WEIGHTS)]])
+    )
+    run(hub, tmp_path, "org/model", "--part")
+    events = run(hub, tmp_path)
+    reading = [event.done for event in events if event.done and not event.size]
+    assert len(reading) > PART >> 20, "blocks of a part are told while it is read"
+    counted = [(event.done, event.size) for event in events if event.size]
+    again = len(WEIGHTS) - 3 * PART
+    assert counted[-1] == (len(WEIGHTS) + 2 + again,) * 2, (
+        "what is read again for the hash of the file counts"
+    )
+    assert counted == sorted(counted)
+    assert {size for _, size in counted} == {counted[-1][1]}
+    assert (folder(tmp_path) / "model.safetensors").read_bytes() == WEIGHTS

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sealring.mesh.errors import ModelError, ResourceExhausted
 from sealring.node.models import partial_model
@@ -178,3 +181,58 @@ def test_what_does_not_belong_to_the_model_is_dropped(tmp_path: Path) -> None:
     assert [entry.name for entry in made.target.iterdir()] == ["here"], "which came by another way"
     assert not made.path.exists()
     assert NOTE not in {entry.name for entry in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_file_is_hashed_while_its_parts_come(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    """Nothing is read twice but what an earlier process has left behind a missing part."""
+    read: list[int] = []
+    real = partial_model.read_part
+
+    def counted(descriptor: int, size: int, part: int) -> Iterator[bytes]:
+        read.append(part)
+        return real(descriptor, size, part)
+
+    monkeypatch.setattr(partial_model, "read_part", counted)
+
+    @given(st.sets(st.integers(0, 3)))
+    def holds(left: set[int]) -> None:
+        home, pieces = tmp_path_factory.mktemp("home"), cut(WEIGHTS)
+        made = PartialModel(home, "m")
+        made.begin(model(hashed=False), commit=COMMIT)
+        for part in left:
+            made.add(1, part, [pieces[part]])
+        made.keep()
+        read.clear()
+        told: list[tuple[int, int]] = []
+        again, note = PartialModel(home, "m"), note_of(made.path)
+        assert note is not None
+        again.begin(
+            note.manifest, commit=COMMIT, whole=True, tell=lambda: told.append((again.size, again.done))
+        )
+        assert sorted(read) == sorted(left)
+        first = min(set(range(4)) - left, default=4)
+        behind = {part for part in left if part > first}
+        size = len(CONFIG) + len(WEIGHTS) + sum(len(pieces[part]) for part in behind)
+        assert {size for size, _ in told} <= {0}, "until it is known what has to be read again"
+        assert again.size == size
+        if changed and behind:
+            with (again.path / "model.safetensors").open("r+b") as stream:
+                stream.seek(PART * max(behind))
+                stream.write(b"!")
+        for file, content in enumerate((CONFIG, WEIGHTS)):
+            for part in sorted(again.missing()[file]):
+                again.add(file, part, [cut(content)[part]])
+                told.append((again.size, again.done))
+        assert [done for _, done in told] == sorted(done for _, done in told)
+        assert sorted(read) == sorted([*left, *behind])
+        assert again.sha256(0) == hashlib.sha256(CONFIG).hexdigest()
+        if changed and behind:
+            assert again.sha256(1) == ""
+        else:
+            assert again.sha256(1) == hashlib.sha256(WEIGHTS).hexdigest()
+            assert again.done == again.size
+
+    holds()

@@ -574,7 +574,7 @@ async def test_a_member_that_is_killed_while_it_gives(world: World) -> None:
     world.sign()
     again = world.partial()
     told: list[int] = []
-    assert await world.fetch(again, progress=lambda now, size: told.append(now))
+    assert await world.fetch(again, progress=lambda now, size: told.append(now) if size else None)
     assert told[0] == partial.done >= 2 * PART
     assert Manifest.of(again.path).digest == Manifest.of(world.tmp_path / "a" / "model").digest
 
