@@ -121,6 +121,7 @@ class Coordinator:
         self.watchers = watchers = Watchers(store.members.names)
         speeds, links = Speeds(), Links(clock=clock)
         state = State(sessions, watchers, settings.replace_after)
+        state.former.update(store.deployments.former())
         questions = Questions(sessions)
         profiles = Profiles(questions, timeout=settings.profile_timeout)
         survey = Survey(store, sessions, profiles, publisher.standing, settings, speeds, links)

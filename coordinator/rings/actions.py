@@ -37,6 +37,10 @@ class Drained(NamedTuple):
     member: str
 
 
+class Formed(NamedTuple):
+    """Store the rings that deployments have had (`State.former`)."""
+
+
 class Unload(NamedTuple):
     """Take the rings of a model on demand away. Without success the model goes on as one that is loaded."""
 
@@ -65,4 +69,4 @@ class Place(NamedTuple):
 Change: TypeAlias = Move | Place
 """A change of plans: it takes long, is made while `Cluster.still` wants it, and ends with `Cluster.ended`."""
 
-Action: TypeAlias = Send | Tell | Note | Drained | Unload | Change
+Action: TypeAlias = Send | Tell | Note | Drained | Formed | Unload | Change

@@ -13,6 +13,7 @@ from sealring.coordinator.rings.actions import (
     Action,
     Change,
     Drained,
+    Formed,
     Note,
     Send,
     Tell,
@@ -143,7 +144,7 @@ class ClusterDriver:
                 self._cluster.state.watchers.tell(action.event)
             elif isinstance(action, Note):
                 (log.warning if action.serious else log.info)(action.event, **action.fields)
-            elif isinstance(action, Drained | Unload):
+            elif isinstance(action, Drained | Formed | Unload):
                 self._store_one(action)
             else:
                 task = asyncio.get_running_loop().create_task(self._make(action))
@@ -161,11 +162,13 @@ class ClusterDriver:
             error = Internal("an internal error", hint="see the coordinator's log")
         self.event(self._cluster.ended(change, error, self.clock()))
 
-    def _store_one(self, action: Drained | Unload) -> None:
+    def _store_one(self, action: Drained | Formed | Unload) -> None:
         try:
             if isinstance(action, Unload):
                 self._plans.unload(action)
                 log.info("model_unloaded", deployment=action.deployment, why=action.why)
+            elif isinstance(action, Formed):
+                self._store.deployments.save_former(self._cluster.state.former)
             elif (known := self._store.members.find(action.member)) is not None and known.draining:
                 known.draining = _LONG_AGO
                 self._store.members.save(known)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from sealring.coordinator.planning.planner import end_held
 from sealring.coordinator.rings import epochs
-from sealring.coordinator.rings.actions import Action, Note, Send, Tell
+from sealring.coordinator.rings.actions import Action, Formed, Note, Send, Tell
 from sealring.coordinator.rings.epochs import Phase
 from sealring.coordinator.rings.running import RunningRing
 from sealring.coordinator.rings.state import State
@@ -36,12 +36,9 @@ def follow(state: State, running: RunningRing, decided: Sequence[epochs.Action],
                 actions.append(Send(stage.member, CoordinatorMessage(prepare=made)))
         elif isinstance(one, epochs.Commit):
             commit = membership_pb2.CommitEpoch(
-                ring=name,
-                epoch=one.epoch,
-                group_addresses=one.addresses,
-                caches=one.caches,
-                former=_former(state, running, one.caches),
+                ring=name, epoch=one.epoch, group_addresses=one.addresses, caches=one.caches
             )
+            actions += _add_former(state, running, commit)
             sent = CoordinatorMessage(commit=commit)
             actions += [Send(stage.member, sent) for stage in running.plan.stages]
         elif isinstance(one, epochs.End):
@@ -65,22 +62,25 @@ def ended(
         yield Send(stage.member, CoordinatorMessage(end=end))
 
 
-def _former(state: State, running: RunningRing, caches: Sequence[bytes]) -> list[membership_pb2.FormerRing]:
-    """The rings of a deployment over which epochs were committed before, but for this one, which is noted."""
-    if running.backend or len(caches) != len(running.plan.stages):
-        return []
+def _add_former(state: State, running: RunningRing, commit: membership_pb2.CommitEpoch) -> Iterator[Action]:
+    """Adds the rings of a deployment over which epochs were committed before, and notes this one."""
+    if running.backend or len(commit.caches) != len(running.plan.stages):
+        return
     stages = [
         membership_pb2.FormerStage(
             member=stage.member, first_layer=stage.first_layer, end_layer=end_held(stage), caches=each
         )
-        for stage, each in zip(running.plan.stages, caches, strict=True)
+        for stage, each in zip(running.plan.stages, commit.caches, strict=True)
     ]
-    own, known = membership_pb2.FormerRing(stages=stages), state.former.pop(running.spec.name, [])
+    name, own = running.spec.name, membership_pb2.FormerRing(stages=stages)
+    known = state.former.pop(name, [])
     others = [each for each in known if each != own]
-    state.former[running.spec.name] = [own, *others][: FORMER + 1]
+    commit.former.extend(others[:FORMER])
+    state.former[name] = [own, *others][: FORMER + 1]
     if len(state.former) > _FORMER_DEPLOYMENTS:
         del state.former[next(iter(state.former))]
-    return others[:FORMER]
+    if state.former[name] != known:
+        yield Formed()
 
 
 def _changed(state: State, running: RunningRing) -> Iterator[Action]:

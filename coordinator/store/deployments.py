@@ -1,11 +1,14 @@
-"""Deployments with their plans, and the epoch counter of every ring that ever was."""
+"""Deployments with their plans, the rings that they had, and the epoch counters of all rings."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from sealring.coordinator.store.database import Database
 from sealring.coordinator.store.messages import Messages
 from sealring.mesh.errors import AlreadyExists, NotFound
-from sealring.v1.store_pb2 import StoredDeployment, StoredNumber
+from sealring.v1.membership_pb2 import FormerRing
+from sealring.v1.store_pb2 import StoredDeployment, StoredFormer, StoredNumber
 
 _ALL = ""
 """No ring has this name: its number is that which was skipped in rings that are not known here."""
@@ -17,6 +20,7 @@ class Deployments(Messages[StoredDeployment]):
     def __init__(self, database: Database) -> None:
         super().__init__(database, "deployment", StoredDeployment, lambda one: one.name)
         self._epochs = Messages(database, "epoch", StoredNumber, lambda one: one.name)
+        self._former = Messages(database, "former", StoredFormer, lambda one: one.deployment)
 
     def add(self, deployment: StoredDeployment) -> None:
         """Raises AlreadyExists (NAME_TAKEN)."""
@@ -44,6 +48,17 @@ class Deployments(Messages[StoredDeployment]):
                 reason="NAME_TAKEN",
                 param="name",
             )
+
+    def former(self) -> dict[str, list[FormerRing]]:
+        """The rings over which epochs were committed, by deployment, the newest first."""
+        return {one.deployment: list(one.rings) for one in self._former.all()}
+
+    def save_former(self, known: Mapping[str, Sequence[FormerRing]]) -> None:
+        """Stores these in place of what `former` gives."""
+        with self._database.transaction():
+            self._former.clear()
+            for name, rings in known.items():
+                self._former.save(StoredFormer(deployment=name, rings=rings))
 
     def next_epoch(self, ring: str) -> int:
         """The next epoch number of a ring, from 1 or above what was skipped; never given out twice, not even

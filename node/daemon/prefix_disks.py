@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import structlog
@@ -21,9 +22,9 @@ from sealring.node.stored.keys import (
     forget,
     model_folder,
     model_secret,
-    prompts_key,
     stage_key,
 )
+from sealring.node.stored.naming import Naming
 from sealring.v1 import engine_pb2, membership_pb2
 
 log = structlog.get_logger()
@@ -81,9 +82,11 @@ class PrefixDisks:
             return None
         disk = engine_pb2.PrefixDisk(root=str(self._root), key=key, size=self._size)
         disk.model = str(model_folder(self._root, plan.model_digest))
-        disk.names = prompts_key(secret, self._cluster, plan.deployment, plan.model_digest)
+        naming = Naming(self._root, secret, self._cluster, plan.deployment, plan.model_digest)
         for ring in former if not releases else ():
             if parts := parts_of(plan, caches, ring):
+                if plan.rank == 0 and not disk.former:  # the newest of which there is something
+                    await self._name(plan, naming, ring)
                 for part in parts:
                     layers = part.first, part.end
                     if not part.member:
@@ -91,7 +94,20 @@ class PrefixDisks:
                     had = dataclasses.replace(stage, layers=layers, caches=tuple(part.caches))
                     part.key = expand(secret, had.packed())
                 disk.former.add(parts=parts)
+        disk.names, _ = await asyncio.to_thread(naming.read)
         return disk
+
+    async def _name(self, plan: EpochPlan, naming: Naming, ring: membership_pb2.FormerRing) -> None:
+        """Takes over the key by which the head of a ring before named prompts, if it gives it."""
+        head, mark = ring.stages[0].member, sha256(ring.SerializeToString(deterministic=True)).digest()
+        key, chosen = await asyncio.to_thread(naming.read)
+        if head == plan.members[0].id or chosen == mark:
+            return
+        key = await self._asker.names(plan.ring, head) or key
+        try:
+            await asyncio.to_thread(naming.choose, key, mark)
+        except OSError as error:
+            log.warning("names_not_kept", folder=str(self._root), why=error.strerror)
 
     async def bring(
         self, plan: EpochPlan, disk: engine_pb2.PrefixDisk, asked: engine_pb2.BringBlocks

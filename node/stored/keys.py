@@ -108,15 +108,6 @@ def model_secret(root: Path, model_digest: str, holder: SecretHolder) -> bytes:
     return holder.derive(read_secret(model_folder(root, model_digest) / SEED, max_bytes=128))
 
 
-def prompts_key(secret: bytes, cluster: str, deployment: str, model_digest: str) -> bytes:
-    """The key by which a head names the prompts of a deployment, whatever its layers."""
-    fields = (
-        b"sealring/v1 names of prompts",
-        *(each.encode() for each in (cluster, deployment, model_digest)),
-    )
-    return expand(secret, pack_fields(*fields))
-
-
 def expand(key: bytes, info: bytes) -> bytes:
     """HKDF-Expand (RFC 5869) with SHA-256, 32 bytes; `key` is uniformly random already."""
     return HKDFExpand(SHA256(), KEY_BYTES, info).derive(key)

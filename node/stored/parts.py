@@ -18,7 +18,7 @@ from sealring.mesh.system.files import write_atomic
 from sealring.node.stored import codec
 from sealring.node.stored.keys import expand, mac
 from sealring.node.stored.places import LayerBytes, StageTable, Unit
-from sealring.node.stored.store import Store
+from sealring.node.stored.store import TABLE_SUFFIX, Store
 from sealring.v1 import engine_pb2
 
 log = structlog.get_logger()
@@ -53,7 +53,7 @@ def _bytes_of(told: tuple[int, list[tuple[int, int]]]) -> LayerBytes:
 
 
 def _table_file(model: Path, key: bytes) -> Path:
-    return model / f"{mac(key, b'layers').hex()[:16]}.layers"
+    return model / f"{mac(key, b'layers').hex()[:16]}{TABLE_SUFFIX}"
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ _SPARE = 64
 """This part of the bound is freed beyond what is needed."""
 
 _SUFFIX = ".block"
+TABLE_SUFFIX = ".layers"
+"""Tables beside the stages' folders (`node.stored.parts`), which count and stay, end with it."""
 _ABANDONED_SECONDS = 3600.0
 """Age of a file that is still being written, and never will be whole."""
 
@@ -236,6 +238,7 @@ class Store:
         """Counts what is there, of all engines. As slow as the disk is."""
         self._looked = self._steady()
         found: dict[str, Entry] = {}
+        tables = 0
         try:
             for path in _blocks(self._root):
                 entry = _entry(path)
@@ -243,10 +246,12 @@ class Store:
                     found[path] = entry
         except OSError as error:
             self._warn("reading", error)
+        with contextlib.suppress(OSError):  # one may go meanwhile
+            tables = sum(path.stat().st_size for path in self._root.glob(f"*/*{TABLE_SUFFIX}"))
         old = policy.victims(found, 0, self._clock())
         with self._lock:
             self._entries = found
-            self._held = policy.total(found.values())
+            self._held = policy.total(found.values()) + tables
             self._oldest = min((entry.used for entry in found.values()), default=0.0)
         self._known.set()
         self._remove(old)

@@ -25,29 +25,33 @@ _sym_db = _symbol_database.Default()
 from sealring.v1 import proof_pb2 as sealring_dot_v1_dot_proof__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sealring/v1/links.proto\x12\x0bsealring.v1\x1a\x17sealring/v1/proof.proto\"\xa3\x01\n\x11ReadBlocksRequest\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\x0f\n\x07kv_bits\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hes\x18\x03 \x03(\x0c\x12\x13\n\x0bstage_first\x18\x04 \x01(\r\x12\x11\n\tstage_end\x18\x05 \x01(\r\x12\r\n\x05\x66irst\x18\x06 \x01(\r\x12\x0b\n\x03\x65nd\x18\x07 \x01(\r\x12\r\n\x05\x63hain\x18\x08 \x01(\x0c\x12\x0c\n\x04skip\x18\t \x01(\r\"\x1b\n\x0b\x42locksPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x10\n\x0eMeasureRequest\"1\n\x0fMeasureResponse\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x0b\n\x03tag\x18\x02 \x01(\x0c\"e\n\x0eHandshakeFrame\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.sealring.v1.LinkHelloH\x00\x12\x0f\n\x05sigma\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06sealed\x18\x03 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"\x84\x01\n\tLinkHello\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tfrom_rank\x18\x03 \x01(\r\x12\x0f\n\x07to_rank\x18\x04 \x01(\r\x12\x0f\n\x07session\x18\x05 \x01(\x04\x12%\n\x07release\x18\x06 \x01(\x0b\x32\x14.sealring.v1.Release2R\n\x05Links\x12I\n\tHandshake\x12\x1b.sealring.v1.HandshakeFrame\x1a\x1b.sealring.v1.HandshakeFrame(\x01\x30\x01\x32N\n\x04Ways\x12\x46\n\x07Measure\x12\x1b.sealring.v1.MeasureRequest\x1a\x1c.sealring.v1.MeasureResponse0\x01\x32L\n\x06\x42locks\x12\x42\n\x04Read\x12\x1e.sealring.v1.ReadBlocksRequest\x1a\x18.sealring.v1.BlocksPiece0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sealring/v1/links.proto\x12\x0bsealring.v1\x1a\x17sealring/v1/proof.proto\" \n\x10ReadNamesRequest\x12\x0c\n\x04ring\x18\x01 \x01(\t\"\x17\n\x08NamesKey\x12\x0b\n\x03key\x18\x01 \x01(\x0c\"\xa3\x01\n\x11ReadBlocksRequest\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\x0f\n\x07kv_bits\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hes\x18\x03 \x03(\x0c\x12\x13\n\x0bstage_first\x18\x04 \x01(\r\x12\x11\n\tstage_end\x18\x05 \x01(\r\x12\r\n\x05\x66irst\x18\x06 \x01(\r\x12\x0b\n\x03\x65nd\x18\x07 \x01(\r\x12\r\n\x05\x63hain\x18\x08 \x01(\x0c\x12\x0c\n\x04skip\x18\t \x01(\r\"\x1b\n\x0b\x42locksPiece\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x10\n\x0eMeasureRequest\"1\n\x0fMeasureResponse\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\x0b\n\x03tag\x18\x02 \x01(\x0c\"e\n\x0eHandshakeFrame\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.sealring.v1.LinkHelloH\x00\x12\x0f\n\x05sigma\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06sealed\x18\x03 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"\x84\x01\n\tLinkHello\x12\x0c\n\x04ring\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\tfrom_rank\x18\x03 \x01(\r\x12\x0f\n\x07to_rank\x18\x04 \x01(\r\x12\x0f\n\x07session\x18\x05 \x01(\x04\x12%\n\x07release\x18\x06 \x01(\x0b\x32\x14.sealring.v1.Release2R\n\x05Links\x12I\n\tHandshake\x12\x1b.sealring.v1.HandshakeFrame\x1a\x1b.sealring.v1.HandshakeFrame(\x01\x30\x01\x32N\n\x04Ways\x12\x46\n\x07Measure\x12\x1b.sealring.v1.MeasureRequest\x1a\x1c.sealring.v1.MeasureResponse0\x01\x32\x8f\x01\n\x06\x42locks\x12\x42\n\x04Read\x12\x1e.sealring.v1.ReadBlocksRequest\x1a\x18.sealring.v1.BlocksPiece0\x01\x12\x41\n\tReadNames\x12\x1d.sealring.v1.ReadNamesRequest\x1a\x15.sealring.v1.NamesKeyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sealring.v1.links_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_READBLOCKSREQUEST']._serialized_start=66
-  _globals['_READBLOCKSREQUEST']._serialized_end=229
-  _globals['_BLOCKSPIECE']._serialized_start=231
-  _globals['_BLOCKSPIECE']._serialized_end=258
-  _globals['_MEASUREREQUEST']._serialized_start=260
-  _globals['_MEASUREREQUEST']._serialized_end=276
-  _globals['_MEASURERESPONSE']._serialized_start=278
-  _globals['_MEASURERESPONSE']._serialized_end=327
-  _globals['_HANDSHAKEFRAME']._serialized_start=329
-  _globals['_HANDSHAKEFRAME']._serialized_end=430
-  _globals['_LINKHELLO']._serialized_start=433
-  _globals['_LINKHELLO']._serialized_end=565
-  _globals['_LINKS']._serialized_start=567
-  _globals['_LINKS']._serialized_end=649
-  _globals['_WAYS']._serialized_start=651
-  _globals['_WAYS']._serialized_end=729
-  _globals['_BLOCKS']._serialized_start=731
-  _globals['_BLOCKS']._serialized_end=807
+  _globals['_READNAMESREQUEST']._serialized_start=65
+  _globals['_READNAMESREQUEST']._serialized_end=97
+  _globals['_NAMESKEY']._serialized_start=99
+  _globals['_NAMESKEY']._serialized_end=122
+  _globals['_READBLOCKSREQUEST']._serialized_start=125
+  _globals['_READBLOCKSREQUEST']._serialized_end=288
+  _globals['_BLOCKSPIECE']._serialized_start=290
+  _globals['_BLOCKSPIECE']._serialized_end=317
+  _globals['_MEASUREREQUEST']._serialized_start=319
+  _globals['_MEASUREREQUEST']._serialized_end=335
+  _globals['_MEASURERESPONSE']._serialized_start=337
+  _globals['_MEASURERESPONSE']._serialized_end=386
+  _globals['_HANDSHAKEFRAME']._serialized_start=388
+  _globals['_HANDSHAKEFRAME']._serialized_end=489
+  _globals['_LINKHELLO']._serialized_start=492
+  _globals['_LINKHELLO']._serialized_end=624
+  _globals['_LINKS']._serialized_start=626
+  _globals['_LINKS']._serialized_end=708
+  _globals['_WAYS']._serialized_start=710
+  _globals['_WAYS']._serialized_end=788
+  _globals['_BLOCKS']._serialized_start=791
+  _globals['_BLOCKS']._serialized_end=934
 # @@protoc_insertion_point(module_scope)

@@ -20,6 +20,46 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ReadNamesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RING_FIELD_NUMBER: _builtins.int
+    ring: _builtins.str
+    """of which the roster makes the caller the head"""
+    def __init__(
+        self,
+        *,
+        ring: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ring", b"ring"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadNamesRequest: _TypeAlias = ReadNamesRequest  # noqa: Y015
+
+@_typing.final
+class NamesKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """32 bytes"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamesKey: _TypeAlias = NamesKey  # noqa: Y015
+
+@_typing.final
 class ReadBlocksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

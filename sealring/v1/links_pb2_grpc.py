@@ -190,6 +190,11 @@ class BlocksStub:
                 request_serializer=sealring_dot_v1_dot_links__pb2.ReadBlocksRequest.SerializeToString,
                 response_deserializer=sealring_dot_v1_dot_links__pb2.BlocksPiece.FromString,
                 _registered_method=True)
+        self.ReadNames = channel.unary_unary(
+                '/sealring.v1.Blocks/ReadNames',
+                request_serializer=sealring_dot_v1_dot_links__pb2.ReadNamesRequest.SerializeToString,
+                response_deserializer=sealring_dot_v1_dot_links__pb2.NamesKey.FromString,
+                _registered_method=True)
 
 
 class BlocksServicer:
@@ -204,6 +209,14 @@ class BlocksServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadNames(self, request, context):
+        """The key by which the callee names prompts of a deployment whose head it was. Only the head of one of the
+        deployment's rings gets it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BlocksServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -211,6 +224,11 @@ def add_BlocksServicer_to_server(servicer, server):
                     servicer.Read,
                     request_deserializer=sealring_dot_v1_dot_links__pb2.ReadBlocksRequest.FromString,
                     response_serializer=sealring_dot_v1_dot_links__pb2.BlocksPiece.SerializeToString,
+            ),
+            'ReadNames': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadNames,
+                    request_deserializer=sealring_dot_v1_dot_links__pb2.ReadNamesRequest.FromString,
+                    response_serializer=sealring_dot_v1_dot_links__pb2.NamesKey.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -241,6 +259,33 @@ class Blocks:
             '/sealring.v1.Blocks/Read',
             sealring_dot_v1_dot_links__pb2.ReadBlocksRequest.SerializeToString,
             sealring_dot_v1_dot_links__pb2.BlocksPiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadNames(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sealring.v1.Blocks/ReadNames',
+            sealring_dot_v1_dot_links__pb2.ReadNamesRequest.SerializeToString,
+            sealring_dot_v1_dot_links__pb2.NamesKey.FromString,
             options,
             channel_credentials,
             insecure,

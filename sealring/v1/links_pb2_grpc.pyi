@@ -99,6 +99,10 @@ class BlocksStub:
     """The caches of a conversation's beginning on disk: block after block, then the snapshot at its end, up to the first
     that is not here. Files in which the layers have nothing are left out.
     """
+    ReadNames: _grpc.UnaryUnaryMultiCallable[_links_pb2.ReadNamesRequest, _links_pb2.NamesKey]
+    """The key by which the callee names prompts of a deployment whose head it was. Only the head of one of the
+    deployment's rings gets it.
+    """
 
 @_typing.type_check_only
 class BlocksAsyncStub(BlocksStub):
@@ -108,6 +112,10 @@ class BlocksAsyncStub(BlocksStub):
     Read: _aio.UnaryStreamMultiCallable[_links_pb2.ReadBlocksRequest, _links_pb2.BlocksPiece]  # type: ignore[assignment]
     """The caches of a conversation's beginning on disk: block after block, then the snapshot at its end, up to the first
     that is not here. Files in which the layers have nothing are left out.
+    """
+    ReadNames: _aio.UnaryUnaryMultiCallable[_links_pb2.ReadNamesRequest, _links_pb2.NamesKey]  # type: ignore[assignment]
+    """The key by which the callee names prompts of a deployment whose head it was. Only the head of one of the
+    deployment's rings gets it.
     """
 
 class BlocksServicer(metaclass=_abc_1.ABCMeta):
@@ -121,6 +129,16 @@ class BlocksServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_links_pb2.BlocksPiece], _abc.AsyncIterator[_links_pb2.BlocksPiece]]:
         """The caches of a conversation's beginning on disk: block after block, then the snapshot at its end, up to the first
         that is not here. Files in which the layers have nothing are left out.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadNames(
+        self,
+        request: _links_pb2.ReadNamesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_links_pb2.NamesKey, _abc.Awaitable[_links_pb2.NamesKey]]:
+        """The key by which the callee names prompts of a deployment whose head it was. Only the head of one of the
+        deployment's rings gets it.
         """
 
 def add_BlocksServicer_to_server(servicer: BlocksServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

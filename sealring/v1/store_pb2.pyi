@@ -10,6 +10,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from sealring.v1 import admin_pb2 as _admin_pb2
+from sealring.v1 import membership_pb2 as _membership_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -311,6 +312,31 @@ class StoredDeployment(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoredDeployment: _TypeAlias = StoredDeployment  # noqa: Y015
+
+@_typing.final
+class StoredFormer(_message.Message):
+    """The rings of a deployment over which epochs were committed, the newest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEPLOYMENT_FIELD_NUMBER: _builtins.int
+    RINGS_FIELD_NUMBER: _builtins.int
+    deployment: _builtins.str
+    @_builtins.property
+    def rings(self) -> _containers.RepeatedCompositeFieldContainer[_membership_pb2.FormerRing]: ...
+    def __init__(
+        self,
+        *,
+        deployment: _builtins.str = ...,
+        rings: _abc.Iterable[_membership_pb2.FormerRing] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deployment", b"deployment", "rings", b"rings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredFormer: _TypeAlias = StoredFormer  # noqa: Y015
 
 @_typing.final
 class StoredRoster(_message.Message):

@@ -36,7 +36,7 @@ from sealring.mesh.errors import (
 )
 from sealring.mesh.pki import Role
 from sealring.mesh.trust.levels import TrustLevel
-from sealring.v1 import admin_pb2
+from sealring.v1 import admin_pb2, membership_pb2
 
 NOW = 1_800_000_000
 MEMBER = StoredMember(
@@ -288,6 +288,19 @@ def test_deployments_have_unique_names(store: Store) -> None:
     assert store.deployments.all() == [deployment()]
     assert store.deployments.remove("demo")
     assert not store.deployments.remove("demo")
+
+
+def test_rings_of_before_are_those_that_were_stored_last(store: Store, tmp_path: Path) -> None:
+    one, two = (
+        membership_pb2.FormerRing(stages=[membership_pb2.FormerStage(member=member, caches=b"weights")])
+        for member in "ab"
+    )
+    store.deployments.save_former({"gone": [one], "demo": [one]})
+    store.deployments.save_former({"demo": [two, one]})
+    store.close()
+    again = Store.open(tmp_path)
+    assert again.deployments.former() == {"demo": [two, one]}
+    again.close()
 
 
 def test_epoch_numbers_rise_for_ever(store: Store, tmp_path: Path) -> None:

@@ -127,6 +127,24 @@ async def test_a_ring_of_two_becomes_one_of_three_and_goes_back(cluster: LocalCl
         assert back.text == await ring.anew(conversation(6))
 
 
+async def test_another_head_goes_on_by_the_names_of_the_head_before(cluster: LocalCluster) -> None:
+    one, two, three = cluster.node_names
+    async with moving(cluster, "heads", 5, 4, 0) as ring:
+        first = await ring.stored(conversation(4), [one, two])
+        await ring.over(0, 3, 6)
+        moved = await ring.stored(conversation(5), [two, three])
+        assert moved.prompt_tokens - moved.cached < 600, "what the turns have in common is not computed again"
+        assert moved.cached > first.prompt_tokens - 256 - 50
+        assert moved.text == await ring.anew(conversation(5))
+        await cluster.children.kill_one("coordinator")
+        await cluster.start_one("coordinator")
+        await cluster.wait_for_coordinator()
+        await ring.over(4, 5, 0)
+        back = await ring.stored(conversation(6), [one, two])
+        assert back.prompt_tokens - back.cached < 600
+        assert back.text == await ring.anew(conversation(6))
+
+
 async def test_who_had_the_layers_may_be_gone_or_have_lost_them(cluster: LocalCluster) -> None:
     one, two, three = cluster.node_names
     async with moving(cluster, "gone", 5, 4, 0) as ring:

@@ -11,13 +11,16 @@ import pytest
 import structlog
 from ringtables import Machine, table
 
-from sealring.coordinator.rings.actions import Drained, Move, Note, Place, Send, Tell, Unload
+from sealring.coordinator.rings.actions import Drained, Formed, Move, Note, Place, Send, Tell, Unload
 from sealring.coordinator.rings.cluster import Cluster
 from sealring.coordinator.rings.driver import ClusterDriver
-from sealring.coordinator.rings.epochs import Changed, Phase
+from sealring.coordinator.rings.epochs import Changed, Commit, Phase
 from sealring.coordinator.rings.following import follow
+from sealring.coordinator.rings.state import State
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredMember
+from sealring.coordinator.streams.sessions import Sessions
+from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.errors import SealringError, Unavailable
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, WatchResponse
@@ -36,6 +39,7 @@ class Scene:
         self.sent: list[Any] = []
         self.unloaded: list[str] = []
         self.saved: list[int] = []
+        self.former: dict[str, Any] = {}
         self.make: Any = None
         self.error: SealringError | None = None
         part: Any = SimpleNamespace
@@ -43,6 +47,7 @@ class Scene:
             state=part(
                 sessions=part(send=lambda *sent: self.sent.append(sent)),
                 watchers=part(tell=self.sent.append),
+                former={"r": ["a ring"]},
             ),
             look=self.look,
             reports=part(take=self.report, beaten=self.beaten),
@@ -50,7 +55,10 @@ class Scene:
             ended=lambda change, error, now: self.ended.append((change, error)) or [],
         )
         member = StoredMember(id="a", draining=161)
-        store = part(members=part(find=lambda one: member if one == "a" else None, save=self.save))
+        store = part(
+            members=part(find=lambda one: member if one == "a" else None, save=self.save),
+            deployments=part(save_former=self.save_former),
+        )
         plans = part(make=self.plan, unload=self.unload)
         self.driver = ClusterDriver(
             *(cluster, store, part(), plans), wall=lambda: 0.0, clock=lambda: self.now
@@ -79,6 +87,11 @@ class Scene:
             raise self.error
         self.saved.append(member.draining)
 
+    def save_former(self, known: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.former = dict(known)
+
 
 def test_messages_go_to_their_receivers() -> None:
     scene = Scene()
@@ -94,10 +107,11 @@ def test_what_cannot_be_stored_is_logged(full: bool) -> None:
     scene = Scene()
     scene.error = Unavailable("the disk is full", reason="STATE_UNWRITABLE") if full else None
     with structlog.testing.capture_logs() as logs:
-        scene.driver.do([Unload("r", "why"), Drained("a"), Drained("gone")])
+        scene.driver.do([Unload("r", "why"), Drained("a"), Drained("gone"), Formed()])
     assert (scene.unloaded, scene.saved) == (([], []) if full else (["r"], [1]))
+    assert scene.former == ({} if full else {"r": ["a ring"]})
     if full:
-        assert [(one["event"], one["reason"]) for one in logs] == [("not_stored", "STATE_UNWRITABLE")] * 2
+        assert [(one["event"], one["reason"]) for one in logs] == [("not_stored", "STATE_UNWRITABLE")] * 3
     else:
         assert [(one["event"], one["why"]) for one in logs] == [("model_unloaded", "why")]
 
@@ -199,6 +213,33 @@ def test_a_ring_that_serves_again_has_forgotten_its_last_trouble(phase: Phase) -
     assert rings.not_moved == ({} if serves else {"r": "no room"})
     assert tell == Tell(WatchResponse(ring=membership_pb2.RingState(ring="r")))
     assert note == Note("ring_changed", {"ring": "r", "epoch": 4, "phase": phase.value, "why": "why"})
+
+
+def test_a_commit_names_the_rings_before_and_a_ring_is_stored_once() -> None:
+    rings = table(r=Machine())
+    running = rings.running["r"]
+
+    def committed(*layers: int, caches: bytes = b"weights") -> tuple[list[int], bool]:
+        """The layers of each former ring's first member, and whether rings are to be stored."""
+        members = zip("ab", (0, layers[0]), (layers[0], sum(layers)), strict=True)
+        stages = [
+            admin_pb2.StagePlan(member=each, first_layer=first, end_layer=end) for each, first, end in members
+        ]
+        running.plan = admin_pb2.RingPlan(ring="r", stages=stages)
+        stored, *sent = follow(rings, running, [Commit(1, (), (caches, caches))], 7.0)
+        if not isinstance(stored, Formed):
+            sent.insert(0, stored)
+        assert [one.member for one in sent] == ["a", "b"]
+        return [one.stages[0].end_layer for one in sent[0].message.commit.former], isinstance(stored, Formed)
+
+    assert committed(1, 9) == ([], True)
+    assert committed(1, 9) == ([], False)
+    assert committed(1, 9, caches=b"others") == ([1], True)
+    assert [committed(each, 9) for each in range(2, 9)][-1] == ([7, 6, 5, 4], True)
+    after = State(Sessions(), Watchers(), 1.0)
+    after.former.update(rings.former)
+    rings = after
+    assert committed(8, 9) == ([7, 6, 5, 4], False), "of this run or of one before"
 
 
 @pytest.mark.parametrize(

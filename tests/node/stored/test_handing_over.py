@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -15,14 +16,15 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.mesh.errors import PermissionDenied
+from sealring.mesh.errors import PermissionDenied, SealringError
 from sealring.mesh.ring import Chain, chain_of
 from sealring.mesh.rpc import PeerChannel, Server, from_rpc_error, server_credentials
 from sealring.node.daemon.prefix_disks import PrefixDisks, parts_of
-from sealring.node.stored import asking, giving
+from sealring.node.stored import asking, giving, policy
 from sealring.node.stored.asking import BlocksAsker
 from sealring.node.stored.giving import SERVICE, BlocksGiver
-from sealring.node.stored.keys import StageIdentity, expand, model_folder, stage_key
+from sealring.node.stored.keys import StageIdentity, expand, model_folder, model_secret, stage_key
+from sealring.node.stored.naming import Naming
 from sealring.node.stored.parts import former_of, write_table
 from sealring.node.stored.places import LayerBytes, StageTable, Unit, units_of
 from sealring.node.stored.store import Store
@@ -51,16 +53,19 @@ class World:
         self.cluster, self.root = cluster, root
         self.giver, self.stays, self.own = (cluster.party() for _ in range(3))
         self.former = (self.stays, 0, 4), (self.giver, 4, LAYERS)
-        self.servicer: Any = BlocksGiver(CLUSTER, root / "giver", self.giver.signer, lambda: self.roster)
+        self.known: Callable[[], Any] = lambda: self.roster
+        """The giver's roster."""
+        self.servicer: Any = BlocksGiver(CLUSTER, root / "giver", self.giver.signer, lambda: self.known())
         self.server: Server | None = None
         self.asker = BlocksAsker(CLUSTER, self.own.store(), lambda: self.roster)
         self.disks = PrefixDisks(root / "own", CLUSTER, self.own.signer, None, self.asker)
         self.now = [CACHES[1], b"weights of the newcomer"]
 
-    def sign(self) -> None:
-        """The ring over the member that stays and the newcomer, of which the giver is no more."""
-        ring = [self.stays, self.own]
-        _, self.roster = self.cluster.roster(ring, members=[*ring, self.giver], digest=DIGEST, layers=LAYERS)
+    def sign(self, *ring: Any, members: Any = None) -> None:
+        """The ring over the member that stays and the newcomer, of which the giver is no more; or another."""
+        ring = ring or (self.stays, self.own)
+        members = members or [self.stays, self.own, self.giver]
+        _, self.roster = self.cluster.roster(ring, members=members, digest=DIGEST, layers=LAYERS)
 
     async def serve(self) -> None:
         self.server = Server([(links_pb2_grpc.add_BlocksServicer_to_server, self.servicer, SERVICE)])
@@ -85,7 +90,8 @@ class World:
     def plan(self) -> Any:
         members = self.roster.ring("demo-0").members
         facts = {"ring": "demo-0", "deployment": "demo", "model": "demo", "model_digest": DIGEST.hex()}
-        own = {"held": members[1].held, "rank": 1, "members": members, "size": 2}
+        rank = int(members[0].id != self.own.id)
+        own = {"held": members[rank].held, "rank": rank, "members": members, "size": 2}
         return SimpleNamespace(**facts, **own, kv_bits=0, backend="", releases=(b"one",))
 
     @property
@@ -225,10 +231,11 @@ async def test_only_the_member_that_has_the_layers_now_gets_them(world: World) -
 
 
 class Scripted(links_pb2_grpc.BlocksServicer):
-    """A giver that sends these pieces, and then breaks off or ends."""
+    """A giver that sends these pieces, and then breaks off, hangs or ends."""
 
-    def __init__(self, pieces: list[bytes], *, breaks: bool) -> None:
-        self.pieces, self.breaks, self.calls = pieces, breaks, 0
+    def __init__(self, pieces: list[bytes], *, breaks: bool = False, hangs: bool = False) -> None:
+        self.pieces, self.breaks, self.hangs, self.calls = pieces, breaks, hangs, 0
+        self.key = b""
 
     async def Read(self, request: Any, context: Any) -> Any:
         self.calls += 1
@@ -236,10 +243,18 @@ class Scripted(links_pb2_grpc.BlocksServicer):
             await context.write(links_pb2.BlocksPiece(data=piece))
         if self.breaks:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        if self.hangs:
+            await asyncio.Event().wait()
+
+    async def ReadNames(self, request: Any, context: Any) -> Any:
+        self.calls += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        return links_pb2.NamesKey(key=self.key)
 
 
 @pytest.mark.parametrize(
-    "how", ["dies", "dies within a block", "ends early", "sends too much", "sends nothing"]
+    "how", ["dies", "dies within a block", "ends early", "sends too much", "sends nothing", "hangs"]
 )
 async def test_a_giver_that_fails_half_way_costs_what_is_missing_and_is_left_alone(
     world: World, how: str, monkeypatch: pytest.MonkeyPatch
@@ -253,8 +268,11 @@ async def test_a_giver_that_fails_half_way_costs_what_is_missing_and_is_left_alo
         "ends early": [first, second[:-1]],
         "sends too much": [first, second + b"a"],
         "sends nothing": [first, b""],
+        "hangs": [first],
     }[how]
-    world.servicer = Scripted(sent, breaks=how.startswith("dies"))
+    if how == "hangs":
+        monkeypatch.setattr(asking, "_PIECE_SECONDS", 0.5)
+    world.servicer = Scripted(sent, breaks=how.startswith("dies"), hangs=how == "hangs")
     await world.serve()
     read = await world.bring()
     assert [read(unit) for unit in UNITS[:2]] == [first, None]
@@ -281,3 +299,166 @@ async def test_a_caller_asks_only_so_often(world: World) -> None:
         for _ in range(giving.CALLS_AT_ONCE):
             await world.pieces(world.request())
     assert raised.value.reason == "RATE_LIMITED"  # type: ignore[attr-defined]
+
+
+async def test_no_more_is_brought_than_the_disk_may_write(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.store_at_giver()
+    monkeypatch.setattr(policy, "WRITE_RATE", 0)
+    monkeypatch.setattr(policy, "BURST", 200 + sum(len(world.expected(unit)) for unit in UNITS[:2]))
+    read = await world.bring()
+    assert [read(unit) for unit in UNITS] == [*map(world.expected, UNITS[:2]), *[None] * len(UNITS[2:])]
+
+
+class Heads(World):
+    """The giver was the head of the ring in which the newcomer is the head now."""
+
+    def __init__(self, cluster: Any, root: Path) -> None:
+        super().__init__(cluster, root)
+        self.former = (self.giver, 0, 4), (self.stays, 4, LAYERS)
+        self.now = [b"weights of the newcomer", CACHES[0]]
+
+    def sign(self, *ring: Any, members: Any = None) -> None:
+        super().sign(*(ring or (self.own, self.stays)), members=members)
+
+    def names_of(self, party: Any, root: str) -> Naming:
+        """The key of a member that has stored something."""
+        stage = StageIdentity(CLUSTER, "demo", DIGEST.hex(), (0, 4), 0, (), tuple(CACHES))
+        stage_key(self.root / root, stage, "demo", party.signer)
+        secret = model_secret(self.root / root, DIGEST.hex(), party.signer)
+        return Naming(self.root / root, secret, CLUSTER, "demo", DIGEST.hex())
+
+    async def names(self) -> bytes:
+        """The key by which the newcomer names prompts."""
+        disk = await self.disks.of(self.plan, self.now, [self.ring])
+        assert disk is not None
+        assert disk.former
+        return disk.names
+
+    async def ask(self, party: Any = None, ring: str = "demo-0") -> bytes:
+        """What the giver answers a caller. Raises a SealringError."""
+        channel = PeerChannel(self.giver.address, (party or self.own).store(), self.giver.peer.server_name)
+        try:
+            stub = links_pb2_grpc.BlocksStub(channel.get())
+            return bytes((await stub.ReadNames(links_pb2.ReadNamesRequest(ring=ring))).key)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            await channel.close()
+
+
+@pytest_asyncio.fixture
+async def heads(cluster: Any, tmp_path: Path) -> AsyncIterator[Heads]:
+    made = Heads(cluster, tmp_path)
+    await made.serve()
+    yield made
+    assert made.server is not None
+    await made.server.stop(0)
+
+
+async def test_a_new_head_names_prompts_as_the_head_before_and_still_does_once_that_is_gone(
+    heads: Heads,
+) -> None:
+    theirs = heads.names_of(heads.giver, "giver").read()[0]
+    assert heads.names_of(heads.own, "own").read()[0] != theirs
+    assert await heads.names() == theirs
+    assert heads.server is not None
+    await heads.server.stop(0)
+    assert await heads.names() == theirs
+    assert theirs not in b"".join(file.read_bytes() for file in heads.root.rglob("*.names"))
+
+
+async def test_a_key_that_was_taken_is_passed_on(heads: Heads) -> None:
+    heads.names_of(heads.giver, "giver").choose(bytes(range(32)), bytes(32))
+    assert await heads.names() == bytes(range(32))
+
+
+async def test_only_the_head_of_the_ring_gets_the_key_of_names(heads: Heads) -> None:
+    own = heads.names_of(heads.giver, "giver").read()[0]
+    assert await heads.ask() == own
+    stranger = heads.cluster.party()
+    for party, ring, reason in [
+        (stranger, "demo-0", "NOT_A_MEMBER"),
+        (heads.stays, "demo-0", "NOT_ITS_LAYERS"),
+        (heads.giver, "demo-0", "NOT_ITS_LAYERS"),
+        (heads.own, "demo-1", "NOT_ITS_LAYERS"),
+        (heads.own, "", "NOT_ITS_LAYERS"),
+    ]:
+        with pytest.raises(SealringError) as raised:
+            await heads.ask(party, ring)
+        assert raised.value.reason == reason
+    sharing = [replace(one, layers=(0, LAYERS)) for one in heads.roster.rings[0].members]
+    tensor = replace(heads.roster.rings[0], members=tuple(sharing))
+    heads.roster = replace(heads.roster, rings=(tensor,))
+    with pytest.raises(SealringError) as raised:
+        await heads.ask(heads.stays)
+    assert raised.value.reason == "NOT_THE_HEAD", "it has the first layers, as all have"
+    for ring, members, reason in [
+        ((heads.stays, heads.own), None, "NOT_ITS_LAYERS"),
+        ((heads.stays, heads.giver), [heads.stays, heads.giver], "NOT_A_MEMBER"),
+    ]:
+        heads.sign(*ring, members=members)
+        with pytest.raises(SealringError) as raised:
+            await heads.ask()
+        assert raised.value.reason == reason, "it was the head a moment ago"
+
+
+async def test_the_roster_says_of_which_model_and_deployment_the_key_is(heads: Heads) -> None:
+    own = heads.names_of(heads.giver, "giver").read()[0]
+    ring = heads.roster.rings[0]
+    heads.roster = replace(heads.roster, rings=(replace(ring, deployment="other"),))
+    assert await heads.ask() != own
+    heads.roster = replace(heads.roster, rings=(replace(ring, model_digest=bytes([1]) * 32),))
+    with pytest.raises(SealringError) as raised:
+        await heads.ask()
+    assert raised.value.reason == "NO_NAMES"
+
+
+async def test_a_head_asks_until_the_giver_has_the_new_roster(heads: Heads) -> None:
+    theirs = heads.names_of(heads.giver, "giver").read()[0]
+    new, rosters = heads.roster, list[Any]()
+    heads.sign(heads.giver, heads.stays)
+    old, heads.roster = heads.roster, new
+
+    def lagging() -> Any:
+        rosters.append(old if len(rosters) < 3 else new)
+        return rosters[-1]
+
+    heads.known = lagging
+    assert await heads.names() == theirs
+    assert len(rosters) > 3
+
+
+@pytest.mark.parametrize("how", ["gone", "hangs", "gives less", "gives more", "gives nothing", "evicted"])
+async def test_a_head_that_is_given_no_key_has_its_own_and_asks_no_more(
+    heads: Heads, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert heads.server is not None
+    await heads.server.stop(0)
+    heads.servicer = Scripted([], hangs=how == "hangs")
+    heads.servicer.key = bytes({"gives less": 31, "gives more": 33, "evicted": 32}.get(how, 0))
+    await heads.serve()
+    if how == "gone":
+        await heads.server.stop(0)
+    elif how == "hangs":
+        monkeypatch.setattr(asking, "NAMES_SECONDS", 0.5)
+    elif how == "evicted":
+        heads.sign(members=[heads.own, heads.stays])
+    own = heads.names_of(heads.own, "own").read()[0]
+    assert await heads.names() == own
+    calls = heads.servicer.calls
+    assert calls == (how not in ("gone", "evicted"))
+    heads.servicer.key = bytes(32)
+    assert await heads.names() == own, "what it has named since would be lost"
+    assert heads.servicer.calls == calls
+
+
+async def test_only_a_head_asks(heads: Heads) -> None:
+    heads.names_of(heads.giver, "giver")
+    heads.sign(heads.stays, heads.own)
+    heads.former, heads.now = ((heads.stays, 0, 4), (heads.giver, 4, LAYERS)), [CACHES[1], b"newcomer's"]
+    own = heads.names_of(heads.own, "own").read()[0]
+    disk = await heads.disks.of(heads.plan, heads.now, [heads.ring])
+    assert disk is not None
+    assert disk.names == own

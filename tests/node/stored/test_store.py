@@ -203,6 +203,14 @@ def test_a_model_is_forgotten_by_its_name_if_it_was_served_from_its_path(tmp_pat
     assert forget(tmp_path, "org/model") == 1
 
 
+def test_tables_beside_the_stages_count(tmp_path: Path) -> None:
+    write(store(tmp_path), 1)
+    before = store(tmp_path).figures()
+    (model_folder(tmp_path, STAGE.model_digest) / "ab.layers").write_bytes(bytes(5000))
+    after = store(tmp_path).figures()
+    assert (after.bytes, after.blocks) == (before.bytes + 5000, before.blocks)
+
+
 def test_a_folder_among_blocks_hides_none_of_them(tmp_path: Path) -> None:
     write(store(tmp_path), 1)
     folder = files(tmp_path)[0].parent / "0 folder"
