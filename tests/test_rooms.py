@@ -250,12 +250,12 @@ LINES = {
     "gateway": 1_363,
     "gateway/rings": 3_489,
     "gateway/scheduler": 4_166,
-    "node": 15_339,
+    "node": 15_406,
     "node/engine": 20_914,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,
-    "cli": 13_550,
+    "cli": 13_544,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it."""

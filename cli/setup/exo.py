@@ -9,20 +9,18 @@ March 2025 (`exo/download/new_shard_download.py` at 04d5dca1). exo's app gives t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from sealring.mesh.errors import SealringError
-from sealring.mesh.system.files import read_bounded
 from sealring.node.models.folders import HUB_ID, files_in, is_file
+from sealring.node.models.json_files import read_json
 
 _LISTS = ("EXO_MODELS_READ_ONLY_DIRS", "EXO_MODELS_DIRS")
 _SINGLE = ("EXO_DEFAULT_MODELS_DIR", "EXO_MODELS_DIR")
 _MOST_FOLDERS, _MOST_ENTRIES = 32, 4096
-_MOST_INDEX = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -109,15 +107,11 @@ def _missing(path: Path, names: set[str]) -> str:
         return "no config.json: not a language model, or not whole"
     wanted = {"model.safetensors"}
     if is_file(path / "model.safetensors.index.json"):
-        wanted = _indexed(path / "model.safetensors.index.json")
+        try:
+            wanted = set(read_json(path / "model.safetensors.index.json")["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return "its index cannot be read, or has more entries than a model"
     elif any(name.endswith(".safetensors") for name in names):
         return ""
     lacking = len(wanted - names)
     return f"{lacking} of {len(wanted)} files of weights are not there" if lacking else ""
-
-
-def _indexed(file: Path) -> set[str]:
-    try:
-        return set(json.loads(read_bounded(file, max_bytes=_MOST_INDEX))["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return {"its index cannot be read"}

@@ -7,7 +7,6 @@ before the model is cut, so that each stage has its part. mlx-lm's classes compu
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -22,6 +21,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from sealring.mesh.errors import ModelError
 from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.contents import check_folder
+from sealring.node.models.json_files import read_json
 from sealring.node.models.manifest import ADAPTER_CONFIG, ADAPTERS
 
 MAX_BYTES = 8 << 30
@@ -159,7 +159,7 @@ def _files_of_one(folder: Path) -> list[str]:
 
 def _configuration(adapter: Path) -> dict[str, Any]:
     try:
-        found = json.loads((adapter / ADAPTER_CONFIG).read_bytes())
+        found = read_json(adapter / ADAPTER_CONFIG)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

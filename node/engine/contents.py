@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from sealring.mesh.errors import ModelError
 from sealring.node.models.folders import INNER_FOLDER
+from sealring.node.models.json_files import limit_of
 
 REDOWNLOAD = "download or convert the model again"
 
@@ -15,23 +15,6 @@ MAX_FILES = 10_000
 
 WEIGHTS = "*.safetensors"
 """Mapped, and never read whole: only their headers, which have a bound of their own."""
-
-LIMITS: tuple[tuple[str, int], ...] = (
-    ("*.index.json", 64 << 20),
-    ("tokenizer.json", 128 << 20),  # Gemma 3's has 33 MB
-    ("vocab.*", 64 << 20),
-    ("*.model", 64 << 20),
-    ("*.tiktoken", 64 << 20),
-    ("*.json", 16 << 20),
-    ("*.txt", 64 << 20),
-    ("*.jinja", 4 << 20),
-)
-"""Bytes of a file at most, by the first pattern that its name fits. No other kind of file is read at all."""
-
-
-def limit_of(name: str) -> int | None:
-    """Bytes of a file at most; None of a kind that is not read, or not whole."""
-    return next((limit for pattern, limit in LIMITS if fnmatchcase(name, pattern)), None)
 
 
 def check_folder(path: Path) -> None:

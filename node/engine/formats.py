@@ -6,7 +6,6 @@ some of them for some architectures. What it does not read is refused by the for
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from sealring.mesh.errors import ModelError
+from sealring.node.models.json_files import read_json
 
 BLOCK_SCALE = "_scale_inv"
 """What the scales of blocks are called, behind the name of their weight."""
@@ -73,7 +73,7 @@ def settings_of(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | No
         if found := part.get("quantization_config"):
             return found if isinstance(found, Mapping) else {"quant_method": ""}
     try:
-        found = json.loads((path / _HF_QUANT).read_bytes())
+        found = read_json(path / _HF_QUANT)
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, Mapping) else None

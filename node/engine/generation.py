@@ -10,7 +10,6 @@ was served before these numbers counted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import structlog
 
 from sealring.mesh.prompt.options import BOUNDS, MODELS_OWN
+from sealring.node.models.json_files import read_json
 from sealring.v1 import inference_pb2 as inference
 
 log = structlog.get_logger()
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 def own_options(path: Path) -> dict[str, float]:
     """The options of MODELS_OWN that the model folder `path` has, within their bounds and in float32."""
     try:
-        found = json.loads((path / "generation_config.json").read_bytes())
+        found = read_json(path / "generation_config.json")
         given = {name: found[name] for name in MODELS_OWN if found.get(name) is not None}
     except FileNotFoundError:
         return {}

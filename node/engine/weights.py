@@ -34,6 +34,7 @@ from sealring.node.engine.staging.mtp_head import (
 from sealring.node.engine.staging.pooling import pooled, pooling_of
 from sealring.node.engine.staging.quantization import cache_quantization
 from sealring.node.engine.staging.skeleton import check_layers, model_classes
+from sealring.node.models.json_files import MAX_VALUES, check_json, parse_json, read_json
 from sealring.node.models.kept import is_part
 from sealring.node.models.manifest import ADAPTER_CONFIG
 
@@ -223,6 +224,9 @@ def read_config(path: Path) -> dict[str, Any]:
             else "it holds an adapter: serve the model that it is of, with --adapter",
         )
     try:
+        for one in (file, path / "generation_config.json"):
+            if one.is_file():
+                check_json(one)
         config = mlx_lm_import.import_utils().load_config(path)
         if not isinstance(config, dict):
             raise ValueError
@@ -250,7 +254,7 @@ def weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            named = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+            named = {str(name) for name in read_json(index)["weight_map"].values()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(
                 f"{index.name} of {path.name} is unusable", reason="WEIGHTS_CORRUPT", hint=REDOWNLOAD
@@ -286,7 +290,7 @@ def read_header(file: Path) -> bytes:
     if len(header) < length:
         raise corrupt("truncated")
     try:
-        entries = json.loads(header)
+        entries = parse_json(header, MAX_VALUES)
         if len(entries) > _TENSOR_LIMIT:
             raise corrupt("of more tensors than a model has")
         end = max(

@@ -18,10 +18,12 @@ from sealring.mesh.errors import ModelError
 from sealring.mesh.names import is_commit, is_sha256
 from sealring.mesh.system.files import write_atomic
 from sealring.node.models.folders import NOTE, FolderState, files_in
+from sealring.node.models.json_files import parse_json
 from sealring.node.models.manifest import PART, Manifest, ModelFile, belongs
 from sealring.v1 import models_pb2
 
 _MAX_NOTE = 64 << 20
+_MAX_NOTE_VALUES = 1 << 17
 _MAX_HEADER = 100 << 20
 """Bytes. safetensors itself accepts no longer headers."""
 
@@ -141,7 +143,7 @@ class Note:
         try:
             if file.stat().st_size > _MAX_NOTE:
                 raise ValueError
-            content = json.loads(file.read_bytes())
+            content = parse_json(file.read_bytes(), _MAX_NOTE_VALUES)
             message = models_pb2.ModelManifest(
                 files=[
                     models_pb2.ModelFile(

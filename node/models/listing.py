@@ -6,7 +6,6 @@ the answer is bounded here, and every entry is checked.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +15,11 @@ from urllib.parse import quote
 from sealring.mesh.errors import ModelError
 from sealring.mesh.names import is_commit, is_sha256
 from sealring.node.models.folders import CONFIGURATIONS, HUB_ID, NAME, not_found
+from sealring.node.models.json_files import parse_json
 from sealring.node.models.manifest import MAX_BYTES, MAX_FILES, belongs
 
 _MAX_LIST = 8 << 20
+_MAX_VALUES = 1 << 18
 """Most bytes of the answer. The hub's answer has about 270 for each file."""
 
 _MAX_SMALL = 64 << 20
@@ -103,7 +104,7 @@ def _read(pieces: Iterable[bytes], too_long: ModelError) -> Any:
         if len(held) > _MAX_LIST:
             raise too_long
     with _well_formed():
-        return json.loads(held)
+        return parse_json(bytes(held), _MAX_VALUES)
 
 
 @contextmanager

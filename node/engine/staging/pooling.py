@@ -7,7 +7,6 @@ the logits of two tokens there. Both are computed by mlx-lm's own class.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from typing import Any
 import mlx.core as mx
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine.contents import limit_of
 from sealring.node.models.folders import INNER
+from sealring.node.models.json_files import read_json
 
 POOLED = frozenset({"qwen3"})
 """Model types whose stages were compared with the whole model's vectors. Those of some other types look at
@@ -129,8 +128,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 def _read(file: Path) -> Any:
     try:
-        small = file.is_file() and file.stat().st_size <= (limit_of(file.name) or 0)
-        return json.loads(file.read_bytes()) if small else None
+        return read_json(file) if file.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
 

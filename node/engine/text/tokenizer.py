@@ -36,6 +36,7 @@ from sealring.node.engine.text.sections import Delimiters, SpeltDetokenizer, for
 from sealring.node.engine.text.shapes import Shape
 from sealring.node.engine.text.showing import Shown, Write, placeholder
 from sealring.node.engine.text.thinking import Thinking, thinking_of_template
+from sealring.node.models.json_files import check_json, read_json
 
 if TYPE_CHECKING:
     from sealring.node.engine.text.rendering import Messages, RenderingProcess, Tools
@@ -437,6 +438,7 @@ def _read_backend(path: Path) -> Any:
     from tokenizers import Tokenizer as Backend
 
     try:
+        check_json(path / "tokenizer.json")
         return Backend.from_file(str(path / "tokenizer.json"))
     except Exception:
         raise _corrupt(path, "tokenizer.json") from None
@@ -447,7 +449,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        content = json.loads(file.read_bytes())
+        content = read_json(file)
         if not isinstance(content, dict):
             raise ValueError
     except (OSError, ValueError, RecursionError):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +28,7 @@ from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.helper import hold_to, serve
 from sealring.node.engine.vision import mlx_vlm_import
+from sealring.node.models.json_files import read_json
 
 _PLACEHOLDERS = ("image_token", "boi_token")
 """What processors call the text that stands for an image in a chat. Of some it is `<image>`, or a row's
@@ -225,7 +225,7 @@ def _letters() -> dict[str, bytes]:
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
     file = folder / name
-    found = json.loads(file.read_bytes()) if file.is_file() else {}
+    found = read_json(file) if file.is_file() else {}
     return found if isinstance(found, dict) else {}
 
 

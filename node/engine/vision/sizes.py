@@ -13,6 +13,7 @@ from sealring.node.engine.staging.pictured import SHOWN, UNFIT
 from sealring.node.engine.staging.text_part import OF_TOWERS
 from sealring.node.engine.text.showing import MAX_WAITING_BYTES
 from sealring.node.engine.weights import read_config, read_header, weight_files
+from sealring.node.models.json_files import read_json
 
 from . import mlx_vlm_import
 
@@ -161,7 +162,7 @@ def _settings(path: Path) -> Iterator[Mapping[str, Any]]:
         file = path / name
         try:
             if file.is_file():
-                settings = json.loads(file.read_bytes())
+                settings = read_json(file)
                 yield from (
                     one for one in (settings, settings.get("image_processor")) if isinstance(one, Mapping)
                 )

@@ -9,6 +9,7 @@ import pytest
 
 from sealring.cli.setup.exo import Found, exo_folders, link, models_of_exo
 from sealring.node.models.folders import local_model, models_in
+from sealring.node.models.json_files import INDEX_VALUES
 
 HOME = Path("/home/someone")
 
@@ -83,9 +84,10 @@ def test_a_folder_of_the_owner_in_a_links_place_stays(tmp_path: Path) -> None:
         (["model.safetensors"], None, "no config.json"),
         (["config.json"], None, "1 of 1 files of weights"),
         (["config.json", "a.safetensors"], {"weight_map": {"x": "a.safetensors", "y": "b"}}, "1 of 2 files"),
-        (["config.json", "model.safetensors"], {"weight_map": [1]}, "1 of 1 files"),
-        (["config.json", "model.safetensors"], {"weight_map": {"x": [1]}}, "1 of 1 files"),
-        (["config.json", "model.safetensors"], [], "1 of 1 files"),
+        (["config.json", "model.safetensors"], {"weight_map": [1]}, "its index cannot be read"),
+        (["config.json", "model.safetensors"], {"weight_map": {"x": [1]}}, "its index cannot be read"),
+        (["config.json", "model.safetensors"], [], "its index cannot be read"),
+        (["config.json"], {"weight_map": {}, "x": [0] * INDEX_VALUES}, "its index cannot be read"),
     ],
 )
 def test_what_is_not_whole_says_so(tmp_path: Path, files: list[str], index: object, problem: str) -> None:

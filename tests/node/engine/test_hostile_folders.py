@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from visionmodels import FAMILIES, write_model
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine import contents, digest, read_config, weights
+from sealring.node.engine import contents, digest, own_options, read_config, weights
 from sealring.node.engine.profile import COVERED, profile
 from sealring.node.engine.text import check_alike, load_tokenizer
+from sealring.node.models.json_files import LIMITS, limit_of
 
 Write = Callable[..., Path]
 NAMES = ["model-2.safetensors", "config.json", "generation_config.json", "tokenizer.json", "notes"]
@@ -93,6 +95,29 @@ def test_a_file_of_gigabytes_is_not_read(llama: dict[str, Any], model_folder: Wr
         assert Path(name).name in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in [*LARGE, "tokenizer_config.json"] if name.endswith("json")]
+)
+def test_no_file_of_very_many_values_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whether it is refused or ignored: 3 bytes of it may become 72 of memory."""
+    folder, parse = write_model(tmp_path / "model"), json.loads
+    most = next(most for pattern, _, most in LIMITS if fnmatch(Path(name).name, pattern))
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b'{"model_type": "gemma3", "a": [' + b"0," * most + b"0]}")
+
+    def loads(text: Any, **options: Any) -> Any:
+        assert len(text) < most
+        return parse(text, **options)
+
+    monkeypatch.setattr(json, "loads", loads)
+    readers: list[Callable[[Path], object]] = [profile, digest, own_options, load_tokenizer]
+    for read in readers:
+        with suppress(ModelError):
+            read(folder)
+
+
 def test_whatever_is_read_of_a_folder_has_a_bound(tmp_path: Path) -> None:
     """By all that reads one: profile and tokenizer, and the processor of images in a program of its own."""
     folder = write_model(tmp_path / "model")
@@ -105,8 +130,10 @@ def test_whatever_is_read_of_a_folder_has_a_bound(tmp_path: Path) -> None:
     )
     opened |= set(json.loads(done.stdout))
     assert {"config.json", "preprocessor_config.json", "tokenizer_config.json"} <= opened
-    unbounded = {name for name in opened | COVERED if contents.limit_of(name) is None}
+    unbounded = {name for name in opened | COVERED if limit_of(name) is None}
     assert all(fnmatch(name, contents.WEIGHTS) for name in unbounded)
+    files = {name for name in opened if name.endswith(".json")}
+    assert all(next(most for pattern, _, most in LIMITS if fnmatch(name, pattern)) for name in files)
 
 
 PROCESSOR = """
