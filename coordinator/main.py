@@ -124,7 +124,7 @@ class Coordinator:
         state.former.update(store.deployments.former())
         questions = Questions(sessions)
         profiles = Profiles(questions, timeout=settings.profile_timeout)
-        survey = Survey(store, sessions, profiles, publisher.standing, settings, speeds, links)
+        survey = Survey(store, sessions, profiles, publisher.standing, settings, speeds, links, state.behind)
         self.cluster = made = Cluster(
             state, speeds, links, settings, store.deployments.next_epoch, awake_clock()
         )

@@ -114,7 +114,8 @@ PromptSplit = Annotated[
     str,
     typer.Option(
         metavar="A,B,...",
-        help="layers with which each node computes prompts, with --split; a node may hold more for them",
+        help="layers with which each node computes prompts, with --split; a node may hold more for them. "
+        "0: the same layers, even where others would be faster",
         rich_help_panel=_NODES,
     ),
 ]
@@ -295,7 +296,7 @@ def make_spec(
         max_rows=max_rows,
         stages=stages,
         split=parse_split(split),
-        prompt_split=parse_split(prompt_split),
+        prompt_split=[0] if prompt_split == "0" else parse_split(prompt_split),
         members=member or [],
         prefill_chunk=prefill_chunk,
         kv_bits=kv_bits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ from sealring.coordinator.planning.demand import with_draft
 from sealring.coordinator.planning.planner import memory_of, plan
 from sealring.coordinator.planning.refusals import usable
 from sealring.coordinator.planning.shapes import shape_table
-from sealring.coordinator.planning.specs import RANKS, check_spec
+from sealring.coordinator.planning.specs import ONE_CUT, RANKS, check_spec
 from sealring.coordinator.planning.speeds import Speeds
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store, StoredMember
 from sealring.coordinator.streams.sessions import Sessions
-from sealring.mesh.errors import Conflict, NotFound
+from sealring.mesh.errors import Conflict, FailedPrecondition, NotFound
 from sealring.mesh.pki.certificates import Role
 from sealring.mesh.roster.model import MAX_RINGS_OF_MEMBER, TENSOR
 from sealring.mesh.trust.levels import SCORES
@@ -55,7 +55,10 @@ class Survey:
         settings: CoordinatorSettings,
         speeds: Speeds,
         links: Links,
+        behind: Callable[[], str] = str,
     ) -> None:
+        """`behind` names a machine that cannot read a roster of two cuts; "" where there is none."""
+        self._behind = behind
         self._links = links
         self._speeds = speeds
         self._standing = standing
@@ -109,11 +112,13 @@ class Survey:
     ) -> admin_pb2.DeploymentPlan:
         """The plan over the members that agree on the model; `digest` says which, else most memory decides.
 
-        Raises what `sealring.coordinator.planning.planner.plan` raises, and Conflict (NODES_CHANGED).
+        Raises what `sealring.coordinator.planning.planner.plan` raises, Conflict (NODES_CHANGED), and
+        FailedPrecondition (INCOMPATIBLE_VERSION) for two cuts while an older machine is there.
         """
         for _ in range(_TRIES):
             profile, candidates = self._candidates(spec, answers, digest, replacing)
             network = self._links.network()
+            spec = _with_one_cut(spec, behind) if (behind := self._behind()) else spec
             made = await asyncio.to_thread(
                 plan, spec, profile, candidates, network
             )  # seconds for hundreds of nodes
@@ -241,6 +246,19 @@ class Survey:
                     self._sessions.find(one) is None for one in expected
                 ):
                     await self._sessions.next_beat()
+
+
+def _with_one_cut(spec: admin_pb2.DeploymentSpec, behind: str) -> admin_pb2.DeploymentSpec:
+    if any(spec.prompt_split):
+        raise FailedPrecondition(
+            f"{behind} runs an older release, which reads no roster of a ring whose prompts have another cut",
+            hint=f"update {behind}, or leave --prompt-split out",
+            reason="INCOMPATIBLE_VERSION",
+            param="prompt_split",
+        )
+    made = deepcopy(spec)
+    made.prompt_split[:] = ONE_CUT
+    return made
 
 
 def _draft(

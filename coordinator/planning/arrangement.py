@@ -49,6 +49,11 @@ class Candidate:
         return self.rate.bytes_per_second if self.rate else 0.0
 
     @property
+    def prefill(self) -> float:
+        """Bytes of weights a second times tokens of a chunk, 0 where that is not known."""
+        return self.rate.prefill if self.rate else 0.0
+
+    @property
     def room(self) -> int:
         """Bytes that a plan may use of it."""
         return max(0, capacity(self.memory_usable) - self.taken)
@@ -99,18 +104,20 @@ def snake(members: list[Candidate], count: int, replicas: int) -> list[list[Cand
 
 def _arrange(demand: Demand, group: list[Candidate], network: Network) -> PlannedRing | None:
     """The members in the order with the fastest links in which the layers fit, or None."""
-    capacities = {member.id: member.room for member in group}
-    if sum(capacities.values()) < demand.total(len(group)):
+    if sum(member.room for member in group) < demand.total(len(group)):
         return None
     extras = demand.extras(len(group))
     for order in islice(_promising(demand, extras, group, network), _MOST_TRIES):
-        room, speeds = ([capacities[member.id] for member in order], [member.speed for member in order])
-        shares = apportion(
-            demand.per_layer, extras, room, speeds if differ(speeds) else (), demand.head_layers
-        )
-        if shares is not None:
+        if (shares := shares_of(demand, order)) is not None:
             return list(zip(order, shares, strict=True))
     return None
+
+
+def shares_of(demand: Demand, order: Sequence[Candidate]) -> list[int] | None:
+    """The layers of each member of a ring in this order, or None where they do not fit."""
+    room, speeds = [member.room for member in order], [member.speed for member in order]
+    extras, fair = demand.extras(len(order)), speeds if differ(speeds) else ()
+    return apportion(demand.per_layer, extras, room, fair, demand.head_layers)
 
 
 def _promising(
@@ -171,7 +178,10 @@ def _orders(group: list[Candidate], network: Network) -> Iterator[list[Candidate
 
 
 def doubled_layers(spec: admin_pb2.DeploymentSpec) -> list[int]:
-    """The layers that each rank holds beside its own, for prompts alone; none without `prompt_split`."""
+    """The layers that each rank holds beside its own, for prompts alone; none without `prompt_split`, or
+    where it is 0."""
+    if not any(spec.prompt_split):
+        return []
     ends = zip(accumulate(spec.prompt_split), accumulate(spec.split), strict=False)
     return [prompts - answers for prompts, answers in ends]
 

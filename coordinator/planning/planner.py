@@ -9,7 +9,8 @@ How it chooses, when the operator leaves it open:
 - chunks as long as every member gains by, or the largest image is, and has the memory for;
 - ranks in the order that the operator gave, else by measured links, else by names, if that fits;
 - layers in proportion to the memory that each member has left after embedding or head (`apportion.py`), or to
-  speed, if one member was measured at half the speed of another with this model, or less (`speeds.py`).
+  speed, if one member was measured at half the speed of another with this model, or less (`speeds.py`);
+- another cut for prompts, if it pays by how fast members were measured to prefill (`prompts.py`).
 
 If a head or tail is too small for the embedding, other members are tried at both ends of the ring.
 A ring is granted memory for its weights and for as many rows of the whole context as it runs at once, its
@@ -34,6 +35,7 @@ from sealring.coordinator.planning.arrangement import (
 )
 from sealring.coordinator.planning.demand import Demand, check_profile, longest_chunk_in
 from sealring.coordinator.planning.links import Network
+from sealring.coordinator.planning.prompts import PromptCut, prompt_cut
 from sealring.coordinator.planning.reasons import of_members, of_order, reasons
 from sealring.coordinator.planning.refusals import (
     does_not_fit,
@@ -100,7 +102,9 @@ def plan(
         rings = _arranged(spec, profile, wanted, members, candidates, network)
     if not all(may_lead(_demand(spec, profile, spec.context), [one for one, _ in ring]) for ring in rings):
         raise no_heads(spec.draft, [ring[-1 if profile.draft.taps else 0][0] for ring in rings], end)
-    made = _finish(spec, profile, rings)
+    cuts = _cuts_for_prompts(asked, spec, profile, rings, network)
+    rings = [cut.ring if cut else ring for cut, ring in zip(cuts, rings, strict=True)]
+    made = _finish(spec, profile, rings, [cut.doubled if cut else doubled_layers(spec) for cut in cuts])
     demand = _demand(made.spec, profile, made.spec.context)
     if spec.strategy == TENSOR:
         made.reasons.append(CLEAR)
@@ -110,6 +114,7 @@ def plan(
         if profile.not_seeing:
             made.reasons.append(f"prompts with images are refused: {profile.not_seeing}")
         made.reasons.extend(reasons(asked, made.spec, demand, rings, members, wanted, profile.trimmable))
+        made.reasons.extend(dict.fromkeys(cut.why(demand) for cut in cuts if cut))
         if not (asked.members or asked.split):
             made.reasons.extend(of_order(rings, preferred_places(spec, members), network))
         if profile.image_tokens > made.spec.prefill_chunk:
@@ -144,6 +149,21 @@ def _arranged(
         spec.context, rings = _by_memory(spec, profile, wanted, members, candidates, network)
         spec.stages = len(rings[0])
     return rings
+
+
+def _cuts_for_prompts(
+    asked: admin_pb2.DeploymentSpec,
+    spec: admin_pb2.DeploymentSpec,
+    profile: model_pb2.ModelProfile,
+    rings: Sequence[PlannedRing],
+    network: Network,
+) -> list[PromptCut | None]:
+    """The cut for each ring's prompts, where that pays and the operator gave no cut."""
+    if asked.split or asked.prompt_split or spec.strategy == TENSOR or not profile.travels:
+        return [None] * len(rings)
+    demand, rows = _demand(spec, profile, spec.context), asked.max_rows or DEFAULT_MAX_ROWS
+    given = {"asked": bool(asked.max_rows), "ordered": bool(asked.members)}
+    return [prompt_cut(demand, ring, network, rows, **given) for ring in rings]
 
 
 def _left(made: admin_pb2.DeploymentPlan, rings: Sequence[PlannedRing]) -> str:
@@ -355,13 +375,16 @@ def _largest_context(wanted: int, fits: Callable[[int], bool]) -> int:
 
 
 def _finish(
-    spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, rings: list[PlannedRing]
+    spec: admin_pb2.DeploymentSpec,
+    profile: model_pb2.ModelProfile,
+    rings: list[PlannedRing],
+    doubled: Sequence[Sequence[int]],
 ) -> admin_pb2.DeploymentPlan:
+    """`doubled`: as in `_ring_plan`, of each ring."""
     demand = _demand(spec, profile, spec.context)
     whole = spec.strategy == TENSOR
-    doubled = doubled_layers(spec)
     planned = [
-        _ring_plan(ring_id(spec.name, index), demand, ring, whole, doubled)
+        _ring_plan(ring_id(spec.name, index), demand, ring, whole, doubled[index])
         for index, ring in enumerate(rings)
     ]
     rows = (

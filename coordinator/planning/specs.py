@@ -23,6 +23,9 @@ from sealring.mesh.trust.levels import MAX_SCORE
 from sealring.v1 import admin_pb2
 
 KV_BITS = (8, 4)
+ONE_CUT = [0]
+"""The `prompt_split` of a deployment whose prompts are cut as its answers are, whatever would be faster."""
+
 RANKS = (2, 4, 8)
 _MAX_MODEL = 256
 
@@ -110,7 +113,7 @@ def _check_draft(spec: admin_pb2.DeploymentSpec) -> None:
 
 
 def _check_split(spec: admin_pb2.DeploymentSpec) -> None:
-    if spec.prompt_split and len(spec.prompt_split) != len(spec.split):
+    if list(spec.prompt_split) != ONE_CUT and spec.prompt_split and len(spec.prompt_split) != len(spec.split):
         raise bad("prompt_split", "prompt_split and split have different numbers of stages", "give both")
     if not spec.split:
         return
@@ -118,7 +121,7 @@ def _check_split(spec: admin_pb2.DeploymentSpec) -> None:
         raise bad("split", "split and stages exclude each other", "leave stages out")
     if len(spec.split) > MAX_STAGES or any(not 1 <= layers <= MAX_LAYERS for layers in spec.split):
         raise bad("split", f"split is not 1 to {MAX_STAGES} numbers of layers, each at least 1")
-    if spec.prompt_split:
+    if any(spec.prompt_split):
         _check_prompt_split(spec)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sealring.coordinator.planning.demand import read_bytes
-from sealring.mesh.ring.limits import MAX_ROWS
+from sealring.mesh.ring.limits import MAX_PREFILL_CHUNK, MAX_ROWS
 from sealring.mesh.ring.spread import Times, between
 from sealring.v1 import admin_pb2, membership_pb2, model_pb2
 
@@ -37,7 +37,7 @@ class Rate:
     Bytes of weights a second at one row, and the times as long that a step of more rows takes (`rows`, 1 at
     one row; a row more costs as much as the first where nobody timed any). Then seconds that a layer takes
     besides, and bytes of KV caches a second; both 0 where all that is known is a step as a whole. `metal`: on
-    a Mac's GPU.
+    a Mac's GPU. `prefill`: bytes of weights a second of a long chunk, times its tokens; 0 where unknown.
     """
 
     bytes_per_second: float
@@ -45,6 +45,7 @@ class Rate:
     layer_seconds: float = 0.0
     kv_bytes_per_second: float = 0.0
     metal: bool = False
+    prefill: float = 0.0
 
     def times(self, rows: float) -> float:
         """Times as long as a step of one row that one of `rows` rows reads and computes."""
@@ -63,7 +64,7 @@ class Speeds:
         profile: model_pb2.ModelProfile,
         timed: membership_pb2.EpochPrepared,
     ) -> None:
-        """A member has loaded this stage, and says how long decode steps of it took.
+        """A member has loaded this stage, and says how long decode steps of it took, and a long chunk.
 
         What was seen of a stage that is larger by `_ALIKE` stays.
         """
@@ -74,7 +75,8 @@ class Speeds:
         read = read_bytes(profile, stage.first_layer, stage.end_layer)
         key = stage.member, profile.digest
         if self._read(key) < _ALIKE * read:
-            self._known[key] = read, Rate(read / seconds, rows, metal=timed.metal)
+            prefill = _prefill(stage, profile, timed)
+            self._known[key] = read, Rate(read / seconds, rows, metal=timed.metal, prefill=prefill)
             self._known.move_to_end(key)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
@@ -88,6 +90,18 @@ class Speeds:
 
     def _read(self, key: tuple[str, str]) -> int:
         return self._known[key][0] if key in self._known else 0
+
+
+def _prefill(
+    stage: admin_pb2.StagePlan, profile: model_pb2.ModelProfile, timed: membership_pb2.EpochPrepared
+) -> float:
+    """As in Rate, of the layers with which the stage computes prompts."""
+    if not timed.chunk_us or not 1 < timed.chunk_tokens <= MAX_PREFILL_CHUNK:
+        return 0.0
+    first, end = stage.first_layer, stage.end_layer
+    if stage.prompt_end_layer:
+        first, end = stage.prompt_first_layer, stage.prompt_end_layer
+    return 1e6 * timed.chunk_tokens * sum(profile.layer_bytes[first:end]) / timed.chunk_us
 
 
 def _relative(timed: membership_pb2.EpochPrepared) -> tuple[float, Times] | None:

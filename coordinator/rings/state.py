@@ -11,7 +11,7 @@ from sealring.coordinator.store import StoredDeployment, StoredRoster
 from sealring.coordinator.streams.sessions import Sessions
 from sealring.coordinator.streams.watchers import Watchers
 from sealring.mesh.errors import FailedPrecondition
-from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, agree
+from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, agree, speaks
 from sealring.mesh.trust.levels import level_of
 from sealring.v1 import admin_pb2
 from sealring.v1.membership_pb2 import FormerRing, ModelState
@@ -115,6 +115,16 @@ class State:
         session = self.sessions.find(member)
         return session is not None and ring in session.idle
 
+    def behind(self) -> str:
+        """A connected machine that speaks an older protocol than this; "" where there is none."""
+        nodes = {f"node {one.member[:8]}": one.release for one in self.sessions}
+        old = (
+            name
+            for name, one in (nodes | self.watchers.releases).items()
+            if not speaks(PROTOCOL_VERSION, one)
+        )
+        return next(old, "")
+
     def protocol(self, running: RunningRing) -> int:
         """The protocol that all members and, if possible, all gateways speak. Raises FailedPrecondition, also
         for what the previous release does not know of."""
@@ -127,7 +137,8 @@ class State:
             found = agree(releases | self.watchers.releases)
         except FailedPrecondition:
             found = agree(releases)
-        if found < PROTOCOL_VERSION and (running.spec.prompt_split or running.deployment.profile.draft.taps):
+        two_cuts = any(stage.prompt_end_layer for stage in running.plan.stages)
+        if found < PROTOCOL_VERSION and (two_cuts or running.deployment.profile.draft.taps):
             raise FailedPrecondition(
                 "two cuts, and drafters that read hidden states, need this release on all machines",
                 hint="update the machines with the older release",

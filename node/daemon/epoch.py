@@ -444,6 +444,11 @@ class MemberEpoch:
         for one in loaded.times if loaded is not None else ():
             if one.tokens == 1:
                 prepared.times.add(rows=one.rows, microseconds=one.microseconds, context=one.context)
+        chunks = (
+            [one for one in loaded.times if one.tokens > 1 and one.rows == 1] if loaded is not None else []
+        )
+        if longest := max(chunks, key=lambda one: one.tokens, default=None):
+            prepared.chunk_tokens, prepared.chunk_us = longest.tokens, longest.microseconds
         prepared.metal = loaded is not None and loaded.metal
         prepared.caches = loaded.caches if loaded is not None else b""
         if plan.backend:

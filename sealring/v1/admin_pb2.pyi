@@ -1065,6 +1065,7 @@ class DeploymentSpec(_message.Message):
     def prompt_split(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """With `split`: layers per rank that compute prompts, where others compute answers. A rank's range may begin and end
         later than by `split`, but no later than that of the next one ends; layers in between are held twice.
+        Without it the planner may choose so by measured speeds; [0]: it may not.
         """
 
     @_builtins.property

@@ -1604,6 +1604,8 @@ class EpochPrepared(_message.Message):
     TIMES_FIELD_NUMBER: _builtins.int
     METAL_FIELD_NUMBER: _builtins.int
     CACHES_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    CHUNK_US_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     @_builtins.property
@@ -1642,6 +1644,10 @@ class EpochPrepared(_message.Message):
     """timed on a Mac's GPU"""
     caches: _builtins.bytes
     """hash of the software and weights by which the stage computes caches; empty: it stores none"""
+    chunk_tokens: _builtins.int
+    """of the longest chunk of a prompt that was timed; 0: none was"""
+    chunk_us: _builtins.int
+    """microseconds that it took"""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
     @_builtins.property
@@ -1661,10 +1667,12 @@ class EpochPrepared(_message.Message):
         times: _abc.Iterable[Global___RowsTime] | None = ...,
         metal: _builtins.bool = ...,
         caches: _builtins.bytes = ...,
+        chunk_tokens: _builtins.int = ...,
+        chunk_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "epoch", b"epoch", "group_address", b"group_address", "links", b"links", "metal", b"metal", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "chunk_tokens", b"chunk_tokens", "chunk_us", b"chunk_us", "epoch", b"epoch", "group_address", b"group_address", "links", b"links", "metal", b"metal", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

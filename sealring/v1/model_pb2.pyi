@@ -132,6 +132,7 @@ class ModelProfile(_message.Message):
     NOT_SEEING_FIELD_NUMBER: _builtins.int
     RESIDENTS_FIELD_NUMBER: _builtins.int
     TAPS_FIELD_NUMBER: _builtins.int
+    TRAVELS_FIELD_NUMBER: _builtins.int
     CARD_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
@@ -172,6 +173,8 @@ class ModelProfile(_message.Message):
     """of the largest image, about, with those around its rows: no chunk divides them"""
     not_seeing: _builtins.str
     """why images are refused, of a model that its configuration gives a vision tower"""
+    travels: _builtins.bool
+    """what its caches hold of a row can be stored and handed on"""
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def parameters(self) -> _builtins.int:
@@ -283,6 +286,7 @@ class ModelProfile(_message.Message):
         not_seeing: _builtins.str = ...,
         residents: _abc.Iterable[Global___Resident] | None = ...,
         taps: _abc.Iterable[_builtins.int] | None = ...,
+        travels: _builtins.bool = ...,
         card: Global___ModelCard | None = ...,
         parameters: _builtins.int = ...,
         precision: _builtins.str = ...,
@@ -294,7 +298,7 @@ class ModelProfile(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "image_layers", b"image_layers", "image_tokens", b"image_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "mtp_bytes", b"mtp_bytes", "mtp_kv_bytes_per_token", b"mtp_kv_bytes_per_token", "not_quantizable", b"not_quantizable", "not_seeing", b"not_seeing", "parameters", b"parameters", "precision", b"precision", "quantized", b"quantized", "residents", b"residents", "state_bytes", b"state_bytes", "taps", b"taps", "tied", b"tied", "trimmable", b"trimmable", "vision_bytes", b"vision_bytes", "vision_working_bytes", b"vision_working_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "commit", b"commit", "digest", b"digest", "draft", b"draft", "dtype", b"dtype", "embed_bytes", b"embed_bytes", "fetches_draft", b"fetches_draft", "handoff_bytes_per_token", b"handoff_bytes_per_token", "head_bytes", b"head_bytes", "hidden_size", b"hidden_size", "hub_files", b"hub_files", "image_layers", b"image_layers", "image_tokens", b"image_tokens", "kv_bytes_per_token", b"kv_bytes_per_token", "kv_max_tokens", b"kv_max_tokens", "layer_bytes", b"layer_bytes", "layers", b"layers", "max_context", b"max_context", "model_type", b"model_type", "mtp_bytes", b"mtp_bytes", "mtp_kv_bytes_per_token", b"mtp_kv_bytes_per_token", "not_quantizable", b"not_quantizable", "not_seeing", b"not_seeing", "parameters", b"parameters", "precision", b"precision", "quantized", b"quantized", "residents", b"residents", "state_bytes", b"state_bytes", "taps", b"taps", "tied", b"tied", "travels", b"travels", "trimmable", b"trimmable", "vision_bytes", b"vision_bytes", "vision_working_bytes", b"vision_working_bytes", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

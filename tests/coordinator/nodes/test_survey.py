@@ -67,7 +67,12 @@ def deployed(*stages: int, name: str = "other", memory: int = MIB) -> Any:
 
 
 def make(
-    members: list[Any], sessions: list[Any], *, deployments: tuple[Any, ...] = (), floor: int = 10
+    members: list[Any],
+    sessions: list[Any],
+    *,
+    deployments: tuple[Any, ...] = (),
+    floor: int = 10,
+    behind: Any = str,
 ) -> Any:
     here = Sessions(sessions)
     profiles: Any = SimpleNamespace()
@@ -82,6 +87,7 @@ def make(
         SimpleNamespace(trust_floor=floor),  # type: ignore[arg-type]
         Speeds(),
         Links(clock=lambda: 0.0),
+        behind,
     )
     asked: list[list[str]] = []
 
@@ -365,3 +371,28 @@ async def test_a_ring_begins_at_a_node_with_the_draft_model() -> None:
     with pytest.raises(FailedPrecondition) as refused:
         await made.plan(spec, drafting(0) | drafting(1, "cd" * 32))
     assert refused.value.reason == "NO_DRAFT_MODEL"
+
+
+@pytest.mark.parametrize(("asked", "left"), [([], [0]), ([0], [0])])
+async def test_while_an_older_machine_is_there_prompts_get_no_cut_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, asked: list[int], left: list[int]
+) -> None:
+    """It could not read the roster."""
+    seen: list[list[int]] = []
+
+    def planned(spec: Any, *_: Any) -> Any:
+        seen.append(list(spec.prompt_split))
+        return admin_pb2.DeploymentPlan()
+
+    monkeypatch.setattr(survey, "plan", planned)
+    behind = [""]
+    made = make([member(0)], [session(0)], behind=lambda: behind[0])
+    spec = admin_pb2.DeploymentSpec(name="demo", model="demo", prompt_split=asked)
+    await made.plan(spec, answer(0))
+    behind[0] = "node old"
+    await made.plan(spec, answer(0))
+    assert seen == [asked, left]
+    spec.split[:], spec.prompt_split[:] = [1, 2], [2, 1]
+    with pytest.raises(FailedPrecondition, match="node old") as caught:
+        await made.plan(spec, answer(0))
+    assert caught.value.reason == "INCOMPATIBLE_VERSION"

@@ -55,6 +55,7 @@ def test_fields(llama: dict[str, Any], model_folder: Folder) -> None:
         "not_quantizable": "the KV cache of llama cannot be quantized: its keys or values are 8 wide, "
         "which no 32 divides",
         "trimmable": True,
+        "travels": True,
         "residents": [],
         "image_tokens": 0,
         "not_seeing": "",
