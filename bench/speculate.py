@@ -75,9 +75,14 @@ HIDDEN_GAINS = {2: 2.5, 3: 2.8}
 async def run(options: argparse.Namespace) -> Result:
     """Tokens a second of each round, by kind, with and without; tokens guessed and right; whether the answers
     were the same."""
-    kinds = ("held",) if options.held else DRAFTED if options.draft else KINDS
-    kinds = tuple(kind for kind in kinds if options.kind in ("", kind))
-    spec: dict[str, Any] = {"speculate": True, "max_rows": ROWS}
+    names = ("held",) if options.held else DRAFTED if options.draft else KINDS
+    kinds = {
+        f"{name} {right}" if len(options.right) > 1 else name: (name, right)
+        for name in names
+        for right in options.right
+        if options.kind in ("", name)
+    }
+    spec: dict[str, Any] = {"speculate": True, "max_rows": options.rows}
     if options.draft:
         if options.draft == MTP:
             model = drafted.model_with_head(SHAPES[options.model])
@@ -97,29 +102,31 @@ async def run(options: argparse.Namespace) -> Result:
     same = True
     async with cluster([deployment], gpus=options.gpus) as made, inference(made.grpc_address) as client:
         for number in range(options.rounds + 1):  # in the first one prompts are computed that are kept then
-            for kind in kinds:
+            for kind, (name, right) in kinds.items():
                 answers = {}
                 for way in ("with", "without") if number % 2 else ("without", "with"):
-                    rows = ROWS if kind == "full" else 1
+                    rows = options.rows if name == "full" else 1
                     requests = [
-                        _request(kind, options, number * rows + row, drafts=way == "with")
+                        _request(name, options, number * rows + row, right, drafts=way == "with")
                         for row in range(rows)
                     ]
                     got = await asyncio.gather(*(drafted.answer(client.stub, each) for each in requests))
                     rate = sum(each.rate for each in got)
-                    guessed, right = (sum(each) for each in zip(*(one.drafts for one in got), strict=True))
+                    guessed, true = (sum(each) for each in zip(*(one.drafts for one in got), strict=True))
                     answers[way] = [each.text for each in got]
                     if number:
                         found[kind][way].append(rate)
-                        progress(f"{kind}, {way} drafts: {rate:.1f}/s, {right} of {guessed} right")
+                        progress(f"{kind}, {way} drafts: {rate:.1f}/s, {true} of {guessed} right")
                     if number and way == "with":
-                        counted[kind].append([guessed, right])
+                        counted[kind].append([guessed, true])
                 same = same and answers["with"] == answers["without"]
     return {
         "model": options.model,
         "draft": options.draft,
         "right": options.right,
         "stages": options.stages,
+        "rows": options.rows,
+        "gpus": options.gpus,
         "tokens": options.tokens,
         "kinds": found,
         "drafts": counted,
@@ -128,10 +135,10 @@ async def run(options: argparse.Namespace) -> Result:
 
 
 def _request(
-    kind: str, options: argparse.Namespace, number: int, *, drafts: bool
+    kind: str, options: argparse.Namespace, number: int, right: float, *, drafts: bool
 ) -> inference_pb2.GenerateRequest:
     if options.draft:
-        right = 0.0 if kind == "wrong" else options.right
+        right = 0.0 if kind == "wrong" else right
         return drafted.request("bench", number, options.tokens, right, drafts=drafts)
     if kind == "held":
         return _held(options, drafts=drafts)
@@ -172,7 +179,8 @@ def checks(result: Result) -> list[Check]:
         gains = HIDDEN_GAINS if result["draft"] in LAYERS else GAINS
         targets = TARGETS | {"drafted": gains.get(result["stages"], 1.0), "wrong": 0.98}
         shown = DRAFTED_SHOWN
-    return [Check(shown[kind], _gains(result, kind), targets[kind], True) for kind in result["kinds"]]
+    found = {kind: kind.split()[0] for kind in result["kinds"]}
+    return [Check(shown[name], _gains(result, kind), targets[name], True) for kind, name in found.items()]
 
 
 def tables(result: Result) -> list[Table]:
@@ -195,9 +203,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="a model that guesses, too; mtp: an MTP head; a drafter's kind: one that reads hidden states",
     )
     parser.add_argument("--held", action="store_true", help="the demo model in a schema's form")
-    parser.add_argument("--right", type=float, default=0.7, help="probability that its guesses are right")
+    parser.add_argument(
+        "--right", type=float, nargs="+", default=[0.7], help="probabilities that its guesses are right"
+    )
     parser.add_argument("--kind", default="", choices=["", *SHOWN, "drafted"], help="of answers, alone")
     parser.add_argument("--stages", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=ROWS, help="of the ring; all answer at once for `full`")
     parser.add_argument("--gpus", type=int, default=0, help="node n computes on GPU n modulo this")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="of each answer")

@@ -249,7 +249,7 @@ LINES = {
     "coordinator": 13_072,
     "gateway": 1_363,
     "gateway/rings": 3_489,
-    "gateway/scheduler": 4_166,
+    "gateway/scheduler": 4_215,
     "node": 15_411,
     "node/engine": 20_916,
     "node/engine/text": 6_515,

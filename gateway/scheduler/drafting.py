@@ -50,6 +50,11 @@ _WORTH = 1.06
 
 _FURTHEST = 2.0  # times the expected seconds: a longer run is an accident
 _DOUBT, _SEEN = 2, 7  # measurements that are assumed before there are any, and those that count in all
+_WAITS = 15  # steps that tell how long they wait while lanes have drafts
+_KEPT, _LIKENESS = (
+    0.99,
+    4.0,
+)  # weight of a guess after each later one; right ones that count as the head tells
 
 _FEW, _JUDGED, _SURELY, _REST = 6, 32, 3.0, 64
 """Runs that the guard judges together (least and most), the standard errors by which their mean must be below
@@ -57,7 +62,7 @@ _FEW, _JUDGED, _SURELY, _REST = 6, 32, 3.0, 64
 
 _LONGEST_REST = 1024
 
-_PROBE = 16
+_PROBE = 32
 """Most steps from one guess ahead to the next while the source's guesses do not pay: they show whether they
 would. There are twice as many after each."""
 
@@ -254,14 +259,38 @@ def _kind(plan: DraftPlan) -> tuple[int, int]:
     return plan.drafts, max(1, plan.runs)
 
 
+class Shares:
+    """How much more or less often guesses were right at each place of a run than the head told of their
+    source, in all answers. While few are known, they are right as often as the head tells."""
+
+    def __init__(self) -> None:
+        self._known: dict[Source, list[tuple[float, float]]] = {}  # by place: right ones, and those expected
+
+    def add(self, source: Source, drafts: int, tokens: int, told: float) -> None:
+        """Records a row's run that brought `tokens` tokens."""
+        known = self._known.setdefault(source, [(0.0, 0.0)] * BATCH_LENGTHS[-1])
+        for place in range(min(drafts, tokens, len(known))):
+            right, expected = (_KEPT * each for each in known[place])
+            known[place] = right + (place + 1 < tokens), expected + told
+
+    def tokens(self, source: Source, drafts: int, told: float) -> float:
+        """The tokens that a row's run of drafts brings in the mean."""
+        known, reached, tokens = self._known.get(source, ()), 1.0, 1.0
+        for place in range(drafts):
+            right, expected = known[place] if place < len(known) else (0.0, 0.0)
+            reached *= min(told * (right + _LIKENESS) / (expected + _LIKENESS), _SUREST)
+            tokens += reached
+        return tokens
+
+
 class LanesPolicy:
     """The draft plans of several rows: the number of drafts that pays in each lane. A lane has one run at a
     time, because the others keep the stages busy.
 
     By the table a round takes what a stage computes of all lanes, and as long as the longest step takes from
-    stage to stage. The head guesses besides, for all rows of a lane at once. Lanes decide in turn, by what
-    the others did last. Rounds with drafts are measured against rounds without, in times of what the table
-    says.
+    stage to stage. The head guesses besides, for all rows of a lane at once. Rounds without drafts tell how
+    many times that they take. While a lane has drafts no step is announced ahead, so that each has to wait;
+    the last of these rounds tell how long. Lanes decide in turn, by what the others did last.
     """
 
     def __init__(self, ring: RingFacts) -> None:
@@ -269,20 +298,30 @@ class LanesPolicy:
         self._most_rows = ring.draft_runs
         self._costs, self._head = ring.costs, ring.head or ring.costs
         self._plains = deque([1.0] * _DOUBT, maxlen=_SEEN)
-        self._drafted = deque([1.0] * _DOUBT, maxlen=_SEEN)
-        self._slower, self._since, self._again = 1.0, 0, _REST
+        self._slower = 1.0
+        self._waits = deque[float](maxlen=_WAITS)
+        self._wait = self._unknown = 2 * ring.hop  # a message to the gateway and one from there
+        self._guard = Guard()
+        self._since = 0  # steps without drafts since the last with some
         self._gains: dict[tuple[int, tuple[int, ...]], float] = {}
+        self.shares = Shares()
 
     def round(self, steps: Sequence[Step]) -> float:
         """Seconds from a row's tokens to its next ones, with these steps of all lanes."""
+        busiest, way = self._table(steps)
+        wait = self._wait if any(step.plan.drafts for step in steps) else 0.0
+        return max(self._slower * busiest, self._slower * way + wait)
+
+    def _table(self, steps: Sequence[Step]) -> tuple[float, float]:
+        """Seconds for which the busiest stage computes, and in which the longest step goes through all."""
         stage = [_seconds(self._costs, step) for step in steps]
         head = [_seconds(self._head, step) + self._guessing(step, ahead=False) for step in steps]
         ahead = [self._guessing(step, ahead=True) for step in steps]
-        longest = max(
+        way = max(
             first + (self._stages - 1) * other + more + self._stages * self._hop
             for first, other, more in zip(head, stage, ahead, strict=True)
         )
-        return max(sum(stage) + sum(ahead), sum(head), longest)
+        return max(sum(stage) + sum(ahead), sum(head)), way
 
     def _guessing(self, step: Step, *, ahead: bool) -> float:
         """Seconds in which a step's guesses are made: at the tail where they are made ahead, else at the
@@ -295,8 +334,10 @@ class LanesPolicy:
     ) -> DraftPlan:
         """The plan of a lane of `rows` rows that brings most tokens a second in all lanes together. Of each
         row `guessed` tokens that were guessed ahead are there."""
-        plan, gain = self._best(rows, most, rates, others, guessed)
-        return plan if gain > _WORTH * self._slower else DraftPlan()
+        if self._guard.rules_out:
+            return _NO_DRAFTS
+        plan, gain = self._best(Step(rows, _NO_DRAFTS, rates), most, others, guessed)
+        return plan if gain > _WORTH else _NO_DRAFTS
 
     def pays(self, rows: int, others: Sequence[int]) -> bool:
         """Whether any drafts of a lane of `rows` rows would pay beside lanes of `others` if nearly all were
@@ -304,79 +345,79 @@ class LanesPolicy:
         key = (rows, tuple(sorted(others)))
         if key not in self._gains:
             good = dict.fromkeys(self._sources, _GOOD)
-            plain = [Step(size, DraftPlan(), 0.0, good) for size in others]
-            self._gains[key] = self._best(rows, BATCH_LENGTHS[-1], good, plain, MAX_UNSETTLED)[1]
-        return self._gains[key] > _WORTH * self._slower
+            own, *rest = (Step(size, _NO_DRAFTS, good) for size in (rows, *others))
+            self._gains[key] = self._best(own, BATCH_LENGTHS[-1], rest, MAX_UNSETTLED)[1]
+        return self._gains[key] > _WORTH and not self._guard.rules_out
 
-    def _best(
-        self, rows: int, most: int, rates: Rates, others: Sequence[Step], guessed: int
-    ) -> tuple[DraftPlan, float]:
-        """The best plan by the table, and times as fast as without drafts.
+    def _best(self, own: Step, most: int, others: Sequence[Step], guessed: int) -> tuple[DraftPlan, float]:
+        """The best plan of a lane, and times as fast as without drafts.
 
-        Where guesses are made ahead the others may follow, as one lane with drafts would wait for the rest.
-        All lanes without drafts are what that is compared with.
+        Other lanes may follow, as one with drafts would wait for the rest. All lanes without drafts are what
+        that is compared with.
         """
-        none = DraftPlan()
-        now = [Step(rows, none, 0.0), *others]
-        all_rows = sum(one.rows for one in now)
-        best, gain = none, 1.0
+        best, gain = _NO_DRAFTS, 1.0
+        all_rows = own.rows + sum(one.rows for one in others)
+        follow = all_rows <= self._most_rows
+        now = self._rate([own, *others])
+        plain = self._rate([one.with_plan(_NO_DRAFTS) for one in (own, *others)]) if follow else now
+        gain = max(gain, now / plain)
         for source, facts in self._sources.items():
-            right = rates.get(source, 0.0) if facts.serves(all_rows) else 0.0
-            follow = facts.ahead and all_rows <= self._most_rows
-            longest = min(most, MAX_DRAFTED // rows - 1, guessed if facts.ahead else most)
-            plain = self._rate([one.with_plan(none) for one in now]) if follow else self._rate(now)
-            least = max(gain, self._rate(now) / plain)
-            for length in BATCH_LENGTHS if right else ():
+            if not own.rates.get(source) or not facts.serves(all_rows):
+                continue
+            longest = min(most, MAX_DRAFTED // own.rows - 1, guessed if facts.ahead else most)
+            for length in BATCH_LENGTHS:
                 if length > longest:
                     break
-                step = Step(rows, DraftPlan(length, 1, source), min(right, _SUREST))
+                step = own.with_plan(DraftPlan(length, 1, source))
                 times = self._rate([step, *others])
                 if follow:
                     times = max(times, self._rate([step, *(one.with_plan(step.plan) for one in others)]))
-                if times / plain > least:
+                if times / plain > gain:
                     best, gain = step.plan, times / plain
-                    least = gain
         return best, gain
 
     def _rate(self, steps: Sequence[Step]) -> float:
         """Tokens a second with these steps of all lanes."""
-        return sum(one.tokens for one in steps) / self.round(steps)
+        return sum(one.rows * self._tokens(one) for one in steps) / self.round(steps)
 
-    def took(self, steps: Sequence[Step], seconds: float) -> None:
-        """Records a round with these steps."""
-        times = seconds / self.round(steps)
+    def _tokens(self, step: Step) -> float:
+        plan = step.plan
+        return self.shares.tokens(plan.source, plan.drafts, step.rates.get(plan.source, 0.0))
+
+    def took(self, steps: Sequence[Step], tokens: float, seconds: float, *, alike: bool = True) -> None:
+        """Records the first of these steps of all lanes, which brought `tokens` tokens of each row. Only the
+        guard counts a step that was not `alike` the lane's step before, with drafts or without."""
+        busiest, way = self._table(steps)
         if any(step.plan.drafts for step in steps):
-            self._drafted.append(times)
-            self._since = 0
+            plain = self.round([step.with_plan(_NO_DRAFTS) for step in steps])
+            usual = max(plain, self.round(steps))
+            self._guard.drafted(tokens - min(seconds, _FURTHEST * usual) / plain)
+            if alike:
+                self._waits.append(seconds - self._slower * way)
+                self._wait, self._since = median(self._waits), 0
         else:
-            self._plains.append(times)
+            self._guard.plain()
             self._since += 1
-            if self._since == self._again:
-                self._drafted.extend([1.0] * _SEEN)
-                self._since, self._again = 0, min(2 * self._again, _LONGEST_REST)
-        self._slower = median(self._drafted) / median(self._plains)
+            if alike:
+                self._plains.append(seconds / max(busiest, way))
+                self._slower = median(self._plains)
+            if self._since % _LONGEST_REST:
+                return
+            self._waits.clear()  # what was slow once is tried again
+            self._wait = self._unknown
+        self._gains.clear()
 
 
 class Step(NamedTuple):
-    """A step of a lane: its rows, its plan, the probability that a draft is right, and the probabilities of
-    further ones."""
+    """A step of a lane: its rows, its plan, and the probabilities that guesses are right, by source."""
 
     rows: int
     plan: DraftPlan
-    right: float
     rates: Rates = MappingProxyType({})
 
     def with_plan(self, plan: DraftPlan) -> Step:
         """A step of the same lane with another plan, if it can have that."""
-        if self.rows * (1 + plan.drafts) > MAX_DRAFTED:
-            return self
-        right = self.rates.get(plan.source, 0.0) if plan.drafts else 0.0
-        return Step(self.rows, plan, min(right, _SUREST), self.rates)
-
-    @property
-    def tokens(self) -> float:
-        """Tokens that it brings in the mean."""
-        return self.rows * (1 - self.right ** (1 + self.plan.drafts)) / (1 - self.right)
+        return self if self.rows * (1 + plan.drafts) > MAX_DRAFTED else self._replace(plan=plan)
 
 
 def _seconds(costs: StepCosts, step: Step) -> float:
@@ -428,13 +469,11 @@ class _Past:
     waits: bool = False
     plan: DraftPlan = _NO_DRAFTS
     guessed: int = 0  # tokens that were guessed ahead and came with those of the last step
-    pause: int = 1  # steps from one guess ahead to the next, while none pays
-    unguessed: int = 1  # steps since the last
+    unguessed: int = 1  # steps since the last guess ahead
 
     @property
     def step(self) -> Step:
-        right = self.rates.get(self.plan.source, 0.0) if self.plan.drafts else 0.0
-        return Step(len(self.rows), self.plan, min(right, _SUREST), self.rates)
+        return Step(len(self.rows), self.plan, self.rates)
 
 
 class Drafting:
@@ -453,6 +492,7 @@ class Drafting:
         self._block = max(facts.block for facts in ring.sources.values())
         self._for_row = RowPolicy(ring)
         self._for_lanes = LanesPolicy(ring)
+        self._pause = 1  # steps of a lane from one guess ahead to the next, while none pays
         self._pasts: dict[int, _Past] = {}
         self._chains: dict[int, _Chain] = {}
         self._runs: deque[_Run] = deque()
@@ -508,7 +548,7 @@ class Drafting:
         """Whether the next step of a lane among others asks for nothing, since guesses ahead have not paid
         for some time. With each step that asks, the source computes the rows' tokens at the busy tail."""
         past = self._past(lane)
-        if not self.ahead or past.pause < _PROBE or past.unguessed >= past.pause or past.plan.drafts:
+        if not self.ahead or self._pause < _PROBE or past.unguessed >= self._pause or past.plan.drafts:
             return False
         return not self._best(lane, lanes, rows, BATCH_LENGTHS[-1]).drafts
 
@@ -539,12 +579,12 @@ class Drafting:
         past = self._past(lane)
         best = self._best(lane, lanes, rows, most)
         if best.drafts and best.source == self.ahead:
-            past.pause = 1
+            self._pause = 1
             return best.drafts
-        if best.drafts or past.unguessed < past.pause:
+        if best.drafts or past.unguessed < self._pause:
             past.unguessed += 1
             return 0
-        past.pause, past.unguessed = min(2 * past.pause, _PROBE), 1
+        self._pause, past.unguessed = min(2 * self._pause, _PROBE), 1
         return max(1, min(most, self._block))
 
     def _ahead_of(self, rows: int) -> bool:
@@ -609,14 +649,18 @@ class Drafting:
         least = min(brought.get(row.number, 0) for row in chain.open)
         if refuted or least <= run.drafts:
             chain.live.clear()
+        past = self._past(lane)
+        told = past.rates.get(chain.source, 0.0)
         for row in chain.open:
             tokens = brought.get(row.number, 0)
             self._board.bring(row.number, tokens)
             row.request.progress.accepted += tokens - run.first
-        past = self._past(lane)
+            if run.first:
+                self._for_lanes.shares.add(chain.source, run.drafts, tokens, told)
         plan = DraftPlan(run.drafts, under_way, chain.source)
         if len(chain.rows) > 1 or len(lanes) > 1:
-            self._round(lane, lanes, plan, now)
+            mean = fmean(brought.get(row.number, 0) for row in chain.open)
+            self._round(lane, lanes, plan, now, mean)
         else:
             seconds = 0.0 if past.at is None else now - past.at
             self._for_row.took(plan, least, seconds, first=run.first)
@@ -624,15 +668,17 @@ class Drafting:
         past.guessed = run.guesses
         past.rates = rates if least else past.rates
 
-    def _round(self, lane: Lane, lanes: Sequence[Lane], plan: DraftPlan, now: float) -> None:
-        """Records a step of a lane. The first with drafts, and the first without, tells nothing."""
+    def _round(
+        self, lane: Lane, lanes: Sequence[Lane], plan: DraftPlan, now: float, tokens: float = 1.0
+    ) -> None:
+        """Records a step of a lane, which brought `tokens` tokens of each row."""
         past = self._past(lane)
-        if past.at is None or now <= past.at or bool(plan.drafts) != bool(past.plan.drafts):
+        if past.at is None or now <= past.at:
             return
-        right = past.rates.get(plan.source, 0.0) if plan.drafts else 0.0
-        own = Step(len(past.rows), plan, min(right, _SUREST))
         others = [self._past(other).step for other in lanes if other is not lane]
-        self._for_lanes.took([own, *others], now - past.at)
+        steps = [Step(len(past.rows), plan, past.rates), *others]
+        alike = bool(plan.drafts) == bool(past.plan.drafts)
+        self._for_lanes.took(steps, tokens, now - past.at, alike=alike)
 
     def settle(self, keeps: Callable[[Row], bool] = lambda row: False) -> None:
         """Plans the settles of the next step. A row that leaves is not settled, unless its windows and states

@@ -13,13 +13,11 @@ from rowoutput import row_output
 from bench.paced.ring import Head, VirtualRing, Work
 from sealring.gateway.scheduler import StepCosts
 from sealring.mesh.ring import MAX_DRAFTED, Composition, ResolvedStep, Settling
+from sealring.node.engine.drafts import Tally
 from sealring.v1 import control_pb2 as control
 
 SECONDS = 0.04
 """A stage's step of one token: the scheduler adds hops of its own in seconds."""
-
-_RATE = 0.05
-"""Weight of the last guess in what the head knows of earlier ones."""
 
 
 class GuessingHead(Head):
@@ -32,7 +30,8 @@ class GuessingHead(Head):
         super().__init__()
         self._composition = Composition(epoch=1, max_rows=rows, prefill_chunk=4096)
         self._right, self._source, self._chance = right, source, random.Random(1)
-        self._known = 0.0  # the share of right guesses, as it counts them
+        self._known = Tally.of_all_rows().next_row()
+        self._untried = self._known.tried
         self._owed: dict[int, int] = {}  # accepted tokens of open drafts
         self._ahead = dict[int, int]() if ahead else None  # guesses behind a row's last tokens
         self._step: ResolvedStep
@@ -75,13 +74,13 @@ class GuessingHead(Head):
             for tokens in range(output.delta.tokens, output.delta.tokens + count):
                 done.outputs.append(row_output(row, text=output.delta.text, tokens=tokens))
             self.generated[row] += count - 1
-        if self._step.asks:
-            done.rates.add(source=self._source, right=round(100 * self._known))
+        if self._step.asks and self._known.tried > self._untried:
+            done.rates.add(source=self._source, right=round(100 * self._known.rate))
         return done, decoded
 
     def _guess(self) -> bool:
         right = self._chance.random() < self._right
-        self._known += _RATE * (right - self._known)
+        self._known.add(right)
         return right
 
 
