@@ -74,7 +74,9 @@ them.
   guesses too ([decision 57](decisions/0057-an-mtp-head-is-one-layer-of-its-model.md)). For gpt_oss, llama,
   mistral, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe and qwen3_next a drafter that reads hidden states
   may guess: DFlash, DFlash2, DSpark or EAGLE-3, made for that model
-  ([decision 116](decisions/0116-taps-ride-with-the-state.md)).
+  ([decision 116](decisions/0116-taps-ride-with-the-state.md)). For gemma4, gemma4_text and laguna one of
+  DFlash's own for them may. The other drafters of mlx-vlm are refused by name (`DRAFT_KIND_UNKNOWN`):
+  gemma4_dspark, deepseek_v4_dspark, and the assistants of Gemma 4 and Muse Glimmer.
 - **images**: whether prompts may have images, which mlx-vlm's vision tower computes at the head ([decision
   62](decisions/0062-towers-at-the-head.md)). *exact* if logits in three stages are those of mlx-vlm 0.7.10's
   whole model, bit for bit; *rounding* if its language model differs as much from mlx-lm's without images. A

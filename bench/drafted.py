@@ -23,7 +23,9 @@ from sealring.v1 import inference_pb2
 CYCLE = 600
 """Tokens of the cycle."""
 
-_SURE = 40.0
+SURE = 40.0
+"""The logit of the next token by what guesses."""
+
 _STRIDE = 97
 """Tokens of the cycle between the beginnings of two answers."""
 
@@ -37,13 +39,13 @@ def models(large: Shape, small: Shape) -> tuple[Path, Path]:
     """The folders of both models."""
     return (
         random_model(dataclasses.replace(large, vocabulary=0, says=CYCLE)),
-        random_model(dataclasses.replace(small, vocabulary=0, says=CYCLE, said=_SURE)),
+        random_model(dataclasses.replace(small, vocabulary=0, says=CYCLE, said=SURE)),
     )
 
 
 def model_with_head(shape: Shape) -> Path:
     """The folder of a model with an MTP head."""
-    return random_model(dataclasses.replace(shape, kind="mimo", vocabulary=0, says=CYCLE, guessed=_SURE))
+    return random_model(dataclasses.replace(shape, kind="mimo", vocabulary=0, says=CYCLE, guessed=SURE))
 
 
 def model_with_drafter(shape: Shape, kind: str) -> tuple[Path, Path]:
@@ -51,7 +53,7 @@ def model_with_drafter(shape: Shape, kind: str) -> tuple[Path, Path]:
     bench.drafters.LAYERS."""
     says = dataclasses.replace(shape, vocabulary=0, says=CYCLE)
     model = random_model(says)
-    return model, drafter(model, says, kind, _SURE)
+    return model, drafter(model, says, kind, SURE)
 
 
 def request(

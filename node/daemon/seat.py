@@ -176,6 +176,9 @@ class Seat:
         """The engine with the epoch's stage loaded."""
         some = plan.held if plan.size > 1 and not plan.backend else None
         path = await self._around.engines.for_stage(plan.model, some, plan.commit, plan.hub_files, progress)
+        if plan.taps and plan.draft is not None:  # a drafter reads the embedding, which comes with a head
+            where = plan.commit, plan.hub_files, progress
+            path = await self._around.engines.for_stage(plan.model, (0, 1), *where)
         most = plan.prefill_chunk, plan.max_rows
         stage = StageKey(str(path), plan.model_digest, *plan.layers, plan.context, plan.kv_bits, *most)
         if plan.adapter:

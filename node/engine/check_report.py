@@ -11,7 +11,7 @@ import mlx.nn as nn
 from sealring.mesh.errors import ModelError
 from sealring.node.engine.caches import OneRow, for_one_row, trimmable
 from sealring.node.engine.caches.undo import runs_of
-from sealring.node.engine.drafts.drafter_models import FAMILIES, KINDS
+from sealring.node.engine.drafts.drafter_models import FAMILIES
 from sealring.node.engine.staging import build_skeleton
 from sealring.node.engine.staging.adapters import Adapter
 from sealring.node.engine.staging.anatomy import Anatomy, dissect, full_cache
@@ -90,7 +90,7 @@ def about(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         "package": f"{package} {version(package)}" if package else "",
         "crosses": sorted(crosses),
         "mtp": format_of(config) is not None,
-        "drafters": list(KINDS) if config["model_type"] in FAMILIES else [],
+        "drafters": [kind for kind, made in FAMILIES.items() if config["model_type"] in made],
         "indivisible": anatomy.indivisible,
         **_text_of(path),
     }

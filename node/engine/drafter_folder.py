@@ -11,6 +11,7 @@ from sealring.node.engine import mlx_lm_import
 from sealring.node.engine.contents import REDOWNLOAD
 from sealring.node.engine.drafts.drafter_models import DrafterFacts, DrafterModel, bound, classes_of
 from sealring.node.engine.profile import digest
+from sealring.node.engine.ranges import check_here
 from sealring.node.engine.staging import Stage
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.mtp_head import keeps_embedding
@@ -36,7 +37,10 @@ def load_drafter(folder: Path, path: Path, stage: Stage) -> DrafterModel:
     model's folder lacks it, and WEIGHTS_MISMATCH.
     """
     facts = drafter_facts(folder, path)
-    embeds = stage.model if keeps_embedding(stage.model, stage.kept) else load_lazily(path)[0]
+    embeds = stage.model
+    if not keeps_embedding(stage.model, stage.kept):
+        check_here(path, 0, 1)
+        embeds = load_lazily(path, parts=True)[0]
     return _loaded(folder, facts, stage.model, embeds)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mtpheads import adds
+from stagering import config_of
 
 from sealring.node.engine.drafts import classes_of
 from sealring.node.engine.staging import random_model
@@ -57,8 +58,42 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in TAPPED],
         "target_hidden_size": 64,
     },
+    "DFlash for Gemma 4": _BLOCKS | {"model_type": "gemma4", "final_logit_softcapping": 30.0},
+    "DFlash for Laguna": _BLOCKS
+    | {
+        "model_type": "laguna",
+        "num_hidden_layers": len(TAPPED),
+        "layer_types": ["sliding_attention"] * len(TAPPED),
+        "sliding_window": 7,
+        "gating": "per-head",
+        "draft_vocab_size": 300,
+        "max_position_embeddings": 1000,
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in TAPPED],
+        "dflash_config": _BLOCKS["dflash_config"]
+        | {"block_size": BLOCK, "num_target_layers": 4, "causal": True},
+    },
 }
 """Drafters for a model of 4 layers, width 64 and 300 tokens, by kind."""
+
+_TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "DFlash for Gemma 4": (
+        "gemma4_text",
+        {
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 1,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "vocab_size_per_layer_input": 300,
+        },
+    ),
+    "DFlash for Laguna": ("laguna", {}),
+}
+
+
+def target_of(kind: str) -> dict[str, Any]:
+    """The configuration of a model that a key of CONFIGS is for."""
+    family, more = _TARGETS.get(kind, ("qwen3", {}))
+    return config_of(family) | {"hidden_size": 64, "vocab_size": 300} | more
+
 
 _ALIKE = 0.02
 _LITTLE = 0.01

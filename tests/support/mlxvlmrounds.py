@@ -21,7 +21,7 @@ class _Whole:
 
     def __init__(self, folder: Path) -> None:
         self.whole, config = load_lazily(folder)
-        self.model, self.lm_head = self.whole.model, self.whole.lm_head
+        self.model, self.lm_head = self.whole.model, getattr(self.whole, "lm_head", None)
         self.config = SimpleNamespace(**config)
         self._seen: dict[int, mx.array] = {}
         for index, layer in enumerate(self.model.layers):
@@ -29,7 +29,8 @@ class _Whole:
 
     def _noting(self, index: int) -> Any:
         def note(original: Any, *args: Any, **kwargs: Any) -> Any:
-            self._seen[index] = output = original(*args, **kwargs)
+            output = original(*args, **kwargs)
+            self._seen[index] = output[0] if isinstance(output, tuple) else output
             return output
 
         return note

@@ -13,7 +13,7 @@ the model, side by side.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,35 +37,52 @@ _LENGTHS = (256, 512)
 
 _HINT = "take the drafter that was made for this model, of this size"
 
-FAMILIES = (
+_PLAIN = (
     *("gpt_oss", "llama", "mistral", "qwen2", "qwen3", "qwen3_5"),
     *("qwen3_5_moe", "qwen3_moe", "qwen3_next"),
 )
-"""Model types that a drafter may guess for: embeddings are taken as they are, and a layer returns the state
-that mlx-vlm's modules read."""
 
-KINDS: Mapping[str, str] = {
-    "DFlash": "qwen3_dflash",
-    "DFlash2": "dflash2",
-    "DSpark": "dspark",
-    "EAGLE-3": "eagle3",
+FAMILIES: Mapping[str, Sequence[str]] = {
+    "DFlash": _PLAIN,
+    "DFlash2": _PLAIN,
+    "DSpark": _PLAIN,
+    "EAGLE-3": _PLAIN,
+    "DFlash for Gemma 4": ("gemma4", "gemma4_text"),
+    "DFlash for Laguna": ("laguna",),
 }
-"""mlx-vlm's modules by kind of drafter."""
+"""Model types that a drafter of a kind may guess for: a layer returns the state that mlx-vlm's modules read,
+and these find the embedding."""
+
+MODULES: Mapping[str, str] = {
+    "qwen3_dflash": "DFlash",
+    "dflash2": "DFlash2",
+    "dspark": "DSpark",
+    "qwen3_dspark": "DSpark",
+    "eagle3": "EAGLE-3",
+    "gemma4_dflash": "DFlash for Gemma 4",
+    "laguna_dflash": "DFlash for Laguna",
+}
+"""Kinds of drafter by mlx-vlm's modules."""
+
+_OTHERS = ("_dflash", "_dspark", "_assistant")
+"""Ends of the names of further modules of drafters, for models that none of these guesses for."""
 
 
 def kind_of(config: Mapping[str, Any]) -> str | None:
     """The kind of drafter that a folder with this configuration has, as `mlx_vlm.utils.get_model_type` tells
-    them apart; None for any other model."""
-    named = str(config.get("model_type") or config.get("speculators_model_type") or "").lower()
-    blocks = config.get("dflash_config")
-    if "DFlash2DraftModel" in (config.get("architectures") or ()):
-        return "DFlash2"
-    if isinstance(blocks, Mapping):
+    them apart, or the module of a kind that guesses for no model here; None for what is no drafter."""
+    module = str(config.get("model_type") or config.get("speculators_model_type") or "").lower()
+    architectures, blocks = config.get("architectures") or (), config.get("dflash_config")
+    if not module:
+        return None
+    if "DFlash2DraftModel" in architectures:
+        module = "dflash2"
+    elif "Gemma4DSparkModel" in architectures:
+        module = "gemma4_dspark"
+    elif isinstance(blocks, Mapping):
         rank = config.get("markov_rank") or blocks.get("markov_rank") or 0
-        if blocks.get("projector_type") == "dspark" or rank:
-            return "DSpark"
-        return "DFlash" if named == "qwen3" else None
-    return {"eagle3": "EAGLE-3", "dspark": "DSpark", "qwen3_dspark": "DSpark"}.get(named)
+        module = "dspark" if blocks.get("projector_type") == "dspark" or rank else f"{module}_dflash"
+    return MODULES.get(module, module if module.endswith(_OTHERS) else None)
 
 
 def classes_of(kind: str) -> tuple[Any, Any]:
@@ -73,7 +90,8 @@ def classes_of(kind: str) -> tuple[Any, Any]:
     try:
         for package in _PACKAGES:
             mlx_lm_import.register(package)
-        module = importlib.import_module(f"{_PACKAGES[-1]}.{KINDS[kind]}")
+        own = next(module for module, named in MODULES.items() if named == kind)
+        module = importlib.import_module(f"{_PACKAGES[-1]}.{own}")
     except ImportError as error:
         raise ModelError(
             f"a drafter of kind {kind} needs mlx-vlm, which is not installed",
@@ -99,10 +117,10 @@ class DrafterFacts:
     @classmethod
     def of(cls, name: str, config: Mapping[str, Any]) -> DrafterFacts:
         """By the configuration of the folder `name`. Raises ModelError (also DRAFT_KIND_UNKNOWN)."""
-        kind = kind_of(config)
-        if kind is None:
+        kind = kind_of(config) or "no drafter"
+        if kind not in FAMILIES:
             raise ModelError(
-                f"{name} is no drafter of a known kind: {', '.join(KINDS)}",
+                f"{name} is {kind}, and no drafter of a known kind: {', '.join(FAMILIES)}",
                 reason="DRAFT_KIND_UNKNOWN",
                 hint="take a drafter of one of these kinds, or a small model of the same family",
             )
@@ -112,7 +130,7 @@ class DrafterFacts:
                 text = made.transformer_layer_config
                 layers = tuple(sorted(map(int, made.capture_layer_ids)))
                 return cls(kind, layers, int(made.target_hidden_size), int(text.vocab_size), 0, 0)
-            most = min(int(made.block_size), int(made.runtime_block_size or made.block_size))
+            most = min(int(made.block_size), int(getattr(made, "runtime_block_size", 0) or made.block_size))
             asked = config.get("dflash_config") or {}
             told = asked.get("num_target_layers", config.get("num_target_layers", 0))
             layers = tuple(sorted(map(int, made.target_layer_ids)))
@@ -139,8 +157,8 @@ class DrafterFacts:
             "number of layers": (self.depth or text.get("num_hidden_layers"), text.get("num_hidden_layers")),
         }
         wrong = [f"a {what} of {own}, not {other}" for what, (own, other) in facts.items() if own != other]
-        if family not in FAMILIES:
-            wrong = [f"models of the families {', '.join(sorted(FAMILIES))}, not {family}"]
+        if family not in FAMILIES[self.kind]:
+            wrong = [f"models of the families {', '.join(sorted(FAMILIES[self.kind]))}, not {family}"]
         if wrong:
             raise ModelError(
                 f"the {self.kind} drafter {name} does not fit {model}: it is for {'; '.join(wrong)}",
@@ -224,11 +242,12 @@ class BlockDrafter(DrafterModel):
         return sum(leaf.nbytes for _, leaf in tree_flatten(self._model.embed_tokens.parameters()))
 
     def _made(self) -> list[mx.array]:
-        fused = self._model._fused_context_kv_weight
+        fused = getattr(self._model, "_fused_context_kv_weight", None)
         return [] if fused is None else [fused]
 
     def make_cache(self) -> Cache:
-        config, window = self._model.config, self._model.config.draft_window_size
+        config = self._model.config
+        window = getattr(config, "draft_window_size", None)
         return [
             RotatingKVCache(max_size=int(window or config.sliding_window - 1), keep=0)
             if window or kind == "sliding_attention"

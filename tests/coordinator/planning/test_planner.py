@@ -661,8 +661,12 @@ def _with(drafter: model_pb2.ModelProfile) -> model_pb2.ModelProfile:
     return made
 
 
-def test_a_ring_of_one_has_no_draft_model() -> None:
-    made = plan(spec(draft="small"), drafted(profile(layers=2)), THREE)
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_ring_of_one_has_no_draft_model(reads: bool) -> None:
+    large = profile(layers=2)
+    if reads:
+        with_draft(large, "small", reader(taps=[0]))
+    made = plan(spec(draft="small"), large if reads else drafted(large), THREE)
     assert [held(stage) for stage in made.rings[0].stages] == [{}]
     assert any("a ring of one node" in reason for reason in made.reasons)
 

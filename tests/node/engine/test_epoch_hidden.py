@@ -12,10 +12,10 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from hiddendrafters import BLOCK, CONFIGS, TAPPED, save_drafter, save_model
+from hiddendrafters import BLOCK, CONFIGS, TAPPED, save_drafter, save_model, target_of
 from mlxvlmrounds import rounds
 from patience import PATIENCE_SECONDS
-from stagering import CHUNK, Prompts, Ring, compute_thread, config_of
+from stagering import CHUNK, Prompts, Ring, compute_thread, doubled_stages_of
 from tailgateway import PARAMETERS, Gateway, admit, company_leaves_prefixes_stay
 
 from sealring.node.engine import RowParameters, load_stage
@@ -34,7 +34,7 @@ KEPT = 0.003
 
 class Made:
     def __init__(self, folder: Path, kind: str, size: int, kept: float | None) -> None:
-        config = config_of("qwen3")
+        config = target_of(kind)
         save_model(folder / "model", config, kept=kept)
         save_drafter(folder / "drafter", kind, folder / "model", kept=kept)
         edges = [config["num_hidden_layers"] * rank // size for rank in range(size + 1)]
@@ -106,6 +106,8 @@ EVERY_RUN = {
     ("DFlash2", 2): "greedy",
     ("DSpark", 2): "penalties",
     ("EAGLE-3", 3): "greedy",
+    ("DFlash for Gemma 4", 2): "greedy",
+    ("DFlash for Laguna", 3): "drawn",
 }
 """Each kind once; the tail samples what any drafter guesses for."""
 
@@ -131,26 +133,18 @@ def test_answers_are_the_same(kind: str, size: int, name: str) -> None:
         rates.append(drafted.modelled[1].right())
         steps = len(plain.steps) - len(drafted.steps)
     assert rates[0] < 0.3
-    if name == "greedy" or kind.startswith(
-        ("DFlash:", "DSpark")
-    ):  # others guess by fewer tokens than there are
+    often = name == "greedy" or kind.startswith(("DFlash:", "DSpark"))  # others guess by fewer tokens
+    if often and not kind.endswith("Gemma 4"):  # whose output head is its embedding
         assert rates[1] > 0.3
         assert steps > 3
 
 
-@pytest.mark.parametrize("kept", [None, KEPT])
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.sweep)])
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_guesses_are_those_of_mlx_vlms_own_loop_on_a_whole_model(
-    kind: str, size: int, kept: float | None, tmp_path: Path
-) -> None:
-    """Round by round and token by token; the ring guesses nothing behind the first token of an answer."""
-    made, found = made_of(kind, size, kept), []
-    save_model(tmp_path / "model", config_of("qwen3"), kept=kept)
-    save_drafter(tmp_path / "drafter", kind, tmp_path / "model", kept=kept)
-    prompt = text_of(made, 3)
-    prompts = Prompts({1: (prompt, RowParameters(prompt=tuple(prompt)))})
-    ring = Ring(made.stages, prompts, tail_drafter=made.drafter)
+def guessed(
+    stages: list[Stage], drafter: HiddenDrafter, prompt: list[int]
+) -> tuple[int, list[tuple[int, list[int]]]]:
+    """The first token of an answer, and pairs of a later one and the tokens that were guessed behind it."""
+    prompts, found = Prompts({1: (prompt, RowParameters(prompt=tuple(prompt)))}), []
+    ring = Ring(stages, prompts, tail_drafter=drafter)
     gateway, count = Gateway(ring, HIDDEN), BLOCK - 1
     try:
         gateway.prefill()
@@ -163,9 +157,47 @@ def test_guesses_are_those_of_mlx_vlms_own_loop_on_a_whole_model(
             changes = [gateway.settle()]
     finally:
         ring.close()
-    first = prompts.answers[1][0]
+    assert not ring.faults
+    return prompts.answers[1][0], found
+
+
+@pytest.mark.parametrize("kept", [None, KEPT])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_guesses_are_those_of_mlx_vlms_own_loop_on_a_whole_model(
+    kind: str, size: int, kept: float | None, tmp_path: Path
+) -> None:
+    """Round by round and token by token; the ring guesses nothing behind the first token of an answer."""
+    made = made_of(kind, size, kept)
+    save_model(tmp_path / "model", target_of(kind), kept=kept)
+    save_drafter(tmp_path / "drafter", kind, tmp_path / "model", kept=kept)
+    prompt = text_of(made, 3)
+    first, found = guessed(made.stages, made.drafter, prompt)
     theirs = rounds(tmp_path / "model", tmp_path / "drafter", [*prompt, first], 6 * BLOCK, BLOCK)
     assert found == theirs[: len(found)]
+
+
+@pytest.mark.parametrize(("prompts", "answers"), [((3,), (1,)), ((2,), (1,)), ((2, 3), (1, 2))])
+@pytest.mark.parametrize("kind", ["DFlash", "EAGLE-3"])
+def test_guesses_are_the_same_where_prompts_are_cut_elsewhere(
+    kind: str, prompts: tuple[int, ...], answers: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A tapped layer lies with one member while the prompt is computed, and with another then."""
+    stages = doubled_stages_of.__wrapped__("qwen3", prompts, answers)
+    save_model(tmp_path / "model", target_of(kind))
+    save_drafter(tmp_path / "drafter", kind, tmp_path / "model")
+
+    def drafter() -> HiddenDrafter:
+        found = load_drafter(tmp_path / "drafter", tmp_path / "model", stages[-1])
+        mx.eval(found.kept)
+        return HiddenDrafter(found, stages[-1], ROOM)
+
+    for stage in stages:
+        for one in (stage, stage.prefill):
+            one.tap(TAPPED)
+    made, own = (made_of(kind, 2, None), compute_thread(len(stages) - 1).submit(drafter))
+    prompt = text_of(made, 3)
+    assert guessed(stages, own.result(PATIENCE_SECONDS), prompt) == guessed(made.stages, made.drafter, prompt)
 
 
 @pytest.mark.parametrize("kind", ["DFlash", "DFlash:window", "EAGLE-3"])
