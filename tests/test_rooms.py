@@ -241,7 +241,7 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_210,
+    "mesh": 14_213,
     "sealring/api": 4_945,
     "sealring/client": 2_510,
     "sealring/testing": 700,
@@ -250,7 +250,7 @@ LINES = {
     "gateway": 1_363,
     "gateway/rings": 3_489,
     "gateway/scheduler": 4_215,
-    "node": 15_414,
+    "node": 15_415,
     "node/engine": 20_924,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,

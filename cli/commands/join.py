@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _LOOK_SECONDS = 1.0
+_STARTING = "starting the node"
 
 
 @command(app, example="sealring join", rich_help_panel="Start")
@@ -253,21 +255,22 @@ def _run(
     second: bool,
 ) -> bool:
     """Runs the node, and the proxy beside it. Whether it ended to start again, as the standby."""
-    from sealring.cli.here.settings_files import read_settings, settings_file_of
-    from sealring.cli.local.foreground import run_cluster
-    from sealring.cli.local.machines import OtherMachine, StandbyMachine
-    from sealring.cli.setup.choices import choose_other, choose_proxy
-    from sealring.mesh.member.state import load_machine_state
-    from sealring.mesh.system.paths import is_enrolled
-    from sealring.mesh.system.processes import first_of
+    with closing(Progress(_STARTING, quiet=True)):  # imports take seconds on a machine that is busy
+        from sealring.cli.here.settings_files import read_settings, settings_file_of
+        from sealring.cli.local.foreground import run_cluster
+        from sealring.cli.local.machines import OtherMachine, StandbyMachine
+        from sealring.cli.setup.choices import choose_other, choose_proxy
+        from sealring.mesh.member.state import load_machine_state
+        from sealring.mesh.system.paths import is_enrolled
+        from sealring.mesh.system.processes import first_of
 
-    joined = load_machine_state(Path(said.get("state_dir", root / "node")))
-    stands_by = is_enrolled(root / "coordinator" / "operator")
-    node = str(read_settings(settings_file_of(root, "node"), "node").get("listen", "127.0.0.1:0"))
-    port, taken = choose_proxy(host, root, wished, node)
-    choices = choose_other(
-        host, root, said, wishes, [joined.coordinator], joined=True, proxy=port if stands_by else 0
-    )
+        joined = load_machine_state(Path(said.get("state_dir", root / "node")))
+        stands_by = is_enrolled(root / "coordinator" / "operator")
+        node = str(read_settings(settings_file_of(root, "node"), "node").get("listen", "127.0.0.1:0"))
+        port, taken = choose_proxy(host, root, wished, node)
+        choices = choose_other(
+            host, root, said, wishes, [joined.coordinator], joined=True, proxy=port if stands_by else 0
+        )
     for line in (*(choices.said if tell else ()), *filter(None, [taken])):
         say(line)
 
@@ -289,7 +292,7 @@ def _run(
         offer = [_offer(host, root, answered)] if offered else []
         await first_of(_watch(machine, answered), machine.keep_door(), _tell_door(machine), *offer)
 
-    run_cluster(host, make, work, what="starting the node", meanwhile=meanwhile)
+    run_cluster(host, make, work, what=_STARTING, meanwhile=meanwhile)
     return not stands_by and is_enrolled(root / "coordinator" / "operator")
 
 

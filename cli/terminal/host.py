@@ -39,6 +39,12 @@ def host_of(context: typer.Context) -> Host:
     return context.find_object(Host) or Host()
 
 
+def _tell(loop: Any, context: dict[str, Any]) -> None:
+    """Says what failed in an event loop. gRPC also ends calls of an earlier loop in it, which is closed."""
+    if "PollerCompletionQueue" not in repr(context.get("handle")):
+        loop.default_exception_handler(context)
+
+
 class Host:
     """This machine, its user and its cluster. A test replaces the whole object by its fake."""
 
@@ -63,7 +69,9 @@ class Host:
         """The result of `work`, in an event loop of its own."""
         import asyncio
 
-        return asyncio.run(work)
+        with asyncio.Runner() as runner:
+            runner.get_loop().set_exception_handler(_tell)
+            return runner.run(work)
 
     def become(self, arguments: Sequence[str]) -> NoReturn:
         """Replaces this process by `sealring ARGUMENTS`."""

@@ -21,6 +21,8 @@ from sealring.mesh.units import size
 
 RESTORE_HINT = "move the folder aside, then: sealring coordinator restore FILE (a backup)"
 log = structlog.get_logger()
+_LEAST = 16 << 20
+_ROOM = f"make {size(_LEAST)} free, then start again: most is in models, below the state folder of a node"
 _APPLICATION_ID = 0x73726331  # "src1"
 
 
@@ -199,10 +201,10 @@ def _open_checked(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:  # the disk: what is on it may be as good as ever
         if connection is not None:
             connection.close()
-        free = size(shutil.disk_usage(path.parent).free)  # a full disk is "disk I/O error" to SQLite
+        free = shutil.disk_usage(path.parent).free  # a full disk is "disk I/O error" to SQLite
         raise ConfigError(
-            f"the database {path} cannot be opened: {error}; its disk has {free} left",
-            hint=UNWRITABLE_HINT,
+            f"the database {path} cannot be opened: {error}; its disk has {size(free)} left",
+            hint=UNWRITABLE_HINT if free >= _LEAST else _ROOM,
             reason="STATE_UNWRITABLE",
         ) from None
     except sqlite3.DatabaseError:

@@ -23,8 +23,8 @@ _SAMPLES = 64
 
 _LEAST_SECONDS = 5.0
 _LEAST_SHARE = 1000
-"""Rate and time left are not said before 5 s, nor while less than a thousandth of the rest has come in the
-window: connections begin slowly, and what takes 1,000 windows is a guess."""
+"""Rate and time left are those since a thousandth of the rest has come: connections begin slowly. They are
+said after 5 s, while the window too has a thousandth of the rest: what takes 1,000 windows is a guess."""
 
 MOST_LEFT = 30 * 86400
 """Seconds: a longer rest is not told."""
@@ -84,16 +84,19 @@ class Pace:
         self._clock = clock
         self._last = Reached("")
         self._seen: deque[tuple[float, int]] = deque()
-        self._began = clock()
+        self._began, self._base = clock(), 0
 
     def at(self, what: str, done: int, total: int) -> Reached:
         """How far the work is, with `done` bytes of `total` (0: not known) now."""
         now = self._clock()
         if (self._last.what, self._last.total) != (what, total):
-            self._seen.clear()
-            self._began = now
+            self._base, begins = done, True
         else:
             done = max(done, self._last.done)
+            begins = (done - self._base) * _LEAST_SHARE < total - done
+        if begins:
+            self._seen.clear()
+            self._began = now
         window = max(_WINDOW_SECONDS, (now - self._began) / _WINDOW_SHARE)
         if len(self._seen) > 1 and now < self._seen[-2][0] + window / _SAMPLES:
             self._seen.pop()

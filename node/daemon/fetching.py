@@ -352,7 +352,7 @@ class Fetcher:
                     refused = error
             if not given:
                 await self._from_hub(name, partial, pull, needs, commit, refused)
-            found = await asyncio.to_thread(partial.publish)
+            found = await asyncio.to_thread(partial.publish, keep=given)
         await self.look()
         log.info("model_fetched", model=name, size=pull.size)
         return found

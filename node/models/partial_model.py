@@ -227,8 +227,9 @@ class PartialModel:
         files[file] = files[file].with_hash(part, digest)
         self._manifest = Manifest(tuple(files))
 
-    def publish(self) -> Path:
+    def publish(self, *, keep: bool = True) -> Path:
         """Writes all of it to the disk with its note, and moves it to its own name, which is returned.
+        Without `keep` the note stays of another process that has filled it.
 
         A folder that somebody put there meanwhile stays. Raises ConfigError (STATE_UNWRITABLE).
         """
@@ -236,7 +237,7 @@ class PartialModel:
             for entry in list(os.scandir(self.path)):
                 if entry.is_dir(follow_symlinks=False) and not INNER_FOLDER.fullmatch(entry.name):
                     shutil.rmtree(entry.path)
-            if self._manifest.files:
+            if keep and self._manifest.files:
                 self.keep()
             _sync(self.path)
             if self.path == self.target:

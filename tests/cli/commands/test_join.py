@@ -136,7 +136,7 @@ def test_who_watches_sees_how_far_the_node_is_with_what_it_prepares(
     half = "demo-0: fetching 1.0 of 2.0 GiB"
     Machine.looks, Machine.works = [("", NOTHING)] * 4, ["", half, half, ""]
     here("join")
-    assert shown == [half, half, "(closed)"]
+    assert shown == ["(closed)", half, half, "(closed)"], "the start, and what it prepares"
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import resource
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,6 +23,7 @@ from sealring.coordinator.store import (
     StoredOperator,
     StoredRoster,
     StoredToken,
+    database,
 )
 from sealring.coordinator.store.database import Database, check_image, take_lock
 from sealring.coordinator.store.integrity import check_stored
@@ -30,6 +32,7 @@ from sealring.mesh.audit import verify_chain
 from sealring.mesh.crypto import pack_fields
 from sealring.mesh.errors import ConfigError
 from sealring.mesh.pki import Role
+from sealring.mesh.units import size
 from sealring.v1 import admin_pb2
 from sealring.v1.store_pb2 import Revocations, StoredNumber, StoredValue
 
@@ -70,18 +73,25 @@ def test_a_database_that_a_full_disk_has_no_room_for_is_refused(tmp_path: Path) 
     os.close(take_lock(tmp_path / "coordinator.db"))
 
 
-def test_how_much_a_disk_has_left_is_said_of_a_database_that_it_does_not_open(tmp_path: Path) -> None:
+def test_how_much_a_disk_has_left_is_said_of_a_database_that_it_does_not_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SQLite calls a full disk an I/O error."""
     path = tmp_path / "coordinator.db"
     Database.create(path).close()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
     try:
-        with pytest.raises(ConfigError, match=r"cannot be opened: .*; its disk has [0-9].* left") as caught:
-            Database.open(path)
+        for free, hint in ((1 << 30, "check free space"), (5 << 20, "make 16.0 MiB free")):
+            monkeypatch.setattr(
+                database.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free)
+            )
+            with pytest.raises(ConfigError, match=rf"opened: .*; its disk has {size(free)} left") as caught:
+                Database.open(path)
+            assert caught.value.reason == "STATE_UNWRITABLE"
+            assert caught.value.hint.startswith(hint)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caught.value.reason == "STATE_UNWRITABLE"
 
 
 def test_what_is_committed_reaches_the_disk_itself(tmp_path: Path) -> None:

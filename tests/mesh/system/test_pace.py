@@ -44,8 +44,12 @@ def test_nothing_is_said_of_a_rate_that_is_not_known_yet() -> None:
     pace.at("loading", 0, 40 * GIB)
     now[0] = 20.0
     assert not pace.at("loading", 500, 40 * GIB).rate
-    assert not pace.at("loading", 40 << 20, 40 * GIB).rate, "less than a thousandth"
-    assert pace.at("loading", 64 << 20, 40 * GIB).words.endswith("at 4.0 MiB/s, 3 h left")
+    assert not pace.at("loading", 30 << 20, 40 * GIB).rate, "less than a thousandth"
+    for second in range(17):
+        now[0] = 20.0 + second
+        told = pace.at("loading", (30 + 4 * second) << 20, 40 * GIB)
+        assert bool(told.rate) == (second > 12), "41 MiB since the first 41 MiB have come"
+    assert told.words.endswith("at 4.0 MiB/s, 3 h left")
 
 
 def test_a_pause_does_not_take_the_time_that_is_left_out_of_all_proportion() -> None:

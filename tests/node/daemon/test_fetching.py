@@ -31,7 +31,7 @@ from sealring.node.daemon.engines import EngineKeeper
 from sealring.node.daemon.fetching import Fetcher
 from sealring.node.models.folders import NOTE
 from sealring.node.models.giving import ModelGiver
-from sealring.node.models.kept import hash_of_files, note_of
+from sealring.node.models.kept import hash_of_files, is_part, note_of
 from sealring.node.models.manifest import Manifest
 from sealring.node.models.partial_model import PartialModel
 
@@ -45,11 +45,15 @@ class Members:
         self.may = asyncio.Event()
         self.may.set()
         self.error: SealringError | None = None
+        self.manifest: Manifest | None = None
+        """What they have, and give nothing of."""
 
     async def fetch(self, model: str, partial: PartialModel, progress: Any, *more: Any) -> bool:
         self.asked.append(model)
         progress(1, 2)
         await self.may.wait()
+        if self.manifest is not None:
+            partial.begin(self.manifest)
         if self.error is not None:
             raise self.error
         if model in self.names:
@@ -94,7 +98,14 @@ async def test_what_members_have_and_do_not_give_comes_from_the_hub(hub: LocalHu
     members = Members()
     members.error = Unavailable("all are busy", reason="MODEL_NOT_GIVEN")
     fetcher = make(tmp_path, members)
-    assert (await fetcher.fetch("org/model") / "model.safetensors").read_bytes() == b"weights"
+    (tmp_path / "theirs").mkdir()
+    for name, content in hub.files.items():
+        (tmp_path / "theirs" / name).write_bytes(content)
+    members.manifest = Manifest.of(tmp_path / "theirs")
+    found = await fetcher.fetch("org/model")
+    assert (found / "model.safetensors").read_bytes() == b"weights"
+    assert not is_part(found), "what the members described and did not give is not noted"
+    members.manifest = None
     for name, also in (("org/other", "; the hub: there is no model org/other"), ("other", "")):
         with pytest.raises(Unavailable) as raised:
             await fetcher.fetch(name)
