@@ -19,13 +19,14 @@ from small_models import tiny
 from stagering import CHUNK, Prompts, Ring, compute_thread, config_of
 from tailgateway import PARAMETERS, Gateway, admit, company_leaves_prefixes_stay, evict
 
-from sealring.node.engine import RowParameters, caches, load_lazily, load_stage
+from sealring.node.engine import Grammars, RowParameters, caches, load_lazily, load_stage
 from sealring.node.engine.caches import Cache
 from sealring.node.engine.drafts import MtpDrafter
 from sealring.node.engine.staging import Prefill, Stage
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.mtp_head import FORMATS, MtpHead
 from sealring.node.engine.staging.skeleton import build_skeleton
+from sealring.node.engine.text import load_tokenizer
 from sealring.node.engine.warm_up import warm_up
 from sealring.node.engine.weights import cut_stage, load_mtp_head
 from sealring.v1 import control_pb2 as control
@@ -150,7 +151,9 @@ def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family:
     company_leaves_prefixes_stay(made.stages, made.drafter, made.words)
 
 
-def answered_together(made: Made, rows: dict[int, RowParameters], *, mtp: bool) -> Prompts:
+def answered_together(
+    made: Made, rows: dict[int, RowParameters], *, mtp: bool, grammars: Grammars | None = None
+) -> Prompts:
     """Answers of the rows of a lane, by steps with and without guesses, and with and without drafts of them.
     Row 2 leaves, perhaps with drafts that are not settled, and the last row joins when the first has TOKENS.
     It begins with the first row's prompt, which is kept."""
@@ -164,7 +167,7 @@ def answered_together(made: Made, rows: dict[int, RowParameters], *, mtp: bool) 
             for row, one in rows.items()
         }
     )
-    ring = Ring(made.stages, prompts, tail_drafter=made.drafter if mtp else None)
+    ring = Ring(made.stages, prompts, tail_drafter=made.drafter if mtp else None, grammars=grammars)
     gateway, choices, there = Gateway(ring), random.Random(2), [row for row in rows if row != last]
     try:
         for row in there:
@@ -207,6 +210,24 @@ def test_answers_of_rows_in_one_lane_are_the_same(family: str, size: int) -> Non
         steps = len(plain.steps) - len(drafted.steps)
     assert rates[1] > 0.3 > rates[0]
     assert steps > 6
+
+
+def test_answers_in_one_lane_are_the_same_where_one_is_held_to_a_grammar() -> None:
+    """The head guesses without the grammar's masks, so its guesses of that row are wrong more often."""
+    made = made_of("glm4_moe", 2, 0.03)
+    folder = Path(__file__).parents[3] / "examples" / "demo_model" / "model"
+    grammars = Grammars(lambda: load_tokenizer(folder), made.words)
+    held = RowParameters(temperature=1.0, seed=3, grammar="start: /[a-z ]{200,300}/")
+    rows = {1: RowParameters(), 2: held, 3: held, 4: PARAMETERS["drawn"], 5: held}
+    plain, drafted = (answered_together(made, rows, mtp=mtp, grammars=grammars) for mtp in (False, True))
+    matcher = grammars.compile(held.grammar).deep_copy()
+    assert all(matcher.consume_token(token) for token in drafted.answers[3])
+    grammars.close()
+    for row in rows:
+        few = min(len(plain.answers[row]), len(drafted.answers[row]))
+        assert few >= TOKENS // 2
+        assert drafted.answers[row][:few] == plain.answers[row][:few]
+    assert len(drafted.steps) < len(plain.steps)
 
 
 class Raising(MtpHead):
