@@ -17,17 +17,20 @@ import grpc
 import patient
 import pytest
 import pytest_asyncio
+import sharing
 from capture import paths_in
 from kernels import share_kernels
 from patience import until
 from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, MODEL, Ring
 from sharing import Answered, ask
 
+from bench.models import Shape, random_model
 from sealring.cli.calls.waiting import wait_until_serving
 from sealring.cli.local.cluster import LocalCluster
 from sealring.edge.access.keyfile import KeyFile
 from sealring.edge.access.keys import Scope
 from sealring.mesh.errors import FailedPrecondition
+from sealring.mesh.ring import OPENING, STORED_BLOCK
 from sealring.v1 import inference_pb2_grpc
 
 pytestmark = CLUSTER
@@ -143,6 +146,26 @@ async def test_another_head_goes_on_by_the_names_of_the_head_before(cluster: Loc
         back = await ring.stored(conversation(6), [one, two])
         assert back.prompt_tokens - back.cached < 600
         assert back.text == await ring.anew(conversation(6))
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(3600)
+async def test_of_30000_tokens_those_behind_the_last_block_are_computed_again(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forth and back, also with another head."""
+    monkeypatch.setattr(sharing, "LIMIT_SECONDS", 3000.0)
+    shape = Shape(layers=4, hidden=32, intermediate=64, heads=1, kv_heads=1, context=65_536)
+    spec = {"model": str(random_model(shape)), "context": 40_960, "max_rows": 2, "prefill_chunk": 512}
+    one, two, _ = cluster.node_names
+    async with moving(cluster, "long", 3, 1, 0, **spec) as ring:
+        first = await ring.stored(conversation(2, words=5900), [one, two])
+        assert first.prompt_tokens > 29_000
+        for layers in (2, 1, 1), (2, 2, 0), (2, 1, 1), (0, 1, 3), (3, 1, 0):
+            await ring.over(*layers)
+            again = await ask(ring.ring, conversation(2, words=5900))
+            assert again.prompt_tokens - again.cached < STORED_BLOCK + OPENING
+            assert again.text == first.text
 
 
 async def test_who_had_the_layers_may_be_gone_or_have_lost_them(cluster: LocalCluster) -> None:
