@@ -251,7 +251,7 @@ LINES = {
     "gateway/rings": 3_489,
     "gateway/scheduler": 4_215,
     "node": 15_415,
-    "node/engine": 20_924,
+    "node/engine": 20_932,
     "node/engine/text": 6_515,
     "node/engine/vision": 1_650,
     "doctor": 2_490,

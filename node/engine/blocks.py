@@ -104,6 +104,11 @@ class BlockLayout:
         """Bytes of a snapshot after this many tokens of a row."""
         return sum(each.bytes(tokens) for each in self.held)
 
+    @property
+    def snapshots(self) -> bool:
+        """Whether there is anything in one: windows and states of other stages' layers have no bytes here."""
+        return bool(self.snapshot_bytes(1))
+
     def content(self, arrays: Sequence[np.ndarray[Any, Any]], first: int, end: int) -> memoryview:
         """The tokens [first, end) of arrays of bytes, [heads, tokens, width in bytes] each."""
         content, at = np.empty(self.bytes(end - first), np.uint8).data, 0

@@ -181,7 +181,7 @@ class Disk:
     def marked(self, row: int, tokens: int, cache: Cache) -> None:
         """Writes the snapshot of a row that has `tokens` tokens, if a block ends there."""
         chain, layout = self._chains.get(row, NO_CHAIN).first(tokens), self._layout
-        if not chain.names or chain.tokens != tokens or not layout.held or self._waiting > WAITING:
+        if not chain.names or chain.tokens != tokens or not layout.snapshots or self._waiting > WAITING:
             return
         unit = Unit(snapshot_of(chain), is_snapshot=True)
         if self._wants(chain, unit) and (arrays := layout.snapshot(layout.of_row(cache), tokens)) is not None:
@@ -240,7 +240,7 @@ class Disk:
                 return
             self._writes.add(begin, now(), self._tokens(unit))
             piece.written.append(place)
-        if layout.held:
+        if layout.snapshots:
             self._thin(piece.chain)
 
     def _thin(self, chain: Chain) -> None:
@@ -287,7 +287,7 @@ class Disk:
             if more > found:
                 found, best = more, number
         reached = Chain(chain.scope, chain.names[:found])
-        if self._layout.held:
+        if self._layout.snapshots:
             reached = self._with_snapshot(reached, () if best is None else (best,))
         return (reached if reached.names else NO_CHAIN), own, best
 
@@ -317,7 +317,7 @@ class Disk:
         `done` gets the tokens that are in memory once all is read, in any thread.
         """
         reached, own, former = self._reach(chain)
-        if self._layout.held:
+        if self._layout.snapshots:
             chain = reached
         units = self._units(chain) if chain.names else []
         recall = _Recall(chain, done, former, units, good=len(units), unread=len(units))
@@ -388,7 +388,7 @@ class Disk:
         """All is read. A snapshot is of use with all of its blocks only, and they are with it."""
         chain = recall.chain
         names = chain.names[: recall.good]
-        if self._layout.held:
+        if self._layout.snapshots:
             names = chain.names if recall.good == len(recall.units) else ()
         found = Chain(chain.scope, names)
         self.store.used(chain.scope, [unit.place for unit in recall.units[: recall.good]] if names else [])
@@ -405,7 +405,7 @@ class Disk:
             recall = self._recalls.pop(change.recall, None)
         chain = recall.chain.first(change.tokens) if recall is not None else None
         count = len(chain.names) if chain is not None else 0
-        if recall is not None and self._layout.held:
+        if recall is not None and self._layout.snapshots:
             count = len(recall.units) if chain == recall.chain else 0
         if (
             recall is None
@@ -420,8 +420,11 @@ class Disk:
                 hint="gateway and member disagree; the epoch must end",
             )
         blocks = [recall.blocks[index] for index in range(count)]
-        snapshot = blocks.pop() if self._layout.held else []
-        self._layout.fill(self._layout.of_row(cache), blocks, snapshot, change.tokens)
+        layout = self._layout
+        snapshot = (
+            blocks.pop() if layout.snapshots else layout.snapshot_arrays(memoryview(b""), change.tokens)
+        )
+        layout.fill(layout.of_row(cache), blocks, snapshot, change.tokens)
         return cache
 
     # Epochs

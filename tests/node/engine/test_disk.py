@@ -166,7 +166,7 @@ def recall(disk: Disk, number: int, wanted: Chain) -> int:
     ("family", "size"),
     [
         pytest.param(family, size, marks=[] if (family, size) in always else [pytest.mark.sweep])
-        for always in [{("llama", 3), ("qwen3:4", 1), ("deepseek_v3", 2), ("gpt_oss", 2), ("qwen3_next", 1)}]
+        for always in [{("llama", 3), ("qwen3:4", 1), ("deepseek_v3", 2), ("gpt_oss", 3), ("qwen3_next", 1)}]
         for family in (*STORED, *SNAPSHOTS)
         for size in (1, 2, 3)
     ],
