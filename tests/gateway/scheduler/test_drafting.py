@@ -601,9 +601,9 @@ def test_a_drafter_of_blocks_gains_on_a_simulated_ring_and_costs_next_to_nothing
     assert plain / DraftedRing(machine).answer(text[:44], text[44:]) > 0.985
 
 
-def test_a_run_may_be_a_whole_block_and_is_no_longer() -> None:
+def test_a_run_is_no_longer_than_a_block_and_of_few_lengths() -> None:
     hidden = control.DRAFT_SOURCE_HIDDEN
-    for block, most in ((3, 3), (7, 7), (8, 8), (9, 9), (99, 15), (0, 15)):
+    for block, most in ((3, 3), (7, 7), (8, 7), (15, 15), (99, 15), (0, 15)):
         sources = {**NO_MODEL, hidden: SourceFacts(1e-6, 1, ahead=True, block=block)}
         policy = RowPolicy(replace(ring(2, StepCosts(STAIRS, ((1, 1.0), (16, 1.1)))), sources=sources))
         policy.plain(2.0)
