@@ -241,24 +241,25 @@ def test_only_the_tests_of_a_place_look_inside_it() -> None:
 
 
 LINES = {
-    "mesh": 14_213,
-    "sealring/api": 4_945,
-    "sealring/client": 2_510,
+    "mesh": 14_300,
+    "sealring/api": 5_000,
+    "sealring/client": 2_600,
     "sealring/testing": 700,
-    "edge": 4_270,
-    "coordinator": 13_072,
-    "gateway": 1_363,
-    "gateway/rings": 3_489,
-    "gateway/scheduler": 4_215,
-    "node": 15_415,
-    "node/engine": 20_932,
-    "node/engine/text": 6_515,
-    "node/engine/vision": 1_650,
-    "doctor": 2_490,
-    "cli": 13_544,
+    "edge": 4_300,
+    "coordinator": 13_100,
+    "gateway": 1_400,
+    "gateway/rings": 3_500,
+    "gateway/scheduler": 4_300,
+    "node": 15_500,
+    "node/engine": 21_000,
+    "node/engine/text": 6_600,
+    "node/engine/vision": 1_600,
+    "doctor": 2_500,
+    "cli": 13_600,
 }
 SPARE = 150
-"""Lines by which a budget may exceed its room: what is removed lowers it."""
+"""Lines by which a budget may exceed its room: what is removed lowers it. Budgets are whole hundreds, so that
+changes made side by side seldom write different ones."""
 
 
 @pytest.mark.parametrize("room", LINES)
@@ -269,4 +270,5 @@ def test_a_room_has_no_more_lines_than_its_budget(room: str) -> None:
     files = [file for file in (ROOT / room).rglob("*.py") if "v1" not in file.relative_to(ROOT).parts]
     own = [file for file in files if not any(file.is_relative_to(ROOT / one) for one in inner)]
     lines = sum(len(file.read_text("utf-8").splitlines()) for file in own)
+    assert LINES[room] % 100 == 0
     assert LINES[room] - SPARE <= lines <= LINES[room]
