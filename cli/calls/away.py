@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import read_bounded
-from sealring.mesh.system.paths import is_enrolled
 
 if TYPE_CHECKING:
     from sealring.mesh.roster.model import Roster
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
 def while_away(folder: Path, now: float) -> Iterator[str]:
     """Lines on how long rings go on by the roster in a node's state `folder`, and on what takes over."""
+    from sealring.coordinator.backup import STANDBY_MARK
     from sealring.mesh.member.state import ROSTER, load_machine_state
     from sealring.mesh.roster.reader import check_roster
 
@@ -33,7 +33,7 @@ def while_away(folder: Path, now: float) -> Iterator[str]:
         lost = " and no other gateway, so nobody is answered until then" if len(roster.gateways) < 2 else ""
         yield f"there is no standby{lost}: start `sealring up` on the first machine"
         return
-    here = is_enrolled(folder.parent / "coordinator" / "operator")
+    here = (folder.parent / "coordinator" / STANDBY_MARK).exists()
     where = "on this machine" if here else f"on the standby, the machine at {parse_address(standby)[0]}"
     yield f"if the first machine does not come back, type {where}: sealring coordinator promote"
 

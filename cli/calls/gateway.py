@@ -12,6 +12,7 @@ from sealring.cli.here.found import cluster_here
 from sealring.mesh.errors import ConfigError, SealringError, Unavailable
 from sealring.mesh.system.addresses import require_loopback
 from sealring.mesh.system.files import read_bounded, read_secret
+from sealring.mesh.system.paths import gateway_key_file
 
 if TYPE_CHECKING:
     import grpc
@@ -117,7 +118,10 @@ def gateway_access(loaded: Loaded[CliSettings]) -> GatewayAccess:
     settings = loaded.settings
     if loaded.origin["gateway"] == "default" and not cluster_here().own:
         return NO_ACCESS
-    access: GatewayAccess = {"credentials": None, "api_key": read_api_key(settings.api_key_file)}
+    key_file = settings.api_key_file
+    if key_file is None and loaded.origin["gateway"] == "default" and gateway_key_file().exists():
+        key_file = gateway_key_file()
+    access: GatewayAccess = {"credentials": None, "api_key": read_api_key(key_file)}
     if settings.gateway_ca is not None:
         with _needed_file():
             access["credentials"] = grpc.ssl_channel_credentials(read_bounded(settings.gateway_ca))

@@ -106,8 +106,8 @@ def served(url: str, key: str | None, model: str = "") -> tuple[Served, Served]:
     if chosen not in models:
         names = ", ".join(sorted(models)[:20])
         raise NotFound(
-            f"there is no model {model!r}" if model else "there is more than one model, or none",
-            hint=f"give --model, one of: {names}",
+            f"there is no model {model!r}" if model else f"{len(others) or 'no'} models are served here",
+            hint=f"say which: --model, one of {names}" if names else "serve one: sealring deploy MODEL",
             reason="MODEL_NOT_FOUND",
         )
     return models[chosen], models[small or chosen]

@@ -42,7 +42,7 @@ def own_sampling(card: Any) -> str:
     from sealring.mesh.prompt.options import own_of
 
     told = ", ".join(f"{name} {value:g}" for name, value in own_of(card).items())
-    return told and f"HTTP requests that do not name them have {told}, the model's own"
+    return told and f"HTTP requests that set no sampling have {told}, as the model's makers say"
 
 
 async def wait_until_serving(

@@ -16,7 +16,7 @@ from sealring.cli.terminal.command import command, load_settings
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.output import say, write
 from sealring.mesh.errors import InvalidInput
-from sealring.mesh.system.paths import default_state_root, proxy_key_file
+from sealring.mesh.system.paths import default_state_root, gateway_key_file, proxy_key_file
 
 app = typer.Typer()
 
@@ -30,7 +30,7 @@ app = typer.Typer()
 )
 def connect(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help=", ".join(TOOLS))],
+    name: Annotated[str, typer.Argument(metavar="NAME", help=", ".join(TOOLS), show_default=False)] = "",
     url: Annotated[
         str | None,
         typer.Option(
@@ -48,7 +48,8 @@ def connect(
     """
     tool = TOOLS.get(name)
     if tool is None:
-        raise InvalidInput(f"no tool {name!r} is known", hint=f"give {', '.join(TOOLS)}", reason="BAD_TOOL")
+        what = f"no tool {name!r} is known" if name else "it says nothing of what to set up"
+        raise InvalidInput(what, hint=f"give {', '.join(TOOLS)}", reason="BAD_TOOL")
     below = tool.file_on_macs if host_of(context).platform == "darwin" and tool.file_on_macs else tool.file
     if to_file and not below:
         raise InvalidInput(
@@ -62,7 +63,9 @@ def connect(
     here = cluster_here()
     url = url or next(iter(open_doors(here.edges)), here.edges[0])
     url = url.rstrip("/").removesuffix("/v1")
-    key = read_api_key(load_settings(context).settings.api_key_file) or key_for(url, proxy_key_file())
+    key = read_api_key(load_settings(context).settings.api_key_file)
+    gateways = url == here.http and here.member is None and gateway_key_file().exists()
+    key = key or key_for(url, gateway_key_file() if gateways else proxy_key_file())
     main, small = served(url, key, model)
     values = values_of(url, main, small, key or NO_KEY, Path.home())
     parts = [(file, replace(tool, content=one, kind="own")) for file, one in tool.beside.items()]

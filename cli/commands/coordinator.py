@@ -122,7 +122,7 @@ def backup(context: typer.Context, file: BackupFile) -> None:
     from sealring.coordinator.backup import backup as make
 
     make(settings, file)
-    say(f"wrote {file}: keep it as safe as the coordinator itself, it can sign rosters")
+    say(f"wrote {file}: keep it as safe as the coordinator itself: it has all keys of the cluster")
     for kept in settings.roster_key_files:
         say(f"not in it, and needed beside it: {kept}")
 
@@ -166,8 +166,9 @@ def promote(context: typer.Context) -> None:
     from sealring.coordinator.standby.follow import promote as take_over
 
     take_over(settings)
-    say("the standby takes over: its `sealring coordinator run` goes on as the coordinator, or start it now")
-    _say_what_is_undone()
+    say("the standby takes over: `sealring join`, or `sealring coordinator run`, goes on as first machine")
+    say("what the other one did in its last seconds may be undone, evictions, bans and operators too: see")
+    say("sealring node list, sealring operator list. It comes back as a member, by: sealring up")
 
 
 @command(app, example="sealring coordinator recover", section="coordinator", fields=KEYS)
@@ -182,7 +183,7 @@ def recover(context: typer.Context) -> None:
 
 
 def _say_what_is_undone() -> None:
-    say("what was done since that copy is undone: joins, deployments, evictions, bans, revoked operators")
+    say("what was done after this copy is undone: joins, deployments, evictions, bans, revoked operators")
     say("next: sealring coordinator run; then look at: sealring node list, sealring operator list")
 
 

@@ -335,7 +335,7 @@ def describes_deployment(command: Callable[..., None], *, model_needed: bool = T
     return described
 
 
-@command(app, example="sealring deployment create Qwen3-8B --stages 2", section="cli", fields=ADMIN)
+@command(app, example="sealring deployment create Qwen/Qwen3-8B --stages 2", section="cli", fields=ADMIN)
 @describes_deployment
 def create(
     context: typer.Context,
@@ -408,6 +408,8 @@ async def create_deployment(admin: Admin, spec: Any, shown: Callable[[str], None
     """Creates the deployment; of a model that no node has one of them fetches first what planning needs, and
     likewise of its draft model. The answer, and whether its nodes fetch what they lack of these models now,
     which takes as long as it does."""
+    from sealring.cli.fitting.known import hub_id
+
     # Each node of the one ring fetches its own part; where several need the same, one fetches it for all.
     apart = spec.strategy == "pipeline" and spec.replicas <= 1
     if not apart and await lies_in_parts(admin, spec.model):
@@ -421,6 +423,8 @@ async def create_deployment(admin: Admin, spec: Any, shown: Callable[[str], None
         except NotFound as error:
             param = error.metadata.get("param", "model")
             if error.metadata.get("fetchable") != "yes" or param not in left:
+                if listed := hub_id(spec.model):  # a name as `model fits` shows it
+                    error.hint = f"by its id on the hub it is fetched: sealring deploy {listed}"
                 raise
             left.remove(param)
             lacking = error
@@ -432,7 +436,12 @@ async def create_deployment(admin: Admin, spec: Any, shown: Callable[[str], None
 
 
 command(
-    short, "deploy", example="sealring deploy Qwen3-8B", section="cli", fields=ADMIN, rich_help_panel="Start"
+    short,
+    "deploy",
+    example="sealring deploy Qwen/Qwen3-8B",
+    section="cli",
+    fields=ADMIN,
+    rich_help_panel="Start",
 )(create)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_ASKS = "FILE (empty: not now; sealring join --standby FILE does it later):"
 _LOOK_SECONDS = 1.0
 _STARTING = "starting the node"
 
@@ -85,6 +86,7 @@ def join(
     the first machine. A machine that has joined runs its node again with `sealring join` alone.
     """
     from sealring.cli.local.foreground import signals_as_exceptions
+    from sealring.cli.local.machines import give_way
     from sealring.cli.setup.choices import Wishes, settings_given
     from sealring.mesh.system.lock import lock_state
     from sealring.mesh.system.paths import is_enrolled
@@ -110,8 +112,11 @@ def join(
         if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):
             if standby is not None:
                 _stand_by(root, standby)
-            if not _run(host, root, said, wishes, port, tell=not begun, second=second):
-                return
+            try:
+                if not _run(host, root, said, wishes, port, tell=not begun, second=second):
+                    return
+            except SealringError as error:
+                give_way(root, root / "coordinator", error, say)
             second = False
         else:
             from sealring.cli.setup.enrol import enrol
@@ -145,16 +150,18 @@ def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
 
 async def _offer(host: Host, root: Path, answered: asyncio.Event) -> None:
     """Returns once the second machine of a cluster has become its standby, if the user names a backup.
-    `answered` is set once nothing is asked any more."""
+    `answered` is not set while the question stands."""
     say("\nThis second machine can be the standby, which takes over when the first one is lost. It gets all")
-    say("keys of the cluster. On the first machine: sealring coordinator backup FILE. Bring FILE here.")
+    say("keys of the cluster. On the first machine: sealring coordinator backup FILE. Bring FILE here, as")
+    say("by scp or AirDrop, and delete the copies afterwards.")
     if host.can_ask:
-        say("FILE (empty: not now; sealring join --standby FILE does it later):")
+        answered.clear()
+        say(_ASKS)
         while answer := (await host.line()).strip():
             try:
                 await asyncio.to_thread(_stand_by, root, Path(answer))
             except SealringError as error:
-                say(f"{error}\nFILE (empty: not now):")
+                say(f"{error}\n{_ASKS}")
             else:
                 return
     else:
@@ -286,11 +293,17 @@ def _run(
         say(f"the node runs until Ctrl-C; its log: {machine.logs['node']}")
 
     async def meanwhile(machine: OtherMachine) -> None:
-        answered, offered = asyncio.Event(), second and not stands_by
-        if not offered:
-            answered.set()
-        offer = [_offer(host, root, answered)] if offered else []
-        await first_of(_watch(machine, answered), machine.keep_door(), _tell_door(machine), *offer)
+        answered = asyncio.Event()
+        answered.set()
+
+        async def talk() -> None:
+            await _tell_door(machine)
+            if second and not stands_by:
+                await _offer(host, root, answered)
+            else:
+                await asyncio.Event().wait()
+
+        await first_of(_watch(machine, answered), machine.keep_door(), talk())
 
     run_cluster(host, make, work, what=_STARTING, meanwhile=meanwhile)
     return not stands_by and is_enrolled(root / "coordinator" / "operator")
@@ -301,24 +314,23 @@ async def _tell_door(machine: OtherMachine) -> None:
     await machine.wait_for_door()
     say(f"\nOn this machine, programs ask at {machine.door_url}/v1, and what they ask leaves it sealed.")
     say('In another terminal: sealring chat "...", or sealring connect NAME --write\n')
-    await asyncio.Event().wait()
 
 
 async def _watch(machine: OtherMachine, answered: asyncio.Event) -> None:
-    """Says what this node serves and whether the coordinator answers, when that changes; on a terminal where
-    nothing is asked, also how far it is with what it prepares."""
+    """Says what this node serves and whether the coordinator answers, when that changes, and then repeats a
+    question that stands; on a terminal where none does, also how far it is with what it prepares."""
     from sealring.cli.local.machines import NOTHING
 
     before, shown = ["", NOTHING], None
     try:
         while True:
             *now, work = await asyncio.to_thread(machine.look)
-            if shown is not None and not work:
+            if shown is not None and not (work and answered.is_set()):
                 shown.close()
                 shown = None
-            for line in now:
-                if line and line not in before:
-                    say(line)
+            new = [line for line in now if line and line not in before]
+            for line in new if answered.is_set() else (*new, *([_ASKS] if new else [])):
+                say(line)
             before = now
             if work and answered.is_set():
                 shown = shown or Progress(work, quiet=True)

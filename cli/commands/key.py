@@ -73,13 +73,14 @@ def create(
     text, record = keys.create(chosen, label=label, seconds=int(lifetime or 0), tokens_a_day=tokens_a_day)
     if as_json:
         print_json({"key": text, **_plain(record)})
-        return
-    print_data(text)
-    ends = until(record.expires, host_of(context).now())
-    lasts = f", and ends {ends}" if ends else " until it is revoked"
-    say(f"good for {', '.join(record.scopes)}{lasts}; use: authorization: Bearer KEY")
+    else:
+        print_data(text)
+        ends = until(record.expires, host_of(context).now())
+        lasts = f", and ends {ends}" if ends else " until it is revoked"
+        say(f"good for {', '.join(record.scopes)}{lasts}; use: authorization: Bearer KEY")
     if first:
         say("this is the gateway's first key: from now on it answers no request without one")
+        _keep_own(context, keys)
 
 
 @command(app, "list", example="sealring key list", section="gateway", fields=_STATE)
@@ -92,7 +93,8 @@ def list_keys(context: typer.Context, lan: Annotated[bool, _LAN] = False, as_jso
     rows, now = [], host_of(context).now()
     for one in records:
         state = "revoked" if one.revoked else "usable" if one.usable(now) else "expired"
-        times = [moment(one.created), moment(one.last_used), until(one.expires, now)]
+        used = max(one.created, one.last_used) if one.last_used else 0  # which is kept by the hour
+        times = [moment(one.created), moment(used), until(one.expires, now)]
         a_day = f"{one.tokens_a_day:,}" if one.tokens_a_day else ""
         rows.append([one.id, one.label, ", ".join(one.scopes), a_day, *times, state])
     print_table(["id", "label", "scopes", "tokens a day", "created", "last used", "expires", "state"], rows)
@@ -128,6 +130,23 @@ def revoke(
     if not any(one.usable(now) for one in keys.read().values()):
         what = "the LAN door closes" if lan else "the gateway answers no request until you create one"
         say(f"no key is usable now: {what}")
+
+
+def _keep_own(context: typer.Context, keys: KeyFile) -> None:
+    """Makes a key for this machine's own commands at the gateway of `sealring up`, and says whom it answers.
+    Otherwise a key for a friend would lock out the first machine."""
+    from sealring.cli.here.settings_files import settings_file_of
+    from sealring.edge.access.keys import Scope as KeyScope
+    from sealring.mesh.system.files import write_atomic
+    from sealring.mesh.system.paths import default_state_root, gateway_key_file
+
+    root = default_state_root()
+    if state_here(context) != root / "gateway" or not settings_file_of(root, "gateway").exists():
+        return
+    text, record = keys.create([KeyScope.INFERENCE, KeyScope.READ], label="this machine")
+    write_atomic(gateway_key_file(), f"{text}\n".encode())
+    say(f"commands here use a key of their own, {record.id}; for programs: sealring connect NAME --write")
+    say("this gateway answers this machine alone; for other people: sealring up --lan, keys with --lan")
 
 
 def _keys(context: typer.Context, *, lan: bool) -> KeyFile:

@@ -89,11 +89,13 @@ def up(
     """Make this the first machine of a cluster, and run it until Ctrl-C.
 
     A coordinator, a gateway and a node as processes of their own, with their logs in files. Prints what to
-    type on the other machines. Started again, it is the same cluster.
+    type on the other machines. Started again, it is the same cluster; if the standby has taken over from it,
+    this machine goes on as a member.
     """
     from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
-    from sealring.cli.local.machines import FirstMachine
+    from sealring.cli.local.machines import FirstMachine, give_way
     from sealring.cli.setup.choices import Wishes, choose_first
+    from sealring.mesh.errors import SealringError
     from sealring.mesh.system.lock import lock_state
 
     wishes = Wishes(address, name, models or (), downloads, software_identity_allowed, announce, lan)
@@ -128,7 +130,12 @@ def up(
                 if model is not None:
                     group.create_task(serve_model(machine, model))
 
-        run_cluster(host, make, work, what="starting the coordinator", meanwhile=meanwhile)
+        try:
+            run_cluster(host, make, work, what="starting the coordinator", meanwhile=meanwhile)
+            return
+        except SealringError as error:
+            give_way(root, Path(choices.settings["coordinator"]["state_dir"]), error, say)
+    host.become([*([] if file is None else ["--config", str(file)]), "join", "--begun"])
 
 
 def _report(machine: FirstMachine, token: Any, code: Any) -> dict[str, Any]:

@@ -73,6 +73,11 @@ def known_models() -> tuple[Known, ...]:
     return tuple(sorted(found, key=lambda one: one.parameters))
 
 
+def hub_id(name: str) -> str:
+    """The id on the Hugging Face hub of the model of the list with this name, empty without one."""
+    return next((one.id for one in known_models() if one.name.lower() == name.lower()), "")
+
+
 def find_known(text: str) -> tuple[Known, int | None]:
     """The model of this id or name, and its bits where the name says them, as those of mlx-community do.
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sealring.cli.calls.operator import connect
-from sealring.cli.here.settings_files import PORTS
+from sealring.cli.here.settings_files import PORTS, settings_file_of
 from sealring.cli.local.cluster import Cluster
 from sealring.cli.setup.finding import JOIN_PORT
 from sealring.cli.terminal.host import START_SECONDS, Host
 from sealring.coordinator.settings import MOST_ADDRESSES, CoordinatorSettings
+from sealring.coordinator.standby.terms import is_deposed
 from sealring.doctor.system import listens_itself
 from sealring.edge.access.keyfile import LAN_FOLDER, KeyFile
 from sealring.edge.access.keys import Scope
@@ -244,11 +246,31 @@ class StandbyMachine(OtherMachine):
         await asyncio.Event().wait()
 
 
+def give_way(root: Path, folder: Path, error: SealringError, say: Callable[[str], None]) -> None:
+    """Moves a coordinator's state `folder`, and the gateway's below `root`, into a folder of their own if a
+    standby has taken over from the coordinator, which ended by `error`.
+
+    Raises `error` otherwise, and ConfigError (STATE_*).
+    """
+    if error.metadata.get("component") != "coordinator" or not is_deposed(folder):
+        raise error
+    folders = (root / f"deposed-{number}" for number in itertools.count(1))
+    aside = next(one for one in folders if not one.exists())
+    aside.mkdir(mode=0o700)
+    gateway = (root / "gateway", root / "gateway.key", settings_file_of(root, "gateway"))
+    for one in (*gateway, folder):  # the coordinator last: until then the next start does this again
+        if one.exists():
+            one.rename(aside / one.name)
+    say("\nThe standby has taken over while this machine was off. This machine goes on as a member.")
+    say(f"What changes the cluster is typed on the other one. Keys of the cluster are still in {aside}:")
+    say("remove it. To make this machine the standby: Ctrl-C, then sealring join --standby FILE\n")
+
+
 def describe_place(ring: Ring, own_id: str, phase: str) -> str:
     """Says how the member `own_id` serves a ring; `phase` is that of its last epoch, as `Doing` has it."""
     own = ring.member(own_id)
     first, end = own.layers
-    place = f"layers {first} to {end - 1} of {ring.total_layers}, {own.rank + 1} of {len(ring.members)} nodes"
+    place = f"layers {first} to {end - 1} of {ring.total_layers}, node {own.rank + 1} of {len(ring.members)}"
     if phase == "up":
         return f"serves {ring.deployment}: {place}"
     if phase == "ended":

@@ -22,6 +22,7 @@ def standing(host: Host, file: Path | None) -> Iterator[Line]:
     from sealring.cli.here.found import cluster_here, require_account
     from sealring.cli.settings import CliSettings
     from sealring.cli.setup.choices import settings_given
+    from sealring.coordinator.backup import STANDBY_MARK
     from sealring.mesh.settings.config import load
     from sealring.mesh.system.paths import CLIENT_FOLDER, is_enrolled
 
@@ -40,10 +41,12 @@ def standing(host: Host, file: Path | None) -> Iterator[Line]:
         return
     if not here.own:
         yield f"a demo runs here, with its state in {root}", ""
-    if is_enrolled(bundle) and bundle != node / CLIENT_FOLDER:
+    own = is_enrolled(bundle) and bundle != node / CLIENT_FOLDER
+    stands_by = own and (bundle.parent / STANDBY_MARK).exists()
+    if own and not stands_by:
         yield from _first_machine(host, root, bundle)
     elif is_enrolled(node):
-        yield from _other_machine(host, root, node)
+        yield from _other_machine(host, root, node, ", and its standby" if stands_by else "")
     else:
         yield "this machine is in no cluster yet", ""
         yield "sealring up", "make it the first machine of one"
@@ -106,7 +109,7 @@ def _running(root: Path, cluster: str, nodes: Any, deployments: Any) -> Iterator
     yield "sealring status", "nodes, rings and models"
 
 
-def _other_machine(host: Host, root: Path, node: Path) -> Iterator[Line]:
+def _other_machine(host: Host, root: Path, node: Path, more: str) -> Iterator[Line]:
     from sealring.cli.calls.away import while_away
     from sealring.cli.here.settings_files import proxy_port, read_settings, settings_file_of
     from sealring.cli.local.machines import OtherMachine
@@ -121,7 +124,7 @@ def _other_machine(host: Host, root: Path, node: Path) -> Iterator[Line]:
         yield f"this machine's enrolment cannot be used: {error}", ""
         yield "sealring doctor", "look for what is wrong here"
         return
-    yield f"this machine is the node {state.name} of cluster {state.peer.cluster}", ""
+    yield f"this machine is the node {state.name} of cluster {state.peer.cluster}{more}", ""
     if not runs:
         yield "it does not run, or only as a service", ""
         yield "sealring join", "start it"

@@ -55,7 +55,7 @@ class Tool:
             return ""
         return (
             f"its first prompt has about {self.begins:,} tokens, and the context of {model.name} holds "
-            f"{model.context:,}: deploy the model with --context {_ROOMY}"
+            f"{model.context:,}: deploy it with --context {_ROOMY}, or a model that was made for as many"
         )
 
 
@@ -307,6 +307,15 @@ model = ChatOpenAI(model="$model", base_url="$url/v1", api_key="$key")
 print(model.invoke("Hello!").text)
 """,
         "a program of yours says this",
+    ),
+    "python": Tool(
+        """from openai import OpenAI
+
+client = OpenAI(base_url="$url/v1", api_key="$key")
+asked = [{"role": "user", "content": "Hello!"}]
+print(client.chat.completions.create(model="$model", messages=asked).choices[0].message.content)
+""",
+        "a program of yours says this, after: pip install openai",
     ),
     "curl": Tool(
         """echo "authorization: Bearer $key" | curl $url/v1/chat/completions -H @- \\

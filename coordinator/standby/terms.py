@@ -29,13 +29,25 @@ _RETRY_SECONDS = 5.0
 log = structlog.get_logger()
 
 
+def is_deposed(folder: Path) -> bool:
+    """Whether another coordinator has taken over from the one with this state `folder`, which does not run.
+
+    Raises ConfigError (STATE_*).
+    """
+    store = Store.open(folder)
+    try:
+        return store.get_meta(_DEPOSED) is not None
+    finally:
+        store.close()
+
+
 def check_term(store: Store) -> None:
     """Raises ConfigError (DEPOSED) where another coordinator has taken over."""
     if store.get_meta(_DEPOSED) is not None:
         raise ConfigError(
             "a standby has taken over from this coordinator",
-            hint="move this folder aside, and make a standby here from a backup of the coordinator that took "
-            "over: sealring coordinator standby FILE",
+            hint="move its state folder aside, as `sealring up` and `sealring join` do; for a standby here, "
+            "make a backup on the machine that took over: sealring coordinator standby FILE",
             reason="DEPOSED",
         )
 

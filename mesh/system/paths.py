@@ -44,6 +44,11 @@ def proxy_key_file() -> Path:
     return default_state_root() / "proxy.key"
 
 
+def gateway_key_file() -> Path:
+    """The file with the key of this machine's own commands at its gateway, once that asks for keys."""
+    return default_state_root() / "gateway.key"
+
+
 def default_config_file() -> Path:
     """The settings file that is read when it exists and no other is named."""
     if sys.platform == "darwin":

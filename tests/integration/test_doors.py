@@ -92,6 +92,18 @@ def test_others_on_the_machine_ask_nothing(two: Two) -> None:
         caught.value.close()
 
 
+def test_the_first_machine_goes_on_asking_once_a_friend_has_a_key(two: Two) -> None:
+    """And once the friend has none again."""
+    assert "--lan" in two.first.said("key", "create", "--label", "anna")
+    (friend,) = [one for one in json.loads(two.first.run("key", "list", "--json")) if one["label"] == "anna"]
+    two.first.run("key", "revoke", friend["id"])
+    assert "Paris" in two.first.run("chat", QUESTION)
+    assert "demo" in two.first.run("usage")
+    shown = two.first.run("connect", "opencode")
+    assert (two.first.state / "gateway.key").read_text().strip() in shown
+    assert "Paris" in two.member.run("chat", QUESTION), "members are known by their certificates"
+
+
 def test_the_proxy_is_small_at_rest(two: Two) -> None:
     proxy = proxy_of(two)
     assert proxy is not None
@@ -169,6 +181,9 @@ def test_a_standby_goes_on_where_the_first_machine_was(tmp_path: Path) -> None:
         assert "Paris" in json.dumps(completion(urls[1], key))
         assert "sealring coordinator promote" in third.said("status")
         assert "go on for" in third.said("status")
+        alone = second.run()
+        assert "and its standby" in alone, alone
+        assert "type on this machine: sealring coordinator promote" in alone, alone
         second.run("coordinator", "promote")
         answered = json.loads(third.run("chat", "--json", QUESTION))
         assert "Paris" in answered["answer"]
@@ -177,3 +192,10 @@ def test_a_standby_goes_on_where_the_first_machine_was(tmp_path: Path) -> None:
         assert "demo-0" in third.run("status")
         assert (url_of(two), url_of(three)) == urls
         second.run("token", "create")
+        back = stack.enter_context(first.running("up", "--address", "127.0.0.1", "--name", "one"))
+        back.wait_for("This machine goes on as a member")
+        back.wait_for(lambda line: line.startswith("the coordinator at") and line.endswith(" answers"))
+        assert "Paris" in first.run("chat", QUESTION)
+        assert "this machine is the node one" in first.run()
+        url_of(back)
+        assert (first.state / "proxy.key").read_text().strip() in first.run("connect", "opencode")

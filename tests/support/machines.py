@@ -19,7 +19,7 @@ from kernels import share_kernels
 
 from sealring.mesh.system.paths import state_root_of
 
-_STARTED = {"up": "sealring join", "join": "the node runs until"}
+_STARTED = {"up": ("sealring join", "goes on as a member"), "join": ("the node runs until",)}
 """The words of a command that listens at the ports that it has chosen."""
 
 _PORTS = os.path.join(tempfile.gettempdir(), f"sealring-tests-ports-{os.getuid()}")
@@ -82,7 +82,8 @@ class Machine:
             running = Running(self._start(words, stdin, typed))
             try:
                 if words[0] in _STARTED and not self.within:
-                    running.wait_for(_STARTED[words[0]])
+                    started = _STARTED[words[0]]
+                    running.wait_for(lambda line: any(one in line for one in started))
                 choosing.close()
                 yield running
                 running.stop()

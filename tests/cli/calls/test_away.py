@@ -56,4 +56,6 @@ def test_on_the_standby_it_is_typed_here(tmp_path: Path) -> None:
     bundle = tmp_path / "coordinator" / "operator"
     bundle.mkdir(parents=True)
     (bundle / "member.json").write_text("{}")
+    assert "the machine at" in said(tmp_path, (f"{FIRST}:7700", f"{STANDBY}:7700")), "it was promoted once"
+    (bundle.parent / "standby").touch()
     assert f"on this machine: {PROMOTE}" in said(tmp_path, (f"{FIRST}:7700", f"{STANDBY}:7700"))

@@ -57,11 +57,11 @@ def test_the_only_model_or_the_one_that_is_named(edge: Any) -> None:
     edge.answer = models(demo=4096, other=8)
     assert served(f"{edge.url}/below", "srk_x", "other") == (Served("other", 8),) * 2
     assert edge.asked == ("/below/v1/models", "Bearer srk_x")
-    for named, said in (("", "more than one model, or none"), ("mine", "no model 'mine'")):
+    for named, said in (("", "2 models are served here"), ("mine", "no model 'mine'")):
         with pytest.raises(NotFound, match=said) as raised:
             served(edge.url, None, named)
         assert raised.value.reason == "MODEL_NOT_FOUND"
-        assert raised.value.hint.endswith("one of: demo, other")
+        assert raised.value.hint.endswith("one of demo, other")
     edge.answer = models(**{f"m{number:02}": 1 for number in range(30)})
     with pytest.raises(NotFound) as raised:
         served(edge.url, None)

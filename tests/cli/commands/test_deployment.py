@@ -11,7 +11,7 @@ from sealring.cli.commands import deployment
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.links import Network
 from sealring.coordinator.planning.planner import memory_of, plan
-from sealring.mesh.errors import InvalidInput
+from sealring.mesh.errors import InvalidInput, NotFound
 from sealring.v1 import admin_pb2
 from tests.coordinator.conftest import small_profile
 
@@ -67,3 +67,9 @@ def test_what_a_plan_leaves_is_one_figure(
     (told,) = (one for one in made.reasons if "which leaves" in one)
     left = told.partition("which leaves ")[2].partition(" of mac-1")[0]
     assert left in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_name_that_fits_shows_leads_to_its_id(here: Any, host: Any, coordinator: Any) -> None:
+    for name, led in (("qwen3-0.6b", True), ("none", False)):
+        coordinator.answers["CreateDeployment"] = NotFound("no node has it", reason="UNKNOWN_MODEL")
+        assert ("it is fetched: sealring deploy Qwen/Qwen3-0.6B" in here("deploy", name).err) == led

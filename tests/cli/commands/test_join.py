@@ -164,6 +164,21 @@ def test_the_second_machine_is_asked_once_its_node_runs(second: Any, host: Any) 
     assert (done.status, host.typed, host.became) == (0, [], [])
 
 
+def test_what_is_said_meanwhile_does_not_bury_the_question(
+    second: Any, host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def line() -> str:
+        await asyncio.sleep(10)
+        return ""
+
+    monkeypatch.setattr(host, "line", line)
+    serves = [("", NOTHING)] * 3 + [("", "serves")] * 20
+    Machine.looks = serves
+    said = second("").err.splitlines()
+    asked = [index for index, text in enumerate(said) if text.startswith("FILE (empty")]
+    assert (len(asked), said[asked[1] - 1]) == (2, "serves")
+
+
 def test_it_starts_again_as_the_standby(
     second: Any, host: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

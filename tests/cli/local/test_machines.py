@@ -64,7 +64,7 @@ def test_where_the_gateway_is_found_and_what_each_is_set_to(tmp_path: Path) -> N
 def test_a_node_says_what_it_does_and_not_what_the_roster_wants_it_to_do(phase: str, said: str) -> None:
     members = (RingMember("me", 1, (4, 8)), RingMember("other", 0, (0, 4)))
     ring = Ring("demo-0", "demo", 0, "m", b"", "pipeline", 1, 8, b"", 0, 0, members)
-    assert describe_place(ring, "me", phase) == said.format("layers 4 to 7 of 8, 2 of 2 nodes")
+    assert describe_place(ring, "me", phase) == said.format("layers 4 to 7 of 8, node 2 of 2")
 
 
 def test_a_machine_that_knows_nothing_yet_says_that_it_serves_nothing(tmp_path: Path) -> None:

@@ -84,5 +84,5 @@ def test_each_way_to_ask_names_the_model(capsys: pytest.CaptureFixture[str], tmp
     assert shown.count('"model": "small"') + shown.count('model="small"') == 3
     deployment.plan.profile.card.MergeFrom(ModelCard(parameters=9, temperature=0.7, top_k=20))
     print_ways(cluster, deployment)
-    said = "HTTP requests that do not name them have temperature 0.7, top_k 20, the model's own"
+    said = "HTTP requests that set no sampling have temperature 0.7, top_k 20, as the model's makers say"
     assert f"\n            {said}\n" in capsys.readouterr().out

@@ -46,10 +46,11 @@ async def test_llm_answers_with_what_is_written(url, tmp_path):
     assert (await _run(tmp_path, "llm", "-m", "sealring", QUESTION)).strip() == ANSWER
 
 
-async def test_the_program_for_langchain_runs(url, tmp_path):
-    lines = (await _connect(tmp_path, url, "langchain")).replace("Hello!", QUESTION).splitlines()
-    start = lines.index("from langchain_openai import ChatOpenAI")
-    end = next(at for at, line in enumerate(lines) if line.startswith("print(model.invoke"))
+@pytest.mark.parametrize("name", ["langchain", "python"])
+async def test_a_program_runs_as_it_is_shown(url, tmp_path, name):
+    lines = (await _connect(tmp_path, url, name)).replace("Hello!", QUESTION).splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("from "))
+    end = next(at for at, line in enumerate(lines) if line.startswith("print("))
     program = "\n".join(lines[start : end + 1])
     assert (await _run(tmp_path, str(PYTHON), "-", stdin=program)).strip() == ANSWER
 
