@@ -249,7 +249,7 @@ LINES = {
     "coordinator": 13_100,
     "gateway": 1_400,
     "gateway/rings": 3_500,
-    "gateway/scheduler": 4_300,
+    "gateway/scheduler": 4_400,
     "node": 15_500,
     "node/engine": 21_000,
     "node/engine/text": 6_600,

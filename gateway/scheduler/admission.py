@@ -10,11 +10,12 @@ by other keys' rows in their turns.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from sealring.gateway.scheduler.actions import OpenRow, RecallBlocks
 from sealring.gateway.scheduler.facts import RingFacts
+from sealring.gateway.scheduler.giving import GivingWay
 from sealring.gateway.scheduler.memory import Ledger
 from sealring.gateway.scheduler.planner import StepPlanner
 from sealring.gateway.scheduler.queue import FairQueue, Pace, Turns
@@ -41,10 +42,11 @@ then count for the request that ends epochs and for no other."""
 
 
 class Admitted(NamedTuple):
-    """The rows to give to the head now, the number of requests that have not begun, and whether any row lacks
-    memory that rows which leave would free."""
+    """What is given to the head now, the requests that give way, and the number of those that have not begun.
+    `pressed`: a row lacks memory that rows which leave would free."""
 
     opened: list[OpenRow]
+    giving_way: list[Request]
     waiting: int
     pressed: bool
 
@@ -64,6 +66,7 @@ class EpochRows:
         self._queue = queue
         self._pace = pace
         self._turns = Turns()  # for memory
+        self._giving = GivingWay(planner.ledger)
         self._alone: Request | None = None
 
     @property
@@ -83,12 +86,13 @@ class EpochRows:
     def go(self, now: float, *, holding: bool) -> Admitted:
         """Admits what can be admitted. `holding`: no request begins that no head has had."""
         self._planner.sweep()
-        pressed = self._start(now, pressed=self._grow())
+        giving_way = list[Request]()
+        pressed = self._start(now, giving_way, pressed=self._grow())
         opened = list(self._open(pressed, holding))
         waiting = self.waiting
         if not waiting:
             self._pace.rest()
-        return Admitted(opened, waiting, pressed)
+        return Admitted(opened, giving_way, waiting, pressed)
 
     def _grow(self) -> bool:
         """Gives rows that run the memory to go on; whether any lacks it."""
@@ -99,9 +103,9 @@ class EpochRows:
             row.limit = limit
         return False
 
-    def _start(self, now: float, *, pressed: bool) -> bool:
+    def _start(self, now: float, giving_way: list[Request], *, pressed: bool) -> bool:
         """Begins rows that have their memory, and gives it to those that the head has read; whether any lacks
-        it."""
+        it. Adds requests that are `giving_way`."""
         ledger, waiting = self._planner.ledger, list[Row]()
         for row in list(self.opened.values()):
             if row.number not in ledger:
@@ -109,12 +113,33 @@ class EpochRows:
             elif not row.recalling:  # members read by turns: later rows may be ready before
                 self._begin(row, now)
         while ready := [row for row in waiting if not row.opening and row.number not in ledger]:
-            row = self._turns.next(ready)[0]
+            row = self._first(ready)
             if pressed or not self._reserve(row):
-                return True
+                if not self._make_way(ready, giving_way, now) or pressed:
+                    return True
+                continue
             self._turns.taken(row.request.key)
             self._begin(row, now)
         return pressed
+
+    def _first(self, waiting: Sequence[Row]) -> Row:
+        """The row that gets memory next. Others gave way to the favoured one; else keys take turns. An answer
+        goes on before others of its key begin."""
+        favoured = (row for row in waiting if row.number == self._giving.favoured)
+        return next(favoured, None) or max(self._turns.next(waiting), key=lambda row: row.answered > 0)
+
+    def _make_way(self, waiting: Sequence[Row], giving_way: list[Request], now: float) -> bool:
+        """Whether rows without a chunk have given up their memory. Adds the requests of others that give way
+        to `giving_way`: they have to leave first."""
+        found = self._giving.choose(waiting, self.requests.values(), now)
+        if not found:
+            return False
+        giving_way += [rows[0].request for rows in found if any(row.begun for row in rows)]
+        for row in (row for rows in found if rows[0].request not in giving_way for row in rows):
+            self._planner.take_back(row)
+            self.opened[row.number] = row
+        self.opened = dict(sorted(self.opened.items()))
+        return not giving_way
 
     def _reserve(self, row: Row) -> bool:
         """Whether a row and its copies get their memory now."""
@@ -160,7 +185,7 @@ class EpochRows:
         """Takes the request that is to be opened now, if any is, of another key than those in `waits`.
 
         Where rows have taken all room, a key with none among them has one more: nobody waits for what another
-        one's prompts cost.
+        one's prompts cost. Requests that go on have one more, too.
         """
         if self._alone is not None:
             return None
@@ -176,7 +201,10 @@ class EpochRows:
             return self._queue.pop_but(waits)
         if room <= -OPEN_AHEAD:
             return None
-        return self._queue.pop_but({*(row.request.key for row in ahead), *waits})
+        if (found := self._queue.pop_but({*(row.request.key for row in ahead), *waits})) is not None:
+            return found
+        goes_on = any(row.request.progress.goes_on for row in ahead)
+        return None if goes_on or waits else self._queue.pop_first()
 
     def close(self, row: Row) -> Iterator[RecallBlocks]:
         """Nothing more of a row is wanted."""

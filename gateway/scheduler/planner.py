@@ -100,6 +100,13 @@ class StepPlanner:
         """Puts a row that has its memory in line."""
         self._line.add(row)
 
+    def take_back(self, row: Row) -> None:
+        """Takes its memory from a row of which no chunk has been announced, as if it had not entered."""
+        self._line.discard(row)
+        self.prefixes.forget(row)
+        for each in row.group:
+            self.ledger.release(each.number)
+
     def close(self, row: Row) -> None:
         """Takes no more tokens of the row; a step of its lane evicts it."""
         row.closed = True

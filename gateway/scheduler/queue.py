@@ -2,8 +2,9 @@
 
 A request is due when it comes, `STEP_SECONDS` later for every step of its priority, or a little before its
 deadline if that is earlier. So a request is never overtaken by one that comes more than 200 s after it,
-whatever their priorities, and nothing waits for ever. Keys take turns whatever the priorities of their
-requests: nobody gets ahead of others by calling everything urgent.
+whatever their priorities, and nothing waits for ever. One that goes on comes before others of its key.
+Keys take turns whatever the priorities of their requests: nobody gets ahead of others by calling everything
+urgent.
 """
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ class FairQueue:
         return len(self) >= self._capacity
 
     def push(self, request: Request, now: float) -> None:
-        """Adds a request that comes `now`, or came before; a key that was not waiting gets the last turn."""
-        self._add(request, due_time(request, now), next(self._number))
+        """Adds a request that comes `now`, or came before; a key that was not waiting gets the last turn. One
+        that goes on comes before others of its key."""
+        due = due_time(request, now)
+        self._add(request, -math.inf if request.progress.goes_on else due, next(self._number))
 
     def push_front(self, request: Request) -> None:
         """Puts a request that was taken back in front; the queue's length does not matter."""
@@ -102,6 +105,12 @@ class FairQueue:
             return None
         self._turns.move_to_end(key)
         return self.remove(self._turns[key][0][2].id)
+
+    def pop_first(self) -> Request | None:
+        """A request that comes before others of its key; None without one."""
+        found = (waiting[0] for waiting in self._turns.values())
+        first = next((request for due, _, request in found if due == -math.inf), None)
+        return None if first is None else self.remove(first.id)
 
     @property
     def resuming(self) -> list[Request]:

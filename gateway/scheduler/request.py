@@ -101,6 +101,11 @@ class Progress:
         return self.started or self.attempts > 0
 
     @property
+    def goes_on(self) -> bool:
+        """Whether some of it has come before, by this gateway's count or the client's word."""
+        return self.earlier_tokens > 0 or self.claimed > 0
+
+    @property
     def answered(self) -> int:
         """Tokens of all choices that this gateway knows of."""
         return sum(len(choice.tokens) for choice in self.choices)
@@ -126,6 +131,10 @@ class Progress:
         if not self.earlier_tokens:
             self.cached = reused
 
+    def pause(self) -> None:
+        """It is computed no longer, and goes on with its tokens as an answer of an earlier epoch does."""
+        self.earlier_tokens += self.new_tokens
+
     def end_epoch(self, *, computed: bool) -> None:
         """Counts the end of an epoch. `computed` is whether a member had the request to compute at that
         moment: one that only waited for memory has ended nothing."""
@@ -133,7 +142,7 @@ class Progress:
             self.attempts, self.claimed = 1, 0
         else:
             self.attempts += computed
-        self.earlier_tokens += self.new_tokens
+        self.pause()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

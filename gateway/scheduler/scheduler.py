@@ -405,6 +405,15 @@ class Scheduler:
                 if not each.closed:
                     self._close(each)
 
+    def _give_way(self, request: Request) -> None:
+        """A request waits again. The client of a sealed one has its tokens, and asks for the rest."""
+        self._close_all(request.id)
+        if request.sealed:
+            self._actions.append(Fail(request, _gave_way()))
+            return
+        request.progress.pause()
+        self._queue.push(request, self._now)
+
     def _close(self, row: Row) -> None:
         self._actions.extend(self._current().admission.close(row))
 
@@ -419,8 +428,10 @@ class Scheduler:
     def _go(self, epoch: _Epoch) -> None:
         """Raises PlanError."""
         epoch.planner.board.check()
-        opened, waiting, pressed = epoch.admission.go(self._now, holding=self._holding)
+        opened, giving_way, waiting, pressed = epoch.admission.go(self._now, holding=self._holding)
         self._actions.extend(opened)
+        for request in giving_way:
+            self._give_way(request)
         for step in epoch.planner.steps(waiting, pressed=pressed):
             self._actions.append(AnnounceStep(step))
         self._actions.extend(epoch.planner.recalls.take_due())
@@ -481,6 +492,10 @@ def _finished(request: Request) -> inference.Finished:
         accepted_tokens=progress.accepted,
         choices=ends if request.choices > 1 else (),
     )
+
+
+def _gave_way() -> EpochEnded:
+    return EpochEnded("the answer gives way to another key's request", hint="ask for the rest of it")
 
 
 def _given_up(request: Request, error: EpochEnded) -> FailedPrecondition:

@@ -142,9 +142,14 @@ class ReceiptRows:
         check_nonce(nonce)
         resume, request = prompt.resume, request_digest(prompt, open_row.max_tokens)
         choices = range(resume.choice, resume.choice + (open_row.choices or 1))
-        # The same request with and without `unnamed` is signed once: verifiers take either.
+        # The same request with and without `unnamed` is signed once: verifiers take either. They take none
+        # that goes on, because nobody has signed for its first tokens.
         once = request_digest(prompt, open_row.max_tokens, unnamed=False) if reply is None else b""
-        claims = {one: self._signed_once.claim(nonce, once, one) for one in choices if reply is None}
+        claims = {
+            one: self._signed_once.claim(nonce, once, one)
+            for one in choices
+            if reply is None and not resume.tokens
+        }
         asked = Asked(
             nonce,
             request,

@@ -504,6 +504,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert begun or short.id in self.ended, "its deadline has passed"
 
     @precondition(lambda self: self.ring is not None)
+    @rule(
+        rows=st.integers(2, 9),
+        kind=st.sampled_from(["", "", "tells", "sealed"]),
+        choices=st.sampled_from([1, 1, 2]),
+        prompt=st.sampled_from([5, 300]),
+    )
+    def flood(self, rows: int, kind: str, choices: int, prompt: int) -> None:
+        """A key takes what there is, and another one's request waits until some of it gives way."""
+        for _ in range(rows):
+            self.submit("a", 40, 600, 1000, kind=kind, choices=choices)
+        self.read_all()
+        self.steps_done(200)
+        self.submit("b", prompt, 20, 1000)
+        for _ in range(4):
+            self.read_all()
+            self.steps_done(20)
+            self.time_passes(1.1)
+
+    @precondition(lambda self: self.ring is not None)
     @rule(choices=st.integers(2, 4), prompt=st.sampled_from([10, 400]), steps=st.integers(0, 40))
     def submit_and_cancel(self, choices: int, prompt: int, steps: int) -> None:
         """A client of several answers goes: while its prompt is read or computed, or in their midst."""
@@ -718,12 +737,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                     }
 
     def check_eviction(self, ring: ModelRing, row: int) -> None:
-        """Checks that the row's request, or its choice, has ended."""
+        """Checks that the row's request, or its choice, has ended, or gave way to another key's."""
         request = ring.known[row]
-        if request.id in self.open_requests:
+        if request.id in self.open_requests and not self.gives_way(request):
             assert request.choices > 1
             ended = row in ring.finished or ring.generated[row] - ring.answered[row] >= ring.limits[row]
             assert ended or not request.max_tokens
+
+    def gives_way(self, request: Request) -> bool:
+        others = {each.key for each in self.open_requests.values()} - {request.key}
+        return bool(others) and request.progress.new_tokens == 0 < request.progress.earlier_tokens
 
     def check_end(self, request: Request, choice: int, end: inference.FinishedChoice, stop: int) -> None:
         told = self.tokens[request.id, choice]

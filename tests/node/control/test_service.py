@@ -262,6 +262,8 @@ async def test_a_head_signs_once_an_epoch_for_a_nonce_and_a_request(connect, mon
     assert await signed(9, one, max_tokens=8) == [""], "for another request"
     assert await signed(10, other) == [""], "with another nonce"
     assert await signed(11, bytes(16)) == ["EPOCH_HAS_SIGNED_ENOUGH"], "what cannot be remembered"
+    goes_on = inference_pb2.Prompt(text="hello", resume={"tokens": [1]})
+    assert await signed(12, one, envelope={"clear": goes_on}) == [""], "verifiers take none with such tokens"
 
 
 async def test_a_request_is_the_same_with_and_without_what_it_does_not_name(connect) -> None:
