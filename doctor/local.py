@@ -10,6 +10,7 @@ from sealring.doctor import (
     firewall,
     interpreter,
     memory,
+    nvidia,
     power,
     rdma,
     reach,
@@ -53,6 +54,7 @@ def examine(system: System, view: View) -> Report:
         for name, (_, check) in MACS.items():
             findings += _guarded(name, check, system, view)
     else:
+        findings += _guarded("nvidia", nvidia.check, system, view)
         subjects = "; ".join(subject for subject, _ in MACS.values())
         findings.append(note("system.other", f"not applicable on {system.platform}: {subjects}"))
     try:

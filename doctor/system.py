@@ -35,7 +35,7 @@ _SECONDS = 10.0
 _MAX_OUTPUT = 1 << 20
 _MAX_ENTRIES = 4096
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
-_KEPT = ("HOME", "TMPDIR")
+_KEPT = ("HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,10 @@ from __future__ import annotations
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
-COMPUTING = ("mlx", "mlx-metal", "mlx-cpu", "mlx-lm", "mlx-vlm")
+CUDA = ("mlx-cuda-12", "mlx-cuda-13")
+"""MLX's builds for NVIDIA's GPUs: one of them stands in place of mlx-cpu."""
+
+COMPUTING = ("mlx", "mlx-metal", "mlx-cpu", *CUDA, "mlx-lm", "mlx-vlm")
 
 
 def versions() -> dict[str, str]:

@@ -99,6 +99,7 @@ class NodeSettings(BaseModel):
         ge=64 << 20,
         description="memory for weights and KV caches [default: three quarters of all]",
     )
+    compute_on_cpu: bool = Field(default=False, description="leave a GPU alone: engines compute on the CPU")
     prefix_disk: Size | None = Field(
         default=None,
         description="disk for the beginnings of prompts, sealed; 0 turns it off "

@@ -246,15 +246,15 @@ LINES = {
     "sealring/client": 2_600,
     "sealring/testing": 700,
     "edge": 4_300,
-    "coordinator": 13_100,
+    "coordinator": 13_200,
     "gateway": 1_400,
     "gateway/rings": 3_500,
     "gateway/scheduler": 4_400,
     "node": 15_500,
-    "node/engine": 21_000,
+    "node/engine": 21_100,
     "node/engine/text": 6_600,
     "node/engine/vision": 1_600,
-    "doctor": 2_500,
+    "doctor": 2_600,
     "cli": 13_700,
 }
 SPARE = 150

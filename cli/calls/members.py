@@ -127,6 +127,10 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
     for field, what in (("on_battery", "on battery"), ("low_power", "in Low Power Mode")):
         if names := [one["name"] for one in nodes if one["heartbeat"][field]]:
             print_data(f"{what}: {', '.join(names)}")
+    kinds = {one["heartbeat"]["computes_on"] for one in nodes} - {""}
+    for kind in sorted(kinds) if len(kinds) > 1 else ():
+        names = [one["name"] for one in nodes if one["heartbeat"]["computes_on"] == kind]
+        print_data(f"computing on {kind}: {', '.join(names)}")
     for one in nodes:
         beat = one["heartbeat"]
         if beat["stored_bytes"] or beat["stored_broken"]:

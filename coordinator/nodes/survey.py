@@ -194,6 +194,7 @@ class Survey:
                 fetches=member.id not in agreeing,
                 rate=self._speeds.of(member.id, digest),
                 longest_chunk=beats[member.id].longest_chunk,
+                computes_on=beats[member.id].computes_on,
                 shares=tuple(one.ring for one in serving.get(member.id, ())),
                 taken=sum(
                     one.memory + beats[member.id].memory_overhead for one in serving.get(member.id, ())

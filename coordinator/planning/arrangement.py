@@ -29,7 +29,7 @@ class Candidate:
     those. `rate` is its measured speed with this model, if known. `shares` are the rings of other
     deployments that it serves, and `taken` the bytes of these, with those that each further engine takes
     beside its weights and caches. `longest_chunk` are the tokens of a prompt's chunk by which its compute
-    device gains, 0 where it does not say."""
+    device gains, 0 where it does not say; `computes_on` is that device's kind, "" where it does not say."""
 
     id: str
     name: str
@@ -41,6 +41,7 @@ class Candidate:
     shares: tuple[str, ...] = ()
     taken: int = 0
     longest_chunk: int = 0
+    computes_on: str = ""
     lacks: frozenset[str] = frozenset()
 
     @property

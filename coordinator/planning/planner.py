@@ -36,7 +36,7 @@ from sealring.coordinator.planning.arrangement import (
 from sealring.coordinator.planning.demand import Demand, check_profile, longest_chunk_in
 from sealring.coordinator.planning.links import Network
 from sealring.coordinator.planning.prompts import PromptCut, prompt_cut
-from sealring.coordinator.planning.reasons import of_members, of_order, reasons
+from sealring.coordinator.planning.reasons import of_devices, of_members, of_order, reasons
 from sealring.coordinator.planning.refusals import (
     does_not_fit,
     no_heads,
@@ -122,6 +122,7 @@ def plan(
     if not asked.max_rows:
         made.reasons.append(_left(made, rings))
     made.reasons.extend(of_members(asked, rings, members))
+    made.reasons.extend(of_devices(rings))
     return made
 
 

@@ -95,9 +95,26 @@ def of_members(
     ][:_SHOWN]
     fetching = [member.name for ring in rings for member, _ in ring if member.fetches]
     if fetching:
-        more = f" and {len(fetching) - _SHOWN} more" if len(fetching) > _SHOWN else ""
-        lines.append(f"{', '.join(fetching[:_SHOWN])}{more} first get the model from a node that has it")
+        lines.append(f"{_some(fetching)} first get the model from a node that has it")
     return lines
+
+
+def of_devices(rings: Sequence[PlannedRing]) -> Iterator[str]:
+    """A remark on each ring whose members compute on devices of several kinds, as far as they say so."""
+    for ring in rings:
+        kinds: dict[str, list[str]] = {}
+        for member, _ in ring:
+            kinds.setdefault(member.computes_on, []).append(member.name)
+        kinds.pop("", None)
+        if len(kinds) > 1:
+            said = "; ".join(f"{kind}: {_some(names)}" for kind, names in kinds.items())
+            yield f"computed on {said}. Answers equal those of one device up to the first near tie"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def _layers(count: int) -> str:

@@ -28,6 +28,7 @@ _INSTANCE_BYTES = 16
 _MAX_BYTES = 1 << 50
 _MAX_RINGS = 64
 _MAX_ALARMS = 1000
+_MAX_DEVICE = 16
 _MOVE_SECONDS = 60.0
 _HEARD = membership_pb2.CoordinatorMessage(heard=membership_pb2.Heard())
 """The least time between two changes of a node's addresses while it stays: each makes a new roster."""
@@ -121,7 +122,7 @@ class NodeMessages:
         node = heartbeat.memory_total, heartbeat.memory_usable
         sizes = (*node, heartbeat.memory_used, heartbeat.memory_overhead, heartbeat.stored_bytes)
         bounded = max(sizes) <= _MAX_BYTES and heartbeat.longest_chunk <= MAX_PREFILL_CHUNK
-        if not bounded or len(heartbeat.rings) > _MAX_RINGS:
+        if not bounded or len(heartbeat.rings) > _MAX_RINGS or len(heartbeat.computes_on) > _MAX_DEVICE:
             raise InvalidInput("a heartbeat is out of bounds", reason="BAD_HEARTBEAT")
         check_held(heartbeat.models)
         if heartbeat.addresses:

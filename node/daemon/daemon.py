@@ -85,12 +85,13 @@ class Daemon:
         fetched = settings.state_dir / "models"
         linked = settings.state_dir / LINKED
         folders = (*settings.models, linked, fetched)
-        meter = MemoryMeter(settings.memory_limit)
+        on_cpu = settings.compute_on_cpu
+        meter = MemoryMeter(settings.memory_limit, "CPU" if on_cpu else "")
         asker = ModelAsker(cluster, own_id, self.store, lambda: self._rosters.valid)
         allowed = settings.allow_downloads
         self._fetcher = Fetcher(folders, fetched, asker, linked=linked, allowed=allowed)
         tables = CostTables(settings.state_dir / "cost-tables")
-        self._engines = EngineKeeper(folders, meter, self._fetcher, tables, spawn=spawn)
+        self._engines = EngineKeeper(folders, meter, self._fetcher, tables, on_cpu=on_cpu, spawn=spawn)
         self.models = ModelGiver(
             cluster, folders, settings.state_dir / "manifests", lambda: self._rosters.valid
         )

@@ -115,6 +115,7 @@ class EngineProcess:
 
     def __init__(self, on_end: Callable[[EngineProcess], None]) -> None:
         self.memory_limit = self.overhead = self.longest_chunk = 0
+        self.computes_on = ""
         self.figures = EngineFigures()
         self.stage: StageKey | None = None
         self.loaded: engine_pb2.StageLoaded | None = None
@@ -370,7 +371,7 @@ class EngineProcess:
             self._pong(event.pong)
         elif kind == "ready":
             self.memory_limit, self.overhead = event.ready.memory_limit, event.ready.overhead
-            self.longest_chunk = event.ready.longest_chunk
+            self.longest_chunk, self.computes_on = event.ready.longest_chunk, event.ready.computes_on
             if not self._ready.done():
                 self._ready.set_result(None)
         elif kind == "progress":

@@ -39,8 +39,10 @@ _SYSTEM_BYTES = 4 << 30
 class MemoryMeter:
     """Measures this machine against the limits of its owner and of its compute device."""
 
-    def __init__(self, configured: int | None) -> None:
+    def __init__(self, configured: int | None, computes_on: str = "") -> None:
         self._configured = configured
+        self.computes_on = computes_on
+        """The kind of the compute device; empty before an engine has said so, or the owner."""
         self._device: int | None = None
         self.total = psutil.virtual_memory().total
         """Bytes of this machine."""
@@ -79,8 +81,11 @@ class EngineKeeper:
         fetcher: Fetcher,
         tables: CostTables,
         *,
+        on_cpu: bool = False,
         spawn: Spawn = Child.spawn,
     ) -> None:
+        """`on_cpu` keeps all engines off a GPU."""
+        self._on_cpu = on_cpu
         self._folders = folders
         self._meter = meter
         self._fetcher = fetcher
@@ -308,11 +313,14 @@ class EngineKeeper:
             await self._spare.end()
             engine = self._spare.process = await self._start()
             self._meter.set_device(engine.memory_limit, engine.overhead, engine.longest_chunk)
+            self._meter.computes_on = engine.computes_on
         return engine
 
     async def _start(self, *, cpu: bool = False) -> EngineProcess:
         offline = {"HF_HUB_OFFLINE": "1"}
-        return await EngineProcess.start(on_end=self._ended, environment=offline, cpu=cpu, spawn=self._spawn)
+        return await EngineProcess.start(
+            on_end=self._ended, environment=offline, cpu=cpu or self._on_cpu, spawn=self._spawn
+        )
 
     def _ended(self, engine: EngineProcess) -> None:
         for place in (self._spare, *self._seats):

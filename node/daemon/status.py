@@ -78,4 +78,5 @@ class NodeStatus:
             stored_damaged=sum(each.damaged for each in stored),
             on_battery=power().on_battery,
             low_power=power().low,
+            computes_on=self._meter.computes_on,
         )

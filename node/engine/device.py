@@ -182,6 +182,11 @@ def metal() -> bool:
     return bool(mx.metal.is_available() and mx.default_device() == mx.gpu)
 
 
+def computes_on() -> str:
+    """The kind of the device: "CPU", "CUDA" or "Metal"."""
+    return "CPU" if rows_in_turn() else "Metal" if metal() else "CUDA"
+
+
 def identity() -> bytes:
     """Names the GPU that computes among those of all machines; b"" for a CPU, or without a name.
 

@@ -22,7 +22,8 @@ from sealring.node.engine.blocks import BlockLayout, layout_of, provenance
 from sealring.node.engine.borders import Borders, borders_of
 from sealring.node.engine.cache_bytes import draft_bytes, kv_bytes, mark_bytes, with_kv_bits
 from sealring.node.engine.caches.undo import can_go_back
-from sealring.node.engine.canary import check_stage
+from sealring.node.engine.canary import check_weights
+from sealring.node.engine.canary_calls import check_calls
 from sealring.node.engine.drafter_folder import drafter_message
 from sealring.node.engine.drafts.drafter_models import kind_of
 from sealring.node.engine.drafts.sources import Sources
@@ -248,7 +249,8 @@ def _tried(stage: Stage, name: str, longest: int, rows: int) -> list[control.Ste
     times: list[control.StepTime] = []
     prefill = stage.prefill
     for each in (stage, prefill) if isinstance(prefill, Prefill) else (stage,):
-        check_stage(each, name)
+        check_weights(each, name)
+        check_calls(each, name, longest)
         warm_up(each, longest)
         found = timed(each, longest, rows)
         times = [

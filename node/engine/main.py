@@ -140,6 +140,7 @@ class Engine:
             memory_limit=device.usable_memory(),
             overhead=device.overhead(),
             longest_chunk=device.longest_chunk(),
+            computes_on=device.computes_on(),
         )
         self._emit(engine.EngineEvent(ready=limits))
         threading.Thread(target=self._read, name="commands", daemon=True).start()
@@ -458,7 +459,7 @@ def main() -> NoReturn:
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--handoff-fd", type=int)
     parser.add_argument("--form", choices=[ENGINE_FORM], required=True, help="of the messages")
-    parser.add_argument("--cpu", action="store_true", help="leave the GPU to the engine that serves")
+    parser.add_argument("--cpu", action="store_true", help="leave a GPU alone")
     arguments = parser.parse_args()
     if arguments.cpu:
         device.compute_on_cpu()

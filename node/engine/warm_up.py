@@ -95,7 +95,7 @@ def cuts(stage: Stage) -> bool:
     """
     if not stage.spec.is_tail or isinstance(stage.spec, ShardSpec):
         return False
-    chunks = [_inputs(stage, tokens, tokens) for tokens in _CUT_TRIAL]
+    chunks = [drawn_inputs(stage, tokens, tokens) for tokens in _CUT_TRIAL]
     whole, cut = stage.make_cache(), stage.make_cache()
     stage.cuts = True
     try:
@@ -118,12 +118,12 @@ def batches(stage: Stage) -> bool:
     """
     if isinstance(stage.spec, ShardSpec):
         return True
-    following = [_inputs(stage, 1, drawn) for drawn in _BATCH_TRIAL]
+    following = [drawn_inputs(stage, 1, drawn) for drawn in _BATCH_TRIAL]
     alone, rows = [], []
     for tokens, token in zip(_BATCH_TRIAL, following, strict=True):
         caches_of_row = [stage.make_cache(), stage.make_cache()]
         for cache in caches_of_row:
-            mx.eval(stage(_inputs(stage, tokens, tokens), cache))
+            mx.eval(stage(drawn_inputs(stage, tokens, tokens), cache))
         alone.append(stage(token, caches_of_row[0]))
         rows.append(caches_of_row[1])
     both = [mx.concatenate(list(arrays)) for arrays in zip(*following, strict=True)]
@@ -136,7 +136,8 @@ def batches(stage: Stage) -> bool:
     )
 
 
-def _inputs(stage: Stage, tokens: int, drawn: int) -> list[mx.array]:
+def drawn_inputs(stage: Stage, tokens: int, drawn: int) -> list[mx.array]:
+    """Tensors of the stage state of one row, by the number `drawn`."""
     return [_drawn(tensor, tokens, drawn) for tensor in stage.spec.receives]
 
 

@@ -215,22 +215,26 @@ class EngineReady(_message.Message):
     MEMORY_LIMIT_FIELD_NUMBER: _builtins.int
     OVERHEAD_FIELD_NUMBER: _builtins.int
     LONGEST_CHUNK_FIELD_NUMBER: _builtins.int
+    COMPUTES_ON_FIELD_NUMBER: _builtins.int
     memory_limit: _builtins.int
     """bytes that the compute device can hold"""
     overhead: _builtins.int
     """bytes that an engine takes beside weights and KV caches"""
     longest_chunk: _builtins.int
     """tokens of a prompt's chunk by which the compute device gains"""
+    computes_on: _builtins.str
+    """"CPU", "CUDA" or "Metal" """
     def __init__(
         self,
         *,
         memory_limit: _builtins.int = ...,
         overhead: _builtins.int = ...,
         longest_chunk: _builtins.int = ...,
+        computes_on: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_chunk", b"longest_chunk", "memory_limit", b"memory_limit", "overhead", b"overhead"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computes_on", b"computes_on", "longest_chunk", b"longest_chunk", "memory_limit", b"memory_limit", "overhead", b"overhead"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

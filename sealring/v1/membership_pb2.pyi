@@ -958,6 +958,7 @@ class Heartbeat(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     ON_BATTERY_FIELD_NUMBER: _builtins.int
     LOW_POWER_FIELD_NUMBER: _builtins.int
+    COMPUTES_ON_FIELD_NUMBER: _builtins.int
     memory_total: _builtins.int
     memory_usable: _builtins.int
     """for weights and KV caches, what is loaded now included"""
@@ -987,6 +988,8 @@ class Heartbeat(_message.Message):
     """the machine runs on battery"""
     low_power: _builtins.bool
     """the machine is in Low Power Mode"""
+    computes_on: _builtins.str
+    """"CPU", "CUDA" or "Metal"; empty while it is not known; at most 16 characters"""
     @_builtins.property
     def rings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RingHealth]: ...
     @_builtins.property
@@ -1019,10 +1022,11 @@ class Heartbeat(_message.Message):
         answer: _builtins.bool = ...,
         on_battery: _builtins.bool = ...,
         low_power: _builtins.bool = ...,
+        computes_on: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "answer", b"answer", "load", b"load", "longest_chunk", b"longest_chunk", "low_power", b"low_power", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "next_ms", b"next_ms", "on_battery", b"on_battery", "rings", b"rings", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "answer", b"answer", "computes_on", b"computes_on", "load", b"load", "longest_chunk", b"longest_chunk", "low_power", b"low_power", "memory_overhead", b"memory_overhead", "memory_total", b"memory_total", "memory_usable", b"memory_usable", "memory_used", b"memory_used", "models", b"models", "next_ms", b"next_ms", "on_battery", b"on_battery", "rings", b"rings", "stored_blocks", b"stored_blocks", "stored_broken", b"stored_broken", "stored_bytes", b"stored_bytes", "stored_damaged", b"stored_damaged", "stored_oldest", b"stored_oldest", "stored_read", b"stored_read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,8 +18,9 @@ def keeper_of(
     folders: Sequence[Path],
     fetcher: Fetcher | None = None,
     kind: type[Kept] = EngineKeeper,  # type: ignore[assignment]
+    on_cpu: bool = False,
 ) -> Kept:
     """A keeper of models in `folders`, with its cost tables in `home`; without `fetcher` it fetches none."""
     fetcher = fetcher or Fetcher(folders, home / "fetched", None, linked=home / "linked", allowed=False)
     tables = CostTables(home / "tables")
-    return kind(folders=folders, meter=MemoryMeter(None), fetcher=fetcher, tables=tables)
+    return kind(folders=folders, meter=MemoryMeter(None), fetcher=fetcher, tables=tables, on_cpu=on_cpu)

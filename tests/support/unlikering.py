@@ -1,4 +1,4 @@
-"""A ring of unlike members on one host: the first computes on the GPU, if there is one, two on the CPU.
+"""A ring of unlike members on one host: one computes on the GPU, if there is any, two on the CPU by setting.
 
 `python tests/support/unlikering.py` compares greedy answers of the demo model with those of mlx_lm on a CPU.
 An answer that differs is a near tie if the two likeliest tokens of mlx_lm are less than NEAR apart where it
@@ -8,13 +8,11 @@ first differs: devices round in other orders. Any other difference ends with sta
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-ON_CPU = "SEALRING_TESTS_ON_CPU"
+ON_CPU = {"SEALRING_NODE_COMPUTE_ON_CPU": "true"}
 NEAR = 0.02
 """In logits: float32 activations over three stages differ by less between devices."""
 
@@ -36,36 +34,24 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
-def component() -> None:
-    """`sealring`, whose engines keep off the GPU where the environment says so."""
-    import hasty
-
-    if os.environ.get(ON_CPU):
-        from sealring.node.daemon.engine_process import EngineProcess
-
-        start = EngineProcess.start
-
-        async def on_cpu(**given: Any) -> EngineProcess:
-            return await start(**(given | {"cpu": True}))
-
-        EngineProcess.start = staticmethod(on_cpu)  # type: ignore[method-assign, assignment]
-    hasty.main()
-
-
 async def answers(folder: Path) -> list[str]:
     """The ring's answers to the questions."""
+    import hasty
     from ringtest import HASTY, MODEL, chat, started
 
     from sealring.cli.local.cluster import LocalCluster
 
     class Unlike(LocalCluster):
         def _environment(self, name: str) -> dict[str, str]:
-            return {ON_CPU: "1"} if name in self.node_names[1:] else super()._environment(name)
+            return super()._environment(name) | (ON_CPU if name in self.node_names[1:] else {})
 
     async with Unlike(folder, MODEL, nodes=3, name="unlike", settings=HASTY) as cluster:
-        cluster.children.command = (sys.executable, __file__)
+        cluster.children.command = (sys.executable, hasty.__file__)
         async with started(cluster, split=[3, 3, 3]) as ring:
             say("serving over", [stage.member_name for stage in ring.deployment.plan.rings[0].stages])
+            nodes = (await cluster.admin.call("ListNodes")).nodes
+            say("computing on", {node.name: node.heartbeat.computes_on for node in nodes})
+            say(*ring.deployment.plan.reasons)
             asked = [await ring.reply(chat(one, temperature=0.0), TOKENS) for one in QUESTIONS]
             return [one.text for one in asked]
 
@@ -96,9 +82,6 @@ def compared(found: list[str]) -> bool:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        component()
-    else:
-        with tempfile.TemporaryDirectory() as made:
-            told = asyncio.run(answers(Path(made) / "state"))
-        sys.exit(0 if compared(told) else 1)
+    with tempfile.TemporaryDirectory() as made:
+        told = asyncio.run(answers(Path(made) / "state"))
+    sys.exit(0 if compared(told) else 1)

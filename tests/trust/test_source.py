@@ -27,7 +27,7 @@ REVIEWED_SWITCHES = {
 """Switches that settings may have: identities that are only claimed, fetching of models, a stronger key, a
 cluster that does not announce itself, rings over the fastest of a machine's addresses."""
 
-HARMLESS_SWITCHES = {"idle_prefill"}
+HARMLESS_SWITCHES = {"compute_on_cpu", "idle_prefill"}
 """Switches that may be on from the beginning, because trust in nobody rests on them."""
 
 REVIEWED_READERS = {

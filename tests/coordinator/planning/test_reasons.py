@@ -8,7 +8,7 @@ import pytest
 
 from sealring.coordinator.planning.arrangement import Candidate
 from sealring.coordinator.planning.demand import Demand
-from sealring.coordinator.planning.reasons import of_members, reasons
+from sealring.coordinator.planning.reasons import of_devices, of_members, reasons
 from sealring.coordinator.planning.speeds import Rate
 from sealring.v1 import admin_pb2
 
@@ -52,6 +52,15 @@ def test_why_a_node_serves_more_than_one_ring(
     assert of_members(admin_pb2.DeploymentSpec(**asked), [[(both, 4), (FREE[0], 4)]], able) == [
         f"m also serves one-0 and two-0, and has 400 B left: {why}"
     ]
+
+
+def test_members_that_compute_on_devices_of_several_kinds_are_told_apart() -> None:
+    kinds = {"a": "CPU", "b": "CUDA", "c": "CPU", "d": ""}
+    on = {name: machine(name, computes_on=kind) for name, kind in kinds.items()}
+    told = ["computed on CPU: a, c; CUDA: b. Answers equal those of one device up to the first near tie"]
+    assert list(of_devices([[(one, 4) for one in on.values()]])) == told
+    for alike in ("ac", "ad", "d"):
+        assert list(of_devices([[(on[name], 4) for name in alike]])) == []
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ def messages(*, clock: Any = lambda: 7, **parts: Any) -> NodeMessages:
         ({"memory_overhead": BYTES + 1}, False),
         ({"longest_chunk": 8192}, True),
         ({"longest_chunk": 8193}, False),
+        ({"computes_on": 16 * "x"}, True),
+        ({"computes_on": 17 * "x"}, False),
         ({"rings": [membership_pb2.RingHealth()] * 64}, True),
         ({"rings": [membership_pb2.RingHealth()] * 65}, False),
     ],

@@ -25,6 +25,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.alive = True
         self.memory_limit = self.overhead = self.longest_chunk = 0
+        self.computes_on = "CPU"
         self.stage: str | None = None
         self.profiled: list[str] = []
         self.hangs = self.cpu = False
@@ -89,6 +90,19 @@ async def test_a_model_is_measured_by_an_engine_that_serves_nothing(keeper: Engi
     assert (spare.alive, other.alive) == (True, False)
     assert (spare.cpu, other.cpu) == (False, True), "the GPU is the one's that serves"
     await keeper.stop()
+
+
+async def test_a_node_that_is_to_compute_on_the_cpu_keeps_every_engine_there(
+    keeper: EngineKeeper, tmp_path: Path
+) -> None:
+    meter = MemoryMeter(None, "CPU")
+    assert meter.computes_on == "CPU", "before an engine has said so"
+    own = keeper_of(tmp_path, [tmp_path], on_cpu=True)
+    await own.profile("one")
+    await own.seat().with_stage("layers", print)  # type: ignore[arg-type]
+    await own.profile("two")
+    assert [engine.cpu for engine in ScriptedEngine.started] == [True, True]
+    await own.stop()
 
 
 async def test_a_stage_has_the_least_times_of_all_starts(keeper: EngineKeeper) -> None:
