@@ -86,7 +86,6 @@ def join(
     the first machine. A machine that has joined runs its node again with `sealring join` alone.
     """
     from sealring.cli.local.foreground import signals_as_exceptions
-    from sealring.cli.local.machines import give_way
     from sealring.cli.setup.choices import Wishes, settings_given
     from sealring.mesh.system.lock import lock_state
     from sealring.mesh.system.paths import is_enrolled
@@ -112,11 +111,8 @@ def join(
         if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):
             if standby is not None:
                 _stand_by(root, standby)
-            try:
-                if not _run(host, root, said, wishes, port, tell=not begun, second=second):
-                    return
-            except SealringError as error:
-                give_way(root, root / "coordinator", error, say)
+            if not _run(host, root, said, wishes, port, tell=not begun, second=second):
+                return
             second = False
         else:
             from sealring.cli.setup.enrol import enrol
@@ -261,11 +257,12 @@ def _run(
     tell: bool,
     second: bool,
 ) -> bool:
-    """Runs the node, and the proxy beside it. Whether it ended to start again, as the standby."""
+    """Runs the node, and the proxy beside it. Whether it ended to start again, as the standby, or as a member
+    once another machine has taken over from this one."""
     with closing(Progress(_STARTING, quiet=True)):  # imports take seconds on a machine that is busy
         from sealring.cli.here.settings_files import read_settings, settings_file_of
         from sealring.cli.local.foreground import run_cluster
-        from sealring.cli.local.machines import OtherMachine, StandbyMachine
+        from sealring.cli.local.machines import OtherMachine, StandbyMachine, give_way
         from sealring.cli.setup.choices import choose_other, choose_proxy
         from sealring.mesh.member.state import load_machine_state
         from sealring.mesh.system.paths import is_enrolled
@@ -305,7 +302,11 @@ def _run(
 
         await first_of(_watch(machine, answered), machine.keep_door(), talk())
 
-    run_cluster(host, make, work, what=_STARTING, meanwhile=meanwhile)
+    try:
+        run_cluster(host, make, work, what=_STARTING, meanwhile=meanwhile)
+    except SealringError as error:
+        give_way(root, choices.settings, error, say)
+        return True
     return not stands_by and is_enrolled(root / "coordinator" / "operator")
 
 

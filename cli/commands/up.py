@@ -89,21 +89,24 @@ def up(
     """Make this the first machine of a cluster, and run it until Ctrl-C.
 
     A coordinator, a gateway and a node as processes of their own, with their logs in files. Prints what to
-    type on the other machines. Started again, it is the same cluster; if the standby has taken over from it,
-    this machine goes on as a member.
+    type on the other machines. Started again, it is the same cluster. A machine that has joined another one's
+    cluster, or from which the standby has taken over, goes on as a member.
     """
     from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
     from sealring.cli.local.machines import FirstMachine, give_way
-    from sealring.cli.setup.choices import Wishes, choose_first
+    from sealring.cli.setup.choices import Wishes, choose_first, settings_given
     from sealring.mesh.errors import SealringError
     from sealring.mesh.system.lock import lock_state
+    from sealring.mesh.system.paths import is_enrolled
 
     wishes = Wishes(address, name, models or (), downloads, software_identity_allowed, announce, lan)
     root, host = default_state_root(), host_of(context)
     signals_as_exceptions()
     os.umask(0o077)
-    with lock_state(root):
-        file = config_file(context.find_root().params.get("config"))
+    file = config_file(context.find_root().params.get("config"))
+
+    def lead() -> bool:
+        """Runs it as the first machine. Whether it ended to go on as a member."""
         choices = choose_first(host, root, file, wishes)
         for line in choices.said:
             say(line)
@@ -132,9 +135,17 @@ def up(
 
         try:
             run_cluster(host, make, work, what="starting the coordinator", meanwhile=meanwhile)
-            return
         except SealringError as error:
-            give_way(root, Path(choices.settings["coordinator"]["state_dir"]), error, say)
+            give_way(root, choices.settings, error, say)
+            return True
+        return False
+
+    with lock_state(root):
+        at = {one: settings_given(one, file).get("state_dir", root / one) for one in ("coordinator", "node")}
+        if is_enrolled(Path(at["node"])) and not is_enrolled(Path(at["coordinator"]) / "operator"):
+            say("this machine has joined a cluster: it goes on as a member (to leave: sealring node leave)")
+        elif not lead():
+            return
     host.become([*([] if file is None else ["--config", str(file)]), "join", "--begun"])
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from sealring.mesh.member.state import ROSTER, load_machine_state
 from sealring.mesh.roster.model import Ring
 from sealring.mesh.roster.reader import check_roster
 from sealring.mesh.system.addresses import format_address, parse_address
-from sealring.mesh.system.files import read_bounded, write_atomic
+from sealring.mesh.system.files import read_bounded, unwritable, write_atomic
 from sealring.mesh.system.paths import CLIENT_FOLDER, is_enrolled
 from sealring.node.daemon.watch import DOING, read_doing
 
@@ -246,24 +245,42 @@ class StandbyMachine(OtherMachine):
         await asyncio.Event().wait()
 
 
-def give_way(root: Path, folder: Path, error: SealringError, say: Callable[[str], None]) -> None:
-    """Moves a coordinator's state `folder`, and the gateway's below `root`, into a folder of their own if a
-    standby has taken over from the coordinator, which ended by `error`.
+def give_way(
+    root: Path, settings: Mapping[str, Mapping[str, Any]], error: SealringError, say: Callable[[str], None]
+) -> None:
+    """Moves the state folders of coordinator and gateway, as `settings` name them, each into a folder
+    `deposed-N` beside it, which is on its disk, if a standby has taken over from the coordinator, which ended
+    by `error`. What an earlier call did not move joins what it did.
 
     Raises `error` otherwise, and ConfigError (STATE_*).
     """
-    if error.metadata.get("component") != "coordinator" or not is_deposed(folder):
+    if error.metadata.get("component") != "coordinator":
         raise error
-    folders = (root / f"deposed-{number}" for number in itertools.count(1))
-    aside = next(one for one in folders if not one.exists())
-    aside.mkdir(mode=0o700)
-    gateway = (root / "gateway", root / "gateway.key", settings_file_of(root, "gateway"))
-    for one in (*gateway, folder):  # the coordinator last: until then the next start does this again
-        if one.exists():
-            one.rename(aside / one.name)
+    coordinator, gateway = (Path(settings[name]["state_dir"]) for name in ("coordinator", "gateway"))
+    if not is_deposed(coordinator):
+        raise error
+    moved = {gateway: gateway.parent, root / "gateway.key": root, settings_file_of(root, "gateway"): root}
+    moved[coordinator] = coordinator.parent  # last: until then the next start does this again
+    aside = {parent: _aside(parent, (gateway, coordinator)) for parent in moved.values()}
+    for one, parent in moved.items():
+        try:
+            if one.exists():
+                aside[parent].mkdir(mode=0o700, exist_ok=True)
+                one.rename(aside[parent] / one.name)
+        except OSError as failed:
+            raise unwritable(one, failed) from None
+    kept = ", ".join(str(one) for one in aside.values() if one.exists())
     say("\nThe standby has taken over while this machine was off. This machine goes on as a member.")
-    say(f"What changes the cluster is typed on the other one. Keys of the cluster are still in {aside}:")
+    say(f"What changes the cluster is typed on the other one. Keys of the cluster are still in {kept}:")
     say("remove it. To make this machine the standby: Ctrl-C, then sealring join --standby FILE\n")
+
+
+def _aside(parent: Path, folders: Sequence[Path]) -> Path:
+    """The newest folder `deposed-N` in `parent`, or the next one if that has one of `folders` already."""
+    numbers = [one.name.removeprefix("deposed-") for one in parent.glob("deposed-*")]
+    last = max((int(one) for one in numbers if one.isdecimal()), default=1)
+    full = any(one.exists() and (parent / f"deposed-{last}" / one.name).exists() for one in folders)
+    return parent / f"deposed-{last + full}"
 
 
 def describe_place(ring: Ring, own_id: str, phase: str) -> str:

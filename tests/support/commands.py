@@ -21,7 +21,7 @@ from typer.main import get_command
 from sealring.cli.calls.asking import Question, Target, TimedAnswer, asking
 from sealring.cli.calls.operator import connect
 from sealring.cli.local.cluster import LocalCluster
-from sealring.cli.local.machines import FirstMachine, OtherMachine
+from sealring.cli.local.machines import FirstMachine, OtherMachine, StandbyMachine
 from sealring.cli.main import app
 from sealring.cli.service.launchctl import Launchctl, ServiceStatus
 from sealring.cli.terminal.host import Host
@@ -398,7 +398,7 @@ class FakeHost(Host):
             return _sent(arguments[0], self.unsent)
         if one is Launchctl and self.services is not None:
             return self.services
-        if one in (LocalCluster, FirstMachine, OtherMachine) and self.machine is not None:
+        if one in (LocalCluster, FirstMachine, OtherMachine, StandbyMachine) and self.machine is not None:
             return self.machine(*arguments, **options)
         return super().reach(one, *arguments, **options)
 

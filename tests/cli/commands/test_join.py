@@ -13,6 +13,8 @@ from commands import Launchd
 
 from sealring.cli.local.machines import NOTHING
 from sealring.cli.setup.finding import address_in
+from sealring.coordinator.store import Store
+from sealring.mesh.errors import Unavailable
 from sealring.mesh.member import JoinToken
 from sealring.mesh.pki import Role
 from sealring.mesh.system.paths import state_root_of
@@ -188,6 +190,30 @@ def test_it_starts_again_as_the_standby(
     monkeypatch.setattr("sealring.cli.commands.join._stand_by", stand_by)
     second("backup")
     assert host.became == [["join", "--begun"]]
+
+
+class Deposed(Machine):
+    """Its coordinator ends at once."""
+
+    async def start(self) -> None:
+        raise Unavailable("it ended", reason="COMPONENT_ENDED", component="coordinator")
+
+
+@pytest.mark.parametrize("deposed", [True, False])
+def test_it_starts_again_as_a_member_where_another_machine_took_over(
+    second: Any, host: Any, home: Path, deposed: bool
+) -> None:
+    root = state_root_of(home)
+    SigningCluster(home).save(root / "coordinator" / "operator", Role.OPERATOR)
+    store = Store.create(root / "coordinator")
+    if deposed:
+        store.set_meta("deposed", b"1")
+    store.close()
+    host.machine = Deposed
+    done = second()
+    assert host.became == [["join", "--begun"]] * deposed
+    assert ("[COMPONENT_ENDED]" in done.err, (root / "coordinator").exists()) == (not deposed, not deposed)
+    assert (root / "deposed-1" / "coordinator").exists() == deposed
 
 
 @pytest.fixture
