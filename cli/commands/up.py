@@ -90,11 +90,12 @@ def up(
 
     A coordinator, a gateway and a node as processes of their own, with their logs in files. Prints what to
     type on the other machines. Started again, it is the same cluster. A machine that has joined another one's
-    cluster, or from which the standby has taken over, goes on as a member.
+    cluster, a standby too, or from which the standby has taken over, goes on as a member.
     """
     from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
     from sealring.cli.local.machines import FirstMachine, give_way
     from sealring.cli.setup.choices import Wishes, choose_first, settings_given
+    from sealring.coordinator.backup import STANDBY_MARK
     from sealring.mesh.errors import SealringError
     from sealring.mesh.system.lock import lock_state
     from sealring.mesh.system.paths import is_enrolled
@@ -142,7 +143,9 @@ def up(
 
     with lock_state(root):
         at = {one: settings_given(one, file).get("state_dir", root / one) for one in ("coordinator", "node")}
-        if is_enrolled(Path(at["node"])) and not is_enrolled(Path(at["coordinator"]) / "operator"):
+        coordinator = Path(at["coordinator"])
+        follows = (coordinator / STANDBY_MARK).exists() or not is_enrolled(coordinator / "operator")
+        if follows and is_enrolled(Path(at["node"])):
             say("this machine has joined a cluster: it goes on as a member (to leave: sealring node leave)")
         elif not lead():
             return

@@ -11,6 +11,7 @@ from bundles import SigningCluster
 from commands import Machine, quickly
 
 from sealring.cli.commands.up import serve_model
+from sealring.coordinator.backup import STANDBY_MARK
 from sealring.coordinator.store import Store
 from sealring.mesh.errors import FailedPrecondition, Unavailable
 from sealring.mesh.pki import Role
@@ -99,6 +100,13 @@ def test_a_machine_that_has_joined_goes_on_as_a_member(up: Any, host: Any, first
     for _ in range(2):
         assert "it goes on as a member" in up("--model", "demo").err
     assert (host.became, names(first)) == ([JOINS] * 2, before)
+
+
+def test_a_standby_goes_on_following(up: Any, host: Any, first: Path) -> None:
+    SigningCluster(first).save(first / "coordinator" / "operator", Role.OPERATOR)
+    (first / "coordinator" / STANDBY_MARK).touch()
+    assert "it goes on as a member" in up().err
+    assert host.became == [JOINS]
 
 
 def test_a_deposed_first_machine_goes_on_as_a_member_for_good(up: Any, host: Any, first: Path) -> None:
