@@ -109,16 +109,18 @@ class Survey:
         *,
         digest: str = "",
         replacing: Collection[str] = (),
+        moves: bool = False,
     ) -> admin_pb2.DeploymentPlan:
         """The plan over the members that agree on the model; `digest` says which, else most memory decides.
+        A ring that `moves` gets one cut while an older machine is known, whatever was asked for.
 
         Raises what `sealring.coordinator.planning.planner.plan` raises, Conflict (NODES_CHANGED), and
-        FailedPrecondition (INCOMPATIBLE_VERSION) for two cuts while an older machine is there.
+        FailedPrecondition (INCOMPATIBLE_VERSION) for two cuts while an older machine is known.
         """
         for _ in range(_TRIES):
             profile, candidates = self._candidates(spec, answers, digest, replacing)
             network = self._links.network()
-            spec = _with_one_cut(spec, behind) if (behind := self._behind()) else spec
+            spec = _with_one_cut(spec, behind, moves) if (behind := self._behind()) else spec
             made = await asyncio.to_thread(
                 plan, spec, profile, candidates, network
             )  # seconds for hundreds of nodes
@@ -249,8 +251,8 @@ class Survey:
                     await self._sessions.next_beat()
 
 
-def _with_one_cut(spec: admin_pb2.DeploymentSpec, behind: str) -> admin_pb2.DeploymentSpec:
-    if any(spec.prompt_split):
+def _with_one_cut(spec: admin_pb2.DeploymentSpec, behind: str, moves: bool) -> admin_pb2.DeploymentSpec:
+    if any(spec.prompt_split) and not moves:
         raise FailedPrecondition(
             f"{behind} runs an older release, which reads no roster of a ring whose prompts have another cut",
             hint=f"update {behind}, or leave --prompt-split out",

@@ -83,7 +83,8 @@ class Demand:
     `logits` are the bytes of a row's logits and their copies. `rows` is the number of rows whose logits have
     to fit, as all may be in one step. `drafts` are the bytes per layer that take one row's drafts back, and
     `inputs` those that each stage keeps besides. `residents` have all of their bytes at this context. `mark`
-    are the bytes per layer of one mark.
+    are the bytes per layer of one mark. A token of a prompt takes `handoff` bytes from one stage to the next;
+    `travelling` are those per layer of its caches, where these follow.
     """
 
     weights: tuple[int, ...]
@@ -97,6 +98,8 @@ class Demand:
     inputs: int = 0
     residents: tuple[model_pb2.Resident, ...] = ()
     mark: tuple[int, ...] = ()
+    handoff: int = 0
+    travelling: tuple[float, ...] = ()
 
     @classmethod
     def of(
@@ -132,6 +135,11 @@ class Demand:
         held = [] if whole else [one for one in profile.residents if guesses or not one.guesses]
         residents = tuple(_sized(one, profile, context, kv_bits, chunk) for one in held)
         made = cls(*(tuple(profile.layer_bytes), row, *outer, logits, rows), residents=residents, mark=mark)
+        travelling = tuple(  # windows and states as they are behind each chunk
+            per_token * (window / (chunk or 1) if 0 < window < context else 1) + state / (chunk or 1)
+            for per_token, window, state in layers
+        )
+        made = replace(made, handoff=profile.handoff_bytes_per_token, travelling=travelling)
         if not guesses:
             return made
         drafts = tuple(

@@ -5,7 +5,7 @@ divided by memory, or by the speed of decoding. Where a member prefills much fas
 prompts with some layers of that one too: both hold them (`prompt_split`, decision 114). It takes place where
 
 - every member's speed was seen with this model, and the model's caches travel;
-- prompts gain PAYS or more;
+- prompts gain PAYS or more, also where links are slow: each token's caches of doubled layers cross them;
 - the context stays, and so do the rows that were asked for, or half of those that there would be.
 
 Members that prefill faster come first, unless the operator gave an order or links decide.
@@ -16,7 +16,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from math import inf
 
 from sealring.coordinator.planning.arrangement import PlannedRing, may_lead, shares_of
 from sealring.coordinator.planning.demand import Demand
@@ -70,23 +71,14 @@ def prompt_cut(
     if not ordered and fastest != members and near and may_lead(demand, fastest):
         layers = shares_of(demand, fastest)
         rings += [list(zip(fastest, layers, strict=True))] if layers else []
-    before, possible = _seconds(demand, ring, [0] * len(ring)), _rows(demand, ring)
+    possible, ends = _rows(demand, ring), list(accumulate(layers for _, layers in ring))
     least = min(rows, possible) if asked else max(1, min(rows, possible) // 2)
-    found = [(each, _doubled(demand, each, least)) for each in rings]
-    rated = ((one, more, 1 / _seconds(demand, one, more)) for one, more in found)
-    cuts = [PromptCut(one, more, rate, before * rate) for one, more, rate in rated]
-    best = max(cuts, key=lambda cut: cut.gain)
-    return best if any(best.doubled) and best.gain >= PAYS else None
-
-
-def _seconds(demand: Demand, ring: PlannedRing, doubled: Sequence[int]) -> float:
-    """Seconds for a token of a prompt in the stage that takes longest."""
-    begin, end, longest = 0, 0, 0.0
-    for (member, layers), more in zip(ring, doubled, strict=True):
-        end += layers
-        longest = max(longest, sum(demand.weights[begin : end + more]) / member.prefill)
-        begin = end + more
-    return longest
+    before, *_ = _fastest(demand, network, ring, ends)
+    rings = [each for each in rings if _rows(demand, each) >= least]
+    found = [(each, *_fastest(demand, network, each, _most(demand, each, least))) for each in rings]
+    cuts = [PromptCut(one, more, 1 / took, before / took) for one, took, _, more in found if any(more)]
+    best = max(cuts, key=lambda cut: cut.gain, default=None)
+    return best if best and best.gain >= PAYS else None
 
 
 def _rows(demand: Demand, ring: PlannedRing) -> int:
@@ -100,28 +92,39 @@ def _rows(demand: Demand, ring: PlannedRing) -> int:
     return max(1, min(found))
 
 
-def _doubled(demand: Demand, ring: PlannedRing, rows: int) -> tuple[int, ...]:
-    """The fewest layers that members hold beside their own with which prompts are fastest."""
-    before = [0, *accumulate(demand.weights)]
-    held = [0, *accumulate(one + rows * row for one, row in zip(demand.weights, demand.row, strict=True))]
-    ends = list(accumulate(layers for _, layers in ring))
-    most = []  # the end of what each may hold: what it has memory for, and no more than the next has
+def _most(demand: Demand, ring: PlannedRing, rows: int) -> list[int]:
+    """The end of the layers that each has memory for; no later than that of the next one's own."""
+    each = zip(demand.per_layer, demand.row, strict=True)
+    held = [0, *accumulate(one + (rows - 1) * row for one, row in each)]
+    ends, most = list(accumulate(layers for _, layers in ring)), []
     for rank, ((member, layers), extra) in enumerate(zip(ring, demand.extras(len(ring)), strict=True)):
         begin = ends[rank] - layers
         fits = bisect_right(held, held[begin] + member.room - extra) - 1
         most.append(max(ends[rank], min([fits, *ends[rank + 1 : rank + 2]])))
-    best: dict[int, tuple[float, int, tuple[int, ...]]] = {0: (0.0, 0, ())}
-    """By the end of the ranks so far: seconds of the slowest, layers that are held twice, which ranks do."""
-    for rank, (member, _) in enumerate(ring):
+    return most
+
+
+def _fastest(
+    demand: Demand, network: Network, ring: PlannedRing, most: Sequence[int]
+) -> tuple[float, int, tuple[int, ...]]:
+    """The least seconds for a token of a prompt in the slowest stage, or over the slowest link. Then the
+    fewest layers for it that members hold beside their own: together, and each."""
+    before, sent = [0, *accumulate(demand.weights)], [0, *accumulate(demand.travelling)]
+    ends = list(accumulate(layers for _, layers in ring))
+    links = (network.between(one.id, other.id) for (one, _), (other, _) in pairwise(ring))
+    speeds = [*(one.bytes_per_second for one in links), inf]
+    best: dict[int, tuple[float, int, tuple[int, ...]]] = {0: (0.0, 0, ())}  # by the end of the last rank
+    for rank, ((member, _), speed) in enumerate(zip(ring, speeds, strict=True)):
         reached = {}
         for end in range(ends[rank], most[rank] + 1):
             own = end - ends[rank]
+            hop = (demand.handoff + sent[end] - sent[ends[rank]]) / speed
             ways = [
-                (max(took, (before[end] - before[first]) / member.prefill), twice + own, (*which, own))
+                (max(took, hop, (before[end] - before[first]) / member.prefill), twice + own, (*which, own))
                 for first, (took, twice, which) in best.items()
                 if first < end
             ]
             if ways:
                 reached[end] = min(ways)
         best = reached
-    return best[ends[-1]][2]
+    return best[ends[-1]]

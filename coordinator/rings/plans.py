@@ -193,12 +193,12 @@ class Plans:
             ]  # a node that connected after the questions has no reply
             spec.members[:] = named or spec.members
         try:
-            return await self._survey.plan(spec, answers, digest=digest, replacing=replacing)
+            return await self._survey.plan(spec, answers, digest=digest, replacing=replacing, moves=True)
         except (FailedPrecondition, ResourceExhausted):
             if not spec.stages or not move.lost or spec.strategy == TENSOR:
                 raise
             spec.stages = 0
-            return await self._survey.plan(spec, answers, digest=digest, replacing=replacing)
+            return await self._survey.plan(spec, answers, digest=digest, replacing=replacing, moves=True)
 
     def _spec(
         self, known: StoredDeployment, ring: admin_pb2.RingPlan, *, pipeline: bool

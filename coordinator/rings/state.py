@@ -116,32 +116,30 @@ class State:
         return session is not None and ring in session.idle
 
     def behind(self) -> str:
-        """A connected machine that speaks an older protocol than this; "" where there is none."""
-        nodes = {f"node {one.member[:8]}": one.release for one in self.sessions}
-        old = (
-            name
-            for name, one in (nodes | self.watchers.releases).items()
-            if not speaks(PROTOCOL_VERSION, one)
-        )
-        return next(old, "")
+        """An enrolled machine that spoke an older protocol than this when it was here last, as far as this
+        process saw; "" where there is none."""
+        nodes = {f"node {member[:8]}": one for member, one in self.sessions.releases.items()}
+        known = nodes | self.watchers.latest
+        return next((name for name, one in known.items() if not speaks(PROTOCOL_VERSION, one)), "")
 
     def protocol(self, running: RunningRing) -> int:
-        """The protocol that all members and, if possible, all gateways speak. Raises FailedPrecondition, also
-        for what the previous release does not know of."""
+        """The protocol that all members and, if possible, all gateways speak; this release's, of members
+        alone, for what the previous one does not know of. Raises FailedPrecondition."""
         releases = {
             f"node {stage.member_name}": session.release
             for stage in running.plan.stages
             if (session := self.sessions.find(stage.member)) is not None
         }
-        try:
-            found = agree(releases | self.watchers.releases)
-        except FailedPrecondition:
-            found = agree(releases)
         two_cuts = any(stage.prompt_end_layer for stage in running.plan.stages)
-        if found < PROTOCOL_VERSION and (two_cuts or running.deployment.profile.draft.taps):
-            raise FailedPrecondition(
-                "two cuts, and drafters that read hidden states, need this release on all machines",
-                hint="update the machines with the older release",
-                reason="INCOMPATIBLE_VERSION",
-            )
-        return found
+        if two_cuts or running.deployment.profile.draft.taps:
+            if old := next((name for name, one in releases.items() if not speaks(PROTOCOL_VERSION, one)), ""):
+                raise FailedPrecondition(
+                    f"two cuts, and drafters that read hidden states, need this release on {old} too",
+                    hint=f"update {old}",
+                    reason="INCOMPATIBLE_VERSION",
+                )
+            return PROTOCOL_VERSION
+        try:
+            return agree(releases | self.watchers.releases)
+        except FailedPrecondition:
+            return agree(releases)

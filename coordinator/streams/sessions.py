@@ -136,6 +136,8 @@ class Sessions:
         self._replaced: dict[str, deque[bytes]] = defaultdict(lambda: deque(maxlen=_REPLACED))
         self.listeners: list[SessionListener] = []
         self._open: dict[str, NodeSession] = {}
+        self.releases: dict[str, Release] = {}
+        """The last that each member ran, also while it is offline."""
         self._arriving: dict[asyncio.Timeout, str] = {}
         self._beat = asyncio.Event()
         self._attended = -math.inf
@@ -186,6 +188,7 @@ class Sessions:
             self.closed(older)
             older.close("replaced by a newer stream")
         self._open[session.member] = session
+        self.releases[session.member] = session.release
         for listener in self.listeners:
             listener.online(session.member)
 
@@ -211,6 +214,7 @@ class Sessions:
 
     def throw_out(self, member: str, reason: str, error: SealringError) -> None:
         """End a member's streams for good."""
+        self.releases.pop(member, None)
         for limit, arriving in self._arriving.items():
             if arriving == member and not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())

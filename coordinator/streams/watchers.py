@@ -29,6 +29,8 @@ class Watchers:
         self._hosts: dict[Outbox[WatchResponse], Collection[str]] = {}
         self._troubles: dict[Outbox[WatchResponse], str] = {}
         self.releases: dict[str, Release] = {}
+        self.latest: dict[str, Release] = {}
+        """The last release of each gateway, also while it has no watch."""
         self._spoken: dict[str, int] = {}
         """The protocol of each ring's epoch."""
         self.doors: dict[Outbox[WatchResponse], Door] = {}
@@ -41,7 +43,7 @@ class Watchers:
         outbox: Outbox[WatchResponse] = Outbox()
         self._open[outbox] = gateway
         self._hosts[outbox] = hosts
-        self.releases[gateway] = release
+        self.releases[gateway] = self.latest[gateway] = release
         return outbox
 
     def remove(self, outbox: Outbox[WatchResponse]) -> None:
@@ -127,6 +129,7 @@ class Watchers:
 
     def throw_out(self, gateway: str, error: SealringError) -> None:
         """End the watches of a gateway for good."""
+        self.latest.pop(gateway, None)
         for outbox, owner in list(self._open.items()):
             if owner == gateway:
                 outbox.close(error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -247,11 +247,24 @@ def layout_of(stage: Stage, computed_by: str, places: Sequence[int] | None = Non
     if isinstance(stage.spec, ShardSpec):
         return None
     own = tuple(stage.places_by_layer if places is None else places)
-    empty = stage.make_cache()
-    if not all(kind.stored(part) for part, kind in kinds([empty[place] for place in own])):
+    first, end = stage.held
+    layers = end - first if places is None and stage.caches_by_layer else 0
+
+    def tried(tokens: int) -> Cache:
+        whole = stage.tried(tokens)
+        return [whole[place] for place in own]
+
+    return layout_of_rows(tried, computed_by, stage.spec.model_type, own, layers)
+
+
+def layout_of_rows(
+    tried: Callable[[int], Cache], computed_by: str, model_type: str, places: tuple[int, ...], layers: int
+) -> BlockLayout | None:
+    """As `layout_of`. `tried` gives the caches after a number of a row's tokens. With `layers`, the number of
+    them, bytes are counted for each layer."""
+    if not all(kind.stored(part) for part, kind in kinds(tried(0))):
         return None
-    whole = stage.tried(1)
-    cache = [whole[place] for place in own]
+    cache = tried(1)
     leaves: list[Leaf] = []
     for array in _leaves(cache):
         if array.ndim != 4 or array.shape[0] != 1:
@@ -271,17 +284,12 @@ def layout_of(stage: Stage, computed_by: str, places: Sequence[int] | None = Non
         (type(part).__name__, *(getattr(part, name, 0) for name in ("group_size", "bits")))
         for part, _ in kinds(cache)
     ]
-    described = repr((computed_by, stage.spec.model_type, named, leaves, held))
-    by_layer: tuple[LayerBytes, ...] = ()
-    if places is None and stage.caches_by_layer:
-        first, end = stage.held
-        by_layer = _by_layer(cache, leaves, held, end - first)
-    layout = BlockLayout(tuple(leaves), tuple(held), described, computed_by, own, by_layer)
+    described = repr((computed_by, model_type, named, leaves, held))
+    by_layer = _by_layer(cache, leaves, held, layers) if layers else ()
+    layout = BlockLayout(tuple(leaves), tuple(held), described, computed_by, places, by_layer)
     if not layout.bytes(1) and not layout.snapshot_bytes(1):
         return None
-    longer = layout.of_row(
-        stage.tried(2)
-    )  # some states grow with the first tokens: LongCat's of its last ones
+    longer = tried(2)  # some states grow with the first tokens: LongCat's of its last ones
     return None if layout.snapshot(longer, 2) is None else layout
 
 

@@ -24,7 +24,8 @@ from sealring.mesh.errors import ModelError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.adapters import adapter_of, check_none, describe
 from sealring.node.engine.apart import answer
-from sealring.node.engine.caches import kind_of, kinds
+from sealring.node.engine.blocks import layout_of_rows
+from sealring.node.engine.caches import kind_of
 from sealring.node.engine.caches.undo import runs_of
 from sealring.node.engine.contents import check_folder
 from sealring.node.engine.generation import own_options
@@ -88,7 +89,7 @@ def profile(path: Path, ranks: int = 1, adapter: Path | None = None) -> dict[str
     `handoff_bytes_per_token`: the most that crosses any boundary between two layers. `quantized`:
     `kv_bytes_per_token` with caches of 8 and of 4 bits, or nothing and `not_quantizable`, which says why.
     `trimmable`: whether a row's last tokens can be taken back, as wrong drafts have to be. `travels`: whether
-    a row's caches can be stored and handed on. `card`: how many
+    it answers with tokens, and a row's caches can be stored and handed on. `card`: how many
     `parameters` the whole model has, and the `precision` of most of them: bfloat16, or int4, mxfp8 and the
     like where they are quantized; beside these its own options of sampling (`generation.own_options`).
 
@@ -231,8 +232,21 @@ def _caches(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
         "quantized": quantized,
         "not_quantizable": why,
         "trimmable": runs_of(full_cache(model), 2, anatomy.adapter.steps_alike) > 0,
-        "travels": all(kind.stored(part) for part, kind in kinds(full_cache(model))),
+        "travels": _travels(model),
     }
+
+
+def _travels(model: nn.Module) -> bool:
+    def tried(tokens: int) -> list[Any]:
+        cache = full_cache(model)
+        for _ in range(tokens):
+            model(mx.zeros((1, 1), mx.uint32), cache=cache)
+        return cache
+
+    try:
+        return not hasattr(model, "pooling") and layout_of_rows(tried, "", "", (), 0) is not None
+    except Exception:  # as of a stage: its code does not make a token's caches alone
+        return False
 
 
 def _growth(anatomy: Anatomy, short: Iterable[Any], long: Iterable[Any]) -> tuple[list[int], list[int]]:

@@ -174,7 +174,7 @@ class ModelProfile(_message.Message):
     not_seeing: _builtins.str
     """why images are refused, of a model that its configuration gives a vision tower"""
     travels: _builtins.bool
-    """what its caches hold of a row can be stored and handed on"""
+    """it answers with tokens, and what its caches hold of a row can be stored and handed on"""
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def parameters(self) -> _builtins.int:

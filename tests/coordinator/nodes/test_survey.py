@@ -396,3 +396,5 @@ async def test_while_an_older_machine_is_there_prompts_get_no_cut_of_their_own(
     with pytest.raises(FailedPrecondition, match="node old") as caught:
         await made.plan(spec, answer(0))
     assert caught.value.reason == "INCOMPATIBLE_VERSION"
+    await made.plan(spec, answer(0), moves=True)
+    assert seen[-1] == [0], "a ring that moves serves with one cut rather than not at all"

@@ -19,9 +19,10 @@ from sealring.coordinator.rings.following import follow
 from sealring.coordinator.rings.state import State
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import StoredMember
-from sealring.coordinator.streams.sessions import Sessions
+from sealring.coordinator.streams.sessions import NodeSession, Sessions
 from sealring.coordinator.streams.watchers import Watchers
-from sealring.mesh.errors import SealringError, Unavailable
+from sealring.mesh.errors import FailedPrecondition, PermissionDenied, SealringError, Unavailable
+from sealring.mesh.rpc import PROTOCOL_VERSION, own_release
 from sealring.v1 import admin_pb2, membership_pb2
 from sealring.v1.membership_pb2 import CoordinatorMessage, WatchResponse
 from sealring.v1.proof_pb2 import Release
@@ -240,6 +241,46 @@ def test_a_commit_names_the_rings_before_and_a_ring_is_stored_once() -> None:
     after.former.update(rings.former)
     rings = after
     assert committed(8, 9) == ([7, 6, 5, 4], False), "of this run or of one before"
+
+
+OLDER = Release(oldest=PROTOCOL_VERSION - 1, protocol=PROTOCOL_VERSION - 1)
+
+
+@pytest.mark.parametrize("drafter", [False, True])
+def test_an_older_gateway_ends_no_epoch_that_it_can_have_no_part_in(drafter: bool) -> None:
+    """It reads no roster of two cuts, and guesses nothing from hidden states; members agree alone."""
+    machine = Machine()
+    machine.members = ["a", "b"]  # type: ignore[assignment]
+    rings = table(r=machine)
+    running = rings.running["r"]
+    running.protocol = PROTOCOL_VERSION
+    running.plan.stages[0].prompt_end_layer = 0 if drafter else 3
+    running.deployment.profile.draft.taps[:] = [1] * drafter
+    rings.watchers.add("gateway", OLDER)
+    assert cluster(rings).gateway_came(7.0) == []
+    assert machine.calls == []
+    assert rings.protocol(running) == PROTOCOL_VERSION
+    rings.sessions.open(NodeSession("a", b"", release=OLDER, clock=lambda: 0.0))
+    with pytest.raises(FailedPrecondition, match="need this release on node"):
+        rings.protocol(running)
+
+
+def test_an_older_machine_is_behind_until_it_is_updated_or_gone() -> None:
+    """Also while it is away: it comes back to a roster that it has to read."""
+    rings = table()
+    for release, name in ((OLDER, "node a"), (own_release(), "")):
+        session = NodeSession("a", b"", release=release, clock=lambda: 0.0)
+        rings.sessions.open(session)
+        assert rings.behind() == name
+        rings.sessions.closed(session)
+        assert rings.behind() == name
+    rings.sessions.open(NodeSession("a", b"", release=OLDER, clock=lambda: 0.0))
+    rings.watchers.remove(rings.watchers.add("gate", OLDER))
+    evicted = PermissionDenied("it was evicted")
+    rings.sessions.throw_out("a", "evicted", evicted)
+    assert rings.behind() == "gate"
+    rings.watchers.throw_out("gate", evicted)
+    assert not rings.behind()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ from stagering import QUANTIZED, compute_thread, prompt_of, quantized_prompt_cac
 from sealring.node.engine.blocks import BlockLayout, layout_of, provenance
 from sealring.node.engine.caches import Cache, detached, first_tokens
 from sealring.node.engine.caches.undo import cut_to, mark
+from sealring.node.engine.profile import shape_of
 from sealring.node.engine.staging import build_skeleton, random_stage
+from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.models.folders import NOTE, FolderState
 from sealring.node.models.kept import Note, every_part
 from sealring.node.models.manifest import Manifest
@@ -75,6 +77,16 @@ NOT_STORED = {
     *("deepseek_v4", "deepseek_v41", "glm5_next"),  # layers that compress what they have read
     "longcat_flash_sparse:ngram",  # a state that grows with the first tokens
 }
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=[pytest.mark.sweep] * (key not in ALWAYS | NOT_STORED)) for key in ALL]
+)
+def test_a_profile_says_whether_caches_are_stored(key: str) -> None:
+    config = tiny(ALL[key], key)
+    model = build_skeleton(config)
+    shape = shape_of(model, config, dissect(model, config["model_type"]))
+    assert shape["travels"] == (key not in NOT_STORED)
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,12 @@ INDEX = "model.safetensors.index.json"
 
 
 @pytest.mark.parametrize("scores", [False, True])
+def test_prompts_of_a_model_of_vectors_have_no_answers_to_travel_for(scores: bool, tmp_path: Path) -> None:
+    write(tmp_path / "model", scores=scores)
+    assert not profile(tmp_path / "model")["travels"]
+
+
+@pytest.mark.parametrize("scores", [False, True])
 def test_what_is_read_of_a_folder_is_fetched_and_covered(scores: bool, tmp_path: Path) -> None:
     """A model of vectors may bring all of these, also in folders inside its own."""
     folder = tmp_path / "model"
