@@ -19,7 +19,7 @@ from sealring.gateway.scheduler.request import Request
 from sealring.gateway.scheduler.scheduler import MAX_ATTEMPTS
 from sealring.gateway.usage.bound import most_tokens
 from sealring.gateway.usage.store import Used
-from sealring.mesh.errors import InvalidInput, SealringError, Unavailable
+from sealring.mesh.errors import EpochEnded, InvalidInput, SealringError, Unavailable
 from sealring.mesh.names import model_differs, served_name, split_pin
 from sealring.mesh.prompt.images import VISION, has_images, without_images
 from sealring.mesh.prompt.sealed import RequestInfo
@@ -138,6 +138,8 @@ class RingBackend:
                         yield event
             except SealringError as error:
                 late = self._rings.loading(model) if error.reason == "DEADLINE_PASSED" else None
+                if error.reason == EpochEnded.default_reason:  # its client asks again, and pays then
+                    work.progress.prompt_tokens = work.progress.cached = 0
                 raise late or _counted(error, work) from error.__cause__
             finally:
                 self._running.discard(request_id)
@@ -249,7 +251,8 @@ def _used(request: Request, answer: Answer) -> Used:
     """The usage of a request that is over, answered to its end or not."""
     progress = request.progress
     milliseconds = round(answer.timings.ring * 1000)
-    return Used(1, progress.prompt_tokens, progress.cached, progress.answered, milliseconds)
+    counts = int(progress.prompt_tokens > 0)  # 0 where the client asks again for the rest
+    return Used(counts, progress.prompt_tokens, progress.cached, progress.answered, milliseconds)
 
 
 def _stopping() -> Unavailable:

@@ -25,6 +25,7 @@ from sealring.gateway.scheduler.actions import (
     Fail,
     Finish,
     OpenRow,
+    Pause,
     Piece,
     RecallBlocks,
     SignRow,
@@ -183,7 +184,7 @@ class OwnRequests:
         try:
             while self._todo:
                 action = self._todo.popleft()
-                if isinstance(action, Begin | Deliver | Finish | Fail):
+                if isinstance(action, Begin | Deliver | Pause | Finish | Fail):
                     self._tell_client(action)
                 elif self.rows is not None:  # members that are gone need no word
                     self._tell_members(self.rows, action)
@@ -214,7 +215,7 @@ class OwnRequests:
             case EndEpoch(fault):
                 rows.epoch.streams.fail(fault)
 
-    def _tell_client(self, action: Begin | Deliver | Finish | Fail) -> None:
+    def _tell_client(self, action: Begin | Deliver | Pause | Finish | Fail) -> None:
         match action:
             case Deliver(pieces):
                 for piece in pieces:
@@ -223,8 +224,11 @@ class OwnRequests:
                 self._begun(request, prompt_tokens)
             case Finish(request, finished):
                 self._finish(request, finished)
+            case Pause(request):
+                self._shares.end(request.id)
             case Fail(request, error):
                 self._shares.end(request.id)
+                self._receipts.drop(request.id)
                 if request.idle:
                     self._idle.running = ""
                 if (failed := self._answers.pop(request.id, None)) is not None:

@@ -74,6 +74,8 @@ class Receipts:
     def opened(self, row: int, request: Request, resume: inference.Resume | None) -> None:
         """A request is given to the head: all of it, or the answer that is resumed."""
         choices = range(request.choices) if resume is None else [resume.choice]
+        if resume is not None:  # the head may have signed for the row that gave way
+            self._rows = {row: of for row, of in self._rows.items() if of != (request, resume.choice)}
         for number, choice in enumerate(choices, row):
             self._rows[number] = request, choice
             request.progress.receipts[choice] = inference.Receipt(choice=choice)
@@ -108,6 +110,7 @@ class Receipts:
     def drop(self, request_id: str) -> None:
         """Nobody waits for the request any more."""
         self._held.pop(request_id, None)
+        self._rows = {row: of for row, of in self._rows.items() if of[0].id != request_id}
 
     def complete(self, request_id: str) -> tuple[Request, inference.Finished] | None:
         """The end of a request that is held, with its receipts, once all are there."""

@@ -14,7 +14,7 @@ from sealring.mesh.system.faces import face
 
 __all__, __getattr__ = face(
     __name__,
-    actions="Action AnnounceStep Begin Deliver DiscardRow EndEpoch Fail Finish OpenRow RecallBlocks",
+    actions="Action AnnounceStep Begin Deliver DiscardRow EndEpoch Fail Finish OpenRow Pause RecallBlocks",
     facts="LOOKUP MAX_SOURCES MemberMemory NO_MODEL RingFacts SourceFacts StepCosts Timed",
     memory="Ledger rounded",
     planner="StepPlanner",

@@ -50,6 +50,12 @@ class SignRow(NamedTuple):
     tokens: int
 
 
+class Pause(NamedTuple):
+    """The request gives way: it is computed no longer, until it is opened again."""
+
+    request: Request
+
+
 class Begin(NamedTuple):
     """The head has read the prompt."""
 

@@ -57,12 +57,12 @@ class GivingWay:
         return []
 
     def _enough(self, row: Row, requests: Iterable[Sequence[Row]], most: int) -> list[Sequence[Row]]:
-        """The newest of these requests, of `most` rows together, that leave room for a row and its copies;
-        none where they do not."""
+        """The newest of these requests of which `most` rows together leave room for a row and its copies;
+        none where they do not. What the last of them has beyond that is soon computed again."""
         found, taken, fits = list[Sequence[Row]](), list[tuple[int, int, int]](), False
         for rows in sorted(filter(_may, requests), key=_newest_first):
-            held = self._held(rows)
-            if fits or not held or len(taken) + len(held) > most:
+            held = self._held(rows)[: max(0, most - len(taken))]
+            if fits or not held:
                 continue
             found.append(rows)
             taken += [(each.number, *self._ledger.release(each.number)) for each in held]

@@ -127,17 +127,18 @@ class FairQueue:
             del self._turns[key]
         return entry[2]
 
-    def displace(self, key: str) -> Request | None:
-        """Makes room for `key` in a full queue: takes out the last request of the key that has most.
+    def displace(self, request: Request) -> Request | None:
+        """Makes room for `request` in a full queue: takes out the last one of the key that has most.
 
-        None when `key` itself would then have no less than that one has, or when what would go has
-        already been accepted by the head once.
+        Where its own key would then have no less, one that goes on takes the place of a new one of its key,
+        and any other has none. None also when what would go has been accepted by the head once.
         """
-        most = max(self._turns.values(), key=len, default=[])
-        if len(self._turns.get(key, ())) + 1 >= len(most):
+        own, most = self._turns.get(request.key, []), max(self._turns.values(), key=len, default=[])
+        if among_own := len(own) + 1 >= len(most):
+            most = own if request.progress.goes_on else []
+        if not most or (last := most[-1][2]).progress.resumes or (among_own and last.progress.goes_on):
             return None
-        last = most[-1][2]
-        return None if last.progress.resumes else self.remove(last.id)
+        return self.remove(last.id)
 
     def expired(self, now: float) -> list[Request]:
         """Takes out the requests whose deadlines have passed, the earliest first."""

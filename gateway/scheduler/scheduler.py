@@ -27,6 +27,7 @@ from sealring.gateway.scheduler.actions import (
     EndEpoch,
     Fail,
     Finish,
+    Pause,
     Piece,
     SignRow,
 )
@@ -163,7 +164,7 @@ class Scheduler:
             self._actions.append(Fail(request, too_long))
             return self._take()
         if self._queue.full and not request.progress.resumes:
-            displaced = self._queue.displace(request.key)
+            displaced = self._queue.displace(request)
             self._actions.append(Fail(displaced or request, self._queue_full()))
             if displaced is None:
                 return self._take()
@@ -412,6 +413,7 @@ class Scheduler:
             self._actions.append(Fail(request, _gave_way()))
             return
         request.progress.pause()
+        self._actions.append(Pause(request))
         self._queue.push(request, self._now)
 
     def _close(self, row: Row) -> None:

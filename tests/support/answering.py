@@ -111,7 +111,7 @@ async def ask_all(
         await asyncio.gather(
             *(ask_clear(ring, name, answer, progress, again=again) for name, answer in plain.items()),
             *(ask_sealed(client, name, answer, progress, ring.model) for name, answer in closed.items()),
-            _ended(lambda key: _http(ring, http, progress, key), http, again=again),
+            ask_http(ring, http, progress, again=again),
         )
     return plain | {f"{name}, sealed": answer for name, answer in closed.items()} | {"http": http}
 
@@ -135,6 +135,11 @@ async def ask_sealed(
 ) -> None:
     """One prompt sealed, as `ask_clear`."""
     await _ended(lambda key: _sealed(client, name, answer, progress, model), answer, patient=patient)
+
+
+async def ask_http(ring: Ring, answer: Answer, progress: Progress, *, again: bool = False) -> None:
+    """One prompt over HTTP, as `ask_clear`."""
+    await _ended(lambda key: _http(ring, answer, progress, key), answer, again=again)
 
 
 async def _ended(

@@ -1,8 +1,8 @@
 """`sealring` whose coordinator forms a ring anew soon, however often it broke, and lets models on demand take
-short turns: `python hasty.py ARGUMENTS`.
+short turns; its gateway has requests give way at once: `python hasty.py ARGUMENTS`.
 
 Tests break rings one after another, for which the back-off between epochs would have each of them wait. They
-also ask for models by turns.
+also ask for models by turns, and with several keys.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from sealring.cli.__main__ import main as command
 from sealring.mesh.system.start import collect_seldom, hide_rich
 
 SECONDS = 0.5
+TOKENS = 4
+"""Of each choice that gives way."""
 
 
 def main(engine: str = "") -> None:
@@ -31,6 +33,10 @@ def main(engine: str = "") -> None:
         from sealring.coordinator.rings import epochs, loads
 
         epochs.LAST_BACKOFF = loads.TURN_SECONDS = SECONDS
+    if "gateway" in sys.argv:
+        from sealring.gateway.scheduler import giving
+
+        giving.PATIENCE, giving.LEAST = 0.0, TOKENS
     sys.argv[0] = "sealring"
     command()
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from requestkit import request_of
 
-from sealring.gateway.scheduler import OpenRow
+from sealring.gateway.scheduler import OpenRow, Pause
 from sealring.gateway.scheduler.giving import LEAST, PATIENCE
 from sealring.mesh.ring import Composition
 from sealring.v1 import inference_pb2 as inference
@@ -103,6 +103,21 @@ def test_two_greedy_keys_have_their_shares_and_take_none_of_each_other() -> None
     assert set(driver.finished.values()) == {2000}
     assert len(driver.finished) == 24
     assert len(resumed(driver)) == 4, "what has its share or less gives nothing"
+
+
+def test_a_request_for_as_many_answers_as_there_are_rows_gives_way() -> None:
+    driver = Driver(1, max_rows=8)
+    driver.prompts["many"] = 10
+    driver.take(driver.scheduler.submit(request_of("many", 2000, "greedy", choices=8), driver.now))
+    driver.done(ENOUGH)
+    driver.ask("modest", max_tokens=500, key="modest")
+    wait(driver, steps=100)
+    assert rows_of(driver) == {"greedy": 7, "modest": 1}
+    assert Counter(resumed(driver)) == {"many": 8}
+    driver.finish()
+    assert driver.finished == {"modest": 500, "many": 8 * 2000}
+    paused = [one.request.id for one in driver.actions if isinstance(one, Pause)]
+    assert paused == ["many"]
 
 
 def test_what_would_not_make_room_does_not_give_way() -> None:

@@ -80,11 +80,26 @@ def test_displacing_takes_the_newest_of_the_largest() -> None:
     for number in range(4):
         queue.push(request_of(str(number), 1, "a" if number else "b"), 0.0)
     assert queue.full
-    assert queue.displace("a") is None
-    displaced = queue.displace("c")
+    assert queue.displace(request_of("new", 1, "a")) is None
+    displaced = queue.displace(request_of("new", 1, "c"))
     assert displaced is not None
     assert displaced.id == "3"
-    assert queue.displace("b") is None
+    assert queue.displace(request_of("new", 1, "b")) is None
+
+
+def test_what_goes_on_displaces_what_is_new_of_its_key() -> None:
+    queue, resumed = FairQueue(3), [request_of(f"resumed{number}", 1, "a") for number in range(3)]
+    for number in range(3):
+        queue.push(request_of(str(number), 1, "a"), 0.0)
+        resumed[number].progress.claimed = 1
+    assert queue.displace(request_of("new", 1, "a")) is None
+    for request, last in zip(resumed, "210", strict=True):
+        displaced = queue.displace(request)
+        assert displaced is not None
+        assert displaced.id == last
+        queue.push(request, 0.0)
+    assert queue.displace(request_of("more", 1, "a")) is None
+    assert queue.displace(request_of("another's", 1, "b")) is resumed[2], "a claim counts among its own alone"
 
 
 arrivals = st.lists(

@@ -1,61 +1,24 @@
 """Two gateways of one ring, one of them killed: the answers are those of a ring that nothing happened to."""
 
 import asyncio
-import dataclasses
 from functools import partial
-from types import SimpleNamespace
 
 import grpc
 import pytest_asyncio
 from answering import Answer, Progress, ask_all, ask_sealed
+from guests import NAME, guest, wait_ready
 from harness import EACH, FEW
 from ringtest import CLUSTER, LIMIT_SECONDS
 
-from sealring.cli.here.settings_files import as_toml
-from sealring.gateway.join import join
-from sealring.gateway.settings import GatewaySettings
-from sealring.mesh.system.addresses import free_port
-from sealring.v1 import inference_pb2_grpc
-
 pytestmark = CLUSTER
-NAME = "gateway-2"
 SEALED = ("drawn", "penalties", "stops", "logprobs")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def second(ring):
-    """The ring as it is seen over another gateway."""
     await ring.serving()
-    cluster = ring.cluster
-    settings = {
-        "state_dir": str(cluster.state_dir / NAME),
-        "name": NAME,
-        "grpc_listen": f"127.0.0.1:{free_port('127.0.0.1')}",
-        "http_listen": f"127.0.0.1:{free_port('127.0.0.1')}",
-    }
-    await join(GatewaySettings(**settings), await cluster.join_token("ROLE_GATEWAY"))
-    file = cluster.state_dir / "config" / f"{NAME}.toml"
-    file.write_bytes(as_toml("gateway", settings))
-
-    async def start():
-        await cluster.children.start(NAME, ["--config", str(file), "gateway", "run"])
-
-    seen = SimpleNamespace(
-        http_url=f"http://{settings['http_listen']}", grpc_address=settings["grpc_listen"], start=start
-    )
-    async with grpc.aio.insecure_channel(settings["grpc_listen"]) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        await start()
-        over_it = dataclasses.replace(ring, cluster=seen, stub=stub)
-        await wait_ready(channel)
-        await over_it.offered(1)
+    async with guest(ring) as over_it:
         yield over_it
-    await cluster.children.kill_one(NAME)
-
-
-async def wait_ready(channel):
-    async with asyncio.timeout(LIMIT_SECONDS):
-        await channel.channel_ready()
 
 
 async def test_answers_go_on_without_the_gateway_that_schedules(place, second):
