@@ -58,7 +58,7 @@ class GivingWay:
 
     def _enough(self, row: Row, requests: Iterable[Sequence[Row]], most: int) -> list[Sequence[Row]]:
         """The newest of these requests of which `most` rows together leave room for a row and its copies;
-        none where they do not. What the last of them has beyond that is soon computed again."""
+        none where they do not. The last of them may have more rows, which are soon computed again."""
         found, taken, fits = list[Sequence[Row]](), list[tuple[int, int, int]](), False
         for rows in sorted(filter(_may, requests), key=_newest_first):
             held = self._held(rows)[: max(0, most - len(taken))]

@@ -8,6 +8,7 @@ also ask for models by turns, and with several keys.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from sealring.cli.__main__ import main as command
@@ -15,7 +16,7 @@ from sealring.mesh.system.start import collect_seldom, hide_rich
 
 SECONDS = 0.5
 TOKENS = 4
-"""Of each choice that gives way."""
+"""Tokens that a choice has brought before it gives way."""
 
 
 def main(engine: str = "") -> None:
@@ -34,8 +35,7 @@ def main(engine: str = "") -> None:
 
         epochs.LAST_BACKOFF = loads.TURN_SECONDS = SECONDS
     if "gateway" in sys.argv:
-        from sealring.gateway.scheduler import giving
-
+        giving = import_module("sealring.gateway.scheduler.giving")
         giving.PATIENCE, giving.LEAST = 0.0, TOKENS
     sys.argv[0] = "sealring"
     command()

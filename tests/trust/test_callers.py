@@ -57,6 +57,7 @@ MAY: dict[str, dict[str, set[Role]]] = {
         "Links/Handshake": {NODE},
         "Ways/Measure": {NODE},
         "Blocks/Read": {NODE},
+        "Blocks/ReadNames": {NODE},
         "Models/Describe": {NODE},
         "Models/Read": {NODE},
         "Diagnosis/Diagnose": {NODE},
