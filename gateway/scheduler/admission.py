@@ -3,9 +3,9 @@
 Rows that run come first, then rows that have their memory, then rows that the head has read, then the queue.
 A row that lacks memory holds up all behind it: later ones would take its room again and again.
 
-Keys take turns at memory, as in the queue. Those rows of a key that the head has read are started strictly in
-the order in which they were taken from the queue. A large one is overtaken only while the head reads it, and
-by other keys' rows in their turns.
+Keys take turns at memory, as in the queue. Those rows of a key that the head has read are started in the order
+in which they were taken from the queue, those that go on with an answer first. A large one is overtaken by these,
+while the head reads it, and by other keys' rows in their turns. A row to which others gave way is started next.
 """
 
 from __future__ import annotations
@@ -136,8 +136,9 @@ class EpochRows:
             return False
         giving_way += [rows[0].request for rows in found if any(row.begun for row in rows)]
         for row in (row for rows in found if rows[0].request not in giving_way for row in rows):
-            self._planner.take_back(row)
-            self.opened[row.number] = row
+            if row.number in self._planner.ledger:  # one of several answers that go on may have none yet
+                self._planner.take_back(row)
+                self.opened[row.number] = row
         self.opened = dict(sorted(self.opened.items()))
         return not giving_way
 

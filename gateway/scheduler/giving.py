@@ -52,7 +52,8 @@ class GivingWay:
             found = self._enough(row, [rows for rows in requests if rows[0].request.key == greediest], beyond)
             if found:
                 self.favoured = row.number
-                self._leaving = [each.number for rows in found for each in self._held(rows)]
+                leave = (rows for rows in found if any(each.begun for each in rows))
+                self._leaving = [each.number for rows in leave for each in self._held(rows)]
                 return found
         return []
 

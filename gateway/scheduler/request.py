@@ -133,14 +133,14 @@ class Progress:
 
     def pause(self) -> None:
         """It is computed no longer, and goes on with its tokens as an answer of an earlier epoch does."""
+        if self.harmless:
+            self.attempts, self.claimed = 1, 0
         self.earlier_tokens += self.new_tokens
 
     def end_epoch(self, *, computed: bool) -> None:
         """Counts the end of an epoch. `computed` is whether a member had the request to compute at that
         moment: one that only waited for memory has ended nothing."""
-        if self.harmless:
-            self.attempts, self.claimed = 1, 0
-        else:
+        if not self.harmless:
             self.attempts += computed
         self.pause()
 

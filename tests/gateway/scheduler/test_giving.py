@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -86,6 +87,36 @@ def test_a_row_without_a_chunk_gives_up_its_memory_and_stays_with_the_head() -> 
     driver.finish()
     assert next(iter(driver.finished)) == "short"
     assert len(driver.finished) == len(driver.rows) == 9
+
+
+def test_after_a_row_without_a_chunk_gave_up_its_memory_others_still_give_way() -> None:
+    driver = Driver(1, max_rows=4, chunk=16)
+    for number in range(4):
+        driver.ask(f"greedy{number}", prompt=200, max_tokens=3000, key="greedy")
+    driver.ask("modest", max_tokens=50, key="modest")
+    wait(driver, steps=ENOUGH)
+    assert driver.finished == {"modest": 50}
+    assert rows_of(driver) == {"greedy": 4}, "that row has its memory again, and runs"
+    driver.ask("third", max_tokens=50, key="third")
+    wait(driver, steps=ENOUGH)
+    assert driver.finished == {"modest": 50, "third": 50}
+
+
+def test_two_answers_of_which_one_has_no_memory_yet_give_up_what_they_have() -> None:
+    """They go on in a ring with fewer rows."""
+    driver = Driver(1, max_rows=4, chunk=64)
+    for name, choices in (("first", 1), ("second", 1), ("pair", 2)):
+        driver.prompts[name] = 2000
+        driver.take(driver.scheduler.submit(request_of(name, 2000, "greedy", choices=choices), driver.now))
+    driver.done(300)
+    driver.lose()
+    driver.facts = dataclasses.replace(driver.facts, max_rows=3)
+    driver.attach()
+    driver.ask("modest", max_tokens=50, key="modest")
+    wait(driver, steps=0)
+    assert rows_of(driver)["modest"] == 1
+    driver.finish()
+    assert driver.finished == {"modest": 50, "first": 2000, "second": 2000, "pair": 4000}
 
 
 def test_two_greedy_keys_have_their_shares_and_take_none_of_each_other() -> None:
