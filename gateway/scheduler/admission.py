@@ -3,9 +3,10 @@
 Rows that run come first, then rows that have their memory, then rows that the head has read, then the queue.
 A row that lacks memory holds up all behind it: later ones would take its room again and again.
 
-Keys take turns at memory, as in the queue. Those rows of a key that the head has read are started in the order
-in which they were taken from the queue, those that go on with an answer first. A large one is overtaken by these,
-while the head reads it, and by other keys' rows in their turns. A row to which others gave way is started next.
+Keys take turns at memory, as in the queue. Those rows of a key that the head has read are started in the
+order in which they were taken from the queue, but answers that go on come before others. A large one is
+overtaken while the head reads it, and by other keys' rows in their turns. A row to which requests gave way is
+started next.
 """
 
 from __future__ import annotations
