@@ -95,5 +95,15 @@ class EndEpoch(NamedTuple):
 
 
 Action: TypeAlias = (
-    OpenRow | DiscardRow | RecallBlocks | AnnounceStep | SignRow | Begin | Deliver | Finish | Fail | EndEpoch
+    OpenRow
+    | DiscardRow
+    | RecallBlocks
+    | AnnounceStep
+    | SignRow
+    | Begin
+    | Deliver
+    | Pause
+    | Finish
+    | Fail
+    | EndEpoch
 )
