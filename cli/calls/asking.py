@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 ASK_CLEAR = "or ask in clear, which the gateway can read: --clear"
 _CHOOSE = "choose with --model NAME, in a conversation with /model NAME"
+
+_SILENT_SECONDS, _LOOK_SECONDS = 1.0, 2.0
+"""For which nothing is said before the first token; between two looks at what it waits for."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,20 @@ class TimedAnswer(Source):
 Stream = Callable[[Question], "AsyncGenerator[Delta | Source, None]"]
 """A call for one answer: its pieces, then its source."""
 
+Models = Callable[[], Awaitable[Sequence[Any]]]
+"""The gateway's models just now."""
+
 
 class Asker:
     """Asks questions over a stream and measures how the answers come."""
 
-    def __init__(self, stream: Stream, *, sealed: bool, clock: Clock = monotonic_clock) -> None:
+    def __init__(
+        self, stream: Stream, *, sealed: bool, models: Models | None = None, clock: Clock = monotonic_clock
+    ) -> None:
+        """`models` tells what an answer waits for; None: nothing does."""
         self.sealed = sealed
         self._stream = stream
+        self._models = models
         self._clock = clock
 
     async def ask(
@@ -114,7 +125,7 @@ class Asker:
         pieces: list[str] = []
         logprobs: list[dict[str, Any]] = []
         source: Source | None = None
-        async with _waited_for(self._stream, question) as stream:
+        async with _waited_for(self._stream, question, self._models) as stream:
             async for piece in stream:
                 if isinstance(piece, Source):
                     source = piece
@@ -155,18 +166,47 @@ class Asker:
 
 
 @asynccontextmanager
-async def _waited_for(stream: Stream, question: Question) -> AsyncIterator[AsyncIterator[Delta | Source]]:
-    """The pieces of a stream. A long prompt takes minutes, so a person is shown how far it is."""
+async def _waited_for(
+    stream: Stream, question: Question, models: Models | None
+) -> AsyncIterator[AsyncIterator[Delta | Source]]:
+    """The pieces of a stream. A long prompt takes minutes, so a person is shown how far it is; a ring may be
+    away for hours, which is said wherever the command runs."""
 
     async def pieces() -> AsyncIterator[Delta | Source]:
         async for piece in answer:
+            looking.cancel()
             shown.close()
             yield piece
 
+    async def look() -> None:
+        await asyncio.sleep(_SILENT_SECONDS)
+        while models is not None:
+            try:
+                words = waits_for(await models(), question.model)
+            except SealringError as error:
+                words = f"waiting: {error.message}"
+            if words:
+                shown.update(f"{words}; Ctrl-C ends", loud=True)
+            await asyncio.sleep(_LOOK_SECONDS)
+
     with progress("waiting for the first token", quiet=True) as shown:
         told = replace(question, hear=lambda one: shown.update(prefilled(one)))
-        async with aclosing(stream(told)) as answer:
-            yield pieces()
+        looking = asyncio.create_task(look())
+        try:
+            async with aclosing(stream(told)) as answer:
+                yield pieces()
+        finally:
+            looking.cancel()
+
+
+def waits_for(models: Sequence[Any], name: str) -> str:
+    """What a request for the model `name` waits for: "waiting for a ring of demo: mac1 is offline". Empty
+    while a ring serves it, or is not known. `models` are as a gateway or a client lists them."""
+    asked = [one for one in models if not name or name in (one.name, *one.aliases)]
+    if len(asked) != 1 or asked[0].rings:
+        return ""
+    why = "it is being loaded" if asked[0].availability else "its machines do not answer"
+    return f"waiting for a ring of {asked[0].name}: {asked[0].reason or why}"
 
 
 def prefilled(one: Prefilling) -> str:
@@ -194,7 +234,7 @@ async def asking(target: Target, *, seconds: float) -> AsyncIterator[Asker]:
         return
     if target.pin is None:
         async with inference(target.addresses[0], **target.access) as gateway:
-            yield Asker(lambda question: in_clear(gateway, question, seconds), sealed=False)
+            yield Asker(lambda question: in_clear(gateway, question, seconds), sealed=False, models=gateway.models)
         return
     from sealring.client import AsyncClient
 
@@ -205,7 +245,7 @@ async def asking(target: Target, *, seconds: float) -> AsyncIterator[Asker]:
         timeout=seconds,
         **target.access,
     ) as client:
-        yield Asker(lambda question: sealed(client, question), sealed=True)
+        yield Asker(lambda question: sealed(client, question), sealed=True, models=client.models)
 
 
 async def sealed(client: AsyncClient, question: Question) -> AsyncGenerator[Delta | Source, None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +66,13 @@ class GatewayCalls:
             "GetUsage", inference_pb2.GetUsageRequest(since=since), seconds
         )
         return found
+
+    async def models(self, *, seconds: float = CALL_SECONDS) -> Sequence[Any]:
+        """The models that it offers. Raises the error that the gateway answers with."""
+        from sealring.v1 import inference_pb2
+
+        found = await self._call("ListModels", inference_pb2.ListModelsRequest(), seconds)
+        return tuple(found.models)
 
     async def _call(self, method: str, request: Any, seconds: float) -> Any:
         import grpc

@@ -154,12 +154,12 @@ class Progress:
             threading.Thread(target=self._break_silences, daemon=True).start()
         self.update(what)
 
-    def update(self, what: str) -> None:
-        """Says what happens now."""
+    def update(self, what: str, *, loud: bool = False) -> None:
+        """Says what happens now; if `loud`, also where `quiet` says nothing."""
         with self._turn:
             line = self._telling.update(what, self._clock())
             if self._bars is None:
-                if line and not self._quiet:
+                if line and (loud or not self._quiet):
                     say(line)
                 return
         words, share = printable(self._telling.words), self._telling.share

@@ -142,9 +142,13 @@ class RingTable:
             vision_not_installed=any(ring.abilities.vision_not_installed for ring in rings),
         )
         self.models_named.describe(model)
+        if not model.rings and not model.reason:
+            model.reason = next((one.reason for one in self._states_of(name) if one.reason), "")
         return model
 
     def _model_type(self, name: str) -> str:
         """The coordinator's word; it has one for a ring that is still forming, too."""
-        states = (state for state in self.states.values() if state.deployment == name)
-        return next((state.model_type for state in states if state.model_type), "")
+        return next((state.model_type for state in self._states_of(name) if state.model_type), "")
+
+    def _states_of(self, name: str) -> Iterator[membership.RingState]:
+        return (state for state in self.states.values() if state.deployment == name)

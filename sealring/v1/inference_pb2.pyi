@@ -1380,7 +1380,7 @@ class Model(_message.Message):
     memory: _builtins.int
     """bytes of its weights; 0: not known"""
     reason: _builtins.str
-    """what it waits for or how far it is, while it is loading; what it makes room for"""
+    """what it waits for, or how far it is, while no ring serves it; what it makes room for"""
     digest: _builtins.str
     """in hex, of its configuration, tokenizer and weights' headers; empty: not known"""
     progress: _builtins.int

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sealring.cli.calls import asking as asking_module
-from sealring.cli.calls.asking import Asker, Question, Source, Target, asking, prefilled
+from sealring.cli.calls.asking import Asker, Question, Source, Target, asking, prefilled, waits_for
 from sealring.client import Delta
 from sealring.mesh.errors import FailedPrecondition, InvalidInput, NotFound, RosterError, SealringError
 from sealring.mesh.roster import TENSOR
@@ -165,6 +165,48 @@ async def test_errors_in_clear_keep_their_reason() -> None:
             with pytest.raises(SealringError) as caught:
                 await asker.ask(dataclasses.replace(HI, model=model), str)
             assert caught.value.reason == "BROKEN_STREAM"
+
+
+@pytest.mark.parametrize("way", ["sealed", "clear"])
+async def test_who_waits_for_a_ring_that_is_away_is_told(
+    gateway: ScriptedGateway, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr, wherever it leads: nothing else tells a wait of minutes from a fault."""
+    gateway.models = [inference_pb2.Model(name="demo", reason="mac1 is offline")]
+    said = ""
+
+    async def once_it_is_said(
+        scripted: ScriptedGateway, request: inference_pb2.GenerateRequest
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        nonlocal said
+        while "Ctrl-C" not in said:
+            said += capsys.readouterr().err
+            await asyncio.sleep(0.01)
+        for one in scripted.reply(request):
+            yield one
+
+    gateway.script = once_it_is_said
+    target = at(gateway, pin=None) if way == "clear" else at(gateway)
+    async with asking(target, seconds=60) as asker:
+        answer = await asker.ask(HI, str)
+    assert said == "waiting for a ring of demo: mac1 is offline; Ctrl-C ends\n"
+    assert answer.text == "".join(PIECES)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"rings": 1, "reason": "it makes room for b"}, ""),  # its queue, or the prompt that is read
+        ({}, "waiting for a ring of a: its machines do not answer"),
+        (
+            {"availability": inference_pb2.MODEL_AVAILABILITY_LOADING},
+            "waiting for a ring of a: it is being loaded",
+        ),
+    ],
+)
+def test_what_a_request_waits_for_is_its_own_model(model: dict[str, Any], words: str) -> None:
+    models = [inference_pb2.Model(name="a", aliases=["x"], **model), inference_pb2.Model(name="b", rings=1)]
+    assert [waits_for(models, name) for name in ("a", "x", "b", "c", "")] == [words, words, "", "", ""]
 
 
 async def test_who_names_no_model_of_several_is_told_how(gateway: ScriptedGateway) -> None:

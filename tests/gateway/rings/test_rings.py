@@ -356,6 +356,14 @@ def test_a_model_is_what_the_roster_says_of_its_own_rings() -> None:
     assert planned == inference.Model(name="planned")
 
 
+def test_a_model_without_a_ring_says_what_keeps_it_down() -> None:
+    rings, (ring,) = make(1)
+    rings.ring_state(membership.RingState(ring="ring-0", deployment="model", reason="mac1 is offline"))
+    assert [model.reason for model in rings.models()] == [""], "it still serves"
+    ring.attached = False
+    assert [model.reason for model in rings.models()] == ["mac1 is offline"]
+
+
 SERVES = {
     "phase": membership.RING_PHASE_SERVING,
     "deployment": "model",
