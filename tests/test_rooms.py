@@ -255,7 +255,7 @@ LINES = {
     "node/engine/text": 6_600,
     "node/engine/vision": 1_600,
     "doctor": 2_600,
-    "cli": 13_700,
+    "cli": 13_800,
 }
 SPARE = 150
 """Lines by which a budget may exceed its room: what is removed lowers it. Budgets are whole hundreds, so that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,6 @@ Stream = Callable[[Question], "AsyncGenerator[Delta | Source, None]"]
 """A call for one answer: its pieces, then its source."""
 
 Models = Callable[[], Awaitable[Sequence[Any]]]
-"""The gateway's models just now."""
 
 
 class Asker:
@@ -99,7 +98,6 @@ class Asker:
     def __init__(
         self, stream: Stream, *, sealed: bool, models: Models | None = None, clock: Clock = monotonic_clock
     ) -> None:
-        """`models` tells what an answer waits for; None: nothing does."""
         self.sealed = sealed
         self._stream = stream
         self._models = models
@@ -169,8 +167,7 @@ class Asker:
 async def _waited_for(
     stream: Stream, question: Question, models: Models | None
 ) -> AsyncIterator[AsyncIterator[Delta | Source]]:
-    """The pieces of a stream. A long prompt takes minutes, so a person is shown how far it is; a ring may be
-    away for hours, which is said wherever the command runs."""
+    """The pieces of a stream. A person is shown how far a long prompt is, and told of a ring that is away."""
 
     async def pieces() -> AsyncIterator[Delta | Source]:
         async for piece in answer:
@@ -181,12 +178,9 @@ async def _waited_for(
     async def look() -> None:
         await asyncio.sleep(_SILENT_SECONDS)
         while models is not None:
-            try:
-                words = waits_for(await models(), question.model)
-            except SealringError as error:
-                words = f"waiting: {error.message}"
-            if words:
-                shown.update(f"{words}; Ctrl-C ends", loud=True)
+            with suppress(SealringError):  # the question itself ends by it
+                if words := waits_for(await models(), question.model):
+                    shown.update(f"{words}; Ctrl-C ends", loud=True)
             await asyncio.sleep(_LOOK_SECONDS)
 
     with progress("waiting for the first token", quiet=True) as shown:
@@ -200,8 +194,7 @@ async def _waited_for(
 
 
 def waits_for(models: Sequence[Any], name: str) -> str:
-    """What a request for the model `name` waits for: "waiting for a ring of demo: mac1 is offline". Empty
-    while a ring serves it, or is not known. `models` are as a gateway or a client lists them."""
+    """Says why a request for a model waits, by the `models` of a gateway; empty while a ring serves it."""
     asked = [one for one in models if not name or name in (one.name, *one.aliases)]
     if len(asked) != 1 or asked[0].rings:
         return ""
@@ -234,7 +227,9 @@ async def asking(target: Target, *, seconds: float) -> AsyncIterator[Asker]:
         return
     if target.pin is None:
         async with inference(target.addresses[0], **target.access) as gateway:
-            yield Asker(lambda question: in_clear(gateway, question, seconds), sealed=False, models=gateway.models)
+            yield Asker(
+                lambda question: in_clear(gateway, question, seconds), sealed=False, models=gateway.models
+            )
         return
     from sealring.client import AsyncClient
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sealring.mesh.errors import SealringError
 from sealring.mesh.system.addresses import parse_address
 from sealring.mesh.system.files import read_bounded
+from sealring.mesh.system.paths import is_enrolled
 
 if TYPE_CHECKING:
     from sealring.mesh.roster.model import Roster
 
 
 def while_away(folder: Path, now: float) -> Iterator[str]:
-    """Lines on how long rings go on by the roster in a node's state `folder`, and on what takes over."""
+    """Lines on how long rings go on by the roster in a node's state `folder`, and on what takes over; none
+    where no node is enrolled."""
     from sealring.coordinator.backup import STANDBY_MARK
+    from sealring.coordinator.standby.terms import is_deposed
     from sealring.mesh.member.state import ROSTER, load_machine_state
     from sealring.mesh.roster.reader import check_roster
 
+    if not is_enrolled(folder):
+        return
+    coordinator = folder.parent / "coordinator"
     try:
         state = load_machine_state(folder)
         roster = check_roster(read_bounded(folder / ROSTER), state.root, now=now)
@@ -30,10 +37,14 @@ def while_away(folder: Path, now: float) -> Iterator[str]:
     yield f"rings that serve go on for {left // 60} min {left % 60} s at most, until the roster is over"
     standby = _standby(roster)
     if standby is None:
+        with suppress(OSError, SealringError):  # no coordinator is here, or it runs and has locked its store
+            if is_deposed(coordinator):
+                yield "a standby has taken over from this machine: `sealring up` goes on here as a member"
+                return
         lost = " and no other gateway, so nobody is answered until then" if len(roster.gateways) < 2 else ""
         yield f"there is no standby{lost}: start `sealring up` on the first machine"
         return
-    here = (folder.parent / "coordinator" / STANDBY_MARK).exists()
+    here = (coordinator / STANDBY_MARK).exists()
     where = "on this machine" if here else f"on the standby, the machine at {parse_address(standby)[0]}"
     yield f"if the first machine does not come back, type {where}: sealring coordinator promote"
 

@@ -67,12 +67,11 @@ class GatewayCalls:
         )
         return found
 
-    async def models(self, *, seconds: float = CALL_SECONDS) -> Sequence[Any]:
+    async def models(self) -> Sequence[Any]:
         """The models that it offers. Raises the error that the gateway answers with."""
-        from sealring.v1 import inference_pb2
+        from sealring.v1.inference_pb2 import ListModelsRequest
 
-        found = await self._call("ListModels", inference_pb2.ListModelsRequest(), seconds)
-        return tuple(found.models)
+        return (await self._call("ListModels", ListModelsRequest(), CALL_SECONDS)).models  # type: ignore[no-any-return]
 
     async def _call(self, method: str, request: Any, seconds: float) -> Any:
         import grpc

@@ -36,6 +36,7 @@ def print_models(nodes: list[dict[str, Any]]) -> None:
         for one in models.values():
             if one["problem"]:
                 print_data(f"{node} does not get {one['name']}: {one['problem']}")
+                print_data(f"to give it up: sealring model remove {one['name']} --node {node}")
 
 
 async def pull(

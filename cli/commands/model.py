@@ -85,7 +85,7 @@ def search(
 @command(app, "get", example="sealring model get Qwen/Qwen3-8B --bits 4")
 def get(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="ORG/NAME", help="id on the Hugging Face hub")],
+    model: Annotated[str, typer.Argument(metavar="ORG/NAME", help="hub id, or a name of `model fits`")],
     bits: Annotated[int, typer.Option(min=2, max=8, metavar="2|3|4|5|6|8", help="of each weight")] = 4,
     into: Annotated[Path | None, typer.Option(metavar="DIR", help="its folder [default: ~/models]")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="keep the model as published, too")] = False,
@@ -94,11 +94,13 @@ def get(
 
     For models that nobody has converted. It needs the disk for both, and reads text alone.
     """
+    from sealring.cli.fitting.known import hub_id
     from sealring.cli.local.hubbed import check_bits, fetch_here
     from sealring.mesh.system.pace import FETCHING, Pace
     from sealring.node.engine.apart import ask_apart
 
     check_bits(bits)
+    model = hub_id(model) or model
     host, folder = host_of(context), (into or Path("~/models")).expanduser().resolve()
     made, pace = folder / f"{model.rpartition('/')[2]}-{bits}bit", Pace(host.monotonic)
     with progress(f"fetching {model}") as shown:
@@ -170,6 +172,7 @@ def fits(
             "--context", min=0, max=MAX_CONTEXT, metavar="TOKENS", help="has to fit [default: what does]"
         ),
     ] = 0,
+    every: Annotated[bool, typer.Option("--all", help="also models that do not fit")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which well-known models fit, on how many Macs, and about how fast.
@@ -184,11 +187,12 @@ def fits(
         widths = ", ".join(map(str, WIDTHS))
         raise InvalidInput(f"--bits is {bits}", hint=f"one of {widths}", reason="BAD_BITS", param="bits")
     where, macs = ("as given", parse_memory(memory, chip)) if memory else _machines(context)
-    if model and (path := Path(model).expanduser()).is_dir():
+    listed = not (model and (path := Path(model).expanduser()).is_dir())
+    if not listed:
         found = [fit_of(macs, path.resolve().name, _measured(context, path, ""), tokens)]
     else:
         found = fits_of(macs, model, bits, tokens)
-    print_fits(found, macs, where, as_json=as_json)
+    print_fits(found, macs, where, listed=listed, every=every or bool(model), as_json=as_json)
 
 
 def _machines(context: typer.Context) -> tuple[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,8 @@ from sealring.cli.terminal.command import ADMIN, command, load_settings, same_se
 from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson, JoinTokenText, read_token
 from sealring.cli.terminal.output import plain, print_data, print_json, say
-from sealring.mesh.errors import ConfigError
+from sealring.mesh.errors import ConfigError, SealringError
+from sealring.mesh.system.addresses import parse_address
 
 if TYPE_CHECKING:
     from sealring.mesh.member.enrolment import Enrolled
@@ -126,8 +128,8 @@ def nonce(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def leave_cluster(folder: Path, group: str) -> None:
-    """Removes the enrolment in a folder and says what the operator has left to do."""
-    from sealring.mesh.member.state import forget_enrolment
+    """Removes the enrolment in a folder and says what is left to do, and where."""
+    from sealring.mesh.member.state import forget_enrolment, load_machine_state
     from sealring.mesh.system.files import unwritable
     from sealring.mesh.system.lock import lock_state
     from sealring.mesh.system.paths import is_enrolled
@@ -138,13 +140,17 @@ def leave_cluster(folder: Path, group: str) -> None:
             f"there is no enrolment in {folder}", hint="name its folder: --state-dir", reason="NOT_ENROLLED"
         )
     with lock_state(folder):
+        name, at = "NAME", "the coordinator's machine"
+        with suppress(SealringError):  # what cannot be read can be left, too
+            state = load_machine_state(folder)
+            name, at = state.name, f"the machine at {parse_address(state.coordinator)[0]}"
         try:
             forget(folder / FOLDER)
             forget_enrolment(folder)
         except OSError as error:
             raise unwritable(folder, error) from None
     say(f"the enrolment in {folder} is gone; a new token enrols it again, in this cluster or another")
-    say(f"to take it out of the old cluster's roster, its operator runs: sealring {group} evict NAME")
+    say(f"the cluster lists it as offline until somebody types on {at}: sealring {group} evict {name}")
 
 
 def report_enrolled(enrolled: Enrolled, settings: Any, *, as_json: bool) -> None:

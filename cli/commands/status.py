@@ -13,7 +13,9 @@ from sealring.cli.calls.held import print_models
 from sealring.cli.calls.members import look, print_gateways, print_links, print_nodes
 from sealring.cli.calls.operator import Admin, run_admin
 from sealring.cli.commands.deployment import print_deployments
+from sealring.cli.local.standing import own_places
 from sealring.cli.terminal.command import ADMIN, command
+from sealring.cli.terminal.host import host_of
 from sealring.cli.terminal.options import AsJson
 from sealring.cli.terminal.output import clear_screen, print_data, print_json, say, until
 from sealring.mesh.errors import Unavailable
@@ -42,7 +44,9 @@ def status(
             try:
                 found = await look(admin)
             except Unavailable:
-                for line in while_away(default_state_root() / "node", time.time()):
+                node = default_state_root() / "node"
+                here = own_places(host_of(context), node.parent, node)
+                for line in (*here, *while_away(node, time.time())):
                     say(line)
                 if not watch:
                     raise

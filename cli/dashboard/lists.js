@@ -94,8 +94,8 @@ export function showModels(found) {
 
 export function showJoin(found) {
   if (!found.code) {
-    const said = make("p", found.trouble ? "Only an operator of role admin sees the code." : "There is no join code now. On the first machine:", "small");
-    show("code", said, ...(found.trouble ? [] : [copyButton("copy", "sealring token code --uses 4")]));
+    const said = found.trouble ? `The join code is made and seen on ${found.at}:` : "There is no join code now. On the first machine:";
+    show("code", make("p", said, "small"), copyButton("copy", "sealring token code --uses 4"));
     return;
   }
   const left = Math.max(1, Math.ceil((found.expires - Date.now() / 1000) / 60));
@@ -108,7 +108,8 @@ export function showDoors(doors, models, gateways) {
   const lines = doors.flatMap((one, at) => (at ? [["Another door", `${one}/v1`]] : [["OpenAI", `${one}/v1`], ["Anthropic, Ollama", one]]));
   if (!doors.length) lines.push(["No door is open on this machine; to open one", "sealring proxy"]);
   lines.push(...gateways.flatMap((one) => one.lan.map((at) => ["The LAN door is open; phones and laptops, with its key", `https://${at}/v1`])));
-  lines.push(...models.slice(0, 4).map((one) => ["Model", one]), ["Set up a tool", "sealring connect claude --write"]);
+  const which = models.length > 1 ? ` --model ${models[0]}` : "";
+  lines.push(...models.slice(0, 4).map((one) => ["Model", one]), ["Set up a tool", `sealring connect claude --write${which}`]);
   show("doors", ...lines.map(([label, text]) => copyButton(label, text)));
 }
 

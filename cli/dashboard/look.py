@@ -130,5 +130,5 @@ async def join_code(admin: Admin) -> dict[str, Any]:
     try:
         found = plain(await admin.call("ShowJoinCode"))
     except PermissionDenied as error:
-        return {"code": "", "trouble": str(error)}
+        return {"code": "", "trouble": str(error), "at": error.metadata.get("machine", "the first machine")}
     return {**found, "code": show_code(found["code"]) if found["code"] else "", "trouble": ""}

@@ -70,9 +70,10 @@ def own_mac() -> Mac:
 
 
 def mac_of(node: Any) -> Mac:
-    """A node of `ListNodes` as a machine; only its memory is known."""
-    total, usable = node.heartbeat.memory_total, node.heartbeat.memory_usable
-    return Mac(node.name, total, usable, likely(round(total / _GIB)))
+    """A node of `ListNodes` as a machine, with the likely chip unless it computes on no Mac's GPU."""
+    beat = node.heartbeat
+    chip = likely(round(beat.memory_total / _GIB)) if beat.computes_on in ("", "Metal") else ""
+    return Mac(node.name, beat.memory_total, beat.memory_usable, chip)
 
 
 def likely(memory: int) -> str:

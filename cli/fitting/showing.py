@@ -70,8 +70,11 @@ def lacking_of(name: str, weights: int, macs: tuple[Mac, ...]) -> int:
     return fit(profile_of(defaultdict(int, alike)), macs).lacking
 
 
-def print_fits(found: Sequence[Row], macs: Sequence[Mac], where: str, *, as_json: bool) -> None:
-    """The fits as a table, and below it what they are estimated from."""
+def print_fits(
+    found: Sequence[Row], macs: Sequence[Mac], where: str, *, listed: bool, every: bool, as_json: bool
+) -> None:
+    """The fits as a table, and below it what they are estimated from. Without `every` row, models that do not
+    fit are counted where another does."""
     if as_json:
         rows = [
             {"model": name, "parameters": count, "precision": precision, **asdict(one)}
@@ -79,16 +82,23 @@ def print_fits(found: Sequence[Row], macs: Sequence[Mac], where: str, *, as_json
         ]
         print_json({"machines": [asdict(one) for one in macs], "models": rows})
         return
+    shown = (not every and [row for row in found if row[3].fits]) or found
     columns = ["model", "parameters", "precision", "weights", "fits", "context", "tokens/s, estimated"]
     print_table(
-        columns, [[name, billions(count), precision, *_cells(one)] for name, count, precision, one in found]
+        columns, [[name, billions(count), precision, *_cells(one)] for name, count, precision, one in shown]
     )
     print_data("")
+    if len(shown) < len(found):
+        print_data(f"{len(found) - len(shown)} more do not fit: --all shows what they lack")
     print_data(f"{where}: {', '.join(f'{one.name} ({size(one.usable)} for models)' for one in macs)}")
+    several = any(len(row[3].machines) > 1 for row in shown)
+    fewer = "; fewer machines may do with a shorter one: --context TOKENS" * several
     print_data(
         f"estimated, for one request with {RATED_CONTEXT // 2} tokens before it, by the memory bandwidth of "
-        f"{told(macs)}; context: what fits of the model's own; images take 1 to 2 GiB more"
+        f"{told(macs)}; context: what fits of the model's own{fewer}; images take 1 to 2 GiB more"
     )
+    if listed:
+        print_data("get one by its name: sealring model get NAME --bits 4")
 
 
 def _cells(one: Fit) -> list[Any]:

@@ -111,28 +111,24 @@ def _running(root: Path, cluster: str, nodes: Any, deployments: Any) -> Iterator
 
 def _other_machine(host: Host, root: Path, node: Path, more: str) -> Iterator[Line]:
     from sealring.cli.calls.away import while_away
-    from sealring.cli.here.settings_files import proxy_port, read_settings, settings_file_of
-    from sealring.cli.local.machines import OtherMachine
+    from sealring.cli.here.settings_files import proxy_port
     from sealring.mesh.member.state import load_machine_state
-    from sealring.mesh.system.addresses import parse_address
 
     try:
         state = load_machine_state(node)
-        listen = read_settings(settings_file_of(root, "node"), "node").get("listen")
-        runs = listen is not None and host.listens(*parse_address(str(listen)))
+        places = own_places(host, root, node)
     except SealringError as error:
         yield f"this machine's enrolment cannot be used: {error}", ""
         yield "sealring doctor", "look for what is wrong here"
         return
     yield f"this machine is the node {state.name} of cluster {state.peer.cluster}{more}", ""
-    if not runs:
+    if not places:
         yield "it does not run, or only as a service", ""
         yield "sealring join", "start it"
         yield "sealring service status node", "see whether a service runs it"
         return
-    for line in host.reach(OtherMachine, root, {"node": {"state_dir": str(node)}}).look():
-        if line:
-            yield line, ""
+    for line in places:
+        yield line, ""
         if "does not answer" in line:
             yield from ((one, "") for one in while_away(node, host.now()))
     if port := proxy_port(root):
@@ -140,3 +136,17 @@ def _other_machine(host: Host, root: Path, node: Path, more: str) -> Iterator[Li
         yield f"http://127.0.0.1:{port}/v1", "for programs here; sealring connect NAME sets one up"
     yield "sealring status", "nodes, rings and models"
     yield "sealring doctor", "look for what is wrong here"
+
+
+def own_places(host: Host, root: Path, node: Path) -> list[str]:
+    """Whether the coordinator answers, and what the node of this machine serves, by its own state folder
+    `node`; none where it does not run. Raises ConfigError."""
+    from sealring.cli.here.settings_files import read_settings, settings_file_of
+    from sealring.cli.local.machines import OtherMachine
+    from sealring.mesh.system.addresses import parse_address
+
+    listen = read_settings(settings_file_of(root, "node"), "node").get("listen")
+    if listen is None or not host.listens(*parse_address(str(listen))):
+        return []
+    machine = host.reach(OtherMachine, root, {"node": {"state_dir": str(node)}})
+    return list(filter(None, machine.look()))

@@ -181,6 +181,7 @@ def test_a_standby_goes_on_where_the_first_machine_was(tmp_path: Path) -> None:
         assert "Paris" in json.dumps(completion(urls[1], key))
         assert "sealring coordinator promote" in third.said("status")
         assert "go on for" in third.said("status")
+        assert "serves demo: layers" in third.said("status")
         alone = second.run()
         assert "and its standby" in alone, alone
         assert "type on this machine: sealring coordinator promote" in alone, alone

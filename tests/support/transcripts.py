@@ -26,7 +26,7 @@ _TIMES = re.compile(r"(\\?\w+)\*(\d+)")
 _MANY = re.compile(r"([a-z])\1{15,}")
 """A letter that comes 52 times is written as a*52, in what is given and in what comes out."""
 _SILENCES = re.compile(r"^(.+)\n(?:\1 \(\d+ s\)\n)+", re.MULTILINE)
-"""What a machine that is slow says again of a long wait, behind what is said of it everywhere."""
+"""Lines of slow machines, which say a long wait again, behind the line that every machine has."""
 _HASH = re.compile(r"\b[0-9a-f]{64}\b")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _SECONDS = re.compile(r"\b\d{10}\b")
@@ -158,7 +158,11 @@ class Stage:
         out = done.out
         if "--json" in arguments and out:
             out = f"{_dense(json.loads(self._named(out)))}\n"
-        for mark, text in ((">", "".join(f"{one}\n" for one in self._done())), ("|", out), ("!", _SILENCES.sub(r"\1\n", done.err))):
+        for mark, text in (
+            (">", "".join(f"{one}\n" for one in self._done())),
+            ("|", out),
+            ("!", _SILENCES.sub(r"\1\n", done.err)),
+        ):
             yield from _marked(mark, _MANY.sub(_counted, self._named(text)))
         if done.status:
             yield f"= {done.status}"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from sealring.cli.calls.away import while_away
+from sealring.coordinator.init import init
+from sealring.coordinator.settings import CoordinatorSettings
+from sealring.coordinator.store import Store
 from sealring.mesh.member import ROSTER
 from sealring.mesh.pki import PeerIdentity, Role
 from sealring.testing.authority import Authority, make_member, make_roster
@@ -50,6 +54,20 @@ def test_the_standby_is_told_from_another_address_of_the_first_machine(
     there = said(tmp_path / "there", (*own, f"{STANDBY}:7700"))
     assert PROMOTE in there
     assert f"the machine at {STANDBY}" in there
+
+
+def test_a_first_machine_from_which_a_standby_has_taken_over_knows_it(tmp_path: Path) -> None:
+    for name in ("runs", "deposed"):
+        init(CoordinatorSettings(state_dir=tmp_path / name / "coordinator", cluster="demo"))
+    with closing(Store.open(tmp_path / "deposed" / "coordinator")) as store:
+        store.set_meta("deposed", b"4")
+    with closing(Store.open(tmp_path / "runs" / "coordinator")):
+        assert "there is no standby" in said(tmp_path / "runs", (f"{FIRST}:7700",))
+    assert "goes on here as a member" in said(tmp_path / "deposed", (f"{FIRST}:7700",))
+
+
+def test_a_machine_without_a_node_says_nothing_of_rings(tmp_path: Path) -> None:
+    assert not list(while_away(tmp_path, 0.0))
 
 
 def test_on_the_standby_it_is_typed_here(tmp_path: Path) -> None:

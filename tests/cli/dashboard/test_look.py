@@ -13,7 +13,7 @@ from sealring.cli.dashboard import look
 from sealring.coordinator.init import init
 from sealring.coordinator.settings import CoordinatorSettings
 from sealring.coordinator.store import Store
-from sealring.mesh.errors import RosterError
+from sealring.mesh.errors import PermissionDenied, RosterError
 from sealring.testing import PaperCluster
 from sealring.v1 import admin_pb2
 
@@ -49,6 +49,16 @@ async def test_a_cluster_is_told_with_what_its_verified_roster_says() -> None:
     assert told == [(True, first.attested_at, first.challenged_at), (False, None, None)]
     with pytest.raises(RosterError):
         await look.cluster(admin, bytes(32), now)
+
+
+async def test_a_member_is_told_on_which_machine_the_join_code_is() -> None:
+    class Admin:
+        async def call(self, method: str) -> Any:
+            raise PermissionDenied("a member may look", reason="MEMBERS_READ", machine="attic")
+
+    admin: Any = Admin()
+    found = await look.join_code(admin)
+    assert (found["code"], found["at"]) == ("", "attic")
 
 
 async def test_the_audit_log_is_verified_once_and_then_what_is_new(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ async def test_what_cannot_be_had_is_said_and_the_rest_is_shown(tmp_path: Path) 
     scene.doors = []
 
     def see(page: Browser) -> None:
-        assert "role admin" in page.run("document.querySelector('#code').textContent")
+        assert "seen on the first machine" in page.run("document.querySelector('#code').textContent")
         page.run("document.querySelector('#addresses').open = true")
         assert "No door is open" in page.run("document.querySelector('#doors').textContent")
         assert page.run("measure()") == []

@@ -110,6 +110,11 @@ def test_what_is_no_model_is_refused(
     assert f"[{reason}]" in done.err
 
 
+def test_a_name_of_the_list_is_fetched_by_its_id(sealring: Sealring) -> None:
+    done = sealring("model", "get", "qwen3-0.6b", HF_ENDPOINT="http://127.0.0.1:9")
+    assert "fetching Qwen/Qwen3-0.6B" in done.err
+
+
 def test_a_network_that_is_missing_is_said_in_words(sealring: Sealring) -> None:
     done = sealring("model", "get", "org/x", HF_ENDPOINT="http://127.0.0.1:9")
     assert "cannot be reached" in done.err
