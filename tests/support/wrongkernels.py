@@ -44,6 +44,16 @@ def later_rows(right: Function) -> Function:
     return wrong
 
 
+def later_rows_of_heads(right: Function) -> Function:
+    """quantized_matmul of several rows by a matrix for each head (CUDA, MLX 0.32.4)."""
+
+    def wrong(x: mx.array, weight: mx.array, *rest: Any, **named: Any) -> mx.array:
+        wrongly = x.ndim == 4 and weight.ndim == 3
+        return right(mx.broadcast_to(x[:1], x.shape) if wrongly else x, weight, *rest, **named)
+
+    return wrong
+
+
 def one_token_of_later_rows(right: Function) -> Function:
     """rope of one token of several rows (Metal, https://github.com/ml-explore/mlx/issues/3795)."""
 

@@ -17,7 +17,7 @@ from scriptedmodel import Scene, Step, write_scripted
 from trained import write_adapter
 
 from sealring.mesh.errors import ModelError
-from sealring.node.engine import load_stage, relaying
+from sealring.node.engine import load_stage, nvidia, relaying
 from sealring.node.engine.canary_calls import (
     COMPARED,
     ROUNDINGS,
@@ -231,11 +231,55 @@ def test_a_macs_gpu_logs_wrong_products_and_another_gpu_does_not_serve(
 
 
 def test_sums_differ_by_roundings_of_their_type() -> None:
-    terms, one, eps = np.array([4.0, 100.0]), np.array([1.0, 1.0]), mx.finfo(mx.bfloat16).eps
-    assert differs(one, one, terms, 64, mx.float32) == 0
-    assert differs(one, one + np.array([0.0, 300 * eps]), terms, 64, mx.bfloat16) == pytest.approx(3)
-    assert differs(one, one + np.array([8.0 * eps, 0.0]), terms, 64, mx.bfloat16) == pytest.approx(2)
-    assert differs(one, np.array([1.0, float("nan")]), terms, 64, mx.bfloat16) == float("inf")
-    longer = [differs(one, one + 1e-4, terms, count, mx.float32) for count in (64, 4096)]
+    terms, none, eps = np.array([4.0, 100.0]), np.zeros(2), mx.finfo(mx.bfloat16).eps
+    assert differs(none + 1, none + 1, terms, 64, mx.float32) == 0
+    assert differs(np.array([0.0, 300 * eps]), none, terms, 64, mx.bfloat16) == pytest.approx(3)
+    assert differs(np.array([8.0 * eps, 0.0]), none, terms, 64, mx.bfloat16) == pytest.approx(2)
+    assert differs(np.array([1.0, float("nan")]), none, terms, 64, mx.bfloat16) == float("inf")
+    longer = [differs(none + 1e-4, none, terms, count, mx.float32) for count in (64, 4096)]
     assert longer[0] == pytest.approx(8 * longer[1], rel=1e-3)
     assert 1 / eps > 4 * ROUNDINGS
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("terms", [64, 512, 4096])
+def test_sums_of_terms_of_one_sign_are_right(
+    terms: int, mean: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, and on a GPU, which rounds the result once."""
+    mx.random.seed(terms)
+    x, whole = ((mx.random.normal((rows, terms)) + mean).astype(mx.bfloat16) for rows in (4, 32))
+    weights = mx.quantize(whole, group_size=32, bits=4)
+    with watched() as calls:
+        mx.quantized_matmul(x, *weights, group_size=32, bits=4)
+    [(_, compare)] = calls.values()
+    found, right, squares, count, dtype = compare()  # type: ignore[misc]
+    assert largest_off(found, right, squares, count, dtype) < ROUNDINGS
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    once = np.array(mx.array(right.astype(np.float32)).astype(dtype).astype(mx.float32))
+    assert largest_off(once, right, squares, count, dtype) == 0
+    assert largest_off(once * 1.1, right, squares, count, dtype) > (ROUNDINGS if not mean else 0)
+
+
+def test_experts_are_compared_without_copies_of_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, experts = mx.random.normal((1, 4, 1, 1, 64)), mx.random.normal((8, 48, 64))
+    chosen = mx.random.randint(0, 8, (1, 4, 4))
+    taken: list[mx.array] = []
+    take = mx.take
+    with watched() as calls:
+        mx.gather_mm(x, experts.swapaxes(-1, -2), rhs_indices=chosen)
+    monkeypatch.setattr(mx, "take", lambda *given, **named: taken.append(take(*given, **named)) or taken[-1])
+    [(_, compare)] = calls.values()
+    assert largest_off(*compare()) < ROUNDINGS  # type: ignore[misc]
+    assert {one.shape for one in taken if one.ndim == 3 and 64 in one.shape} >= {(8, 64, 16), (16, 64, 16)}
+
+
+def test_products_of_heads_are_folded_around_a_fault_of_cuda(
+    archs: dict[str, dict[str, Any]], model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = load_stage(model_folder(archs["deepseek_v3"] | FOUR_BITS | WIDER), 0, 3)
+    wrong = wrongkernels.later_rows_of_heads(mx.quantized_matmul)
+    monkeypatch.setattr(mx, "quantized_matmul", wrong)
+    assert refused(stage).message.startswith("quantized_matmul is ")
+    monkeypatch.setattr(mx, "quantized_matmul", nvidia.folded(wrong))
+    check_calls(stage, "model", LONGEST)

@@ -129,8 +129,9 @@ def test_few_tokens_have_a_kernel(
 
 
 def test_nothing_is_replaced_without_an_nvidia_gpu() -> None:
-    before = mx.fast.scaled_dot_product_attention
+    before, product = mx.fast.scaled_dot_product_attention, mx.quantized_matmul
     nvidia.prepare()
+    assert mx.quantized_matmul is product
     assert device.accelerator().lengths == ()
     assert device.accelerator().computed_as(5) == 5
     assert isinstance(transfer(), SharedTransfer)
@@ -148,14 +149,17 @@ def test_a_gpu_is_registered_and_attention_replaced_once(
     monkeypatch: pytest.MonkeyPatch, driver: Driver, unregistered: None
 ) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", mx.fast.scaled_dot_product_attention)
+    monkeypatch.setattr(mx, "quantized_matmul", mx.quantized_matmul)
     monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "7")
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     monkeypatch.setattr(mx, "gpu", mx.default_device())
+    before = mx.quantized_matmul
     nvidia.prepare()
     assert isinstance(transfer(), nvidia.PinnedTransfer)
-    once = mx.fast.scaled_dot_product_attention
+    once, product = mx.fast.scaled_dot_product_attention, mx.quantized_matmul
     nvidia.prepare()
     assert mx.fast.scaled_dot_product_attention is once
+    assert mx.quantized_matmul is product is not before
     assert hasattr(once, "fused")
     assert os.environ["MLX_MAX_OPS_PER_BUFFER"] == "7"
     gpu = device.accelerator()
@@ -355,3 +359,31 @@ def test_weights_of_many_tokens_sum_up_to_one() -> None:
     keys = mx.zeros((1, 1, 4096, 1), mx.bfloat16)
     found = nvidia.unfused(keys[:, :, :2], keys, keys + 1, 1.0, None)
     assert mx.allclose(found, mx.ones_like(found), atol=0.01).item()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(1, 3),
+    heads=st.integers(1, 4),
+    tokens=st.integers(1, 5),
+    transpose=st.booleans(),
+    stacked=st.booleans(),
+    dtype=st.sampled_from([mx.float32, mx.bfloat16]),
+)
+def test_folded_products_are_those_of_mlx(
+    rows: int, heads: int, tokens: int, transpose: bool, stacked: bool, dtype: mx.Dtype
+) -> None:
+    shape = (heads, 32, 64) if stacked else (32, 64)
+    weight, scales, biases = mx.quantize(mx.random.normal(shape).astype(dtype), group_size=32, bits=4)
+    x = mx.random.normal((rows, tokens, heads, 64 if transpose else 32)).astype(dtype).swapaxes(1, 2)
+    got: list[tuple[int, ...]] = []
+
+    def product(one: mx.array, *rest: Any, **named: Any) -> mx.array:
+        got.append(one.shape)
+        return mx.quantized_matmul(one, *rest, **named)
+
+    named = {"scales": scales, "biases": biases, "transpose": transpose, "group_size": 32, "bits": 4}
+    plain, found = mx.quantized_matmul(x, weight, **named), nvidia.folded(product)(x, weight, **named)
+    assert got == [(1, heads, rows * tokens, x.shape[-1]) if stacked and rows > 1 else x.shape]
+    assert (found.shape, found.dtype) == (plain.shape, plain.dtype)
+    assert mx.array_equal(found, plain) if rows == 1 else mx.allclose(found, plain, rtol=0.02, atol=0.2)
