@@ -201,11 +201,10 @@ def _of_quantized(
     transpose = rest[0] if rest else named.pop("transpose", True)
     columns = _places(found.shape[-1])
     packed = [_in_type(one, found.dtype) for one in (weight, scales, biases)]
-    if transpose:
-        packed = _taken(packed, columns, -2)
+    packed = _taken(packed, columns, -2) if transpose else packed
     by: Any = mx.dequantize(*packed, *rest[1:], **named)
     by = by.swapaxes(-1, -2) if transpose else mx.take(by, columns, axis=-1)
-    return _sums(found, x, by, columns)
+    return _sums(found[None], x[None], by, columns)  # dbrx gives one token's numbers alone
 
 
 def _of_experts(

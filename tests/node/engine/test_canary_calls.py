@@ -283,3 +283,11 @@ def test_products_of_heads_are_folded_around_a_fault_of_cuda(
     assert refused(stage).message.startswith("quantized_matmul is ")
     monkeypatch.setattr(mx, "quantized_matmul", nvidia.folded(wrong))
     check_calls(stage, "model", LONGEST)
+
+
+def test_a_product_of_one_tokens_numbers_alone_is_compared() -> None:
+    weights = mx.quantize(mx.random.normal((48, 64)), group_size=32, bits=4)
+    with watched() as calls:
+        mx.quantized_matmul(mx.random.normal((64,)), *weights, group_size=32, bits=4)
+    [(_, compare)] = calls.values()
+    assert largest_off(*compare()) < ROUNDINGS  # type: ignore[misc]
