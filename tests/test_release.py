@@ -24,7 +24,7 @@ SCRIPT = ROOT / ".ci" / "release.py"
 PARTS = runpy.run_path(str(SCRIPT))
 HOST = "https://host.invalid"
 EPOCH = 1_790_000_000
-MOST_BYTES = 4_500_000
+MOST_BYTES = 4_600_000
 """The size of the wheel with both bundled models, at most."""
 
 SETTINGS = [
