@@ -247,7 +247,7 @@ def _taken(packed: list[Any], places: mx.array, axis: int) -> list[Any]:
     return [None if one is None else mx.take(one, places, axis=axis) for one in packed]
 
 
-def _in_type(packed: list[Any], dtype: mx.Dtype) -> list[Any]:
+def _in_type(packed: list[Any], dtype: mx.Dtype) -> Any:
     """Numbers in the type that a product is made in; packed weights as they are."""
     floating = [one is not None and mx.issubdtype(one.dtype, mx.floating) for one in packed]
     return [one.astype(dtype) if number else one for one, number in zip(packed, floating, strict=True)]
