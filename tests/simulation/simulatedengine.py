@@ -505,6 +505,8 @@ class Epoch:
             return
         if self.channel is not None:
             self.channel.expect(self._incoming(resolved))
+        if self._front is not None:
+            self._front.announced(chunk.row for chunk in step.prefill.chunks)
         self._steps.append(resolved)
         self._go_on()
 

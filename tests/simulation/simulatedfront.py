@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -216,6 +216,9 @@ class SimulatedFront:
         self._kept[change.prefix] = change.origin, names.first(change.tokens)
 
     # The epoch
+
+    def announced(self, rows: Iterable[int]) -> None:
+        self._owner.children.wires.announced.update(self._rows[row].text for row in rows if row in self._rows)
 
     def parameters(self, chunk: Chunk) -> bytes:
         """The row's parameter record."""

@@ -50,6 +50,8 @@ class Wires:
         self.served: list[Served] = []
         self.begun: Counter[str] = Counter()
         """How often a head has begun a prompt."""
+        self.announced = set[str]()
+        """The prompts of which a head has been told to compute something."""
         self.resumed = 0
         """Rows that went on behind tokens of an earlier epoch."""
         self.computed: dict[str, float] = {}
