@@ -422,8 +422,8 @@ class Story:
             self._ask_for(60, deployment, words=words)
 
     def _deadline_passed(self, asked: Asked) -> None:
-        """A request that has not begun by its deadline fails then, also where nothing else happens. It has begun
-        once its first chunk is announced, which slow machines may be longer in coming to."""
+        """A request that has not begun by its deadline fails then, also where nothing else happens. It has
+        begun once its first chunk is announced, which slow machines may be longer in coming to."""
         begun = asked.text in self.cluster.wires.announced
         since, down = self._down.get(asked.deployment, (math.inf, None))
         long_down = down is not None and since < asked.begun - KNOWN_SECONDS

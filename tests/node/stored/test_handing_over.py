@@ -292,7 +292,12 @@ async def test_a_caller_has_one_stream_at_a_time(world: World) -> None:
     assert await world.pieces(world.request())
 
 
-async def test_a_caller_asks_only_so_often(world: World) -> None:
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(giving, "_CALLS_PER_SECOND", 1e-6)
+
+
+async def test_a_caller_asks_only_so_often(slowly: None, world: World) -> None:
     for _ in range(giving.CALLS_AT_ONCE):
         await world.pieces(world.request())
     with pytest.raises(Exception) as raised:
