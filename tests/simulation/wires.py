@@ -51,7 +51,7 @@ class Wires:
         self.begun: Counter[str] = Counter()
         """How often a head has begun a prompt."""
         self.announced = set[str]()
-        """The prompts of which a head has been told to compute something."""
+        """The prompts of which a chunk is announced to a head."""
         self.resumed = 0
         """Rows that went on behind tokens of an earlier epoch."""
         self.computed: dict[str, float] = {}
