@@ -24,7 +24,6 @@ from sealring.mesh.errors import ModelError
 from sealring.mesh.system.start import forbid_core_files
 from sealring.node.engine.adapters import adapter_of, check_none, describe
 from sealring.node.engine.apart import answer
-from sealring.node.engine.blocks import layout_of_rows
 from sealring.node.engine.caches import kind_of
 from sealring.node.engine.caches.undo import runs_of
 from sealring.node.engine.contents import check_folder
@@ -237,6 +236,10 @@ def _caches(model: nn.Module, anatomy: Anatomy) -> dict[str, Any]:
 
 
 def _travels(model: nn.Module) -> bool:
+    from sealring.node.engine.blocks import (
+        layout_of_rows,
+    )  # loads numpy: not in all processes
+
     def tried(tokens: int) -> list[Any]:
         cache = full_cache(model)
         for _ in range(tokens):
