@@ -255,7 +255,7 @@ def give_way(
     Raises `error` otherwise, and ConfigError (STATE_*).
     """
     if error.metadata.get("component") != "coordinator" and error.reason != "UNREACHABLE":
-        raise error  # whoever asks it may find that it is gone before its end is seen
+        raise error  # a call may find it gone before its end is seen
     coordinator, gateway = (Path(settings[name]["state_dir"]) for name in ("coordinator", "gateway"))
     if not is_deposed(coordinator):
         raise error
