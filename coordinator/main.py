@@ -306,6 +306,7 @@ class Coordinator:
             self.store,
             self.publisher.current.version,
             check_roster(roster, self.keys.root, now=self._clock()),
+            roster,
         )
         self._deposed.set()
 

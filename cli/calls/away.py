@@ -20,7 +20,7 @@ def while_away(folder: Path, now: float) -> Iterator[str]:
     """Lines on how long rings go on by the roster in a node's state `folder`, and on what takes over; none
     where no node is enrolled."""
     from sealring.coordinator.backup import STANDBY_MARK
-    from sealring.coordinator.standby.terms import is_deposed
+    from sealring.coordinator.standby.terms import deposed_by
     from sealring.mesh.member.state import ROSTER, load_machine_state
     from sealring.mesh.roster.reader import check_roster
 
@@ -38,7 +38,7 @@ def while_away(folder: Path, now: float) -> Iterator[str]:
     standby = _standby(roster)
     if standby is None:
         with suppress(OSError, SealringError):  # no coordinator is here, or it runs and has locked its store
-            if is_deposed(coordinator):
+            if deposed_by(coordinator):
                 yield "a standby has taken over from this machine: `sealring up` goes on here as a member"
                 return
         lost = " and no other gateway, so nobody is answered until then" if len(roster.gateways) < 2 else ""

@@ -14,7 +14,7 @@ from sealring.cli.local.cluster import Cluster
 from sealring.cli.setup.finding import JOIN_PORT
 from sealring.cli.terminal.host import START_SECONDS, Host
 from sealring.coordinator.settings import MOST_ADDRESSES, CoordinatorSettings
-from sealring.coordinator.standby.terms import is_deposed
+from sealring.coordinator.standby.terms import deposed_by
 from sealring.doctor.system import listens_itself
 from sealring.edge.access.keyfile import LAN_FOLDER, KeyFile
 from sealring.edge.access.keys import Scope
@@ -257,8 +257,14 @@ def give_way(
     if error.metadata.get("component") != "coordinator" and error.reason != "UNREACHABLE":
         raise error  # a call may find it gone before its end is seen
     coordinator, gateway = (Path(settings[name]["state_dir"]) for name in ("coordinator", "gateway"))
-    if not is_deposed(coordinator):
+    roster = deposed_by(coordinator)
+    if roster is None:
         raise error
+    stored = Path(settings["node"]["state_dir"]) / ROSTER
+    try:
+        write_atomic(stored, roster)  # the node verifies it, and finds the standby by it
+    except OSError as failed:
+        raise unwritable(stored, failed) from None
     moved = {gateway: gateway.parent, root / "gateway.key": root, settings_file_of(root, "gateway"): root}
     moved[coordinator] = coordinator.parent  # last: until then the next start does this again
     aside = {parent: _aside(parent, (gateway, coordinator)) for parent in moved.values()}

@@ -29,14 +29,15 @@ _RETRY_SECONDS = 5.0
 log = structlog.get_logger()
 
 
-def is_deposed(folder: Path) -> bool:
-    """Whether another coordinator has taken over from the one with this state `folder`, which does not run.
+def deposed_by(folder: Path) -> bytes | None:
+    """The signed roster of the coordinator that has taken over from the one with this state `folder`, which
+    does not run; None if none has.
 
     Raises ConfigError (STATE_*).
     """
     store = Store.open(folder)
     try:
-        return store.get_meta(_DEPOSED) is not None
+        return store.get_meta(_DEPOSED)
     finally:
         store.close()
 
@@ -52,13 +53,15 @@ def check_term(store: Store) -> None:
         )
 
 
-def depose(store: Store, version: int, roster: Roster) -> None:
-    """Stores a verified roster of the coordinator that took over. Raises FailedPrecondition
-    (NO_LATER_TERM)."""
+def depose(store: Store, version: int, roster: Roster, envelope: bytes) -> None:
+    """Stores the `envelope` of a verified roster of the coordinator that took over: it says where this is.
+
+    Raises FailedPrecondition (NO_LATER_TERM).
+    """
     if term_of(roster.version) <= term_of(version):
         raise FailedPrecondition("the roster is of no later term", reason="NO_LATER_TERM")
     log.error("coordinator_deposed", term=term_of(version), later=term_of(roster.version))
-    store.set_meta(_DEPOSED, str(roster.version).encode())
+    store.set_meta(_DEPOSED, envelope)
 
 
 async def tell_predecessor(store: Store, publisher: RosterPublisher, folder: Path, own: str) -> None:

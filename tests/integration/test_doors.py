@@ -193,3 +193,16 @@ def test_a_standby_goes_on_where_the_first_machine_was(tmp_path: Path) -> None:
         assert "demo-0" in third.run("status")
         assert (url_of(two), url_of(three)) == urls
         second.run("token", "create")
+        back = stack.enter_context(first.running("up", "--address", "127.0.0.1", "--name", "one"))
+        back.wait_for("This machine goes on as a member")
+        back.wait_for(lambda line: line.startswith("the coordinator at") and line.endswith(" answers"))
+        assert "Paris" in first.run("chat", QUESTION)
+        assert "this machine is the node one" in first.run()
+        url_of(back)
+        assert (first.state / "proxy.key").read_text().strip() in first.run("connect", "opencode")
+        back.stop()
+        again = stack.enter_context(first.running("up", "--address", "127.0.0.1", "--name", "one"))
+        again.wait_for("it goes on as a member")
+        again.wait_for(lambda line: line.startswith("the coordinator at") and line.endswith(" answers"))
+        assert "Paris" in first.run("chat", QUESTION)
+        assert not (first.state / "coordinator").exists(), "no second cluster"

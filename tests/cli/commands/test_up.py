@@ -80,10 +80,13 @@ def first(up: Any, host: Any, home: Path) -> Path:
     return state
 
 
+ROSTER_OF_THE_STANDBY = b"signed by the standby"
+
+
 def depose(coordinator: Path) -> None:
     SigningCluster(coordinator.parent).save(coordinator / "operator", Role.OPERATOR)
     store = Store.create(coordinator)
-    store.set_meta("deposed", b"1")
+    store.set_meta("deposed", ROSTER_OF_THE_STANDBY)
     store.close()
 
 
@@ -112,6 +115,7 @@ def test_a_standby_goes_on_following(up: Any, host: Any, first: Path) -> None:
 def test_a_deposed_first_machine_goes_on_as_a_member_for_good(up: Any, host: Any, first: Path) -> None:
     depose(first / "coordinator")
     assert f"still in {first / 'deposed-1'}:" in up().err
+    assert (first / "node" / "roster.dsse").read_bytes() == ROSTER_OF_THE_STANDBY
     assert "it goes on as a member" in up().err
     assert host.became == [JOINS] * 2
     assert {"gateway", "coordinator"} <= names(first / "deposed-1")
