@@ -125,7 +125,7 @@ class Demand:
             zip(kv_bytes_per_token(profile, kv_bits), profile.kv_max_tokens, profile.state_bytes, strict=True)
         )
         row = tuple(
-            per_token * (min(most, window + chunk) if 0 < window < context else most) + state
+            per_token * (min(most, _windowed(window, chunk)) if 0 < window < context else most) + state
             for per_token, window, state in layers
         )
         mark = tuple(per_token * min(window, context) + state for per_token, window, state in layers)
@@ -235,6 +235,12 @@ class Demand:
     def total(self, stages: int) -> int:
         """Everything that `stages` ranks hold together, one row included."""
         return sum(self.per_layer) + sum(self.extras(stages))
+
+
+def _windowed(window: int, chunk: int) -> int:
+    """Tokens that a windowed layer holds: no fewer than as long as its window has not moved, so that a longer
+    context never needs less."""
+    return window + max(chunk, window // CACHE_PART if window >= LONG_CACHE else 0)
 
 
 def _sized(

@@ -1,7 +1,8 @@
 """Chooses the layers that members hold. Pure: specification, profile and candidates in, plan or refusal out.
 
 How it chooses, when the operator leaves it open:
-- context first: the model's own context if any number of members holds it, else the largest that fits;
+- context first: the model's own context if any number of members holds it, else the largest that fits, of
+  which windows may take a small part for longer chunks;
 - then as few members as hold the weights, and one row at that context, within 90 % of their usable memory;
 - members that serve nothing else, where they hold it: every ring more makes the others of a node slower;
 - the members that have the model, then those with the most memory (then trust, then id), dealt out so that
@@ -20,7 +21,7 @@ tail also for their logits. Plans of other deployments may use what that leaves 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sealring.coordinator.planning.arrangement import (
     Candidate,
@@ -33,7 +34,7 @@ from sealring.coordinator.planning.arrangement import (
     shortfall,
     snake,
 )
-from sealring.coordinator.planning.demand import Demand, check_profile, longest_chunk_in
+from sealring.coordinator.planning.demand import LEAST_CHUNK, Demand, check_profile, longest_chunk_in
 from sealring.coordinator.planning.links import Network
 from sealring.coordinator.planning.prompts import PromptCut, prompt_cut
 from sealring.coordinator.planning.reasons import of_devices, of_members, of_order, reasons
@@ -46,6 +47,7 @@ from sealring.coordinator.planning.refusals import (
 )
 from sealring.coordinator.planning.specs import bad, check_spec
 from sealring.mesh.crypto.encoding import canonical_json
+from sealring.mesh.errors import ResourceExhausted
 from sealring.mesh.names import ring_id
 from sealring.mesh.roster.model import TENSOR
 from sealring.mesh.units import size
@@ -62,10 +64,18 @@ SHORTEST_CHUNK = 256
 """Tokens of the longest chunk where a member does not say by how many it gains."""
 
 CONTEXT_STEP = 256
+_LENT = 16
+"""This part of a context that is short of memory is given up for longer chunks."""
+
 DEFAULT_MAX_ROWS = 64
 
 _ROW_SLACK = 512
 """Tokens that a row may take besides its context: caches grow by blocks of 256, and the next one early."""
+
+_RingsAt = Callable[[int], list[PlannedRing] | None]
+_Way = tuple[_RingsAt, Callable[[int], ResourceExhausted]]
+"""How rings are arranged: by context, with the specification's chunk; and the refusal of the wanted context,
+by the largest for which there are rings (0: for none)."""
 
 
 def plan(
@@ -90,16 +100,7 @@ def plan(
         raise no_heads(spec.draft, members, end)
     _check_shape(spec, profile)
     wanted = spec.context or profile.max_context or DEFAULT_CONTEXT
-    chunk = asked.prefill_chunk or max(longest_chunk(spec, profile, wanted, one) for one in members)
-    spec.prefill_chunk = chunk
-    rings = _arranged(spec, profile, wanted, members, candidates, network)
-    if not asked.prefill_chunk:
-        spec.prefill_chunk = min(
-            longest_chunk(spec, profile, spec.context, one) for ring in rings for one, _ in ring
-        )
-    if spec.prefill_chunk < chunk:  # of which windowed caches hold less
-        spec.context, spec.stages = asked.context, asked.stages
-        rings = _arranged(spec, profile, wanted, members, candidates, network)
+    rings = _arranged(asked, spec, profile, wanted, members, candidates, network)
     if not all(may_lead(_demand(spec, profile, spec.context), [one for one, _ in ring]) for ring in rings):
         raise no_heads(spec.draft, [ring[-1 if profile.draft.taps else 0][0] for ring in rings], end)
     cuts = _cuts_for_prompts(asked, spec, profile, rings, network)
@@ -134,6 +135,7 @@ def _too_large_images(chunk: int, tokens: int) -> str:
 
 
 def _arranged(
+    asked: admin_pb2.DeploymentSpec,
     spec: admin_pb2.DeploymentSpec,
     profile: model_pb2.ModelProfile,
     wanted: int,
@@ -141,15 +143,48 @@ def _arranged(
     candidates: Sequence[Candidate],
     network: Network,
 ) -> list[PlannedRing]:
-    """The rings, with the specification's context and stages filled in."""
+    """The rings, with the specification's context, chunk and stages filled in.
+
+    Windowed caches hold a chunk besides, and members with more memory compute longer chunks. So that more
+    memory never gives a shorter context, no length of context depends on the chunks that memory allows."""
     if spec.strategy == TENSOR:
-        spec.context, rings = _alike(spec, profile, wanted, members, candidates)
+        rings_at, refusal = _alike(spec, profile, wanted, members, candidates)
     elif spec.split:
-        spec.context, rings = _by_hand(spec, profile, wanted, members, candidates)
+        rings_at, refusal = _by_hand(spec, profile, wanted, members, candidates)
     else:
-        spec.context, rings = _by_memory(spec, profile, wanted, members, candidates, network)
+        rings_at, refusal = _by_memory(spec, profile, wanted, members, candidates, network)
+    given, gained = asked.prefill_chunk, [_gained_chunk(spec, profile, one) for one in members]
+    spec.prefill_chunk = least = given or min(LEAST_CHUNK, *gained)
+    context = largest = _largest_context(wanted, rings_at)
+    if not largest or (spec.context and largest < wanted):
+        raise refusal(largest)
+    if largest < wanted and not given:
+        spec.prefill_chunk = max(gained)
+        lent = largest // _LENT // CONTEXT_STEP * CONTEXT_STEP
+        context = max(_largest_context(largest, rings_at), min(largest, max(DEFAULT_CONTEXT, largest - lent)))
+    chunks = [given] if given else _chunks(spec, profile, context, members, least)
+    for spec.context, spec.prefill_chunk in [*((context, chunk) for chunk in chunks), (largest, least)]:
+        rings = rings_at(spec.context) or []
+        chosen = [one for ring in rings for one, _ in ring]
+        longest = (given or longest_chunk(spec, profile, spec.context, one) for one in chosen)
+        if min(longest, default=0) >= spec.prefill_chunk:
+            break
+    if not spec.split:
         spec.stages = len(rings[0])
     return rings
+
+
+def _chunks(
+    spec: admin_pb2.DeploymentSpec,
+    profile: model_pb2.ModelProfile,
+    context: int,
+    members: Sequence[Candidate],
+    least: int,
+) -> list[int]:
+    """The chunks to try: the longest of each member, and `least` doubled until that of the strongest."""
+    found = {longest_chunk(spec, profile, context, one) for one in members}
+    doubled = (least << times for times in range((max(found) // least).bit_length()))
+    return sorted(found.union(doubled), reverse=True)
 
 
 def _cuts_for_prompts(
@@ -214,14 +249,18 @@ def _head_layers(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile
     return max(((one.layers, one.name) for one in residents), default=(0, ""))
 
 
+def _gained_chunk(spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, member: Candidate) -> int:
+    """Tokens of the longest chunk that a member gains by, or that the largest image needs."""
+    image = 0 if spec.strategy == TENSOR else profile.image_tokens
+    return max(member.longest_chunk or SHORTEST_CHUNK, image)
+
+
 def longest_chunk(
     spec: admin_pb2.DeploymentSpec, profile: model_pb2.ModelProfile, context: int, member: Candidate
 ) -> int:
-    """Tokens of the longest chunk that a member gains by, or that the largest image needs, and that it has
-    the memory for."""
+    """Tokens of the chunk of `_gained_chunk`, or fewer for which a member has the memory."""
     fitting = longest_chunk_in(member.memory_usable, profile, context, spec.kv_bits)
-    image = 0 if spec.strategy == TENSOR else profile.image_tokens
-    return min(max(member.longest_chunk or SHORTEST_CHUNK, image), fitting)
+    return min(_gained_chunk(spec, profile, member), fitting)
 
 
 def _demand(
@@ -238,7 +277,7 @@ def _by_memory(
     members: list[Candidate],
     candidates: Sequence[Candidate],
     network: Network,
-) -> tuple[int, list[PlannedRing]]:
+) -> _Way:
     most = min(len(members) // spec.replicas, profile.layers - max(0, _head_layers(spec, profile)[0] - 1))
     counts = [spec.stages] if spec.stages else list(range(1, most + 1))
     if not counts or counts[0] > most:
@@ -257,16 +296,11 @@ def _by_memory(
         )
         return next((rings for rings in found if rings is not None), None)
 
-    rings = attempt(wanted)
-    if rings is not None:
-        return wanted, rings
-    largest = _largest_context(wanted, lambda context: attempt(context) is not None)
-    if spec.context or not largest:
+    def refusal(largest: int) -> ResourceExhausted:
         asked = members[: counts[-1] * spec.replicas]
-        raise does_not_fit(_demand(spec, profile, wanted), wanted, asked, spec.replicas, counts[-1], largest)
-    rings = attempt(largest)
-    assert rings is not None  # it fitted a moment ago
-    return largest, rings
+        return does_not_fit(_demand(spec, profile, wanted), wanted, asked, spec.replicas, counts[-1], largest)
+
+    return attempt, refusal
 
 
 def _pools(spec: admin_pb2.DeploymentSpec, members: list[Candidate]) -> list[list[Candidate]]:
@@ -284,7 +318,7 @@ def _by_hand(
     wanted: int,
     members: list[Candidate],
     candidates: Sequence[Candidate],
-) -> tuple[int, list[PlannedRing]]:
+) -> _Way:
     count = len(spec.split)
     if len(members) < count * spec.replicas:
         raise too_few_nodes(spec, count * spec.replicas, members, candidates)
@@ -308,26 +342,19 @@ def _by_hand(
             ]
         return [list(zip(group, spec.split, strict=True)) for group in groups]
 
-    def holds(demand: Demand, rings: list[PlannedRing]) -> bool:
-        return all(shortfall(demand, ring, doubled_layers(spec)) is None for ring in rings)
+    def missing(demand: Demand, rings: list[PlannedRing]) -> Iterator[tuple[Candidate, int, int]]:
+        return filter(None, (shortfall(demand, ring, doubled_layers(spec)) for ring in rings))
 
-    def rings_at(context: int) -> list[PlannedRing]:
+    def rings_at(context: int) -> list[PlannedRing] | None:
         demand = _demand(spec, profile, context)
-        tried = [rings_of(pool, demand) for pool in pools]
-        return next((rings for rings in tried if holds(demand, rings)), tried[-1])
+        tried = (rings_of(pool, demand) for pool in pools)
+        return next((rings for rings in tried if not any(missing(demand, rings))), None)
 
-    def fits(context: int) -> bool:
-        return holds(_demand(spec, profile, context), rings_at(context))
-
-    context = wanted if fits(wanted) else _largest_context(wanted, fits)
-    if not context or (spec.context and context != wanted):
+    def refusal(largest: int) -> ResourceExhausted:
         demand = _demand(spec, profile, wanted)
-        doubled = doubled_layers(spec)
-        missing = next(
-            found for ring in rings_at(wanted) if (found := shortfall(demand, ring, doubled)) is not None
-        )
-        raise split_does_not_fit(*missing, wanted, context)
-    return context, rings_at(context)
+        return split_does_not_fit(*next(missing(demand, rings_of(pools[-1], demand))), wanted, largest)
+
+    return rings_at, refusal
 
 
 def _alike(
@@ -336,7 +363,7 @@ def _alike(
     wanted: int,
     members: list[Candidate],
     candidates: Sequence[Candidate],
-) -> tuple[int, list[PlannedRing]]:
+) -> _Way:
     """Rings whose members each hold a part of every layer, and all of what is beside the layers; the profile
     is of such a part. A ring is as strong as its weakest: members of like memory are together."""
     count = spec.stages * spec.replicas
@@ -351,24 +378,26 @@ def _alike(
         orders = [have_first, free_first, sorted(strongest, key=lambda one: one.fetches), strongest]
     tried = [order[:count] for order in orders]
 
-    def holding(context: int) -> list[Candidate] | None:
+    def rings_at(context: int) -> list[PlannedRing] | None:
         needed = _demand(spec, profile, context).total(1)
-        return next((chosen for chosen in tried if min(one.room for one in chosen) >= needed), None)
+        chosen = next((one for one in tried if min(member.room for member in one) >= needed), [])
+        groups = [chosen[start : start + spec.stages] for start in range(0, len(chosen), spec.stages)]
+        return [[(member, profile.layers) for member in group] for group in groups] or None
 
-    context = wanted if holding(wanted) else _largest_context(wanted, lambda one: holding(one) is not None)
-    chosen = holding(context) if context else None
-    if chosen is None or (spec.context and context != wanted):
-        raise does_not_fit(_demand(spec, profile, wanted), wanted, tried[-1], count, 1, context)
-    groups = [chosen[start : start + spec.stages] for start in range(0, count, spec.stages)]
-    return context, [[(member, profile.layers) for member in group] for group in groups]
+    def refusal(largest: int) -> ResourceExhausted:
+        return does_not_fit(_demand(spec, profile, wanted), wanted, tried[-1], count, 1, largest)
+
+    return rings_at, refusal
 
 
-def _largest_context(wanted: int, fits: Callable[[int], bool]) -> int:
-    """The largest multiple of CONTEXT_STEP below `wanted` that fits, 0 when none does."""
+def _largest_context(wanted: int, rings_at: _RingsAt) -> int:
+    """`wanted`, else the largest multiple of CONTEXT_STEP below it for which there are rings, 0 without."""
+    if rings_at(wanted) is not None:
+        return wanted
     low, high = 0, (wanted - 1) // CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
-        if fits(middle * CONTEXT_STEP):
+        if rings_at(middle * CONTEXT_STEP) is not None:
             low = middle
         else:
             high = middle - 1

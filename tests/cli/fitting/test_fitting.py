@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sealring.cli.fitting.fitting import CHUNK, fit
@@ -29,6 +29,8 @@ def test_a_macs_chunk_is_that_of_its_engine() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(MODELS)), st.sampled_from(WIDTHS), SIZES, st.integers(0, 2))
+@example("Llama-4-Maverick-17B-128E-Instruct", 6, [512, 8], 1)
+@example("gemma-4-31B-it", 4, [16, 16, 16], 0)
 def test_more_memory_never_fits_less(name: str, bits: int, sizes: list[int], place: int) -> None:
     """Nor with a shorter context, on more machines, or lacking more."""
     profile = MODELS[name].profile(bits)

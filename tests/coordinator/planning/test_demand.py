@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from sealring.coordinator.planning.demand import (
     Demand,
@@ -50,6 +52,24 @@ def test_layers_ask_for_weights_and_one_row() -> None:
     assert (asked.row_bytes(0, 2), asked.row_bytes(1, 3), asked.row_bytes(1, 1)) == (146, 146, 0)
     assert [asked.weight_bytes(0, 2, 0, 2), asked.weight_bytes(2, 3, 1, 2)] == [160, 77]
     assert asked.total(1) == asked.total(2) == 229 + 67 + 199 + 17
+
+
+@given(
+    st.sampled_from([0, 1, 4096, 8191, 8192, 32_768]),
+    st.integers(1, 65_536),
+    st.integers(0, 65_536),
+    st.integers(1, 2048),
+    st.integers(0, 2048),
+)
+@example(32_768, 32_768, 1, 256, 0)
+def test_a_longer_context_or_chunk_never_needs_less(
+    window: int, context: int, longer: int, chunk: int, more: int
+) -> None:
+    """Nor in a layer whose window begins to move."""
+    found = profile(kv_max_tokens=[window] * 3)
+    least = Demand.of(found, context, chunk=chunk, speculate=True)
+    most = Demand.of(found, context + longer, chunk=chunk + more, speculate=True)
+    assert most.total(1) >= least.total(1)
 
 
 def test_embedding_and_head_are_at_the_ends() -> None:

@@ -587,6 +587,19 @@ def test_windows_hold_the_chunk_that_is_planned() -> None:
     assert kv_bytes[2] == kv_bytes[0] != kv_bytes[1]
 
 
+def test_a_context_is_not_refused_for_longer_chunks() -> None:
+    """Without a context asked for, longer chunks take a sixteenth of it at most."""
+    windows = profile(
+        kv_bytes_per_token=[1 << 14] * 9, kv_max_tokens=[1024] * 4 + [0] * 5, max_context=1 << 17
+    )
+    short = plan(spec(max_rows=1, prefill_chunk=256), windows, [gains(1, 3 * GIB, 2048)]).spec
+    found = plan(spec(max_rows=1), windows, [gains(1, 3 * GIB, 2048)]).spec
+    asked = plan(spec(max_rows=1, context=short.context), windows, [gains(1, 3 * GIB, 2048)]).spec
+    assert 15 * short.context <= 16 * found.context < 16 * short.context
+    assert asked.context == short.context < windows.max_context
+    assert 256 <= asked.prefill_chunk < found.prefill_chunk < 2048
+
+
 def drafted(small: model_pb2.ModelProfile, **changes: object) -> model_pb2.ModelProfile:
     """A model whose drafts can be taken back, with the draft model `small`."""
     made = profile(trimmable=True, **changes)
