@@ -125,9 +125,11 @@ class RingBackend:
         )
         work.progress.claimed = min(request.attempts, MAX_ATTEMPTS - 1)
         size = request.envelope.ByteSize()
-        with self._quotas.claim(tenant, lambda: most_tokens(request, self._named(model))):
+        most, goes_on = lambda: most_tokens(request, self._named(model)), request.attempts > 0
+        with self._quotas.claim(tenant, most, goes_on=goes_on) as claim:
             self._held.take(tenant, size)
             self._running.add(request_id)
+            cut_off = 0
             try:
                 with self._metrics.request(model) as observed:
                     self._rings.submit(work, answer)
@@ -140,6 +142,7 @@ class RingBackend:
                 late = self._rings.loading(model) if error.reason == "DEADLINE_PASSED" else None
                 if error.reason == EpochEnded.default_reason:  # its client asks again, and pays then
                     work.progress.prompt_tokens = work.progress.cached = 0
+                    cut_off = sum(one.end is None for one in work.progress.choices)
                 raise late or _counted(error, work) from error.__cause__
             finally:
                 self._running.discard(request_id)
@@ -147,6 +150,7 @@ class RingBackend:
                 if not self._running:
                     self._idle.set()
                 self._rings.cancel(request_id)
+                claim.rests = cut_off if work.progress.answered else claim.rests
                 if work.progress.begun or work.progress.answered:
                     self._count(tenant, model, _used(work, answer))
 

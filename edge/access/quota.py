@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from functools import partial
 
 from sealring.mesh.clock import Clock, wall_clock
 from sealring.mesh.errors import ResourceExhausted
 
 QUOTA_USED = "DAILY_TOKENS_USED"
+CUT_OFF_SECONDS = 900
+"""How long the rest of an answer that a fault has cut off is not refused."""
+
+_MOST_CUT_OFF = 256
 
 
 def day_of(now: float) -> date:
@@ -22,6 +28,14 @@ def day_ends(now: float) -> datetime:
     """The midnight that follows `now`, in this machine's time zone."""
     tomorrow = day_of(now) + timedelta(days=1)
     return datetime(tomorrow.year, tomorrow.month, tomorrow.day).astimezone()
+
+
+@dataclass(slots=True)
+class Claim:
+    """A request that counts. When it ends, `rests` of its answers may be asked for from where they were cut
+    off, whatever is left of the quota."""
+
+    rests: int = 0
 
 
 class Quotas:
@@ -43,28 +57,32 @@ class Quotas:
         self._clock = clock
         self.claimed = Counter[str]()
         """The tokens that the requests under way of each key may use at most."""
+        self._cut_off: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=_MOST_CUT_OFF))
 
     @contextmanager
-    def claim(self, key_id: str, tokens: Callable[[], int]) -> Iterator[None]:
-        """Counts the block as a request of at most `tokens()` tokens, which may be many for nothing.
+    def claim(self, key_id: str, tokens: Callable[[], int], *, goes_on: bool = False) -> Iterator[Claim]:
+        """Counts the block as a request of at most `tokens()` tokens, which may be many for nothing. One that
+        `goes_on`, by its client's word, is not refused where it may be the rest of an earlier one.
 
         Raises ResourceExhausted: DAILY_TOKENS_USED, or TOO_MANY_AT_ONCE while what is left may be used by
         requests under way.
         """
         quota = self._quota(key_id)
         if not quota:
-            yield
+            yield Claim()
             return
-        left = quota - self._spent(key_id)
-        if left <= self.claimed[key_id]:
+        rests, left = self._cut_off[key_id], quota - self._spent(key_id)
+        claim = Claim(int(goes_on and bool(rests) and rests.popleft() > self._clock()))
+        if not claim.rests and left <= self.claimed[key_id]:
             error = self._used_up(quota) if left <= 0 else _all_claimed(quota)
             self._on_refused(error.reason)
             raise error
         most = tokens()
         self.claimed[key_id] += most
         try:
-            yield
+            yield claim
         finally:
+            rests.extend([self._clock() + CUT_OFF_SECONDS] * claim.rests)
             self.claimed[key_id] -= most
             if not self.claimed[key_id]:
                 del self.claimed[key_id]

@@ -52,6 +52,8 @@ class AnswerWriter(Protocol):
 
     def computed(self) -> None: ...
 
+    def paused(self) -> None: ...
+
     def prefilled(self, done: int, prompt_tokens: int) -> None:
         """A chunk of the prompt is computed behind `done` tokens of it."""
 
@@ -99,6 +101,9 @@ class Answer:
         pass
 
     def computed(self) -> None:
+        pass
+
+    def paused(self) -> None:
         pass
 
     def prefilled(self, done: int, prompt_tokens: int) -> None:

@@ -108,9 +108,6 @@ class Epoch:
         own = head.own if is_card(head.own) else ModelCard()
         self.abilities = Abilities(capabilities_of(head.capabilities), head.vision_not_installed, own)
 
-    def tell_head(self, message: control.ScheduleRequest) -> None:
-        self.streams.send_head(message.SerializeToString())
-
     def tell_all(self, message: control.ScheduleRequest) -> None:
         self.streams.send_all(message.SerializeToString())
 
@@ -132,10 +129,9 @@ def below_floor(floor: int, trust: int) -> FailedPrecondition:
 
 def epoch_ended(reason: str) -> EpochEnded:
     """The error for clients whose answers the end of an epoch cut off. `reason` is that of the end."""
+    again = "send the request again"
     if reason == StageFailed.out_of_memory:
-        return EpochEnded(
-            "a member of the ring ran out of memory", hint="send the request again", reason=reason
-        )
+        return EpochEnded("a member of the ring ran out of memory", hint=again, reason=reason)
     if reason == StageFailed.default_reason:
         return EpochEnded(
             "the model failed while it computed the answer",
@@ -143,7 +139,7 @@ def epoch_ended(reason: str) -> EpochEnded:
             reason=reason,
         )
     what = "the coordinator ended the ring's epoch" if reason == LEFT else "the ring lost a member"
-    return EpochEnded(f"{what} while it answered", hint="send the request again")
+    return EpochEnded(f"{what} while it answered", hint=again)
 
 
 def ring_down(message: str) -> Unavailable:

@@ -88,7 +88,9 @@ class Sent:
         kind = forwarded.WhichOneof("what")
         if kind is None:
             (self._worked_on.discard if forwarded.waits else self._worked_on.add)(forwarded.number)
-            if request.progress.started and not forwarded.waits:
+            if forwarded.waits:
+                request.progress.pause()
+            elif request.progress.started:
                 request.progress.deadline, request.progress.begun = math.inf, True  # it is being computed
         progress, choices = forwarded.progress, request.choices
         if len(progress) not in (0, choices) or forwarded.event.delta.choice >= choices:

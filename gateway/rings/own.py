@@ -226,6 +226,8 @@ class OwnRequests:
                 self._finish(request, finished)
             case Pause(request):
                 self._shares.end(request.id)
+                if (paused := self._answers.get(request.id)) is not None:
+                    paused.paused()
             case Fail(request, error):
                 self._shares.end(request.id)
                 self._receipts.drop(request.id)

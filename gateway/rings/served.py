@@ -31,6 +31,8 @@ up, and each costs a few times its bytes while it is given to the head."""
 _REQUEST_BYTES = 4 << 10
 """Memory of a request beside its content, about."""
 
+_Send = Callable[[control.Forwarded, Callable[[], None]], None]
+
 
 class Refused:
     """The last of the guests' prompts for which a member had no memory.
@@ -55,13 +57,7 @@ class Refused:
 class GuestAnswer:
     """An `AnswerWriter` that sends the events of a guest's request back to the guest, with their tokens."""
 
-    def __init__(
-        self,
-        send: Callable[[control.Forwarded, Callable[[], None]], None],
-        guest: int,
-        number: int,
-        refused: Refused,
-    ) -> None:
+    def __init__(self, send: _Send, guest: int, number: int, refused: Refused) -> None:
         """`send` calls its second argument once the message is on its way."""
         self.timings = Timings()
         self.unread = 0
@@ -130,6 +126,10 @@ class GuestAnswer:
     def computed(self) -> None:
         self._computed = True
         self._say()
+
+    def paused(self) -> None:
+        self._computed = False
+        self.waits()
 
     def prefilled(self, done: int, prompt_tokens: int) -> None:
         told = inference.Prefilling(done=done, prompt_tokens=prompt_tokens)
@@ -244,6 +244,5 @@ class ServedRequests:
             if self._own.rows is rows:
                 self._unsent -= size
 
-        rows.epoch.streams.send_head(
-            control.ScheduleRequest(forwarded=forwarded).SerializeToString(), on_its_way
-        )
+        message = control.ScheduleRequest(forwarded=forwarded).SerializeToString()
+        rows.epoch.streams.send_head(message, on_its_way)

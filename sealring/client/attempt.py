@@ -27,7 +27,13 @@ from sealring.client.types import (
     Usage,
 )
 from sealring.mesh.clock import SKEW_SECONDS, Clock, monotonic_clock, wall_clock
-from sealring.mesh.errors import DeadlineExceeded, EnvelopeError, PermissionDenied, SealringError, Unavailable
+from sealring.mesh.errors import (
+    DeadlineExceeded,
+    EnvelopeError,
+    PermissionDenied,
+    SealringError,
+    Unavailable,
+)
 from sealring.mesh.names import split_pin
 from sealring.mesh.prompt.images import has_images, without_images
 from sealring.mesh.prompt.sealed import (
@@ -48,6 +54,9 @@ GATEWAY_SECONDS = 30.0
 _FIRST_BACKOFF, _LAST_BACKOFF = 0.2, 1.0
 GONE = frozenset({"UNAVAILABLE", "STOPPING", "NO_ROSTER", "ROSTER_EXPIRED", "ROSTER_ROLLBACK"})
 """Reasons why a gateway is of no use just now; another one may be."""
+
+_FULL = frozenset({"QUEUE_FULL", "RATE_LIMITED", "TOO_MANY_AT_ONCE", "TOO_MANY_BYTES"})
+"""Reasons why a gateway takes no request of a key just now. An answer that has begun waits."""
 
 _DIGITS = 4
 """The most digits of a number that a gateway counts."""
@@ -455,7 +464,10 @@ class Attempts:
         self._last = error
         self._taken |= attempt is not None and error.reason not in _NO_RING
         stale = error.reason == _STALE or _outlived(error, attempt)
-        waits = stale or (self._taken and error.reason in GONE | _NO_RING)
+        begun = any(answer.tokens for answer in self._answers)
+        waits = (
+            stale or (self._taken and error.reason in GONE | _NO_RING) or (begun and error.reason in _FULL)
+        )
         self._count += not waits
         if attempt is not None:
             self._tell(error, attempt)

@@ -16,6 +16,7 @@ from sealring.mesh.errors import (
     EnvelopeError,
     EpochEnded,
     FailedPrecondition,
+    ResourceExhausted,
     Unavailable,
 )
 from sealring.mesh.prompt.sealed import MAX_LIFETIME_SECONDS, ReplayGuard, RequestInfo
@@ -492,6 +493,26 @@ def test_the_next_attempt_asks_for_what_is_missing_one_answer_after_the_other() 
     assert whole is not None
     assert [choice.text for choice in whole.choices] == ["ab", "d", "c"]
     assert whole.usage == Usage(7, 5)
+
+
+@pytest.mark.parametrize("reason", ["QUEUE_FULL", "RATE_LIMITED", "TOO_MANY_AT_ONCE", "TOO_MANY_BYTES"])
+def test_an_answer_that_has_begun_waits_while_its_key_may_ask_for_nothing(reason: str) -> None:
+    """A question that has not is refused at once."""
+    full = ResourceExhausted("full", reason=reason, retry_after=1)
+    for begun in (False, True):
+        attempts = Attempts(question(timeout=500.0), clock=lambda: 0.0)
+        attempt = attempts.next(CLUSTER.roster, RingLoads())
+        seal, _ = begin(attempt)
+        if begun:
+            attempt.take(seal({"text": "a", "tokens": 1, "token": 4}, last=False))
+        attempts.pause_after(EpochEnded("gone"), attempt)
+        attempt = attempts.next(CLUSTER.roster, RingLoads())
+        for _ in range(50 * begun):
+            assert attempts.pause_after(full, attempt) <= 1.0
+        with pytest.raises(ResourceExhausted):
+            attempts.pause_after(
+                ResourceExhausted("x", reason="DAILY_TOKENS_USED") if begun else full, attempt
+            )
 
 
 def sealed_attempt(**changes: Any) -> tuple[Attempt, Any]:

@@ -16,7 +16,14 @@ from sealring.edge.metrics import Metrics
 from sealring.gateway.backend import RingBackend
 from sealring.gateway.scheduler import Request
 from sealring.gateway.usage.store import Used
-from sealring.mesh.errors import DeadlineExceeded, InvalidInput, ResourceExhausted, SealringError, Unavailable
+from sealring.mesh.errors import (
+    DeadlineExceeded,
+    EpochEnded,
+    InvalidInput,
+    ResourceExhausted,
+    SealringError,
+    Unavailable,
+)
 from sealring.mesh.prompt.images import NOTE
 from sealring.v1 import inference_pb2 as inference
 
@@ -247,6 +254,45 @@ async def test_requests_at_once_share_a_quota_however_they_end() -> None:
     with pytest.raises(Unavailable):
         await ask_once()
     assert not quotas.claimed
+
+
+async def test_a_sealed_answer_that_is_cut_off_goes_on_whatever_is_left_of_the_quota() -> None:
+    """Its tokens count once, and its prompt with the rest."""
+    ring, spent = SlowRing(), Counter[str]()
+    sealed_for = inference.SealedFor(ring="demo-0", request_id=b"r" * 16, expires=1, roster_hash=b"h" * 32)
+    sealed = inference.Envelope(sealed=b"sealed", sealed_for=sealed_for)
+
+    def count(tenant: str, model: str, used: Used) -> None:
+        spent[tenant] += used.computed
+
+    backend = RingBackend(ring, Metrics(), count, Quotas(lambda key: 20, spent.__getitem__))
+
+    async def ask_once(attempts: int, tokens: int, error: SealringError | None = None) -> None:
+        asked = inference.GenerateRequest(envelope=sealed, max_tokens=50, attempts=attempts)
+        answering = asyncio.create_task(_all_of(backend.generate(asked, tenant="laptop")))
+        number = len(ring.answers)
+        await until(lambda: len(ring.answers) > number or answering.done())
+        if not answering.done():
+            progress = ring.requests[-1].progress
+            progress.prompt_tokens, progress.begun = 7, tokens > 0
+            progress.choices[0].tokens.extend([5] * tokens)
+            ring.answers[-1].fail(error) if error else ring.answers[-1].finished(inference.Finished())
+        await answering
+
+    with pytest.raises(EpochEnded):
+        await ask_once(0, 30, EpochEnded("gone"))
+    assert spent["laptop"] == 30
+    with pytest.raises(ResourceExhausted):
+        await ask_once(0, 1)
+    for error in (Unavailable("no ring", reason="RING_GONE"), Unavailable("no ring", reason="RING_GONE")):
+        with pytest.raises(Unavailable):
+            await ask_once(1, 0, error)
+    with pytest.raises(EpochEnded):
+        await ask_once(1, 4, EpochEnded("gone"))
+    await ask_once(1, 6)
+    assert spent["laptop"] == 30 + 4 + 6 + 7
+    with pytest.raises(ResourceExhausted):
+        await ask_once(1, 1)
 
 
 async def _all_of(events: Any) -> list[inference.GenerateResponse]:

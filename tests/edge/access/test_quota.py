@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sealring.edge.access.quota import Quotas
+from sealring.edge.access.quota import CUT_OFF_SECONDS, Quotas
 from sealring.mesh.errors import ResourceExhausted, Unavailable
 
 NOW = datetime.datetime(2026, 11, 30, 21, 30).timestamp()
@@ -44,6 +44,36 @@ def test_what_may_be_used_counts_until_it_is_known() -> None:
         with pytest.raises(ResourceExhausted) as caught, quotas.claim("laptop", lambda: 1):
             pass
         assert (caught.value.reason, caught.value.metadata["retry_after"]) == ("TOO_MANY_AT_ONCE", "1")
+    assert not quotas.claimed
+
+
+def test_the_rest_of_an_answer_that_was_cut_off_is_not_refused() -> None:
+    """Once for each answer, for a while, and not by the client's word alone."""
+    spent, now = {"laptop": 0}, NOW
+    quotas = Quotas(lambda key: 1000, spent.__getitem__, clock=lambda: now)
+
+    def refused(**asked: bool) -> bool:
+        with suppress(ResourceExhausted), quotas.claim("laptop", lambda: 700, **asked):
+            return False
+        return True
+
+    def cut_off(answers: int, **asked: bool) -> None:
+        with quotas.claim("laptop", lambda: 700, **asked) as claim:
+            claim.rests = answers
+
+    cut_off(2)
+    spent["laptop"] = 1000
+    assert refused()
+    with quotas.claim("laptop", lambda: 700, goes_on=True):
+        assert quotas.claimed["laptop"] == 700  # and no token has come: it may be asked for again
+    cut_off(0, goes_on=True)
+    cut_off(1, goes_on=True)
+    cut_off(0, goes_on=True)
+    assert refused(goes_on=True)
+    spent["laptop"] = 0
+    cut_off(1)
+    spent["laptop"], now = 1000, NOW + CUT_OFF_SECONDS
+    assert refused(goes_on=True)
     assert not quotas.claimed
 
 

@@ -151,6 +151,31 @@ def test_a_prompt_counts_once_the_other_gateways_ring_computes_it() -> None:
     assert asked.progress.begun
 
 
+def test_a_request_that_gives_way_waits_until_it_is_computed_again() -> None:
+    told = Told()
+    sent, asked = Sent(), ask()
+    forward = sent.add(asked, 0.0)
+    answer = GuestAnswer(told, 3, forward.number, Refused())
+    served = answer.request(forward, "demo", CONTEXT)
+
+    def heard() -> int:
+        while told:
+            sent.take(told.pop(0), CONTEXT)
+        return sent.begun
+
+    answer.opened()
+    answer.computed()
+    asked.progress.started = True
+    served.progress.choices[0].tokens.extend([4, 5, 6])
+    answer.delta(inference.Delta(text="abc", tokens=3))
+    assert heard() == 1
+    answer.paused()
+    assert (heard(), asked.progress.earlier_tokens) == (0, 3)
+    assert sent.clear() == ([], [asked])
+    forward = sent.add(asked, 0.0)
+    assert list(forward.progress[0].tokens) == [4, 5, 6]
+
+
 def test_what_is_over_is_forgotten() -> None:
     told = Told()
     sent = Sent()
