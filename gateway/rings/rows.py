@@ -173,7 +173,7 @@ class Rows:
         serving, choices = self.epoch.serving, request.progress.choices
         for choice in choices if resume is None else [choices[resume.choice]]:
             if resume is not None:
-                begun = choice.epochs or [inference.EarlierEpoch()]  # 0: by another gateway
+                begun = choice.epochs or [inference.EarlierEpoch(ring=serving.ring)]  # 0: by another gateway
                 begun[-1].tokens = len(resume.tokens)
                 choice.epochs = [each for each in begun if each.tokens][-MAX_EARLIER:]
                 del envelope.clear.resume.earlier[:]

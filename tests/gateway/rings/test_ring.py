@@ -950,6 +950,8 @@ async def test_no_answer_is_stuck_at_whatever_moment_its_guest_loses_who_schedul
         ring.members = Members()
         ring.begin()
         asked = [message.open.envelope.clear.resume for message in ring.members.head]
+        earlier = [one.ring for resume in asked for one in resume.earlier]
+        assert all(earlier), "no receipt can be read that names a ring without a name"
         assert answer.over is not bool(asked)
         if lost_at == len(messages):
             break
