@@ -209,7 +209,7 @@ async def look(admin: Admin) -> dict[str, Any]:
     listed = plain(await admin.call("ListDeployments"))
     deployments = listed["deployments"]
     nodes = [{**node, "idle": why_idle(node, deployments)} for node in known["nodes"]]
-    found = {"nodes": nodes, "gateways": known["gateways"], "links": known["links"]}
+    found = {"nodes": nodes} | {name: known[name] for name in ("gateways", "links", "trouble")}
     return {**found, "deployments": deployments}
 
 

@@ -70,6 +70,9 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
+    if trouble := found["trouble"]:
+        say(trouble)
+        say("until it can, nothing changes, and rings end with the newest roster (hint: free some space)")
     print_nodes(found["nodes"])
     print_data("")
     print_gateways(found["gateways"])

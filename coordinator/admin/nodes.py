@@ -55,6 +55,7 @@ class NodeList:
                 for stage in ring.stages:
                     places[stage.member].append((ring.ring, stage))
         return admin_pb2.ListNodesResponse(
+            trouble=self._store.trouble,
             nodes=[
                 describe_node(
                     member,

@@ -34,6 +34,8 @@ class Database:
         self._connection = connection
         self._lock = lock
         self._depth = 0
+        self.trouble = ""
+        """Why the last change could not be written; empty if it was."""
 
     @classmethod
     def create(cls, path: Path) -> Self:
@@ -115,10 +117,12 @@ class Database:
             self._connection.execute("BEGIN IMMEDIATE")
             yield self._connection
             self._connection.execute("COMMIT")
+            self.trouble = ""
         except sqlite3.OperationalError as error:
             self._roll_back()
+            self.trouble = f"the coordinator's database cannot be written: {error}"
             raise Unavailable(
-                f"the coordinator's database cannot be written: {error}",
+                self.trouble,
                 hint=UNWRITABLE_HINT,
                 reason="STATE_UNWRITABLE",
             ) from error

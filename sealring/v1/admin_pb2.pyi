@@ -735,6 +735,9 @@ class ListNodesResponse(_message.Message):
     GATEWAYS_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    trouble: _builtins.str
+    """why the coordinator cannot store anything, if so: it signs no further roster"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
     @_builtins.property
@@ -754,10 +757,11 @@ class ListNodesResponse(_message.Message):
         gateways: _abc.Iterable[Global___Gateway] | None = ...,
         revoked: _abc.Iterable[Global___RevokedIdentity] | None = ...,
         links: _abc.Iterable[Global___NodeLink] | None = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "links", b"links", "nodes", b"nodes", "revoked", b"revoked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateways", b"gateways", "links", b"links", "nodes", b"nodes", "revoked", b"revoked", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -137,9 +137,11 @@ def test_a_full_disk_is_one_clear_error_and_changes_nothing(store: Store) -> Non
         store.tokens.add(token(), b"secret")
         store.set_meta("big", b"x" * (1 << 20))
     assert caught.value.reason == "STATE_UNWRITABLE"
+    assert store.trouble == caught.value.message
     assert store.tokens.open(now=NOW) == []
     connection.execute("PRAGMA max_page_count = 1000000")
     store.tokens.add(token(), b"secret")
+    assert store.trouble == ""
 
 
 def test_tokens_are_listed_while_nothing_can_be_written(store: Store) -> None:
