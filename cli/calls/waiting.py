@@ -20,8 +20,8 @@ _START_POLL_SECONDS = 0.2
 """A shorter pause would take processor time from the components that are starting."""
 
 _MAX_FAILURES = 4
-APIS_OWN = "HTTP requests that name no temperature have 1, as the APIs say; sealring chat has 0"
-"""Is said where `own_sampling` finds none."""
+APIS_OWN = "HTTP requests that name no temperature have the model's own, or 1; sealring chat has 0"
+"""Is said where `own_sampling` finds none: plans of early releases do not name what a model has."""
 
 
 async def find_deployment(admin: Admin, name: str) -> Any:

@@ -83,11 +83,11 @@ def find_known(text: str) -> tuple[Known, int | None]:
 
     Raises NotFound (MODEL_NOT_LISTED), with the models of like names.
     """
-    matched = _WIDTH.search(text)
-    bits = int(matched[1] or 16) if matched else None
+    widths = _WIDTH.findall(text)
+    bits = int(widths[-1] or 16) if widths else None
     wanted = _plain(_WIDTH.sub("", text))
-    names = {_plain(one.id): one for one in known_models()}
-    by_name = {_plain(one.name): one for one in known_models()}
+    names = {_plain(_WIDTH.sub("", one.id)): one for one in known_models()}
+    by_name = {_plain(_WIDTH.sub("", one.name)): one for one in known_models()}
     found = names.get(wanted) or by_name.get(wanted.rpartition("/")[2])
     if found is None:
         close = difflib.get_close_matches(wanted.rpartition("/")[2], by_name, n=_CLOSE, cutoff=0.5)
@@ -97,7 +97,8 @@ def find_known(text: str) -> tuple[Known, int | None]:
             hint=f"{shown}or a folder; all: sealring model fits",
             reason="MODEL_NOT_LISTED",
         )
-    return found, bits if bits in WIDTHS else None
+    own = _plain(text).rpartition("/")[2] == _plain(found.name)  # which may end in BF16
+    return found, bits if bits in WIDTHS and not own else None
 
 
 def _plain(text: str) -> str:

@@ -205,7 +205,7 @@ class Loaded:
 def load(command: engine.LoadStage, emit: Emit, wake: Callable[[], None] = lambda: None) -> Loaded:
     """Loads what `command` asks for, with progress events. `wake` has the compute loop ask for work that can
     wait; any thread calls it. Raises ModelError, InvalidInput."""
-    path = Path(command.path)
+    path = Path(command.path).resolve()  # once: a link that is changed meanwhile leads to another model
     adapter = Path(command.adapter) if command.adapter else None
     check_digest(path, command.digest, adapter)
     stage: Stage | None = None

@@ -7,7 +7,6 @@ only the drafter can be right about the next one.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +18,7 @@ import pytest
 import pytest_asyncio
 from harness import CARRIER
 from kernels import share_kernels
-from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, Ring
+from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, Ring, operate
 
 from bench import drafted
 from bench.drafters import drafter
@@ -80,25 +79,14 @@ async def deployed(cluster: LocalCluster, request: pytest.FixtureRequest) -> Asy
     given = ["--name", name, "--draft", made.name, "--split", ",".join([str(SHAPE.layers // size)] * size)]
     for node in cluster.node_names[:size]:
         given += "--member", node
-    await _sealring(cluster, "deploy", model.name, *given)
+    await operate(cluster, "deploy", model.name, *given)
     answer = await cluster.admin.call("ListDeployments")
     (found,) = (one for one in answer.deployments if one.plan.spec.name == name)
     async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
         ring = Ring(cluster, found, inference_pb2_grpc.InferenceStub(channel))
         await ring.offered(1)
         yield Deployed(ring, size)
-    await _sealring(cluster, "deployment", "delete", name)
-
-
-async def _sealring(cluster: LocalCluster, *words: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sealring.cli", *words),
-        env=os.environ | {"SEALRING_CLI_OPERATOR": str(cluster.operator_bundle)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await process.communicate()
-    assert process.returncode == 0, said.decode()
+    await operate(cluster, "deployment", "delete", name)
 
 
 @dataclass

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from kernels import share_kernels
-from ringtest import CLUSTER, Reference
+from ringtest import CLUSTER, Reference, operate
 from small_models import write_model
 from trained import write_adapter
 
@@ -51,7 +49,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
 async def test_a_kind_is_pulled_planned_deployed_and_served(cluster: LocalCluster, kind: str) -> None:
     """It is on one node, a second pulls all of it, and the third gets its stage's part when it serves."""
 
-    sealring = partial(_sealring, cluster)
+    sealring = partial(operate, cluster)
     first, second, third = (cluster.state_dir / f"node-{number}" / "models" / kind for number in range(3))
     await sealring("model", "pull", kind, "--node", "node-1")
     assert Manifest.of(second).digest == Manifest.of(first).digest
@@ -72,21 +70,9 @@ async def test_a_kind_is_pulled_planned_deployed_and_served(cluster: LocalCluste
     assert not second.exists()
 
 
-async def _sealring(cluster: LocalCluster, *words: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sealring.cli", *words),
-        env=os.environ | {"SEALRING_CLI_OPERATOR": str(cluster.operator_bundle)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    printed, said = await process.communicate()
-    assert process.returncode == 0, said.decode()
-    return printed.decode()
-
-
 async def test_members_fetch_an_adapter_and_answer_with_the_tuned_model(cluster: LocalCluster) -> None:
     """The model's own folder and the adapter's are on one node; a second deployment has the plain model."""
-    sealring, kind = partial(_sealring, cluster), KINDS[0]
+    sealring, kind = partial(operate, cluster), KINDS[0]
     models = [cluster.state_dir / f"node-{number}" / "models" for number in range(3)]
     adapter = write_adapter(models[0] / "tuned", models[0] / kind, layers=99, strength=0.4)
     await sealring("deploy", kind, "--name", "tuned", "--stages", "3", "--adapter", "tuned")

@@ -244,6 +244,19 @@ def give_proxy_key(home: Path) -> None:
     file.chmod(0o600)
 
 
+async def operate(cluster: LocalCluster, *words: str) -> str:
+    """What a command prints as the cluster's operator."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sealring.cli", *words),
+        env=os.environ | {"SEALRING_CLI_OPERATOR": str(cluster.operator_bundle)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, said = await process.communicate()
+    assert process.returncode == 0, said.decode()
+    return printed.decode()
+
+
 @asynccontextmanager
 async def proxy(ring: Ring, folder: Path, *options: str) -> AsyncIterator[tuple[str, Any]]:
     """A running proxy, whose programs have PROXY_KEY: its URL and its process."""

@@ -52,7 +52,7 @@ def test_with_a_model_it_goes_on_until_that_is_served(host: Any, capsys: pytest.
     said = capsys.readouterr().err
     assert "demo is not served yet: demo needs 9 GiB more; it is tried again when another" in said
     assert 'demo is serving. Ask it in another terminal: sealring chat "..."' in said
-    assert "HTTP requests that name no temperature have 1" in said
+    assert "HTTP requests that name no temperature have the model's own, or 1" in said
 
 
 def test_a_model_that_is_served_already_is_not_deployed_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,11 +79,20 @@ def test_profiles_are_such_as_a_plan_takes(bits: int) -> None:
         ("llama-3.3-70b", "Llama-3.3-70B-Instruct", None),
         ("mlx-community/Qwen3-8B-bf16", "Qwen3-8B", 16),
         ("Qwen3-8B-3bit", "Qwen3-8B", None),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16-4bit", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 4),
+        ("mlx-community/NVIDIA-Nemotron-3-Nano-30B-A3B-8bit", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 8),
     ],
 )
 def test_a_model_is_found_by_the_names_that_it_goes_by(text: str, name: str, bits: int | None) -> None:
     found, width = find_known(text)
     assert (found.name, width) == (name, bits)
+
+
+def test_each_listed_model_is_found_by_the_names_that_the_list_shows() -> None:
+    for one in known_models():
+        assert find_known(one.name) == find_known(one.id) == (one, None)
+        for bits in WIDTHS:
+            assert find_known(f"mlx-community/{one.name}-{bits}bit") == (one, bits)
 
 
 def test_an_unknown_name_is_answered_with_those_like_it() -> None:

@@ -79,7 +79,7 @@ def test_each_way_to_ask_names_the_model(capsys: pytest.CaptureFixture[str], tmp
     deployment = Deployment()
     print_ways(cluster, deployment)
     shown = capsys.readouterr().out
-    assert "\n            HTTP requests that name no temperature have 1" in shown
+    assert "\n            HTTP requests that name no temperature have the model's own, or 1" in shown
     assert "chat --gateway h:2 --model small\n" in shown
     assert shown.count('"model": "small"') + shown.count('model="small"') == 3
     deployment.plan.profile.card.MergeFrom(ModelCard(parameters=9, temperature=0.7, top_k=20))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from sealring.mesh.errors import InvalidInput, ModelError
 from sealring.mesh.ring import DRAFT_MARKS, DRAFT_ROWS
 from sealring.mesh.system.pace import LOADING, WARMING
 from sealring.node.engine import digest, folder
+from sealring.node.engine.guessing import check_digest
 from sealring.node.engine.profile import profile
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import engine_pb2 as engine
@@ -94,6 +96,42 @@ def test_caches_that_cannot_be_quantized_are_refused_before_the_load(
         load(command(model_folder(llama), 1, 5, kv_bits=8))
     assert caught.value.reason == "KV_BITS_UNSUPPORTED"
     assert "8 wide" in caught.value.message
+
+
+def test_a_link_that_is_changed_leads_to_no_other_model(
+    llama: dict[str, Any], model_folder: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither before its digest is compared, whatever sizes and times say, nor while it is loaded."""
+    first, link = model_folder(llama), tmp_path / "link"
+    second = Path(shutil.copytree(first, tmp_path / "second"))
+    wanted, loaded = digest(first), load(command(first, 1, 5))
+    content = bytearray((second / "model.safetensors").read_bytes())
+    content[-400:] = bytes(400)
+    (second / "model.safetensors").write_bytes(content)
+    link.symlink_to(first)
+
+    def swapped(path: Path, *of: Any) -> None:
+        check_digest(path, *of)
+        link.unlink()
+        link.symlink_to(second)
+
+    monkeypatch.setattr(folder, "check_digest", swapped)
+    found = load(command(link, 1, 5, digest=wanted))
+    assert link.readlink() == second
+    assert same_arrays(found, loaded)
+    assert not same_arrays(load(command(second, 1, 5)), loaded)
+    monkeypatch.undo()
+    status = (second / "config.json").stat()
+    text = (second / "config.json").read_text().replace("model_type", "model_typE")
+    (second / "config.json").write_text(text)
+    os.utime(second / "config.json", ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(ModelError) as caught:
+        load(command(link, 1, 5, digest=wanted))
+    assert caught.value.reason == "MODEL_DIGEST_MISMATCH"
+
+
+def same_arrays(one: folder.Loaded, other: folder.Loaded) -> bool:
+    return all(bool(mx.array_equal(a, b)) for a, b in zip(one.stage.kept, other.stage.kept, strict=True))
 
 
 def test_another_digest_is_refused(llama: dict[str, Any], model_folder: Write) -> None:
