@@ -20,24 +20,31 @@ from sealring.node.engine import (
     RowParameters,
     WholeVisionModel,
     load_lazily,
-    load_stage,
     params,
     prompts,
     random_whole,
     save,
 )
-from sealring.node.engine.staging import Stage
+from sealring.node.engine.staging import Prefill, Stage, share
+from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.text import Picture, grids_of
 from sealring.node.engine.vision.tower import Rows, Tower, load_tower
+from sealring.node.engine.weights import cut_stage, read_weights
 from sealring.v1 import control_pb2 as control
 from sealring.v1 import inference_pb2 as inference
 
 FAMILIES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[3] / "data" / "archs-images.json").read_bytes()
 )
-SPLITS = [[], [2], [2, 3]]
-"""The first layers of the stages behind the head."""
+Cuts = tuple[tuple[int, ...], tuple[int, ...]]
+"""The first layers of the stages behind the head, for prompts and for answers."""
+
+ALONE: Cuts = (), ()
+TWO: Cuts = (2,), (2,)
+THREE: Cuts = (2, 3), (2, 3)
+DOUBLED: Cuts = (3,), (1,)
+DOUBLED_TWICE: Cuts = (2, 3), (1, 2)
 
 DECODED = 5
 KEPT = 1
@@ -88,12 +95,12 @@ def answers(family: dict[str, Any], asked: list[Prompt]) -> list[list[int]]:
     return [whole(one, DECODED)[1] for one in asked]
 
 
-Load = Callable[[list[int]], tuple[list[Stage], Counting]]
+Load = Callable[[Cuts], tuple[list[Stage], Counting]]
 
 
 @pytest.fixture(scope="module")
 def load(folder: Path) -> Load:
-    """By the first layers of stages behind the head: the stages, which are loaded once, and their tower."""
+    """By cuts: the stages, which are loaded once, and their tower."""
 
     @cache
     def tower() -> Tower:
@@ -101,21 +108,32 @@ def load(folder: Path) -> Load:
         assert found is not None
         return found
 
-    def stage(lo: int, hi: int) -> Stage:
-        made = load_stage(folder, lo, hi)
+    def stage(computes: tuple[int, int], decodes: tuple[int, int]) -> Stage:
+        made, prefill = cut(*decodes, Stage), cut(*computes, Prefill)
+        if computes != decodes and isinstance(prefill, Prefill):
+            share(prefill, made)
+            made.prefill = prefill
+        read_weights(made, folder, lambda done, total: None)
+        if made.prefill is prefill:
+            prefill.pair(made)
         if made.spec.is_head:
-            made.take_images(tower().residuals)
+            made.prefill.take_images(tower().residuals)
         return made
 
+    def cut(lo: int, hi: int, kind: type[Stage]) -> Stage:
+        model, config = load_lazily(folder)
+        return cut_stage(model, dissect(model, config["model_type"]), lo, hi, cut=kind)
+
     @cache
-    def loaded(split: tuple[int, ...]) -> list[Stage]:
-        edges = [0, *split, len(load_lazily(folder)[0].layers)]
+    def loaded(cuts: Cuts) -> list[Stage]:
+        layers = len(load_lazily(folder)[0].layers)
+        prompts, answers = (pairwise([0, *one, layers]) for one in cuts)
         return [
-            compute_thread(rank).submit(stage, *layers).result(PATIENCE_SECONDS)
-            for rank, layers in enumerate(pairwise(edges))
+            compute_thread(rank).submit(stage, *both).result(PATIENCE_SECONDS)
+            for rank, both in enumerate(zip(prompts, answers, strict=True))
         ]
 
-    return lambda split: (loaded(tuple(split)), Counting(tower()))
+    return lambda cuts: (loaded(cuts), Counting(tower()))
 
 
 class Steps:
@@ -161,11 +179,11 @@ def greedy(prompt: Prompt) -> RowParameters:
     return params.from_sampling(inference.Sampling(), prompt.tokens.tolist(), [], grids=grids)
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=["alone", "two stages", "three stages"])
+@pytest.mark.parametrize("cuts", [ALONE, TWO, THREE, DOUBLED, DOUBLED_TWICE])
 def test_a_rings_answers_are_mlx_vlms_and_each_image_is_computed_once(
-    load: Load, asked: list[Prompt], answers: list[list[int]], split: list[int]
+    load: Load, asked: list[Prompt], answers: list[list[int]], cuts: Cuts
 ) -> None:
-    stages, tower = load(split)
+    stages, tower = load(cuts)
     head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in enumerate(asked, 1)})
     head.images = {row: one.pictures for row, one in enumerate(asked, 1)}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
@@ -180,10 +198,11 @@ def test_a_rings_answers_are_mlx_vlms_and_each_image_is_computed_once(
     assert len(tower.seen) == sum(len(one.pictures) for one in asked)
 
 
+@pytest.mark.parametrize("cuts", [TWO, DOUBLED])
 def test_answers_of_one_prompt_go_on_behind_its_images(
-    load: Load, asked: list[Prompt], answers: list[list[int]]
+    load: Load, asked: list[Prompt], answers: list[list[int]], cuts: Cuts
 ) -> None:
-    stages, tower = load(SPLITS[1])
+    stages, tower = load(cuts)
     one = asked[1]
     head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
     head.images = {1: one.pictures}
@@ -198,10 +217,11 @@ def test_answers_of_one_prompt_go_on_behind_its_images(
 
 
 @pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("cuts", [TWO, DOUBLED])
 def test_drafts_of_a_prompt_with_images_are_verified_where_they_are(
-    load: Load, asked: list[Prompt], answers: list[list[int]], right: bool
+    load: Load, asked: list[Prompt], answers: list[list[int]], right: bool, cuts: Cuts
 ) -> None:
-    stages, tower = load(SPLITS[1])
+    stages, tower = load(cuts)
     one, answer = asked[1], answers[1]
     head = Prompts({1: (one.tokens.tolist(), greedy(one))})
     head.images = {1: one.pictures}
@@ -226,7 +246,7 @@ def test_drafts_of_a_prompt_with_images_are_verified_where_they_are(
 
 def test_a_chunk_that_divides_an_image_ends_the_epoch(load: Load, asked: list[Prompt]) -> None:
     """A gateway may ignore the spans that the head reports."""
-    stages, tower = load(SPLITS[1])
+    stages, tower = load(TWO)
     one = asked[0]
     head = Prompts({1: (one.tokens.tolist(), greedy(one))})
     head.images = {1: one.pictures}
@@ -245,7 +265,7 @@ def test_a_chunk_that_divides_an_image_ends_the_epoch(load: Load, asked: list[Pr
 def test_an_image_on_which_the_tower_fails_ends_its_own_row_only(
     load: Load, asked: list[Prompt], answers: list[list[int]]
 ) -> None:
-    stages, tower = load(SPLITS[1])
+    stages, tower = load(TWO)
     broken, whole = asked[0], asked[1]
     tower.broken = {broken.pictures[0].digest}
     head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in ((1, broken), (2, whole))})
@@ -265,10 +285,11 @@ def test_an_image_on_which_the_tower_fails_ends_its_own_row_only(
     assert head.answers[2] == answers[1]
 
 
+@pytest.mark.parametrize("cuts", [TWO, DOUBLED])
 def test_images_of_a_kept_prefix_are_not_computed_again(
-    load: Load, asked: list[Prompt], answers: list[list[int]]
+    load: Load, asked: list[Prompt], answers: list[list[int]], cuts: Cuts
 ) -> None:
-    stages, tower = load(SPLITS[1])
+    stages, tower = load(cuts)
     one = asked[1]
     first, second = one.pictures
     cut = next(end for _, end in one.chunks() if end >= first.end)
@@ -287,11 +308,12 @@ def test_images_of_a_kept_prefix_are_not_computed_again(
     assert tower.seen == [first.digest, second.digest, second.digest]
 
 
+@pytest.mark.parametrize("cuts", [TWO, DOUBLED])
 def test_a_prompt_goes_on_behind_its_images_in_the_next_epoch(
-    load: Load, asked: list[Prompt], answers: list[list[int]]
+    load: Load, asked: list[Prompt], answers: list[list[int]], cuts: Cuts
 ) -> None:
     """Positions come with the row, and nothing of them is kept with a prefix."""
-    stages, tower = load(SPLITS[1])
+    stages, tower = load(cuts)
     one = asked[1]
     cut = one.chunks()[-1][0]
     assert cut > one.pictures[-1].end
