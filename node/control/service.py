@@ -419,14 +419,15 @@ class GatewayStream:
             command.prompt.CopyFrom(open_row.envelope.clear)
             command.prefix_scope = clear_scope(open_row.prefix_scope)
             if open_row.HasField("receipt"):
-                roster, nonce = self._unsealer.roster(open_row.receipt.roster_hash), open_row.receipt.nonce
+                roster = self._unsealer.roster(open_row.receipt.roster_hash, self._epoch.plan)
+                nonce = open_row.receipt.nonce
                 command.receipt = self._receipts.open(open_row, command.prompt, nonce, roster, None)
             return command, None
         body, reply = self._unsealer.open(open_row, self._epoch.plan)
         command.prompt.CopyFrom(body.prompt)
         command.prefix_scope = sealed_scope(body.prefix_salt)
         if body.receipt_nonce:
-            roster = self._unsealer.roster(open_row.envelope.sealed_for.roster_hash)
+            roster = self._unsealer.roster(open_row.envelope.sealed_for.roster_hash, self._epoch.plan)
             try:
                 command.receipt = self._receipts.open(
                     open_row, command.prompt, body.receipt_nonce, roster, reply

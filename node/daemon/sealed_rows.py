@@ -98,13 +98,15 @@ class Unsealer:
             raise
         return body, SealedReply(opened.reply, open_row.row, open_row.choices or 1, opened.unclaim)
 
-    def roster(self, named: bytes) -> Roster:
-        """The roster with this hash, or the newest one.
+    def roster(self, named: bytes, plan: EpochPlan) -> Roster:
+        """The roster with this hash, or the newest one where that has another ring: an answer may go on in a
+        ring that has moved since it was asked for.
 
         Raises Unavailable (SEALED_BY_OTHER_ROSTER) where none has rings of this node.
         """
         view = self._views.get(named)
-        if view is None or view.roster.expired(self._clock()):
+        moved = view is None or view.rings.get(plan.ring, ((), 0))[0] != plan.members
+        if view is None or moved or view.roster.expired(self._clock()):
             view = next(reversed(self._views.values()), None)
         if view is None:
             raise _other_roster()

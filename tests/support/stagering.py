@@ -330,6 +330,7 @@ class Ring:
         drafter: Drafter | None = None,
         tail_drafter: TailDrafter | None = None,
         tower: Tower | None = None,
+        chunk: int = CHUNK,
     ) -> None:
         size = len(stages)
         links = [Link() for _ in stages]
@@ -347,7 +348,7 @@ class Ring:
         self.epochs = [
             StageEpoch(
                 number,
-                Composition(epoch=number, max_rows=MAX_ROWS, prefill_chunk=CHUNK),
+                Composition(epoch=number, max_rows=MAX_ROWS, prefill_chunk=chunk),
                 stage,
                 partial(
                     seat_of,

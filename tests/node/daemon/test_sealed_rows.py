@@ -126,6 +126,18 @@ def test_a_roster_that_moved_the_layers_makes_older_prompts_stale() -> None:
     head.unsealer.open(head.seal()[0], head.plan)
 
 
+def test_the_receipt_of_an_answer_that_goes_on_in_a_moved_ring_names_a_roster_that_has_it() -> None:
+    head = Head()
+    older, ring = head.cluster.roster, head.cluster.draft.rings[0]
+    first, second = ring.members
+    moved = (dataclasses.replace(first, prompts=(0, 4)), dataclasses.replace(second, prompts=(4, 6)))
+    newer = head.cluster.publish(rings=(dataclasses.replace(ring, members=moved),))
+    head.unsealer.learn(newer)
+    assert head.unsealer.roster(older.hash, head.plan) == older
+    head.plan.members = moved
+    assert head.unsealer.roster(older.hash, head.plan) == newer
+
+
 def test_a_trust_that_has_fallen_since_is_refused() -> None:
     head = Head(TrustLevel.SELF_SIGNED)
     older = head.cluster.roster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from functools import cache
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 from stagering import PATIENCE_SECONDS, Prompts, Ring, compute_thread
 
+from bench.images import small_towers
 from sealring.mesh.errors import Internal
 from sealring.mesh.ring import Origin
+from sealring.mesh.ring.limits import MAX_CONTEXT
 from sealring.node.engine import (
     Prompt,
     RowParameters,
@@ -25,10 +28,12 @@ from sealring.node.engine import (
     random_whole,
     save,
 )
+from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.staging import Prefill, Stage, share
 from sealring.node.engine.staging.anatomy import dissect
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.text import Picture, grids_of
+from sealring.node.engine.vision.sizes import can_see
 from sealring.node.engine.vision.tower import Rows, Tower, load_tower
 from sealring.node.engine.weights import cut_stage, read_weights
 from sealring.v1 import control_pb2 as control
@@ -98,8 +103,7 @@ def answers(family: dict[str, Any], asked: list[Prompt]) -> list[list[int]]:
 Load = Callable[[Cuts], tuple[list[Stage], Counting]]
 
 
-@pytest.fixture(scope="module")
-def load(folder: Path) -> Load:
+def loading(folder: Path) -> Load:
     """By cuts: the stages, which are loaded once, and their tower."""
 
     @cache
@@ -136,6 +140,11 @@ def load(folder: Path) -> Load:
     return lambda cuts: (loaded(cuts), Counting(tower()))
 
 
+@pytest.fixture(scope="module")
+def load(folder: Path) -> Load:
+    return loading(folder)
+
+
 class Steps:
     """Announces steps of a ring, one after another."""
 
@@ -148,11 +157,20 @@ class Steps:
         self.ring.announce(control.Step(number=self.number, **step))
 
     def prefill(
-        self, row: int, prompt: Prompt, *, begin: int = 0, prefix: int = 0, choices: int = 1, keep: int = 0
+        self,
+        row: int,
+        prompt: Prompt,
+        *,
+        begin: int = 0,
+        prefix: int = 0,
+        choices: int = 1,
+        keep: int = 0,
+        until: int = MAX_CONTEXT,
     ) -> None:
-        """With `keep` that many tokens are kept as KEPT, before the chunk that begins behind them."""
+        """With `keep` that many tokens are kept as KEPT, before the chunk that begins behind them.
+        Chunks that begin behind `until` tokens are left out."""
         for start, end in prompt.chunks():
-            if end <= begin:
+            if end <= begin or start > until:
                 continue
             first = max(start, begin) == begin
             size = len(self.ring.prompts.parameters(row)) * first
@@ -174,9 +192,9 @@ class Steps:
         self.ring.wait_for(self.number)
 
 
-def greedy(prompt: Prompt) -> RowParameters:
+def sampled(prompt: Prompt, **sampling: Any) -> RowParameters:
     grids = grids_of(one for one in prompt.pictures if one.patches)
-    return params.from_sampling(inference.Sampling(), prompt.tokens.tolist(), [], grids=grids)
+    return params.from_sampling(inference.Sampling(**sampling), prompt.tokens.tolist(), [], grids=grids)
 
 
 @pytest.mark.parametrize("cuts", [ALONE, TWO, THREE, DOUBLED, DOUBLED_TWICE])
@@ -184,7 +202,7 @@ def test_a_rings_answers_are_mlx_vlms_and_each_image_is_computed_once(
     load: Load, asked: list[Prompt], answers: list[list[int]], cuts: Cuts
 ) -> None:
     stages, tower = load(cuts)
-    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in enumerate(asked, 1)})
+    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row, one in enumerate(asked, 1)})
     head.images = {row: one.pictures for row, one in enumerate(asked, 1)}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -204,7 +222,7 @@ def test_answers_of_one_prompt_go_on_behind_its_images(
 ) -> None:
     stages, tower = load(cuts)
     one = asked[1]
-    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
+    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row in (1, 2)})
     head.images = {1: one.pictures}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -223,7 +241,7 @@ def test_drafts_of_a_prompt_with_images_are_verified_where_they_are(
 ) -> None:
     stages, tower = load(cuts)
     one, answer = asked[1], answers[1]
-    head = Prompts({1: (one.tokens.tolist(), greedy(one))})
+    head = Prompts({1: (one.tokens.tolist(), sampled(one))})
     head.images = {1: one.pictures}
     head.guess = lambda last, count: [*answer[1:], *[0] * count][:count] if right else [0] * count
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
@@ -248,7 +266,7 @@ def test_a_chunk_that_divides_an_image_ends_the_epoch(load: Load, asked: list[Pr
     """A gateway may ignore the spans that the head reports."""
     stages, tower = load(TWO)
     one = asked[0]
-    head = Prompts({1: (one.tokens.tolist(), greedy(one))})
+    head = Prompts({1: (one.tokens.tolist(), sampled(one))})
     head.images = {1: one.pictures}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -268,7 +286,7 @@ def test_an_image_on_which_the_tower_fails_ends_its_own_row_only(
     stages, tower = load(TWO)
     broken, whole = asked[0], asked[1]
     tower.broken = {broken.pictures[0].digest}
-    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in ((1, broken), (2, whole))})
+    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row, one in ((1, broken), (2, whole))})
     head.images = {1: broken.pictures, 2: whole.pictures}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -294,7 +312,7 @@ def test_images_of_a_kept_prefix_are_not_computed_again(
     first, second = one.pictures
     cut = next(end for _, end in one.chunks() if end >= first.end)
     assert cut <= second.start
-    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
+    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row in (1, 2)})
     head.images = {1: one.pictures, 2: one.pictures}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -317,7 +335,7 @@ def test_a_prompt_goes_on_behind_its_images_in_the_next_epoch(
     one = asked[1]
     cut = one.chunks()[-1][0]
     assert cut > one.pictures[-1].end
-    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
+    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row in (1, 2)})
     head.images = {1: one.pictures, 2: one.pictures}
     first = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -344,3 +362,79 @@ def test_a_prompt_goes_on_behind_its_images_in_the_next_epoch(
         ring.close()
     assert head.answers[2] == answers[1]
     assert len(tower.seen) == seen, "no image is computed again"
+
+
+@pytest.mark.parametrize("cuts", [TWO, DOUBLED, DOUBLED_TWICE])
+def test_answers_that_a_fault_cut_off_go_on_beside_others(
+    load: Load, asked: list[Prompt], answers: list[list[int]], cuts: Cuts
+) -> None:
+    """Each begins again as a prompt with what was answered, also where the prompt was not yet computed."""
+    stages, tower = load(cuts)
+    rows = dict(enumerate(asked, 1))
+    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row, one in rows.items()})
+    head.images = {row: one.pictures for row, one in rows.items()}
+    first = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
+    try:
+        steps = Steps(first)
+        for row in (1, 2, 3):
+            steps.prefill(row, rows[row])
+        steps.decode([1, 2, 3], 2)
+        steps.prefill(4, rows[4], until=rows[4].pictures[0].end)
+        steps.decode([], 1)
+        first.break_off()
+    finally:
+        first.close()
+    before = {row: head.answers[row] for row in rows}
+    assert [len(before[row]) for row in rows] == [4, 4, 4, 0, 0]
+    again = {
+        row: dataclasses.replace(one, tokens=np.append(one.tokens, np.array(before[row], np.uint32)))
+        for row, one in rows.items()
+    }
+    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row, one in again.items()})
+    head.images = {row: one.pictures for row, one in again.items()}
+    ring = Ring(stages, head, tower=tower, number=2, prefixes=first.prefixes)  # type: ignore[arg-type]
+    try:
+        steps = Steps(ring)
+        joining = [(5, 1), (2, 1), (1, 0), (4, 2), (3, 5)]
+        for row, count in joining:
+            steps.prefill(row, again[row])
+            steps.decode([row], count)
+    finally:
+        ring.close()
+    for row, found in before.items():
+        told = found + head.answers[row]
+        assert len(told) > len(found)
+        assert told[: len(answers[row - 1])] == answers[row - 1][: len(told)]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("key", sorted(key for key in FAMILIES if can_see(FAMILIES[key]["config"])))
+def test_every_family_answers_alike_where_prompts_are_cut_elsewhere(key: str, tmp_path: Path) -> None:
+    family = FAMILIES[key]
+    parts, also = with_parts(family["config"]), family.get("also", ())
+    words = parts.get("text_config", parts).get("vocab_size") or parts["vocab_size"]
+    asked = dict(enumerate(prompts(words, family["token"], family["images"], seed=3, also=also), 1))
+    found = []
+    with small_towers():
+        made = random_whole(family["config"], 3, language=family.get("language", ""))
+        save(made, family["config"], tmp_path, family.get("names", {}))
+        load, layers = loading(tmp_path), len(load_lazily(tmp_path)[0].layers)
+        for cuts in (ALONE, ((layers - 1,), (1,))):
+            stages, tower = load(cuts)
+            head = Prompts(
+                {
+                    row: (one.tokens.tolist(), sampled(one, temperature=1.0, seed=row))
+                    for row, one in asked.items()
+                }
+            )
+            head.images = {row: one.pictures for row, one in asked.items()}
+            ring = Ring(stages, head, tower=tower, chunk=64)  # type: ignore[arg-type]
+            try:
+                steps = Steps(ring)
+                for row, one in asked.items():
+                    steps.prefill(row, one)
+                    steps.decode([row], 2)
+            finally:
+                ring.close()
+            found.append(head.answers)
+    assert found[0] == found[1]
