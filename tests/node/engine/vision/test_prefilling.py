@@ -31,6 +31,7 @@ from sealring.node.engine import (
 from sealring.node.engine.configuration import with_parts
 from sealring.node.engine.staging import Prefill, Stage, share
 from sealring.node.engine.staging.anatomy import dissect
+from sealring.node.engine.staging.grid import needs_grids
 from sealring.node.engine.staging.splicing import embedded
 from sealring.node.engine.text import Picture, grids_of
 from sealring.node.engine.vision.sizes import can_see
@@ -192,9 +193,9 @@ class Steps:
         self.ring.wait_for(self.number)
 
 
-def sampled(prompt: Prompt, **sampling: Any) -> RowParameters:
+def greedy(prompt: Prompt) -> RowParameters:
     grids = grids_of(one for one in prompt.pictures if one.patches)
-    return params.from_sampling(inference.Sampling(**sampling), prompt.tokens.tolist(), [], grids=grids)
+    return params.from_sampling(inference.Sampling(), prompt.tokens.tolist(), [], grids=grids)
 
 
 @pytest.mark.parametrize("cuts", [ALONE, TWO, THREE, DOUBLED, DOUBLED_TWICE])
@@ -202,7 +203,7 @@ def test_a_rings_answers_are_mlx_vlms_and_each_image_is_computed_once(
     load: Load, asked: list[Prompt], answers: list[list[int]], cuts: Cuts
 ) -> None:
     stages, tower = load(cuts)
-    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row, one in enumerate(asked, 1)})
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in enumerate(asked, 1)})
     head.images = {row: one.pictures for row, one in enumerate(asked, 1)}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -222,7 +223,7 @@ def test_answers_of_one_prompt_go_on_behind_its_images(
 ) -> None:
     stages, tower = load(cuts)
     one = asked[1]
-    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row in (1, 2)})
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
     head.images = {1: one.pictures}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -241,7 +242,7 @@ def test_drafts_of_a_prompt_with_images_are_verified_where_they_are(
 ) -> None:
     stages, tower = load(cuts)
     one, answer = asked[1], answers[1]
-    head = Prompts({1: (one.tokens.tolist(), sampled(one))})
+    head = Prompts({1: (one.tokens.tolist(), greedy(one))})
     head.images = {1: one.pictures}
     head.guess = lambda last, count: [*answer[1:], *[0] * count][:count] if right else [0] * count
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
@@ -266,7 +267,7 @@ def test_a_chunk_that_divides_an_image_ends_the_epoch(load: Load, asked: list[Pr
     """A gateway may ignore the spans that the head reports."""
     stages, tower = load(TWO)
     one = asked[0]
-    head = Prompts({1: (one.tokens.tolist(), sampled(one))})
+    head = Prompts({1: (one.tokens.tolist(), greedy(one))})
     head.images = {1: one.pictures}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -286,7 +287,7 @@ def test_an_image_on_which_the_tower_fails_ends_its_own_row_only(
     stages, tower = load(TWO)
     broken, whole = asked[0], asked[1]
     tower.broken = {broken.pictures[0].digest}
-    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row, one in ((1, broken), (2, whole))})
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in ((1, broken), (2, whole))})
     head.images = {1: broken.pictures, 2: whole.pictures}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -312,7 +313,7 @@ def test_images_of_a_kept_prefix_are_not_computed_again(
     first, second = one.pictures
     cut = next(end for _, end in one.chunks() if end >= first.end)
     assert cut <= second.start
-    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row in (1, 2)})
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
     head.images = {1: one.pictures, 2: one.pictures}
     ring = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -335,7 +336,7 @@ def test_a_prompt_goes_on_behind_its_images_in_the_next_epoch(
     one = asked[1]
     cut = one.chunks()[-1][0]
     assert cut > one.pictures[-1].end
-    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row in (1, 2)})
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row in (1, 2)})
     head.images = {1: one.pictures, 2: one.pictures}
     first = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -371,7 +372,7 @@ def test_answers_that_a_fault_cut_off_go_on_beside_others(
     """Each begins again as a prompt with what was answered, also where the prompt was not yet computed."""
     stages, tower = load(cuts)
     rows = dict(enumerate(asked, 1))
-    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row, one in rows.items()})
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in rows.items()})
     head.images = {row: one.pictures for row, one in rows.items()}
     first = Ring(stages, head, tower=tower)  # type: ignore[arg-type]
     try:
@@ -390,7 +391,7 @@ def test_answers_that_a_fault_cut_off_go_on_beside_others(
         row: dataclasses.replace(one, tokens=np.append(one.tokens, np.array(before[row], np.uint32)))
         for row, one in rows.items()
     }
-    head = Prompts({row: (one.tokens.tolist(), sampled(one)) for row, one in again.items()})
+    head = Prompts({row: (one.tokens.tolist(), greedy(one)) for row, one in again.items()})
     head.images = {row: one.pictures for row, one in again.items()}
     ring = Ring(stages, head, tower=tower, number=2, prefixes=first.prefixes)  # type: ignore[arg-type]
     try:
@@ -410,25 +411,28 @@ def test_answers_that_a_fault_cut_off_go_on_beside_others(
 @pytest.mark.sweep
 @pytest.mark.parametrize("key", sorted(key for key in FAMILIES if can_see(FAMILIES[key]["config"])))
 def test_every_family_answers_alike_where_prompts_are_cut_elsewhere(key: str, tmp_path: Path) -> None:
+    """Tokens are drawn, so that they show what the logits are."""
     family = FAMILIES[key]
+    placed = needs_grids(family["config"])
     parts, also = with_parts(family["config"]), family.get("also", ())
     words = parts.get("text_config", parts).get("vocab_size") or parts["vocab_size"]
     asked = dict(enumerate(prompts(words, family["token"], family["images"], seed=3, also=also), 1))
     found = []
+
+    def drawn(prompt: Prompt, row: int) -> RowParameters:
+        grids = grids_of(prompt.pictures) if placed else []
+        sampling = inference.Sampling(temperature=1.0, seed=row)
+        return params.from_sampling(sampling, prompt.tokens.tolist(), [], grids=grids)
+
     with small_towers():
         made = random_whole(family["config"], 3, language=family.get("language", ""))
         save(made, family["config"], tmp_path, family.get("names", {}))
         load, layers = loading(tmp_path), len(load_lazily(tmp_path)[0].layers)
         for cuts in (ALONE, ((layers - 1,), (1,))):
             stages, tower = load(cuts)
-            head = Prompts(
-                {
-                    row: (one.tokens.tolist(), sampled(one, temperature=1.0, seed=row))
-                    for row, one in asked.items()
-                }
-            )
+            head = Prompts({row: (one.tokens.tolist(), drawn(one, row)) for row, one in asked.items()})
             head.images = {row: one.pictures for row, one in asked.items()}
-            ring = Ring(stages, head, tower=tower, chunk=64)  # type: ignore[arg-type]
+            ring = Ring(stages, head, tower=tower, chunk=512)  # type: ignore[arg-type]
             try:
                 steps = Steps(ring)
                 for row, one in asked.items():
