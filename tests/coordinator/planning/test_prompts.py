@@ -212,6 +212,34 @@ def test_context_and_rows_that_were_asked_for_stay(
     assert _held(two, given) >= least
 
 
+@given(
+    st.tuples(st.integers(2000, 8000), st.integers(2000, 8000), st.integers(2000, 8000)),
+    st.sampled_from([267.0, 400.0, 738.0]),
+    st.integers(0, 1),
+)
+def test_a_ring_that_loses_a_member_keeps_its_promises_with_one_cut_or_two(
+    memory: tuple[int, int, int], speed: float, lost: int
+) -> None:
+    """It is planned anew over the others, with the context and the rows that clients were promised."""
+    each = zip((SLOW, FAST, machine("third", speed)), memory, strict=True)
+    members = [dataclasses.replace(one, memory_usable=size * MIB) for one, size in each]
+    given = profile(max_context=65536)
+    try:
+        before = plan(spec(stages=2), given, members[:2])
+        asked = spec(stages=2, context=before.spec.context, max_rows=before.spec.max_rows)
+        left = [members[1 - lost], members[2]]
+        one = plan(admin_pb2.DeploymentSpec(prompt_split=[0], **_fields(asked)), given, left)
+    except ResourceExhausted:
+        return
+    now = plan(asked, given, left)
+    assert {stage.member for stage in now.rings[0].stages} == {member.id for member in left}
+    assert (now.spec.context, now.spec.max_rows) == (before.spec.context, before.spec.max_rows)
+    assert _held(now, given) >= min(before.spec.max_rows, _held(one, given))
+    doubled = any(end for _, _, end in prompts(now))
+    alike = len({member.rate.prefill for member in left if member.rate}) == 1
+    assert not (doubled and alike)
+
+
 def _held(made: admin_pb2.DeploymentPlan, given: model_pb2.ModelProfile) -> int:
     """Rows of the whole context for which every member has memory."""
     sizes = made.spec.context, 0, made.spec.prefill_chunk, 0, made.spec.max_rows

@@ -37,7 +37,7 @@ async def test_answers_are_those_of_the_model_and_prompts_are_kept(arrangements,
 
 
 async def stages_of(ring):
-    """Of each member in turn its node, and the ends of its layers for answers and for prompts."""
+    """Nodes by rank, each with the ends of its layers for answers and for prompts."""
     answer = await ring.cluster.admin.call("ListDeployments")
     (found,) = (one.plan for one in answer.deployments if one.plan.spec.name == ring.model)
     return [(ring.node_of(one.member), one.end_layer, one.prompt_end_layer) for one in found.rings[0].stages]
@@ -78,7 +78,7 @@ LONG = 250
 
 
 async def proven(ring, question, expected):
-    """What the receipt of an answer says, which is the one that was expected."""
+    """The statement in the receipt of an answer, which has to be the expected one."""
     prompt, nonce = chat(question, ignore_eos=True), secrets.token_bytes(16)
     request = inference.GenerateRequest(
         model=ring.model, envelope=inference.Envelope(clear=prompt), max_tokens=LONG

@@ -16,8 +16,7 @@ from stagering import PATIENCE_SECONDS, Prompts, Ring, compute_thread
 
 from bench.images import small_towers
 from sealring.mesh.errors import Internal
-from sealring.mesh.ring import Origin
-from sealring.mesh.ring.limits import MAX_CONTEXT
+from sealring.mesh.ring import MAX_CONTEXT, Origin
 from sealring.node.engine import (
     Prompt,
     RowParameters,
