@@ -251,7 +251,7 @@ LINES = {
     "gateway/rings": 3_500,
     "gateway/scheduler": 4_400,
     "node": 15_500,
-    "node/engine": 21_200,
+    "node/engine": 21_300,
     "node/engine/text": 6_600,
     "node/engine/vision": 1_600,
     "doctor": 2_600,

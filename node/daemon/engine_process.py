@@ -248,6 +248,10 @@ class EngineProcess:
         """Has prefixes of the open epoch stored. Raises EpochEnded (CHILD_ENDED)."""
         self._send(engine_pb2.EngineCommand(use_disk=command).SerializeToString())
 
+    def seal_rows(self, key: bytes) -> None:
+        """Gives the open epoch's key for parameters of rows. Raises EpochEnded (CHILD_ENDED)."""
+        self._send(engine_pb2.EngineCommand(seal_rows=engine_pb2.SealRows(key=key)).SerializeToString())
+
     def brought(self, number: int) -> None:
         """All that other members have of a recall's blocks is stored. Raises EpochEnded (CHILD_ENDED)."""
         told = engine_pb2.BlocksBrought(number=number)

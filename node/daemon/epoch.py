@@ -83,6 +83,8 @@ class StageEngine(Protocol):
 
     def use_disk(self, command: engine_pb2.UseDisk) -> None: ...
 
+    def seal_rows(self, key: bytes) -> None: ...
+
     def brought(self, number: int) -> None: ...
 
     def send_work(self, command: bytes) -> None: ...
@@ -124,6 +126,8 @@ class LinkSecrets:
     incoming_pass: bytes = b""
     next_address: str = ""
     infos: list[membership_pb2.LinkInfo] = field(default_factory=list)
+    row_key: bytes = b""
+    """As `SessionKeys.row_key`, for the engine; at head and tail, if the epoch's plan `seals_rows`."""
 
     def renewed(self, newer: LinkSecrets) -> LinkSecrets:
         """A copy of these secrets in which the fields that `newer` has replace the own ones."""
@@ -134,6 +138,7 @@ class LinkSecrets:
             incoming_pass=newer.incoming_pass or self.incoming_pass,
             next_address=newer.next_address or self.next_address,
             infos=self.infos,
+            row_key=newer.row_key or self.row_key,
         )
 
     def start(self) -> engine_pb2.StartCarrier:
@@ -254,6 +259,7 @@ class MemberEpoch:
         self.draft_runs = self.draft_bytes = 0
         self.drafts_together = False
         self.links: list[membership_pb2.LinkInfo] = []
+        self._row_key = b""
         self._devices: Sequence[str] = ()
         self._group_address = ""
         self._group_addresses: Sequence[str] = ()
@@ -456,6 +462,9 @@ class MemberEpoch:
         self._workshop.report(membership_pb2.MemberMessage(prepared=prepared))
 
     async def _form(self) -> None:
+        key, self._row_key = self._row_key, b""
+        if key and self.engine is not None:
+            self.engine.seal_rows(key)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._use_disk())
             if self._carrier is not None:
@@ -558,6 +567,7 @@ class MemberEpoch:
             kv_budget=plan.kv_budget,
             ring=plan.ring,
             speculate=plan.speculate,
+            sealed=plan.seals_rows,
         )
         descriptors = self._channel.engine if self._channel else ()
         opened = await self.engine.open_epoch(command, descriptors, self)
@@ -570,7 +580,7 @@ class MemberEpoch:
         assert self._carrier is not None
         while self._repeated:
             secrets = secrets.renewed(self._repeated.pop(0))
-        self._keys_given = True
+        self._keys_given, self._row_key = True, secrets.row_key
         start = secrets.start()
         start.rank, start.size = self.plan.rank, self.plan.size
         start.form_timeout_ms = int(FORM_SECONDS * 1000)
@@ -583,6 +593,7 @@ class MemberEpoch:
             self._repeated.append(secrets)
         elif self.phase is Phase.PREPARED and self._carrier is not None:
             self._carrier.give(secrets.start())
+            self._row_key = secrets.row_key or self._row_key
 
     def _progress(self, reached: Reached) -> None:
         self.reached = reached

@@ -160,18 +160,21 @@ class LinkSetup:
             info = membership_pb2.LinkInfo(
                 from_rank=params.from_rank, to_rank=params.to_rank, suite=session.suite.value
             )
+            row_key = session.row_key() if link.closes and self._plan.seals_rows else b""
             if link.receives:
                 await conversation.tell(_ADDRESS_LABEL, self._own_addresses.encode("ascii"))
                 return LinkSecrets(
                     incoming_pass=session.export(_PASS_LABEL, length=PASS_BYTES),
                     incoming_keys=session.to_carrier(),
                     infos=[info],
+                    row_key=row_key,
                 )
             return LinkSecrets(
                 next_address=ring_addresses(await conversation.hear(_ADDRESS_LABEL)),
                 outgoing_pass=session.export(_PASS_LABEL, length=PASS_BYTES),
                 outgoing_keys=session.to_carrier(),
                 infos=[info],
+                row_key=row_key,
             )
 
         return talk

@@ -17,6 +17,7 @@ from sealring.mesh.ring.limits import (
     MAX_TAPS,
 )
 from sealring.mesh.roster.model import Ring, RingMember, Roster
+from sealring.mesh.rpc import protocol12
 from sealring.mesh.rpc.protocol import PROTOCOL_VERSION, check_speaks
 from sealring.node.link.params import LinkParams
 from sealring.v1 import membership_pb2
@@ -30,6 +31,11 @@ class LinkPlan:
 
     params: LinkParams
     peer_addresses: tuple[str, ...]
+
+    @property
+    def closes(self) -> bool:
+        """Whether it leads from the ring's tail to its head, in a ring of three and more."""
+        return self.params.from_rank > self.params.to_rank + 1
 
     @property
     def receives(self) -> bool:
@@ -97,6 +103,11 @@ class EpochPlan:
     def held(self) -> tuple[int, int]:
         """The layers that this member holds, for answers or prompts."""
         return self.layers[0], max(self.layers[1], self.prompts[1])
+
+    @property
+    def seals_rows(self) -> bool:
+        """Whether the head seals parameters of rows for the tail, past members in between."""
+        return self.size > 2 and not self.backend and self.protocol != protocol12.PROTOCOL
 
 
 def plan_epoch(prepare: membership_pb2.PrepareEpoch, roster: Roster, own_id: str) -> EpochPlan:

@@ -24,6 +24,7 @@ __all__, __getattr__ = face(
     mlx_lm_import="import_whole",
     params="DEFAULT_CONTEXT_SIZE RowParameters",
     prefixes="Prefixes support",
+    row_seal="RowSeal",
     profile="digest",
     ranges="needed",
     receipts="Delivered Sampled bring",

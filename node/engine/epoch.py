@@ -48,6 +48,7 @@ from sealring.node.engine.drafts.sources import Sources
 from sealring.node.engine.lanes import Lane, Lanes, Row
 from sealring.node.engine.params import grids_in
 from sealring.node.engine.prefixes import Prefixes
+from sealring.node.engine.row_seal import RowSeal
 from sealring.node.engine.seats import Seat
 from sealring.node.engine.seats.results import StageCall, behind, launch, states
 from sealring.node.engine.seats.sources import Input, no_drafts
@@ -94,8 +95,9 @@ class StageEpoch:
     `seat` takes the member's seat, with a function to call when the epoch cannot go on (`fail`). Without
     `sources` of drafts the deployment does not speculate: steps with drafts are refused, because drafts
     reveal what repeats. `runs` is the number of runs of drafts that the stage can take back, as
-    `caches.undo.runs_of` says. `times` are those of the stage's steps. `on_fault` is called once, by any
-    thread, when the epoch cannot go on, and never after `end`.
+    `caches.undo.runs_of` says. `seal` is that of the head or the tail, where one seals parameters of rows for
+    the other. `times` are those of the stage's steps. `on_fault` is called once, by any thread, when the
+    epoch cannot go on, and never after `end`.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class StageEpoch:
         prefixes: Prefixes,
         sources: Sources | None = None,
         runs: int = 0,
+        seal: RowSeal | None = None,
         times: Sequence[control.StepTime] = (),
         on_fault: Callable[[BaseException], None],
     ) -> None:
@@ -120,6 +123,7 @@ class StageEpoch:
         self._account = Account(allowance, *prefixes.earlier)
         self._sources = sources
         self._runs = runs
+        self._seal = seal
         self._composition = composition
         decoding = [one for one in times if one.tokens == 1 and not one.context]
         by_rows = tuple(sorted((one.rows, one.microseconds) for one in decoding))
@@ -487,6 +491,8 @@ class StageEpoch:
         if not chunk.first:
             return self._lanes.prefilling(chunk.row)
         record = self._source.begin(chunk)
+        if self._seal is not None:
+            record = self._seal.cross(step, chunk, record)
         row = Row(
             chunk.row, self._prefixes.start(chunk) if chunk.prefix else self._stage.prefill.make_cache()
         )

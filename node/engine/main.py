@@ -41,6 +41,7 @@ from sealring.node.engine.allowance import Allowance
 from sealring.node.engine.epoch import StageEpoch
 from sealring.node.engine.folder import Loaded, draft_message, load, profile_message, ranges_message
 from sealring.node.engine.group import form
+from sealring.node.engine.row_seal import RowSeal
 from sealring.node.engine.seats import seat_of
 from sealring.node.engine.staging import Shard
 from sealring.node.engine.text.answers import refusal
@@ -110,6 +111,7 @@ class Engine:
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._loaded = loaded
         self._epoch: StageEpoch | None = None
+        self._seal: RowSeal | None = None  # the epoch's
         self._loads = 0  # asked for and not yet done; changed by the reading thread and the compute thread
         self._loads_lock = threading.Lock()
         self._profiling = threading.Lock()
@@ -125,6 +127,7 @@ class Engine:
             "open_epoch": self._start_epoch,
             "close_epoch": self._close_epoch,
             "use_disk": self._use_disk,
+            "seal_rows": self._seal_rows,
             "join": self._queue_join,
             "load": self._queue_load,
             "profile": self._start_profile,
@@ -291,9 +294,16 @@ class Engine:
             names = front.begin_epoch(
                 origins,
                 sources=sources.at_head if sources is not None else (),
-                tail_reads=sources is not None and sources.ahead > 0 and command.size == 2,
+                tail_reads=sources is not None
+                and sources.ahead > 0
+                and (command.sealed or command.size == 2),
+                sealed=command.sealed,
                 longest=command.prefill_chunk,
             )
+        spec = loaded.stage.spec
+        self._seal = (
+            RowSeal(seals=spec.is_head) if command.sealed and (spec.is_head or spec.is_tail) else None
+        )
         self._epoch = StageEpoch(
             command.epoch,
             Composition(epoch=command.epoch, max_rows=command.max_rows, prefill_chunk=command.prefill_chunk),
@@ -312,6 +322,7 @@ class Engine:
             prefixes=loaded.prefixes,
             sources=sources,
             runs=runs,
+            seal=self._seal,
             times=loaded.times,
             on_fault=partial(self._fault, command.epoch),
         )
@@ -322,6 +333,10 @@ class Engine:
         opened = engine.EpochOpened(id=command.id, kept=kept, draft_runs=runs, draft_bytes=draft_bytes)
         opened.drafts_together = loaded.stage.drafts_together
         self._emit(engine.EngineEvent(epoch_opened=opened))
+
+    def _seal_rows(self, command: engine.SealRows) -> None:
+        if self._seal is not None:
+            self._seal.take(command.key)
 
     def _use_disk(self, command: engine.UseDisk) -> None:
         """Stores prefixes of the open epoch there, and recalls them, from now on."""
@@ -375,7 +390,7 @@ class Engine:
         )
 
     def _close_epoch(self, command: engine.CloseEngineEpoch) -> None:
-        epoch, self._epoch = self._epoch, None
+        epoch, self._epoch, self._seal = self._epoch, None, None
         if epoch is not None:
             epoch.end()
         if self._loaded is not None and self._loaded.front is not None:

@@ -1,10 +1,12 @@
 """The parameter record: a row's sampling parameters, on their way from the head to the tail.
 
 It travels sealed, as all records do. Members in between pass its bytes on and read no more of it than the
-names of the prompt's blocks and where its images are. Its length shows next to nothing of its content: it is
-a multiple of 256 bytes, and one block unless the row has biases, a repetition penalty, a grammar, many images
-or log-probabilities of its prompt. With a grammar it is a power of two. The names, 16 bytes for each block,
-are those of a prompt in clear; an image takes 16 bytes as well.
+names of the prompt's blocks and where its images are. In a pipeline of three and more these stand apart, and
+the head seals the rest for the tail (`node.engine.row_seal`). Its length shows next to nothing of its
+content: it is a multiple of 256 bytes, and one block unless the row has biases, a repetition penalty, a
+grammar or many images. Tokens of the prompt, for the tail or for their log-probabilities, take more. With
+a grammar it is a power of two. The names, 16 bytes for each block, are those of a prompt in clear; an image
+takes 16 bytes as well.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
+from sealring.mesh.crypto.suites import TAG_BYTES
 from sealring.mesh.errors import InvalidInput
 from sealring.mesh.prompt import options
 from sealring.mesh.prompt import validate as limits
@@ -54,7 +57,7 @@ class RowParameters:
     the repetition penalty looks at. `logprobs` is the number of likeliest tokens beside each token, or
     None without log-probabilities. `scored` is the prompt if it asks for log-probabilities of its tokens too.
     `prompt` is all that is computed before the first token is sampled, where the tail guesses by an MTP head
-    and follows the head of the ring, so that no other member sees it.
+    and no other member sees it.
 
     `masked` are tokens that must not occur before the answer has `masked_until` tokens, and `masked_always`
     those that never may (node.engine.penalties); both rise. `stored` is the packed chain of the prompt
@@ -170,8 +173,12 @@ _PLAIN = tuple(options.PLAIN.keys() & _DEFAULTS.keys())
 _TUPLES = ("prompt_tail", "answered", "scored", "masked", "masked_always", "prompt")
 
 
-def encode(parameters: RowParameters) -> bytes:
-    """The record: a message behind its length, padded with zeros to a multiple of BLOCK bytes."""
+def encode(parameters: RowParameters, *, apart: bool = False) -> bytes:
+    """The record: a message behind its length, padded with zeros to a multiple of BLOCK bytes.
+
+    With `apart` it is two messages, the first for every member (`parts`), and the padding has room for a
+    tag at its end.
+    """
     plain: dict[str, Any] = {name: getattr(parameters, name) for name in _PLAIN}
     content = engine.RowParameters(
         sampling=inference.Sampling(**{name: it for name, it in plain.items() if it != _DEFAULTS[name]}),
@@ -184,9 +191,14 @@ def encode(parameters: RowParameters) -> bytes:
         receipt=parameters.receipt,
         grids=[number for grid in parameters.grids for number in grid],
         **{name: getattr(parameters, name) for name in _TUPLES},
-    ).SerializeToString()
-    record = _LENGTH.pack(len(content)) + content
-    blocks = -(-len(record) // BLOCK)
+    )
+    record = b""
+    if apart:
+        record = _packed(engine.RowParameters(stored=content.stored, grids=content.grids, apart=True))
+        content.ClearField("stored")
+        content.ClearField("grids")
+    record += _packed(content)
+    blocks = -(-(len(record) + TAG_BYTES * apart) // BLOCK)
     if parameters.grammar:
         blocks = 1 << (blocks - 1).bit_length()
     return record.ljust(blocks * BLOCK, b"\0")
@@ -195,8 +207,9 @@ def encode(parameters: RowParameters) -> bytes:
 def decode(record: bytes | memoryview) -> RowParameters:
     """Raises InvalidInput (reason BAD_PARAMETERS) for any record that `encode` does not make."""
     try:
-        (length,) = _LENGTH.unpack_from(record)
-        found = engine.RowParameters.FromString(bytes(record[_LENGTH.size :][:length]))
+        found = _message(record)
+        if apart := found.apart:
+            found.MergeFrom(_message(record[len(_first(record)) :]))
         tuples: dict[str, Any] = {name: tuple(getattr(found, name)) for name in _TUPLES}
         parameters = RowParameters(
             **_given(found.sampling) | tuples,
@@ -208,9 +221,9 @@ def decode(record: bytes | memoryview) -> RowParameters:
             receipt=found.receipt,
             grids=_grids(found),
         )
-    except (struct.error, DecodeError, ValueError):
+    except ValueError:
         raise _bad("is malformed") from None
-    if encode(parameters) != record:
+    if encode(parameters, apart=apart) != record:
         raise _bad("has a wrong length or padding")
     if not all(check(parameters) for check in _CHECKS):
         raise _bad("holds values out of range")
@@ -233,11 +246,33 @@ def grids_in(record: bytes) -> tuple[Grid, ...]:
     return grids
 
 
-def _message(record: bytes) -> engine.RowParameters:
+def parts(record: bytes) -> tuple[bytes, bytes]:
+    """The part of a record for every member, and the rest, which stands apart. Raises InvalidInput
+    (BAD_PARAMETERS)."""
+    if not _message(record).apart:
+        raise _bad("has nothing apart")
+    first = _first(record)
+    return first, record[len(first) :]
+
+
+def _first(record: bytes | memoryview) -> bytes:
+    """The record's first message, behind its length."""
     try:
         (length,) = _LENGTH.unpack_from(record)
-        return engine.RowParameters.FromString(record[_LENGTH.size :][:length])
-    except (struct.error, DecodeError):
+    except struct.error:
+        raise _bad("is malformed") from None
+    return bytes(record[: _LENGTH.size + length])
+
+
+def _packed(message: engine.RowParameters) -> bytes:
+    content = message.SerializeToString()
+    return _LENGTH.pack(len(content)) + content
+
+
+def _message(record: bytes | memoryview) -> engine.RowParameters:
+    try:
+        return engine.RowParameters.FromString(_first(record)[_LENGTH.size :])
+    except DecodeError:
         raise _bad("is malformed") from None
 
 

@@ -25,6 +25,7 @@ MAX_U64 = (1 << 64) - 1
 _CARRIER_MAGIC = b"sealring/v1 carrier keys"
 _CARRIER_BYTES = 1024
 _EXPORT_LABEL_BYTES = 64
+_ROWS_LABEL = b"row parameters"
 _NUMBERS = struct.Struct(">QIIIQ")
 
 
@@ -194,6 +195,11 @@ class SessionKeys(Uncopyable):
         if self._exporter is None or not 0 < len(label) <= _EXPORT_LABEL_BYTES:
             raise RecordError("exporter is not here, or the label is too long", reason="NO_EXPORTER")
         return expand(self._exporter, b"export " + label, context, length)
+
+    def row_key(self) -> bytes:
+        """The suite's code and a key that the head seals parameters of rows under, for the tail: of the
+        session of the closing edge. No key is for the way back. Raises RecordError (NO_EXPORTER)."""
+        return bytes([self.suite.code]) + self.export(_ROWS_LABEL)
 
     def seal_note(self, label: bytes, payload: bytes) -> bytes:
         """Seal one small payload (at most 4096 bytes) for the peer: once per label and direction.

@@ -49,6 +49,7 @@ class EngineCommand(_message.Message):
     USE_DISK_FIELD_NUMBER: _builtins.int
     SIGN_FIELD_NUMBER: _builtins.int
     BROUGHT_FIELD_NUMBER: _builtins.int
+    SEAL_ROWS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def profile(self) -> Global___ProfileModel: ...
     @_builtins.property
@@ -87,6 +88,10 @@ class EngineCommand(_message.Message):
 
     @_builtins.property
     def brought(self) -> Global___BlocksBrought: ...
+    @_builtins.property
+    def seal_rows(self) -> Global___SealRows:
+        """head and tail, likewise, where the epoch was opened `sealed`"""
+
     def __init__(
         self,
         *,
@@ -105,12 +110,13 @@ class EngineCommand(_message.Message):
         use_disk: Global___UseDisk | None = ...,
         sign: _control_pb2.SignRow | None = ...,
         brought: Global___BlocksBrought | None = ...,
+        seal_rows: Global___SealRows | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["brought", b"brought", "close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "sign", b"sign", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["brought", b"brought", "close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "seal_rows", b"seal_rows", "shutdown", b"shutdown", "sign", b"sign", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brought", b"brought", "close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "shutdown", b"shutdown", "sign", b"sign", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brought", b"brought", "close_epoch", b"close_epoch", "command", b"command", "discard", b"discard", "join", b"join", "load", b"load", "open_epoch", b"open_epoch", "open_row", b"open_row", "ping", b"ping", "profile", b"profile", "recall", b"recall", "seal_rows", b"seal_rows", "shutdown", b"shutdown", "sign", b"sign", "step", b"step", "trace", b"trace", "use_disk", b"use_disk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join", "recall", "use_disk", "sign", "brought"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["profile", "load", "open_epoch", "close_epoch", "open_row", "discard", "step", "ping", "shutdown", "trace", "join", "recall", "use_disk", "sign", "brought", "seal_rows"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -596,6 +602,7 @@ class OpenEngineEpoch(_message.Message):
     KV_BUDGET_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     epoch: _builtins.int
     rank: _builtins.int
@@ -608,6 +615,8 @@ class OpenEngineEpoch(_message.Message):
     """prefixes are kept from one epoch of a ring to the next"""
     speculate: _builtins.bool
     """as in PrepareEpoch"""
+    sealed: _builtins.bool
+    """the head seals parameters of rows for the tail (node.engine.row_seal)"""
     def __init__(
         self,
         *,
@@ -620,14 +629,35 @@ class OpenEngineEpoch(_message.Message):
         kv_budget: _builtins.int = ...,
         ring: _builtins.str = ...,
         speculate: _builtins.bool = ...,
+        sealed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ring", b"ring", "size", b"size", "speculate", b"speculate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "kv_budget", b"kv_budget", "max_rows", b"max_rows", "prefill_chunk", b"prefill_chunk", "rank", b"rank", "ring", b"ring", "sealed", b"sealed", "size", b"size", "speculate", b"speculate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenEngineEpoch: _TypeAlias = OpenEngineEpoch  # noqa: Y015
+
+@_typing.final
+class SealRows(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """the suite's code and the key, as node.link.keys derives it at both ends of the closing edge"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SealRows: _TypeAlias = SealRows  # noqa: Y015
 
 @_typing.final
 class UseDisk(_message.Message):
@@ -1595,6 +1625,7 @@ class RowParameters(_message.Message):
     GRIDS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
+    APART_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """tokens of the answer that an earlier epoch has generated"""
     masked_until: _builtins.int
@@ -1605,6 +1636,8 @@ class RowParameters(_message.Message):
     """Lark, in llguidance's dialect; empty: any answer"""
     receipt: _builtins.bytes
     """as in OpenEngineRow"""
+    apart: _builtins.bool
+    """a second message follows with all that members in between do not read; this has the rest"""
     @_builtins.property
     def sampling(self) -> _inference_pb2.Sampling:
         """options that are one number each; the seed is this row's"""
@@ -1661,10 +1694,11 @@ class RowParameters(_message.Message):
         grids: _abc.Iterable[_builtins.int] | None = ...,
         grammar: _builtins.str = ...,
         receipt: _builtins.bytes = ...,
+        apart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "bias_tokens", b"bias_tokens", "biases", b"biases", "grammar", b"grammar", "grids", b"grids", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "position", b"position", "prompt", b"prompt", "prompt_tail", b"prompt_tail", "receipt", b"receipt", "sampling", b"sampling", "scored", b"scored", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "apart", b"apart", "bias_tokens", b"bias_tokens", "biases", b"biases", "grammar", b"grammar", "grids", b"grids", "masked", b"masked", "masked_always", b"masked_always", "masked_until", b"masked_until", "position", b"position", "prompt", b"prompt", "prompt_tail", b"prompt_tail", "receipt", b"receipt", "sampling", b"sampling", "scored", b"scored", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

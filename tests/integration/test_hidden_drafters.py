@@ -7,15 +7,18 @@ only the drafter can be right about the next one.
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
-import hasty
 import pytest
 import pytest_asyncio
+import telling
+import telling_engine
 from harness import CARRIER
 from kernels import share_kernels
 from ringtest import CLUSTER, HASTY, LIMIT_SECONDS, Ring, operate
@@ -40,6 +43,11 @@ RIGHT = {"greedy": 1 - 1e-9, "seeded": 0.9}
 LONG, SHORT, BEFORE = 400, 16, 10
 """Tokens of answers, and those after which a member is killed."""
 
+PROMPT, LAST = 200, 40
+"""Tokens of a prompt, and those of its ends that are searched for."""
+
+TELLING = telling_engine.__name__
+
 
 @dataclass
 class Deployed:
@@ -54,7 +62,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
     model = random_model(SHAPE, state / "node-0" / "models")
     settings = HASTY | {"node": {"allow_downloads": True}}
     async with LocalCluster(state, model.name, nodes=3, settings=settings) as cluster:
-        cluster.children.command = (sys.executable, hasty.__file__)
+        cluster.children.command = (sys.executable, telling.__file__)
         share_kernels(state)
         await cluster.start()
         yield cluster
@@ -65,8 +73,8 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
     loop_scope="session",
     params=[
         ("DSpark", 3),
-        ("EAGLE-3", 2),
-        pytest.param(("EAGLE-3", 3), marks=pytest.mark.sweep),
+        ("EAGLE-3", 3),
+        pytest.param(("EAGLE-3", 2), marks=pytest.mark.sweep),
         pytest.param(("DFlash", 2), marks=pytest.mark.sweep),
         pytest.param(("DFlash", 3), marks=pytest.mark.sweep),
     ],
@@ -142,6 +150,22 @@ async def test_answers_are_those_without_the_drafter_and_guesses_are_right(
             if found.accepted:
                 break
     assert found.accepted <= found.drafted
+
+
+async def test_the_tail_is_sent_a_prompt_that_no_member_in_between_can_read(deployed: Deployed) -> None:
+    """Not even as much of it as a penalty looks at, which goes to every tail."""
+    chance = random.Random(3)
+    asked = drafted.request(deployed.ring.model, 0, SHORT, RIGHT["seeded"], drafts=True)
+    prompt = asked.envelope.clear
+    prompt.tokens.ids[:] = [chance.randrange(100, drafted.CYCLE) for _ in range(PROMPT)]
+    prompt.sampling.repetition_penalty, prompt.sampling.repetition_context_size = 1.01, LAST
+    async for _ in deployed.ring.stub.Generate(asked, timeout=LIMIT_SECONDS):
+        pass
+    behind = deployed.ring.deployment.plan.rings[0].stages[1:]
+    engines = [deployed.ring.part(deployed.ring.node_of(one.member), TELLING) for one in behind]
+    wanted = [struct.pack(f"<{LAST}I", *prompt.tokens.ids[at:][:LAST]) for at in (0, PROMPT - LAST)]
+    found = [[one in telling_engine.told(each.pid).read_bytes() for one in wanted] for each in engines]
+    assert found == [[False, False]] * (deployed.size - 2) + [[deployed.size == 2] * 2]
 
 
 async def test_rows_together_are_answered_and_the_one_that_stays_has_drafts(deployed: Deployed) -> None:

@@ -30,9 +30,30 @@ def save(folder: Path, config: dict[str, Any], *, seed: int = SEED, kept: float 
     head = random_head(config, weights, seed, right=kept is not None)
     if kept is not None:
         weights = {name: value * kept if adds(name) else value for name, value in weights.items()}
+    _write(folder, config, weights | head)
+
+
+def save_reader(folder: Path, config: dict[str, Any]) -> None:
+    """Saves a model of which the last layer alone adds anything, and a head that has this layer: it is right
+    about what follows a token if it has read what the layer has read."""
+    weights = dict(tree_flatten(random_model(config, seed=SEED).parameters()))
+    last = f"layers.{config['num_hidden_layers'] - 1}."
+    for name, value in weights.items():
+        if adds(name) and last not in name:
+            weights[name] = mx.zeros_like(value)
+        elif name.endswith("embed_tokens.weight"):  # the head has it behind a norm
+            weights[name] = value / mx.sqrt(mx.mean(mx.square(value), axis=-1, keepdims=True))
+    head = random_head(config, weights, SEED, right=True)
+    own = {name.partition(last)[2]: value for name, value in weights.items() if last in name}
+    for name in head:
+        head[name] = next((value for rest, value in own.items() if name.endswith(f".{rest}")), head[name])
+    _write(folder, config, weights | head)
+
+
+def _write(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights | head)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
 
 
 def adds(name: str) -> bool:

@@ -36,6 +36,7 @@ class PlayedEngine:
         self.opened: engine_pb2.OpenEngineEpoch | None = None
         self.descriptors = 0
         self.disks: list[str] = []
+        self.row_keys: list[bytes] = []
         self.close_fails = False
 
     async def open_epoch(
@@ -60,6 +61,9 @@ class PlayedEngine:
 
     def use_disk(self, command: engine_pb2.UseDisk) -> None:
         self.disks.append(command.disk.root)
+
+    def seal_rows(self, key: bytes) -> None:
+        self.row_keys.append(key)
 
     def send_work(self, command: bytes) -> None:
         self.work.append(engine_pb2.EngineCommand.FromString(command))

@@ -22,6 +22,7 @@ import pytest
 from patience import PATIENCE_SECONDS
 from small_models import tiny
 
+from sealring.mesh.crypto import Suite
 from sealring.mesh.errors import EpochEnded, SealringError
 from sealring.mesh.ring import MAX_UNSETTLED, Change, Chunk, Composition, Eviction, ResolvedStep
 from sealring.node.engine import (
@@ -31,6 +32,7 @@ from sealring.node.engine import (
     Grammars,
     Prefixes,
     RowParameters,
+    RowSeal,
     StageEpoch,
     TokenLogprobs,
     Transfer,
@@ -42,7 +44,7 @@ from sealring.node.engine import (
     support,
 )
 from sealring.node.engine.drafts import Drafter, GuessesAhead, ModelAtHead, Proposed, Sources, TailDrafter
-from sealring.node.engine.staging import Prefill, Stage, random_model, random_stage, share
+from sealring.node.engine.staging import Prefill, ShardSpec, Stage, random_model, random_stage, share
 from sealring.node.engine.text import Picture
 from sealring.node.engine.vision.tower import Tower
 from sealring.node.engine.warm_up import warm_up
@@ -50,6 +52,7 @@ from sealring.node.wire.channel import RecordHeader
 from sealring.v1 import control_pb2 as control
 
 SEED = 7
+ROW_KEY = bytes([Suite.X25519_AES256GCM.code]) + bytes(range(32))
 FREE_PLACES = (control.StepTime(rows=1, tokens=1, microseconds=1),)
 """Times of a stage whose steps take as long with any number of rows: it leaves places of lanes empty."""
 
@@ -216,6 +219,17 @@ def sources_of(rank: int, size: int, drafter: Drafter | None, tail: TailDrafter 
     return Sources(workers, tail if rank == size - 1 else None, ahead)
 
 
+def seals_of(stages: Sequence[Stage]) -> dict[int, RowSeal]:
+    """The seals of a pipeline's head and tail, by rank, where members are in between."""
+    size = len(stages)
+    if size < 3 or isinstance(stages[0].spec, ShardSpec):
+        return {}
+    seals = {rank: RowSeal(seals=not rank) for rank in (0, size - 1)}
+    for seal in seals.values():
+        seal.take(ROW_KEY)
+    return seals
+
+
 class _Text:
     """Drafts of a row that a test makes."""
 
@@ -231,6 +245,7 @@ class Prompts:
 
     def __init__(self, rows: dict[int, tuple[list[int], RowParameters]]) -> None:
         self._rows = rows
+        self.apart = False
         self.answers: dict[int, list[int]] = {row: [] for row in rows}
         self.logprobs: dict[int, list[TokenLogprobs]] = {row: [] for row in rows}
         self.steps: list[int] = []
@@ -268,7 +283,7 @@ class Prompts:
         return np.array(self._rows[row][0], np.uint32)
 
     def parameters(self, row: int) -> bytes:
-        return params.encode(self._rows[row][1])
+        return params.encode(self._rows[row][1], apart=self.apart)
 
     def ended(self, row: int) -> bool:
         return row in self.over
@@ -338,6 +353,8 @@ class Ring:
         self.faults: list[BaseException] = []
         self.failed = threading.Event()
         self.prompts = prompts
+        self.seals = seals_of(stages)
+        prompts.apart = bool(self.seals)
         self.prefixes = prefixes or [
             compute_thread(rank).submit(prefixes_of, stage).result(PATIENCE_SECONDS)
             for rank, stage in enumerate(stages)
@@ -364,6 +381,7 @@ class Ring:
                 allowance=allowance,
                 prefixes=self.prefixes[rank],
                 sources=sources[rank],
+                seal=self.seals.get(rank),
                 runs=compute_thread(rank).submit(runs_in, stage, size).result(PATIENCE_SECONDS),
                 times=FREE_PLACES if rank % 2 else (),
                 on_fault=self._fault,

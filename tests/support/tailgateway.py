@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from stagering import CHUNK, Prompts, Ring
@@ -11,6 +12,7 @@ from stagering import CHUNK, Prompts, Ring
 from sealring.node.engine import RowParameters
 from sealring.node.engine.drafts import TailDrafter
 from sealring.node.engine.staging import Stage
+from sealring.node.wire.channel import RecordHeader
 from sealring.v1 import control_pb2 as control
 
 MTP = control.DRAFT_SOURCE_MTP_HEAD
@@ -22,6 +24,17 @@ PARAMETERS = {
         temperature=0.8, seed=9, repetition_penalty=1.5, repetition_context_size=6, frequency_penalty=0.5
     ),
 }
+
+
+class Between(SimpleQueue[Any]):
+    """A link's records, each as a member on the way changes it."""
+
+    def __init__(self, change: Callable[[RecordHeader, bytes], bytes]) -> None:
+        super().__init__()
+        self._change = change
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item and (item[0], self._change(*item)))
 
 
 class Gateway:

@@ -62,6 +62,7 @@ class Front:
         *,
         sources: Collection[Source] = (),
         tail_reads: bool = False,
+        sealed: bool = False,
         longest: int = MAX_PREFILL_CHUNK,
     ) -> dict[Origin, tuple[bytes, bytes]]:
         """An epoch opens: all rows are forgotten, and names are made under another key from now on.
@@ -69,11 +70,10 @@ class Front:
         Returns the new names of kept prefixes (PrefixNames.told), so that nobody can tell by names what two
         epochs have in common but for what goes on. `origins` has the lengths of their marks. Nothing is
         guessed, and nobody told what repeats, without `sources` of drafts: unless the deployment wants it to
-        speculate. With `tail_reads` the tail guesses by a model and is sent prompts: the tail comes next
-        there, and no other member may see tokens. `longest` is the number of tokens of a chunk at most, and
-        so of an image.
+        speculate. With `tail_reads` the tail guesses by a model and is sent prompts. `sealed`: parameters are
+        to be sealed for the tail. `longest` is the number of tokens of a chunk at most, and so of an image.
         """
         self.close_rows()
         self.close_rows()
-        self.inputs.begin_epoch(sources=sources, tail_reads=tail_reads, longest=longest)
+        self.inputs.begin_epoch(sources=sources, tail_reads=tail_reads, sealed=sealed, longest=longest)
         return self.book.begin_epoch(origins)

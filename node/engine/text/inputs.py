@@ -106,7 +106,7 @@ class InputProcessor:
         self.own: Mapping[str, Any] = {}  # options where requests name none
         self._placed = False  # whether all stages need to know where images are
         self._sources: Collection[Source] = ()
-        self._tail_reads = False
+        self._tail_reads = self._sealed = False
         self._model = Tally.of_all_rows()  # how often the guesses of its draft model were right
         self._longest = MAX_PREFILL_CHUNK
         self.grammars = Grammars(self.tokenizer, vocabulary)
@@ -155,9 +155,11 @@ class InputProcessor:
         assert self._tokenizer is not None  # nobody has opened a row before
         return self._tokenizer
 
-    def begin_epoch(self, *, sources: Collection[Source], tail_reads: bool, longest: int) -> None:
+    def begin_epoch(
+        self, *, sources: Collection[Source], tail_reads: bool, sealed: bool, longest: int
+    ) -> None:
         """As `Front.begin_epoch`."""
-        self._longest = longest
+        self._longest, self._sealed = longest, sealed
         self._sources, self._tail_reads = sources, tail_reads
 
     def rows(
@@ -277,7 +279,7 @@ class InputProcessor:
         guessed = self._tail_reads and not prompt.grammar and _drafts(sampling) > 0 and not prompt.pictures
         if guessed and len(prompt.tokens) <= params.MOST_COMPUTED:
             found = dataclasses.replace(found, prompt=tuple(prompt.tokens.tolist()))
-        return params.encode(found)
+        return params.encode(found, apart=self._sealed)
 
     def _rows_of(
         self, tokenizer: Tokenizer, command: engine.OpenEngineRow, prompt: _Prompt, *, guessed: bool

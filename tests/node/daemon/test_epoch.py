@@ -27,7 +27,7 @@ class Plan:
     speculate = True
 
     def __init__(self, size: int, backend: str = "") -> None:
-        self.size, self.backend = size, backend
+        self.size, self.backend, self.seals_rows = size, backend, size > 2
         self.members = [RingMember(id, rank, (0, 4)) for rank, id in enumerate(("aaaaa", "bbbbb")[:size])]
 
 
@@ -120,7 +120,7 @@ class Workshop:
     async def handshakes(self, plan: Any, again: Any) -> LinkSecrets:
         self.again = again
         await self.gate("handshakes")
-        return LinkSecrets(b"out", b"in", b"out pass", b"in pass", "b:2", [])
+        return LinkSecrets(b"out", b"in", b"out pass", b"in pass", "b:2", [], b"row")
 
     def settled(self, plan: Any) -> None:
         self.settlements += 1
@@ -166,7 +166,7 @@ async def prepared(plan: Any, rdma: Sequence[str] = ()) -> tuple[Workshop, Membe
         await settle()
     opened = shop.made_engine.opened
     assert opened is not None
-    assert (opened.epoch, opened.speculate) == (3, True)
+    assert (opened.epoch, opened.speculate, opened.sealed) == (3, True, plan.seals_rows)
     assert shop.made_engine.descriptors == (4 if plan.size > 1 else 0)
     return shop, epoch
 
@@ -334,12 +334,12 @@ async def test_nobody_but_the_head_has_guests() -> None:
 @pytest.mark.parametrize("when", ["before the keys are given", "when they have been"])
 async def test_a_repeated_handshake_brings_the_keys_that_count(when: str) -> None:
     shop = Workshop()
-    epoch = MemberEpoch(Plan(2), shop)
+    epoch = MemberEpoch(Plan(3), shop)
     epoch.prepare()
     for gate in ("engine", "carrier", "handshakes"):
         shop.open(gate)
         await settle()
-    newer = LinkSecrets(incoming_keys=b"newer in", incoming_pass=b"newer pass")
+    newer = LinkSecrets(incoming_keys=b"newer in", incoming_pass=b"newer pass", row_key=b"newer")
     if when == "before the keys are given":
         shop.again(newer)
     shop.open("open")
@@ -351,10 +351,15 @@ async def test_a_repeated_handshake_brings_the_keys_that_count(when: str) -> Non
     assert (start.outgoing_keys, start.outgoing_pass, start.next_address) == (b"out", b"out pass", "b:2")
     assert (start.incoming_keys, start.incoming_pass) == (b"newer in", b"newer pass")
     assert shop.settlements == 0
+    assert shop.made_engine.opened is not None
+    assert shop.made_engine.opened.sealed
+    assert shop.made_engine.row_keys == []
     epoch.commit()
     assert shop.settlements == 1
-    shop.again(LinkSecrets(incoming_keys=b"too late"))
+    shop.again(LinkSecrets(incoming_keys=b"too late", row_key=b"too late"))
     assert shop.made_carrier.start.incoming_keys == b"newer in"
+    await settle()
+    assert shop.made_engine.row_keys == [b"newer"], "of the session whose keys the carrier has"
     epoch.end("done")
     await epoch.closed()
 
@@ -455,6 +460,7 @@ SECRETS = {
     "outgoing_pass": b"c",
     "incoming_pass": b"d",
     "next_address": "e:1",
+    "row_key": b"g",
 }
 
 
@@ -465,7 +471,7 @@ def test_a_repeated_handshake_replaces_what_it_brings_and_nothing_else(field: st
     new: Any = "f:2" if field == "next_address" else b"new"
     assert first.renewed(LinkSecrets(**{field: new})) == LinkSecrets(**(SECRETS | {field: new}), infos=infos)
     assert LinkSecrets(infos=infos).renewed(LinkSecrets(**SECRETS)) == first
-    assert first.start() == engine_pb2.StartCarrier(**SECRETS)
+    assert first.start() == engine_pb2.StartCarrier(**{n: x for n, x in SECRETS.items() if n != "row_key"})
     assert LinkSecrets() == LinkSecrets(b"", b"", b"", b"", "", [])
 
 

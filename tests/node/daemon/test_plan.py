@@ -45,6 +45,19 @@ def test_a_place_in_a_ring(cluster, size: int) -> None:
         assert len(plan.releases) == 1
 
 
+@pytest.mark.parametrize(("size", "protocol", "seals"), [(3, 13, True), (2, 13, False), (3, 12, False)])
+def test_parameters_are_sealed_past_members_in_between_that_all_know_how(
+    cluster, size: int, protocol: int, seals: bool
+) -> None:
+    parties = [cluster.party() for _ in range(size)]
+    _, roster = cluster.roster(parties, layers=3 * size)
+    plans = [plan_epoch(prepare(roster, protocol=protocol), roster, party.id) for party in parties]
+    assert {plan.seals_rows for plan in plans} == {seals}
+    assert [[link.closes for link in plan.links] for plan in plans] == [
+        [size > 2 and rank == size - 1, size > 2 and rank == 0] for rank in range(size)
+    ]
+
+
 def test_layers_that_compute_prompts_are_those_of_the_roster(cluster) -> None:
     parties = [cluster.party() for _ in range(3)]
     _, roster = cluster.roster(parties, layers=9)

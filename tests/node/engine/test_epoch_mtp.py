@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mtpheads import save
+from mtpheads import save, save_reader
 from patience import PATIENCE_SECONDS
 from small_models import tiny
 from stagering import CHUNK, Prompts, Ring, compute_thread, config_of
@@ -83,6 +83,7 @@ def made_of(family: str, size: int, kept: float | None = None, doubled: bool = F
 def _free() -> Iterator[None]:
     yield
     made_of.cache_clear()
+    reader_of.cache_clear()
 
 
 def answered(made: Made, row: RowParameters, *, mtp: bool) -> Prompts:
@@ -144,11 +145,55 @@ def test_a_head_has_seen_prompts_that_the_tail_computes_with_fewer_layers() -> N
     assert drafted.modelled[1].right() > 0.3
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
-def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family: str) -> None:
+@pytest.mark.parametrize(("family", "size"), [("glm4_moe", 3), ("qwen3_next", 2)])
+def test_rows_get_company_leave_begin_with_prefixes_and_outlive_an_epoch(family: str, size: int) -> None:
     """The head goes on with what it has of a row, and with what it kept of the prefix."""
-    made = made_of(family, 2, 0.03)
+    made = made_of(family, size, 0.03)
     company_leaves_prefixes_stay(made.stages, made.drafter, made.words)
+
+
+@cache
+def reader_of(size: int) -> Made:
+    """A ring whose head is right if it has read what the model has read."""
+    config = tiny(config_of("glm4_moe"), "glm4_moe")
+    with tempfile.TemporaryDirectory() as folder:
+        save_reader(Path(folder), config)
+        return Made(Path(folder), config, size)
+
+
+def guesses_of(made: Made, name: str, *, told: bool) -> tuple[list[int], list[int]]:
+    """The tokens behind the second ones of four answers, and what was guessed of each; the head is `told`
+    the prompts or not."""
+    said, guessed = list[int](), list[int]()
+    for seed in range(4):
+        chance = random.Random(seed)
+        text = [chance.randrange(made.words) for _ in range(2 * CHUNK + 3)]
+        row = dataclasses.replace(PARAMETERS[name], prompt=tuple(text) * told)
+        prompts = Prompts({1: (text, row)})
+        ring = Ring(made.stages, prompts, tail_drafter=made.drafter)
+        gateway, offered = Gateway(ring), prompts.modelled[1]
+        try:
+            gateway.prefill()
+            gateway.decode(admit(), guesses=1)
+            for _ in range(12):
+                guessed += offered.taken(offered.known, 1)
+                gateway.decode(guesses=1)
+        finally:
+            ring.close()
+        assert not ring.faults
+        said += prompts.answers[1][2:]
+    return said, guessed
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("name", ["greedy", "drawn"])
+def test_a_head_is_told_prompts_past_members_in_between(name: str, size: int) -> None:
+    """Its guesses are those on a ring of two, and right about what follows from the prompt."""
+    found, alone = guesses_of(reader_of(size), name, told=True), guesses_of(reader_of(size), name, told=False)
+    assert found == guesses_of(reader_of(2), name, told=True)
+    assert found[0] == alone[0]
+    right, without = (sum(map(int.__eq__, *both)) for both in (found, alone))
+    assert right >= 45 > 36 > without
 
 
 def answered_together(

@@ -102,12 +102,14 @@ async def test_a_ring_shakes_hands(cluster, size: int) -> None:
     async with daemons(cluster, size) as nodes:
         _, roster = cluster.roster([node.party for node in nodes])
         secrets = await asyncio.gather(*(shake(node, plan(roster, node)) for node in nodes))
+        assert secrets[0].row_key == secrets[-1].row_key
         for rank, own in enumerate(secrets):
             following = secrets[(rank + 1) % size]
             assert own.next_address == ring_address(nodes[(rank + 1) % size])
             assert own.outgoing_pass == following.incoming_pass
             assert len(own.outgoing_pass) == PASS_BYTES
             assert matches(own.outgoing_keys, following.incoming_keys)
+            assert bool(own.row_key) == (size > 2 and rank in (0, size - 1)), "at head and tail alone"
             links = {(info.from_rank, info.to_rank) for info in own.infos}
             assert links == {(rank, (rank + 1) % size), ((rank - 1) % size, rank)}
             assert {info.suite for info in own.infos} == {"x25519mlkem768-aes256gcm"}

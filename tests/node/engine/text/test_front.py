@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -232,11 +233,14 @@ def test_a_head_tells_what_repeats_only_where_the_deployment_speculates(desk: De
 
 def test_a_tail_that_guesses_gets_the_prompt(desk: Desk) -> None:
     off = inference.Sampling(num_draft_tokens=0)
-    for mtp in (True, False):
-        desk.front.begin_epoch({}, sources=[*LOOKUP, HEAD][: 1 + mtp], tail_reads=mtp)
+    for mtp, sealed in ((True, False), (True, True), (False, True)):
+        desk.front.begin_epoch({}, sources=[*LOOKUP, HEAD][: 1 + mtp], tail_reads=mtp, sealed=sealed)
         for row, sampling in enumerate([None, off], start=1):
             desk.open(row, text_prompt("abc ab", sampling=sampling))
-            sent = params.decode(desk.front.book.parameters(row)).prompt
+            record = desk.front.book.parameters(row)
+            sent = params.decode(record).prompt
+            with contextlib.nullcontext() if sealed else pytest.raises(InvalidInput):
+                params.parts(record)
             assert sent == (tuple(b"abc ab") if mtp and row == 1 else ())
             assert (desk.front.book.source(row, HEAD) is not None) == (mtp and row == 1)
 
