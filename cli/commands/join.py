@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +86,7 @@ def join(
     the first machine. A machine that has joined runs its node again with `sealring join` alone.
     """
     from sealring.cli.local.foreground import signals_as_exceptions
-    from sealring.cli.setup.choices import Wishes, settings_given
+    from sealring.cli.setup.choices import Wishes, folders_of, settings_given
     from sealring.mesh.system.lock import lock_state
     from sealring.mesh.system.paths import is_enrolled
 
@@ -106,12 +106,13 @@ def join(
         _serve(host, token, said, wishes, user, prefix, port, dry_run=dry_run, as_json=as_json)
         return
     root = default_state_root()
+    at = folders_of(root, file)
     os.umask(0o077)
     with lock_state(root):
-        if token is None and is_enrolled(Path(said.get("state_dir", root / "node"))):
+        if token is None and is_enrolled(at["node"]):
             if standby is not None:
-                _stand_by(root, standby)
-            if not _run(host, root, said, wishes, port, tell=not begun, second=second):
+                _stand_by(at, standby)
+            if not _run(host, root, at, said, wishes, port, tell=not begun, second=second):
                 return
             second = False
         else:
@@ -123,7 +124,7 @@ def join(
             _keep(root, joined["settings"])
             second = standby is None and joined["members"] == 2 and not no_standby
             if standby is not None:
-                _stand_by(root, standby)
+                _stand_by(at, standby)
     # without the token, which other users of this machine could see for as long as this process lives
     host.become(
         [
@@ -144,7 +145,7 @@ def _tell(joined: dict[str, Any], *, as_json: bool) -> None:
     say(f"joined cluster {joined['cluster']} as {joined['name']}, trust level {described(joined['level'])}")
 
 
-async def _offer(host: Host, root: Path, answered: asyncio.Event) -> None:
+async def _offer(host: Host, at: Mapping[str, Path], answered: asyncio.Event) -> None:
     """Returns once the second machine of a cluster has become its standby, if the user names a backup.
     `answered` is not set while the question stands."""
     say("\nThis second machine can be the standby, which takes over when the first one is lost. It gets all")
@@ -155,7 +156,7 @@ async def _offer(host: Host, root: Path, answered: asyncio.Event) -> None:
         say(_ASKS)
         while answer := (await host.line()).strip():
             try:
-                await asyncio.to_thread(_stand_by, root, Path(answer))
+                await asyncio.to_thread(_stand_by, at, Path(answer))
             except SealringError as error:
                 say(f"{error}\n{_ASKS}")
             else:
@@ -166,16 +167,16 @@ async def _offer(host: Host, root: Path, answered: asyncio.Event) -> None:
     await asyncio.Event().wait()
 
 
-def _stand_by(root: Path, file: Path) -> None:
+def _stand_by(at: Mapping[str, Path], file: Path) -> None:
     """Makes the state of this machine's standby. Raises as `restore`, and InvalidInput (OTHER_CLUSTER)."""
     from sealring.cli.calls.operator import read_bundle
     from sealring.coordinator.backup import restore
     from sealring.coordinator.settings import CoordinatorSettings
     from sealring.mesh.member.state import load_machine_state
 
-    folder = root / "coordinator"
+    folder = at["coordinator"]
     restore(CoordinatorSettings(state_dir=folder), file.expanduser(), standby=True)
-    if read_bundle(folder / "operator").root_sha256 != load_machine_state(root / "node").root_sha256:
+    if read_bundle(folder / "operator").root_sha256 != load_machine_state(at["node"]).root_sha256:
         shutil.rmtree(folder)
         raise InvalidInput(
             f"{file} is a backup of another cluster", hint="make one there", reason="OTHER_CLUSTER"
@@ -250,6 +251,7 @@ def _serve(
 def _run(
     host: Host,
     root: Path,
+    at: Mapping[str, Path],
     said: dict[str, Any],
     wishes: Wishes,
     wished: int | None,
@@ -268,13 +270,15 @@ def _run(
         from sealring.mesh.system.paths import is_enrolled
         from sealring.mesh.system.processes import first_of
 
-        joined = load_machine_state(Path(said.get("state_dir", root / "node")))
-        stands_by = is_enrolled(root / "coordinator" / "operator")
+        joined = load_machine_state(at["node"])
+        stands_by = is_enrolled(at["coordinator"] / "operator")
         node = str(read_settings(settings_file_of(root, "node"), "node").get("listen", "127.0.0.1:0"))
         port, taken = choose_proxy(host, root, wished, node)
         choices = choose_other(
             host, root, said, wishes, [joined.coordinator], joined=True, proxy=port if stands_by else 0
         )
+        for name, chosen in choices.settings.items():
+            chosen["state_dir"] = str(at[name])
     for line in (*(choices.said if tell else ()), *filter(None, [taken])):
         say(line)
 
@@ -296,7 +300,7 @@ def _run(
         async def talk() -> None:
             await _tell_door(machine)
             if second and not stands_by:
-                await _offer(host, root, answered)
+                await _offer(host, at, answered)
             else:
                 await asyncio.Event().wait()
 
@@ -307,7 +311,7 @@ def _run(
     except SealringError as error:
         give_way(root, choices.settings, error, say)
         return True
-    return not stands_by and is_enrolled(root / "coordinator" / "operator")
+    return not stands_by and is_enrolled(at["coordinator"] / "operator")
 
 
 async def _tell_door(machine: OtherMachine) -> None:

@@ -94,7 +94,7 @@ def up(
     """
     from sealring.cli.local.foreground import run_cluster, signals_as_exceptions
     from sealring.cli.local.machines import FirstMachine, give_way
-    from sealring.cli.setup.choices import Wishes, choose_first, settings_given
+    from sealring.cli.setup.choices import Wishes, choose_first, folders_of
     from sealring.coordinator.backup import STANDBY_MARK
     from sealring.mesh.errors import SealringError
     from sealring.mesh.system.lock import lock_state
@@ -142,10 +142,10 @@ def up(
         return False
 
     with lock_state(root):
-        at = {one: settings_given(one, file).get("state_dir", root / one) for one in ("coordinator", "node")}
-        coordinator = Path(at["coordinator"])
+        at = folders_of(root, file)
+        coordinator = at["coordinator"]
         follows = (coordinator / STANDBY_MARK).exists() or not is_enrolled(coordinator / "operator")
-        if follows and is_enrolled(Path(at["node"])):
+        if follows and is_enrolled(at["node"]):
             say("this machine has joined a cluster: it goes on as a member (to leave: sealring node leave)")
         elif not lead():
             return

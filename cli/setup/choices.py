@@ -270,6 +270,12 @@ def settings_given(section: str, file: Path | None) -> dict[str, Any]:
     return {name: value for name, value in values.items() if loaded.origin[name] != "default"}
 
 
+def folders_of(root: Path, file: Path | None) -> dict[str, Path]:
+    """The state folders of a machine's components, below `root` unless the user's settings say where."""
+    names = ("coordinator", "gateway", "node")
+    return {name: Path(settings_given(name, file).get("state_dir", root / name)) for name in names}
+
+
 def _host_of(settings: Mapping[str, Any]) -> str | None:
     """The IPv4 address that a component listens at, if its settings name one."""
     try:

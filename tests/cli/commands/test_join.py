@@ -184,8 +184,8 @@ def test_what_is_said_meanwhile_does_not_bury_the_question(
 def test_it_starts_again_as_the_standby(
     second: Any, host: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stand_by(root: Path, file: Path) -> None:
-        SigningCluster(home).save(root / "coordinator" / "operator", Role.OPERATOR)
+    def stand_by(at: dict[str, Path], file: Path) -> None:
+        SigningCluster(home).save(at["coordinator"] / "operator", Role.OPERATOR)
 
     monkeypatch.setattr("sealring.cli.commands.join._stand_by", stand_by)
     second("backup")

@@ -125,6 +125,18 @@ def test_a_deposed_first_machine_goes_on_as_a_member_for_good(up: Any, host: Any
 
 
 @pytest.mark.parametrize("own", [False, True])
+def test_join_there_goes_on_as_a_member_as_well(
+    here: Any, host: Any, first: Path, home: Path, tmp_path: Path, own: bool
+) -> None:
+    coordinator = tmp_path / "disk" / "keys" if own else first / "coordinator"
+    coordinator.parent.mkdir(exist_ok=True)
+    depose(coordinator)
+    (home / "s.toml").write_text(f'[coordinator]\nstate_dir = "{coordinator}"\n')
+    assert f"{coordinator.parent / 'deposed-1'}" in here("--config", "s.toml", "join").err
+    assert (coordinator.exists(), host.became[0][-2:]) == (False, JOINS)
+
+
+@pytest.mark.parametrize("own", [False, True])
 def test_what_could_not_be_moved_joins_what_was(
     here: Any, host: Any, first: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
