@@ -6,7 +6,7 @@ The user's settings file and environment come first. Earlier choices come next i
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -161,11 +161,12 @@ def _standby(
     given: dict[str, dict[str, Any]] = {"coordinator": {}, "gateway": {}}
     before = {section: read_settings(settings_file_of(root, section), section) for section in given}
     here = _host_of(node)
-    bound = here if here == _LOOPBACK else ANY_HOST
-    coordinator = _listening(host, "coordinator", bound, given, before)
+    bound = here if here is not None and is_loopback(here) else ANY_HOST
+    others = {proxy, *filter(None, [_port_of(node.get("listen"))])}  # neither may listen now
+    coordinator = _listening(host, "coordinator", bound, given, before, others=others)
     coordinator["software_identity_allowed"] = node["software_identity_allowed"]
-    gateway = _listening(host, "gateway", _LOOPBACK, given, before)
-    gateway |= _listening(host, "gateway", bound, given, before, usual=_MEMBERS)
+    gateway = _listening(host, "gateway", _LOOPBACK, given, before, others=others)
+    gateway |= _listening(host, "gateway", bound, given, before, usual=_MEMBERS, others=others)
     gateway["http_listen"] = format_address(_LOOPBACK, proxy)
     return {
         "coordinator": {"state_dir": str(root / "coordinator"), "standby": coordinators[0], **coordinator},
@@ -294,8 +295,10 @@ def _listening(
     *,
     everywhere: bool = False,
     usual: Mapping[tuple[str, str], int] = _PORTS,
+    others: Collection[int] = (),
 ) -> dict[str, Any]:
-    """A component's addresses on the address `own`: at its earlier port, the usual one, or a free one.
+    """A component's addresses on the address `own`: at its earlier port, the usual one, or a free one, but at
+    none of the ports of the `others`, which may not listen yet.
 
     One that listens `everywhere` needs a port that is free on every interface.
     """
@@ -307,8 +310,9 @@ def _listening(
         port = _port_of(before[section].get(name))
         if section == "node" and port is not None and not host.is_free(bound, port):
             port = None  # taken meanwhile; a node tells the others its new one
-        if port is None:
-            port = default if host.is_free(bound, default) else free_port(bound)
+        if port is None or port in others:
+            free = chain([default] * host.is_free(bound, default), iter(lambda: free_port(bound), 0))
+            port = next(one for one in free if one not in others)
         chosen[name] = format_address(own, port)
     return chosen
 

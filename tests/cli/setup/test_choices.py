@@ -289,6 +289,29 @@ def test_a_standby_has_a_coordinator_and_a_gateway_where_programs_ask(host: Fake
         model(**made[section])
 
 
+def test_no_two_components_of_a_standby_share_a_port(host: FakeHost, root: Path) -> None:
+    """The usual ports are taken, and neither node nor proxy listens while it becomes a standby. An earlier
+    release may have written that they share."""
+    host.ports |= {7700, 7701, 7710, 7780, 7781, 8080}
+    node = other(host, root)["listen"]
+    port = parse_address(node)[1]
+    proxy = port + 1
+    for name, shared in (("listen", port), ("join_listen", proxy)):
+        with (root / "config" / "coordinator.toml").open("a") as file:
+            file.write("[coordinator]\n" * (name == "listen") + f'{name} = "{LOOPBACK}:{shared}"\n')
+    made = choose_other(host, root, {}, Wishes(), ["10.0.0.1:7700"], joined=True, proxy=proxy).settings
+    listens = [str(one[name]) for one in made.values() for name in one if name.endswith("listen")]
+    ports = [parse_address(one)[1] for one in listens]
+    assert len(set(ports)) == len(ports) == 6, listens
+    assert made["node"]["listen"] == node
+
+
+def test_a_standby_that_only_its_own_machine_reaches_listens_there_alone(host: FakeHost, root: Path) -> None:
+    host.addresses = [OwnAddress("127.0.0.2", "lo0")]
+    made = choose_other(host, root, {}, Wishes("127.0.0.2"), COORDINATORS, joined=True, proxy=8123).settings
+    assert made["coordinator"]["listen"] == "127.0.0.2:7700"
+
+
 def test_a_members_port_for_programs_is_kept(host: FakeHost, root: Path) -> None:
     """Also while another program has it: programs are set to it."""
     root.mkdir(parents=True, exist_ok=True)
