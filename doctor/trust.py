@@ -30,7 +30,7 @@ def check(system: System, view: View) -> Iterator[Finding]:
     """The level that the roster states, whether it holds, and what stands in the way of a better one."""
     member = view.member
     if member is not None:
-        shown = f"the roster states trust {member.level} {member.trust}{_WORTH.get(member.level, '')}"
+        shown = f"the roster states trust {member.level}, score {member.trust}{_WORTH.get(member.level, '')}"
         if member.trust < SCORES[member.level]:
             yield warning(
                 "trust.level",

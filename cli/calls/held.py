@@ -25,7 +25,7 @@ def print_models(nodes: list[dict[str, Any]]) -> None:
     held = {node["name"]: {one["name"]: one for one in node["heartbeat"]["models"]} for node in nodes}
     names = sorted({name for models in held.values() for name in models})
     if not names:
-        say("no node has a model in its folders")
+        say("no node has a model in its folders; what is served from elsewhere: sealring deployment list")
         return
     rows = []
     for name in names:

@@ -106,6 +106,11 @@ def _stored(beat: dict[str, Any]) -> str:
     return f"{said}; its disk takes no more" if beat["stored_broken"] else said
 
 
+def _memory(beat: dict[str, Any]) -> str:
+    usable = beat["memory_usable"]
+    return f"{size(beat['memory_used'])} of {size(usable)}" if usable else ""
+
+
 def print_nodes(nodes: list[dict[str, Any]]) -> None:
     """The nodes as a table; below it, what keeps nodes from serving."""
     rows = [
@@ -114,7 +119,7 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
             one["id"][:SHOWN_ID],
             one["state"],
             described(one["trust"]),
-            f"{size(one['heartbeat']['memory_used'])} of {size(one['heartbeat']['memory_usable'])}",
+            _memory(one["heartbeat"]),
             ", ".join(place["ring"] for place in one["rings"]),
             ", ".join(f"{place['first_layer']}-{place['end_layer'] - 1}" for place in one["rings"]),
         ]
@@ -133,7 +138,7 @@ def print_nodes(nodes: list[dict[str, Any]]) -> None:
         print_data(f"computing on {kind}: {', '.join(names)}")
     for one in nodes:
         beat = one["heartbeat"]
-        if beat["stored_bytes"] or beat["stored_broken"]:
+        if beat["stored_blocks"] or beat["stored_broken"]:
             print_data(f"{one['name']} stores {_stored(beat)}")
     _print_trouble([one for one in nodes if not one.get("idle")])
 
@@ -218,8 +223,7 @@ def why_idle(node: dict[str, Any], deployments: list[dict[str, Any]]) -> str:
     if node["rings"]:
         return ""
     if node["state"] == "offline":
-        seen = f"last seen {moment(node['last_seen'])}" if node["last_seen"] else "it has not connected yet"
-        return f"offline, {node['trouble'] or seen}"
+        return f"offline, {node['trouble']}" if node["trouble"] else "offline"
     if node["trouble"]:
         return str(node["trouble"])
     if node["state"] == "draining":

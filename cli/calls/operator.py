@@ -61,8 +61,9 @@ class Admin:
         except grpc.RpcError as error:
             failed = named(from_rpc_error(error), "the coordinator", self.address)
             if failed.reason == "MEMBERS_READ":
-                machine = failed.metadata.get("machine", "the first machine")
-                failed.hint = f"type on {machine}: {shlex.join(['sealring', *sys.argv[1:]])}"
+                host = failed.metadata.get("machine", "")
+                where = f"the first machine{f' ({host})' * bool(host)}"
+                failed.hint = f"type on {where}: {shlex.join(['sealring', *sys.argv[1:]])}"
             raise failed from None
         for node in answer.nodes if method == "ListNodes" else ():
             read_singly(node, "heartbeat")

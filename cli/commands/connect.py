@@ -48,7 +48,7 @@ def connect(
     """
     tool = TOOLS.get(name)
     if tool is None:
-        what = f"no tool {name!r} is known" if name else "it says nothing of what to set up"
+        what = f"no tool {name!r} is known" if name else "which tool is to be set up?"
         raise InvalidInput(what, hint=f"give {', '.join(TOOLS)}", reason="BAD_TOOL")
     below = tool.file_on_macs if host_of(context).platform == "darwin" and tool.file_on_macs else tool.file
     if to_file and not below:

@@ -169,6 +169,7 @@ def promote(context: typer.Context) -> None:
     say("the standby takes over: `sealring join`, or `sealring coordinator run`, goes on as first machine")
     say("what the other one did in its last seconds may be undone, evictions, bans and operators too: see")
     say("sealring node list, sealring operator list. It comes back as a member, by: sealring up")
+    say("API keys, the LAN door and usage until now stay with it: for friends and phones make new keys here")
 
 
 @command(app, example="sealring coordinator recover", section="coordinator", fields=KEYS)

@@ -98,6 +98,8 @@ def list_keys(context: typer.Context, lan: Annotated[bool, _LAN] = False, as_jso
         a_day = f"{one.tokens_a_day:,}" if one.tokens_a_day else ""
         rows.append([one.id, one.label, ", ".join(one.scopes), a_day, *times, state])
     print_table(["id", "label", "scopes", "tokens a day", "created", "last used", "expires", "state"], rows)
+    if not lan and (door := len(_keys(context, lan=True).read())):
+        say(f"the LAN door has a list of its own, of {door}: sealring key list --lan")
 
 
 @command(app, example="sealring key limit ID --tokens-a-day 200000", section="gateway", fields=_STATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -129,8 +130,10 @@ def nonce(context: typer.Context, as_json: AsJson = False) -> None:
 
 def leave_cluster(folder: Path, group: str) -> None:
     """Removes the enrolment in a folder and says what is left to do, and where."""
-    from sealring.mesh.member.state import forget_enrolment, load_machine_state
-    from sealring.mesh.system.files import unwritable
+    from sealring.cli.calls.away import coordinates
+    from sealring.mesh.member.state import ROSTER, forget_enrolment, load_machine_state
+    from sealring.mesh.roster.reader import check_roster
+    from sealring.mesh.system.files import read_bounded, unwritable
     from sealring.mesh.system.lock import lock_state
     from sealring.mesh.system.paths import is_enrolled
     from sealring.node.stored.keys import FOLDER, forget
@@ -141,15 +144,22 @@ def leave_cluster(folder: Path, group: str) -> None:
         )
     with lock_state(folder):
         name, at = "NAME", "the coordinator's machine"
-        with suppress(SealringError):  # what cannot be read can be left, too
+        with suppress(OSError, SealringError):  # what cannot be read can be left, too
             state = load_machine_state(folder)
             name, at = state.name, f"the machine at {parse_address(state.coordinator)[0]}"
+            roster = check_roster(read_bounded(folder / ROSTER), state.root, now=time.time())
+            for address in roster.coordinators[:1]:  # a standby may have taken over since it has joined
+                at = f"the machine at {parse_address(address)[0]}"
         try:
             forget(folder / FOLDER)
             forget_enrolment(folder)
         except OSError as error:
             raise unwritable(folder, error) from None
     say(f"the enrolment in {folder} is gone; a new token enrols it again, in this cluster or another")
+    if coordinates(folder.parent):
+        say("this is the cluster's first machine: `sealring up` goes on with it, and its node joins again.")
+        say(f"To end the cluster for good, remove {folder.parent}")
+        return
     say(f"the cluster lists it as offline until somebody types on {at}: sealring {group} evict {name}")
 
 

@@ -204,8 +204,11 @@ def _tell(machine: FirstMachine, code: Any, now: float, *, served: bool, silent:
 def _tell_lan(door: dict[str, Any]) -> None:
     say("Phones and laptops of the house ask, as any OpenAI client, at:\n")
     print_data("\n".join(f"  {url}" for url in door["urls"]))
-    say("\nwith a key (sealring key create --lan makes more; this one is shown this once):\n")
-    print_data(f"  {door['key'] or 'one of: sealring key list --lan'}")
+    if door["key"]:
+        say("\nwith a key (sealring key create --lan makes more; this one is shown this once):\n")
+        print_data(f"  {door['key']}")
+    else:
+        say("\nwith a key that they have (sealring key list --lan; sealring key create --lan makes more)")
     say(f"\nThey have to trust {door['certificate']} (docs/lan.md says how), SHA-256")
     say(f"{door['sha256']}\nTo close this door: sealring key revoke --lan --all\n")
 

@@ -55,7 +55,8 @@ class Tool:
             return ""
         return (
             f"its first prompt has about {self.begins:,} tokens, and the context of {model.name} holds "
-            f"{model.context:,}: deploy it with --context {_ROOMY}, or a model that was made for as many"
+            f"{model.context:,}: serve a model that was made for {_ROOMY:,} or more (sealring model fits); "
+            f"whether this one was, says: sealring deployment plan MODEL --context {_ROOMY}"
         )
 
 

@@ -44,7 +44,8 @@ class Deployments(Messages[StoredDeployment]):
         if self.find(name) is not None:
             raise AlreadyExists(
                 f"there is a deployment {name!r} already",
-                hint=f"end it first: sealring deployment delete {name}; or choose another name: --name",
+                hint=f"end it first: sealring deployment delete {name} (sealring deployment plan says before "
+                "whether the new one can be); or choose another name: --name",
                 reason="NAME_TAKEN",
                 param="name",
             )

@@ -366,7 +366,7 @@ class Gate:
         return Unauthenticated(
             "the API key is missing or not valid",
             hint="send the header authorization: Bearer KEY (sealring's own commands: --api-key-file FILE); "
-            "the gateway's owner makes keys: sealring key create",
+            f"the gateway's owner makes keys: sealring key create{' --lan' * self.known.always}",
             reason="INVALID_API_KEY",
         )
 

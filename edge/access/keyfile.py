@@ -183,7 +183,8 @@ class KeyFile:
 
 def _known(keys: Mapping[str, KeyRecord], key_id: str) -> KeyRecord:
     if key_id not in keys:
-        raise NotFound(f"there is no key {key_id[:32]!r}", reason="NO_SUCH_KEY")
+        hint = "see: sealring key list; keys of the LAN door have a list of their own: --lan"
+        raise NotFound(f"there is no key {key_id[:32]!r}", hint=hint, reason="NO_SUCH_KEY")
     return keys[key_id]
 
 

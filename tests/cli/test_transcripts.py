@@ -239,6 +239,10 @@ def first_node(stage: Stage, *lacking: str) -> None:
     stage.host.machine = Noting
 
 
+def door_has_keys(stage: Stage) -> None:
+    stage.host.machine.key = ""
+
+
 def address(stage: Stage, host: str) -> None:
     stage.host.addresses = [OwnAddress(host, "en0")]
 
@@ -336,7 +340,7 @@ def receipt(stage: Stage, given: str = "") -> None:
 
 
 NAMED = (
-    *(asker, first_node, address, no_multicast, grows, mac, says, protected, enrolled),
+    *(asker, first_node, door_has_keys, address, no_multicast, grows, mac, says, protected, enrolled),
     *(edge, local_cluster, paper, offline, receipt, offers, first_machine, other_machine, planner),
     *(ends_soon, check),
 )

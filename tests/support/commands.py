@@ -218,7 +218,7 @@ class Machine:
 
     coordinator_addresses, join_addresses = ("10.0.0.1:1", "10.0.0.2:1"), ["10.0.0.1", "10.0.0.2"]
     grpc_address, http_url, cluster = "127.0.0.1:2", "http://127.0.0.1:3", "attic (abcd-efgh)"
-    operator_bundle, processes = Path("/bundle"), {"coordinator": 7}
+    operator_bundle, processes, key = Path("/bundle"), {"coordinator": 7}, "srk_x"
     made: Machine
 
     def __init__(self, state: Path, settings: Any, *, say: Any) -> None:
@@ -256,7 +256,7 @@ class Machine:
 
     async def lan(self) -> Any:
         urls = ["https://attic.local:8443/v1", "https://10.0.0.1:8443/v1"]
-        return {"urls": urls, "key": "srk_x", "certificate": "/lan/sealring-lan.crt", "sha256": "AB CD"}
+        return {"urls": urls, "key": self.key, "certificate": "/lan/sealring-lan.crt", "sha256": "AB CD"}
 
     async def wait_for_end(self) -> None:
         while len(self.admin.calls("ListNodes")) < 6:

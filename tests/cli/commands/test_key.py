@@ -81,6 +81,15 @@ def test_how_long_a_key_is_good_for_is_said(here: Any, host: Any, home: Path) ->
     ]
 
 
+def test_a_key_of_the_lan_door_is_found_by_who_looks_at_the_other_list(here: Any, home: Path) -> None:
+    state = ("--state-dir", str(home / "gw"))
+    assert "LAN" not in here("key", "list", *state).err
+    here("key", "create", "--lan", *state)
+    (made,) = here("key", "list", "--lan", "--json", *state).data
+    assert "of 1: sealring key list --lan" in here("key", "list", *state).err
+    assert "--lan" in here("key", "limit", made["id"], "--tokens-a-day", "9", *state).err
+
+
 def test_what_is_refused(here: Any, home: Path) -> None:
     state = str(home / "gw")
     unknown = here("key", "revoke", "nothing", "--state-dir", state)

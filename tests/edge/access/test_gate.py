@@ -516,6 +516,9 @@ async def test_a_gate_that_always_needs_a_key_needs_it_before_there_is_one(keys:
     gate = Gate(keys, required=True)
     for scopes in (None, USE, LOOK):
         assert (await refused(gate, None, scopes)).reason == "INVALID_API_KEY"
+    assert str((await refused(gate, None)).hint).endswith("key create --lan"), (
+        "a key of the other door is no use"
+    )
     text, record = keys.create([Scope.READ])
     assert await enter(gate, text, None) == record.id
     keys.file.unlink()
