@@ -2,11 +2,11 @@
 
 A prompt goes through its ring in chunks, so that the stage that takes longest for a token decides. Layers are
 divided by memory, or by the speed of decoding. Where a member prefills much faster than the next it computes
-prompts with some layers of that one too: both hold them (`prompt_split`, decision 114). It takes place where
+prompts with some layers of that one too: both hold them (`prompt_split`, decision 114). What this takes:
 
-- every member's speed was seen with this model, and the model's caches travel;
-- prompts gain PAYS or more, also where links are slow: each token's caches of doubled layers cross them;
-- the context stays, and so do the rows that were asked for, or half of those that there would be.
+- Every member's speed was seen with this model, and the model's caches travel.
+- Prompts gain PAYS or more, also where links are slow: each token's caches of doubled layers cross them.
+- The context stays, and so do the rows that were asked for, or half of those that there would be.
 
 Members that prefill faster come first, unless the operator gave an order or links decide.
 """

@@ -107,6 +107,7 @@ class Forgetful(Adapter):
         return arguments[0][0], arguments[0][3]
 
 
+@pytest.mark.sweep
 def test_the_wrong_cuts_of_hy4_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its full layers choose keys for the shared ones behind them."""
     config = MORE["hy_v4"] | {"index_topk": 40}
