@@ -428,7 +428,7 @@ def free() -> None:
     stages_of.cache_clear()
     doubled_stages_of.cache_clear()
     gc.collect()
-    for rank in range(3):
+    for rank in range(4):
         compute_thread(rank).submit(mx.synchronize).result(PATIENCE_SECONDS)
         compute_thread(rank).submit(mx.clear_streams).result(PATIENCE_SECONDS)
         compute_thread(rank).shutdown()
