@@ -8,7 +8,7 @@ import pytest
 import sharing
 from capture import paths_in
 from patience import until
-from ringtest import CLUSTER, LIMIT_SECONDS, chat
+from ringtest import CLUSTER, LIMIT_SECONDS, chat, serving
 
 from sealring.api.receipts import text_digests
 from sealring.client.trust import parse_root_sha256
@@ -132,3 +132,19 @@ async def test_a_member_drains_while_rows_are_computed(arrangements, place):
         await ring.cluster.admin.call("DrainNode", id=nodes[left], undo=True)
         draining = False
     assert earlier, "no answer was under way"
+
+
+@pytest.mark.sweep  # a cluster of its own: an evicted member does not come back
+async def test_answers_go_on_over_others_when_a_member_is_evicted(tmp_path):
+    spec = {"stages": 0, "split": [4, 5], "prompt_split": [7, 2], "prefill_chunk": 64, "max_rows": 4}
+    async with serving(tmp_path / "state", 3, **spec) as ring:
+        asked = [chat(question, ignore_eos=True) for question in QUESTIONS[::2]]
+        wanted = [await ring.reply(each, LONG) for each in asked]
+        before = await ring.serving()
+        replies = [asyncio.ensure_future(ring.reply(each, LONG)) for each in asked]
+        while await ring.counted("num_requests_running") < len(asked):
+            await asyncio.sleep(0.05)
+        await ring.cluster.admin.call("EvictNode", id=ring.deployment.plan.rings[0].stages[-1].member)
+        assert await asyncio.gather(*replies) == wanted
+        assert (await ring.serving()).epoch > before.epoch
+        assert [each[1:] for each in await stages_of(ring)] == [(4, 7), (9, 9)]
