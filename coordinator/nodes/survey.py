@@ -194,7 +194,7 @@ class Survey:
                 self._standing.trust(member),
                 self._obstacle(member, spec.name, serving) or _model_obstacle(member.id, agreeing, answers),
                 fetches=member.id not in agreeing,
-                rate=self._speeds.of(member.id, digest),
+                rate=self._speeds.of(member.id, digest, beats[member.id].computes_on),
                 longest_chunk=beats[member.id].longest_chunk,
                 computes_on=beats[member.id].computes_on,
                 shares=tuple(one.ring for one in serving.get(member.id, ())),

@@ -21,7 +21,7 @@ _ALIKE = 2
 """Stages are compared whose bytes differ by less than this factor: part of a step's time is the same whatever
 it reads, so that a stage of few layers looks slow on any machine."""
 
-_MAX_KNOWN = 4096
+_MAX_KNOWN, _MAX_DEVICE = 4096, 16
 
 _MAX_TIMES = 32
 """Times of one stage that count: more than a node sends."""
@@ -53,10 +53,10 @@ class Rate:
 
 
 class Speeds:
-    """Rates by member and model. Kept for as long as the process lives."""
+    """Rates by member and model, each of what computes there. Kept for as long as the process lives."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str], tuple[int, Rate]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], tuple[str, int, Rate]] = OrderedDict()
 
     def note(
         self,
@@ -66,30 +66,28 @@ class Speeds:
     ) -> None:
         """A member has loaded this stage, and says how long decode steps of it took, and a long chunk.
 
-        What was seen of a stage that is larger by `_ALIKE` stays.
+        What was seen of a stage that is larger by `_ALIKE` stays, if it was on the same device.
         """
         times = _relative(timed)
         if times is None:
             return
         seconds, rows = times
         read = read_bytes(profile, stage.first_layer, stage.end_layer)
-        key = stage.member, profile.digest
-        if self._read(key) < _ALIKE * read:
-            prefill = _prefill(stage, profile, timed)
-            self._known[key] = read, Rate(read / seconds, rows, metal=timed.metal, prefill=prefill)
+        key, device = (stage.member, profile.digest), timed.computes_on[:_MAX_DEVICE]
+        known = self._known.get(key)
+        if known is None or known[0] != device or known[1] < _ALIKE * read:
+            rate = Rate(read / seconds, rows, metal=timed.metal, prefill=_prefill(stage, profile, timed))
+            self._known[key] = device, read, rate
             self._known.move_to_end(key)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def of(self, member: str, digest: str) -> Rate | None:
-        """A member's rate for a model; None if it is unknown, or was timed on a stage much smaller than
-        another's."""
-        largest = max((read for (_, of), (read, _) in self._known.items() if of == digest), default=0)
-        known = self._known.get((member, digest))
-        return known[1] if known is not None and _ALIKE * known[0] > largest else None
-
-    def _read(self, key: tuple[str, str]) -> int:
-        return self._known[key][0] if key in self._known else 0
+    def of(self, member: str, digest: str, computes_on: str) -> Rate | None:
+        """The rate for a model of what computes at a member; None if it is unknown, or was timed on a stage
+        much smaller than another's."""
+        largest = max((read for (_, of), (_, read, _) in self._known.items() if of == digest), default=0)
+        device, read, rate = self._known.get((member, digest), ("", 0, None))
+        return rate if device == computes_on and _ALIKE * read > largest else None
 
 
 def _prefill(

@@ -39,13 +39,13 @@ class CostTables:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def take(self, stage: StageKey, memory_limit: int, loaded: engine_pb2.StageLoaded) -> None:
+    def take(self, stage: StageKey, device: tuple[str, int], loaded: engine_pb2.StageLoaded) -> None:
         """Gives a stage that was just loaded the least times of all starts, and keeps them.
 
-        `memory_limit`: bytes of the device, which tells it from another one. A table that cannot be read is
-        no table, and a disk that takes none is left alone.
+        `device`: what computes, and the bytes that it can hold. A table that cannot be read is no table, and
+        a disk that takes none is left alone.
         """
-        file = self._folder / _name(stage, memory_limit)
+        file = self._folder / _name(stage, device)
         kept = _read(file)
         times = least([*kept.times, *loaded.times])
         del loaded.times[:]
@@ -86,8 +86,8 @@ def least(times: Iterable[control_pb2.StepTime]) -> list[control_pb2.StepTime]:
     return [one for (context, _, _), one in sorted(found.items()) if context in (0, longest)]
 
 
-def _name(stage: StageKey, memory_limit: int) -> str:
+def _name(stage: StageKey, device: tuple[str, int]) -> str:
     """The name of a stage's file: of what it is, of what computes it, and of the software that does."""
     chip = sysctl("machdep.cpu.brand_string") or (platform.machine(), os.cpu_count())
-    computed_by = platform.version(), chip, memory_limit, own_release().software, versions()
+    computed_by = platform.version(), chip, device, own_release().software, versions()
     return hashlib.sha256(repr((stage, computed_by)).encode()).hexdigest()

@@ -293,7 +293,8 @@ class EngineKeeper:
             return
         loaded = await engine.load(stage, progress)
         async with self._taking:
-            await asyncio.to_thread(self._tables.take, stage, engine.memory_limit, loaded)
+            device = engine.computes_on, engine.memory_limit
+            await asyncio.to_thread(self._tables.take, stage, device, loaded)
 
     async def vacated(self) -> None:
         """Waits until stopping engines have freed their memory."""

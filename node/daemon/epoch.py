@@ -447,6 +447,7 @@ class MemberEpoch:
         self._log.info("epoch_prepared", rank=plan.rank, size=plan.size, suites=suites)
         loaded = self.engine.loaded if self.engine is not None else None
         prepared = membership_pb2.EpochPrepared(ring=plan.ring, epoch=plan.epoch, links=self.links)
+        prepared.computes_on = self.engine.computes_on if self.engine is not None else ""
         for one in loaded.times if loaded is not None else ():
             if one.tokens == 1:
                 prepared.times.add(rows=one.rows, microseconds=one.microseconds, context=one.context)

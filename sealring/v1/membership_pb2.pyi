@@ -1610,6 +1610,7 @@ class EpochPrepared(_message.Message):
     CACHES_FIELD_NUMBER: _builtins.int
     CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
     CHUNK_US_FIELD_NUMBER: _builtins.int
+    COMPUTES_ON_FIELD_NUMBER: _builtins.int
     ring: _builtins.str
     epoch: _builtins.int
     @_builtins.property
@@ -1652,6 +1653,8 @@ class EpochPrepared(_message.Message):
     """of the longest chunk of a prompt that was timed; 0: none was"""
     chunk_us: _builtins.int
     """microseconds that it took"""
+    computes_on: _builtins.str
+    """as in Heartbeat: what was timed"""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkInfo]: ...
     @_builtins.property
@@ -1673,10 +1676,11 @@ class EpochPrepared(_message.Message):
         caches: _builtins.bytes = ...,
         chunk_tokens: _builtins.int = ...,
         chunk_us: _builtins.int = ...,
+        computes_on: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "chunk_tokens", b"chunk_tokens", "chunk_us", b"chunk_us", "epoch", b"epoch", "group_address", b"group_address", "links", b"links", "metal", b"metal", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us", "times", b"times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caches", b"caches", "chunk_tokens", b"chunk_tokens", "chunk_us", b"chunk_us", "computes_on", b"computes_on", "epoch", b"epoch", "group_address", b"group_address", "links", b"links", "metal", b"metal", "ring", b"ring", "rows", b"rows", "rows_us", b"rows_us", "step_us", b"step_us", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,7 +19,7 @@ class PlayedEngine:
 
     def __init__(self, gate: Callable[[str], Awaitable[None]] = _at_once) -> None:
         self._gate = gate
-        self.figures = EngineFigures(steps=5, memory=77)
+        self.figures, self.computes_on = EngineFigures(steps=5, memory=77), "Metal"
         self.loaded = engine_pb2.StageLoaded(
             kv_bytes_per_token=3,
             kv_bytes_per_row=4,

@@ -141,9 +141,9 @@ def test_a_slow_member_gets_fewer_layers_and_the_plan_says_so() -> None:
     speeds = Speeds()
     first = plan(spec(stages=3), profile(), THREE).rings[0].stages
     for stage, microseconds in zip(first, (10_000, 35_000, 10_000), strict=True):
-        assert speeds.of(stage.member, "ab" * 32) is None
+        assert speeds.of(stage.member, "ab" * 32, "") is None
         speeds.note(stage, profile(), EpochPrepared(times=[RowsTime(rows=1, microseconds=microseconds)]))
-    seen = [dataclasses.replace(one, rate=speeds.of(one.id, "ab" * 32)) for one in THREE]
+    seen = [dataclasses.replace(one, rate=speeds.of(one.id, "ab" * 32, "")) for one in THREE]
     made = plan(spec(stages=3), profile(), seen)
     assert ranges(made) == [(0, 4), (4, 5), (5, 9)]
     assert "node-2 gets 1 layer, for it was seen to be 4.1 times slower" in "\n".join(made.reasons)

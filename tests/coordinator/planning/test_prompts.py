@@ -273,11 +273,11 @@ def test_a_prefill_speed_is_that_of_the_layers_that_compute_prompts() -> None:
     cut = StagePlan(member="a", first_layer=0, end_layer=4, prompt_first_layer=0, prompt_end_layer=6)
     for stage, layers in ((StagePlan(member="a", end_layer=4), 4), (cut, 6)):
         speeds.note(stage, small_profile(), EpochPrepared(times=timed, chunk_tokens=512, chunk_us=2_000_000))
-        rate = speeds.of("a", small_profile().digest)
+        rate = speeds.of("a", small_profile().digest, "")
         assert rate is not None
         assert rate.prefill == 512 * layers * 1000 / 2
     for tokens, took in ((0, 1), (1, 1), (1 << 31, 1), (512, 0)):
         speeds.note(cut, small_profile(), EpochPrepared(times=timed, chunk_tokens=tokens, chunk_us=took))
-        rate = speeds.of("a", small_profile().digest)
+        rate = speeds.of("a", small_profile().digest, "")
         assert rate is not None
         assert rate.prefill == 0

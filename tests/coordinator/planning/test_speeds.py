@@ -21,11 +21,11 @@ def stage(member: str, layers: int = 4) -> StagePlan:
 def test_a_stage_that_nobody_timed_says_nothing() -> None:
     speeds = Speeds()
     speeds.note(stage("a"), PROFILE, EpochPrepared())
-    assert speeds.of("a", PROFILE.digest) is None
+    assert speeds.of("a", PROFILE.digest, "") is None
     speeds.note(stage("a"), PROFILE, SECOND)
     speeds.note(stage("a"), PROFILE, EpochPrepared())
-    assert speeds.of("a", PROFILE.digest) == Rate(4000.0)
-    assert (speeds.of("b", PROFILE.digest), speeds.of("a", "cd" * 32)) == (None, None)
+    assert speeds.of("a", PROFILE.digest, "") == Rate(4000.0)
+    assert (speeds.of("b", PROFILE.digest, ""), speeds.of("a", "cd" * 32, "")) == (None, None)
 
 
 def test_a_step_of_more_rows_is_known_by_those_that_were_timed() -> None:
@@ -36,12 +36,12 @@ def test_a_step_of_more_rows_is_known_by_those_that_were_timed() -> None:
     ]
     speeds = Speeds()
     speeds.note(stage("a"), PROFILE, EpochPrepared(times=timed, metal=True))
-    rate = speeds.of("a", PROFILE.digest)
+    rate = speeds.of("a", PROFILE.digest, "")
     assert rate is not None
     assert (rate.bytes_per_second, rate.metal) == (4000.0, True)
     assert [rate.times(rows) for rows in (1, 2, 4, 6, 8)] == pytest.approx([1, 1.5, 1.2, 2.6, 4])
     speeds.note(stage("a"), PROFILE, SECOND)
-    alone = speeds.of("a", PROFILE.digest)
+    alone = speeds.of("a", PROFILE.digest, "")
     assert alone is not None
     assert alone.times(16) == 16, "where nobody timed more, rows gain nothing"
 
@@ -51,7 +51,7 @@ def test_the_newest_counts_unless_its_stage_is_much_smaller(later: int, kept: in
     speeds = Speeds()
     for layers in (4, later):
         speeds.note(stage("a", layers), PROFILE, SECOND)
-    assert speeds.of("a", PROFILE.digest) == Rate(1000.0 * kept)
+    assert speeds.of("a", PROFILE.digest, "") == Rate(1000.0 * kept)
 
 
 @pytest.mark.parametrize(("layers", "known"), [(2, False), (3, True), (4, True)])
@@ -59,7 +59,20 @@ def test_a_stage_much_smaller_than_anothers_says_nothing(layers: int, known: boo
     speeds = Speeds()
     speeds.note(stage("a", layers), PROFILE, SECOND)
     speeds.note(stage("b", 4), PROFILE, SECOND)
-    assert (speeds.of("a", PROFILE.digest) is not None) is known
+    assert (speeds.of("a", PROFILE.digest, "") is not None) is known
+
+
+def test_a_member_that_goes_over_to_its_cpu_has_another_rate() -> None:
+    """However much smaller its stage is now, and also where the GPU's was the largest of the ring."""
+    speeds, gpu = Speeds(), EpochPrepared(times=[RowsTime(rows=1, microseconds=1000)], computes_on="CUDA")
+    speeds.note(stage("a", 4), PROFILE, gpu)
+    assert speeds.of("a", PROFILE.digest, "CPU") is None
+    assert speeds.of("a", PROFILE.digest, "CUDA") == Rate(4e6)
+    cpu = EpochPrepared(times=SECOND.times, computes_on="CPU")
+    for member in "ab":
+        speeds.note(stage(member, 2), PROFILE, cpu)
+    assert [speeds.of(member, PROFILE.digest, "CPU") for member in "ab"] == 2 * [Rate(2000.0)]
+    assert speeds.of("a", PROFILE.digest, "CUDA") is None
 
 
 def test_those_that_were_not_heard_of_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +80,7 @@ def test_those_that_were_not_heard_of_for_longest_are_forgotten(monkeypatch: pyt
     speeds = Speeds()
     for member in ("a", "b", "a", "c"):
         speeds.note(stage(member), PROFILE, SECOND)
-    assert [speeds.of(member, PROFILE.digest) is not None for member in "abc"] == [True, False, True]
+    assert [speeds.of(member, PROFILE.digest, "") is not None for member in "abc"] == [True, False, True]
 
 
 @pytest.mark.parametrize(

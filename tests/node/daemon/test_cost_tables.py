@@ -23,10 +23,12 @@ BUSY_AT_FIRST: Times = QUIET | {(1, 1, 0): 40, (2, 1, 0): 70}
 BUSY_AT_LAST: Times = {size: took for size, took in QUIET.items() if size[0] < 16} | {(1, 64, 0): 400}
 
 
-def started(tables: CostTables, found: Times, stage: StageKey = STAGE, memory_limit: int = 0) -> Times:
+def started(
+    tables: CostTables, found: Times, stage: StageKey = STAGE, memory_limit: int = 0, on: str = "CPU"
+) -> Times:
     """The table of a stage that has timed these."""
     loaded = engine_pb2.StageLoaded(times=[_time(*size, took) for size, took in found.items()])
-    tables.take(stage, memory_limit, loaded)
+    tables.take(stage, (on, memory_limit), loaded)
     return {(one.rows, one.tokens, one.context): one.microseconds for one in loaded.times}
 
 
@@ -49,6 +51,8 @@ def test_a_table_is_of_one_stage_one_device_and_one_system(
     slower = {size: 2 * took for size, took in QUIET.items()}
     assert started(tables, slower) == QUIET
     assert started(tables, slower, memory_limit=1 << 34) == slower
+    assert started(tables, slower, on="Metal") == slower, "of a Mac whose node computed on the CPU before"
+    assert started(tables, QUIET, on="Metal") == QUIET
     assert started(tables, slower, StageKey("/models/demo", "ab" * 32, 0, 4, 2048, max_rows=8)) == slower
     monkeypatch.setattr(cost_tables.platform, "version", lambda: "the system's next version")
     assert started(tables, slower) == slower
@@ -69,7 +73,7 @@ def test_guesses_have_the_least_times_too(tmp_path: Path) -> None:
     found = []
     for one in (told(0, 0), told(900, 1000), told(700, 1200), told(800, 900)):
         loaded = engine_pb2.StageLoaded(sources=[one])
-        CostTables(tmp_path).take(STAGE, 0, loaded)
+        CostTables(tmp_path).take(STAGE, ("CPU", 0), loaded)
         found += loaded.sources
     assert found == [told(0, 0), told(900, 1000), told(700, 1000), told(700, 900)]
 

@@ -229,6 +229,7 @@ async def test_what_steps_take_is_told_of_one_row_and_of_several() -> None:
     told = shop.prepared
     found = [(one.rows, one.microseconds, one.context) for one in told.times]
     assert found == [(1, 900, 0), (16, 2500, 0), (16, 2700, 512)]
+    assert told.computes_on == shop.made_engine.computes_on
     epoch.end("done")
     await epoch.closed()
 
