@@ -65,6 +65,8 @@ class Phase(enum.Enum):
 class StageEngine(Protocol):
     """An engine with this member's stage loaded."""
 
+    computes_on: str
+
     @property
     def figures(self) -> EngineFigures: ...
 
@@ -448,12 +450,11 @@ class MemberEpoch:
         loaded = self.engine.loaded if self.engine is not None else None
         prepared = membership_pb2.EpochPrepared(ring=plan.ring, epoch=plan.epoch, links=self.links)
         prepared.computes_on = self.engine.computes_on if self.engine is not None else ""
-        for one in loaded.times if loaded is not None else ():
+        times = loaded.times if loaded is not None else []
+        for one in times:
             if one.tokens == 1:
                 prepared.times.add(rows=one.rows, microseconds=one.microseconds, context=one.context)
-        chunks = (
-            [one for one in loaded.times if one.tokens > 1 and one.rows == 1] if loaded is not None else []
-        )
+        chunks = [one for one in times if one.tokens > 1 and one.rows == 1]
         if longest := max(chunks, key=lambda one: one.tokens, default=None):
             prepared.chunk_tokens, prepared.chunk_us = longest.tokens, longest.microseconds
         prepared.metal = loaded is not None and loaded.metal
